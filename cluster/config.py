@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from slipstream.cluster.host_name import is_host
 from slipstream.cluster.planner.config import PlannerConfig
-from slipstream.kv_transfer.config import TransferConfig
+from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.router.config.router_config import ContentFormat, RouterConfig
 from slipstream.router.model_files.sampling_defaults import GenerationConfigUse
 from slipstream.router.protocol.messages import Role

@@ -15,7 +15,7 @@ from slipstream.cluster.operator.token import read_token
 from slipstream.cluster.planner.load import load_planner
 from slipstream.cluster.setting_errors import settings_at, validated
 from slipstream.cluster.settings_file import ConfigError, Key, SettingsFile
-from slipstream.kv_transfer.ucx_presence import MISSING, has_ucx
+from slipstream.kv_transfer.ucx.ucx_availability import MISSING, has_ucx
 from slipstream.router.access.key_file import KeyFileError, read_keys
 from slipstream.router.http.tls import ServerTls, TlsFileError
 

@@ -10,7 +10,7 @@ from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.memory_need import memory_parts
 from slipstream.cluster.model_dir import model_warnings
 from slipstream.kernels.cpu.library import why_not_native
-from slipstream.kv_transfer.ucx_presence import MISSING, has_ucx
+from slipstream.kv_transfer.ucx.ucx_availability import MISSING, has_ucx
 from slipstream.router.process.container_limits import memory_limit, num_cores
 
 MIB = 2**20

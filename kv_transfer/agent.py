@@ -15,18 +15,18 @@ from dataclasses import asdict
 
 import numpy as np
 
-from slipstream.kv_transfer.config import TransferConfig
-from slipstream.kv_transfer.counters import Counters
-from slipstream.kv_transfer.events import TransferEvent, TransferStats
-from slipstream.kv_transfer.layout import Stream, streams_between
-from slipstream.kv_transfer.open_transport import open_page_transport
-from slipstream.kv_transfer.plan import StreamPlan, TicketError, message_bytes
-from slipstream.kv_transfer.pool import PageIds, PagePool
-from slipstream.kv_transfer.receive_side import ReceiveSide
-from slipstream.kv_transfer.records import RecordError, check_peer, decode_record
-from slipstream.kv_transfer.send_side import SendSide
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
-from slipstream.kv_transfer.transport import Arrival, Link, Transport
+from slipstream.kv_transfer.api.page_layout import Stream, streams_between
+from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
+from slipstream.kv_transfer.api.transfer_config import TransferConfig
+from slipstream.kv_transfer.api.transfer_events import TransferEvent, TransferStats
+from slipstream.kv_transfer.api.transport import Arrival, Link, Transport
+from slipstream.kv_transfer.handoff.control_records import RecordError, check_peer, decode_record
+from slipstream.kv_transfer.handoff.message_plan import StreamPlan, TicketError, message_bytes
+from slipstream.kv_transfer.handoff.receive_side import ReceiveSide
+from slipstream.kv_transfer.handoff.send_side import SendSide
+from slipstream.kv_transfer.handoff.transfer_counters import Counters
+from slipstream.kv_transfer.memory.host_pages import PageIds, PagePool
+from slipstream.kv_transfer.transports.open_transport import open_page_transport
 
 log = logging.getLogger(__name__)
 

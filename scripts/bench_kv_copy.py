@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from slipstream.kv_transfer.huge_pages import num_huge_bytes
-from slipstream.kv_transfer.page_pull import PagePull, pull_pages, sum_pages
-from slipstream.kv_transfer.page_transport import Pages
-from slipstream.kv_transfer.pool import HostPagePool
-from slipstream.kv_transfer.pool_memory import PoolMemory
+from slipstream.kv_transfer.api.page_transport import Pages
+from slipstream.kv_transfer.memory.host_pages import HostPagePool
+from slipstream.kv_transfer.memory.huge_pages import num_huge_bytes
+from slipstream.kv_transfer.memory.page_pull import PagePull, pull_pages, sum_pages
+from slipstream.kv_transfer.memory.pool_memory import PoolMemory
 
 MIB = 1 << 20
 TOTAL_BYTES, MESSAGE_BYTES = 32 * MIB, MIB

@@ -38,10 +38,10 @@ import numpy as np
 from bench_kv_overlap_svg import Bar, Overlap, draw
 from yardstick_models import make_model
 
-from slipstream.kv_transfer.config import TransferConfig
-from slipstream.kv_transfer.page_transport import Landed, Pages, PageTransport
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
-from slipstream.kv_transfer.transport import Arrival
+from slipstream.kv_transfer.api.page_transport import Landed, Pages, PageTransport
+from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId
+from slipstream.kv_transfer.api.transfer_config import TransferConfig
+from slipstream.kv_transfer.api.transport import Arrival
 from slipstream.router.protocol.messages import EngineRequest, SamplingParams, pack_ids
 from slipstream.workers.config import EngineConfig, WorkerConfig
 from slipstream.workers.engine.build import build_engine

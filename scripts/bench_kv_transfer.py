@@ -32,11 +32,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 from slipstream.kv_transfer.agent import TransferAgent
-from slipstream.kv_transfer.config import TransferConfig
-from slipstream.kv_transfer.events import Received, Sent, TransferEvent
-from slipstream.kv_transfer.pool import HostPagePool
-from slipstream.kv_transfer.pool_memory import PoolMemory
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
+from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId
+from slipstream.kv_transfer.api.transfer_config import TransferConfig
+from slipstream.kv_transfer.api.transfer_events import Received, Sent, TransferEvent
+from slipstream.kv_transfer.memory.host_pages import HostPagePool
+from slipstream.kv_transfer.memory.pool_memory import PoolMemory
 
 SOURCE, DESTINATION = PeerId("prefill", 1), PeerId("decode", 1)
 NIXL = Path(__file__).with_name("bench_kv_nixl.py")

@@ -14,7 +14,7 @@ import time
 import tracemalloc
 from array import array
 
-from slipstream.kv_transfer.ticket import PeerId, TransferAddress
+from slipstream.kv_transfer.api.ticket import PeerId, TransferAddress
 from slipstream.router.placement.prefix.index import PrefixIndex, hash_pages
 from slipstream.router.protocol.generation import GenerateRequest
 from slipstream.router.protocol.messages import PROTOCOL_VERSION, BlocksChanged, Hello, Role, SamplingParams, pack_ids

@@ -99,7 +99,7 @@ def test_the_folders_are_namespace_packages_that_cannot_shadow_others() -> None:
         ("router", "from slipstream.workers import worker"),
         ("router", "from slipstream import workers"),
         ("kv_transfer", "from slipstream.router.protocol.messages import Hello"),
-        ("kernels", "import slipstream.kv_transfer.ticket"),
+        ("kernels", "import slipstream.kv_transfer.api.ticket"),
         ("workers", "from slipstream.cluster.config import ClusterConfig"),
         ("cluster", "from workers.worker import Worker"),
         ("cluster", "import kernels"),
@@ -117,7 +117,7 @@ def test_a_wrong_import_is_found(layer: str, source: str) -> None:
         ("cluster", "from slipstream.workers.worker import Worker"),
         ("workers", "from slipstream.router.protocol.messages import Hello"),
         ("workers", "import slipstream.kernels.attention"),
-        ("router", "import ray\nfrom slipstream.kv_transfer.ticket import PeerId"),
+        ("router", "import ray\nfrom slipstream.kv_transfer.api.ticket import PeerId"),
     ],
 )
 def test_a_right_import_passes(layer: str, source: str) -> None:

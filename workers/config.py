@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from slipstream.kv_transfer.config import TransferConfig
+from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.protocol.messages import Role
 from slipstream.workers.models.quantization import KvCacheDtype, OnLoad

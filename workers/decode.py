@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 
-from slipstream.kv_transfer.ticket import PeerId, TransferKey
+from slipstream.kv_transfer.api.ticket import PeerId, TransferKey
 from slipstream.router.protocol.messages import (
     Adopt,
     Cancel,

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from slipstream.kv_transfer.ticket import TransferKey
+from slipstream.kv_transfer.api.ticket import TransferKey
 from slipstream.router.protocol.messages import Failed, Frozen, Migrate, WorkerMessage
 from slipstream.workers.engine.engine import Engine
 from slipstream.workers.engine.errors import RequestError

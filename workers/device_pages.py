@@ -8,9 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from slipstream.kv_transfer.layout import PoolGeometry
-from slipstream.kv_transfer.pool import PageIds
-from slipstream.kv_transfer.transport import Buffer
+from slipstream.kv_transfer.api.page_layout import PoolGeometry
+from slipstream.kv_transfer.api.transport import Buffer
+from slipstream.kv_transfer.memory.host_pages import PageIds
 from slipstream.workers.engine.gpu_inputs import Upload
 
 

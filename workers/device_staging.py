@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.gpu_modules import gpu_module
-from slipstream.kv_transfer.over_transport import OverTransport
-from slipstream.kv_transfer.page_transport import Landed, Pages
-from slipstream.kv_transfer.staging import StagingError
-from slipstream.kv_transfer.transport import Arrival, Buffer, Done, Link, Transport
+from slipstream.kv_transfer.api.page_transport import Landed, Pages
+from slipstream.kv_transfer.api.transport import Arrival, Buffer, Done, Link, Transport
+from slipstream.kv_transfer.transports.over_transport import OverTransport
+from slipstream.kv_transfer.transports.staging import StagingError
 from slipstream.workers.device_pages import DevicePagePool, PageCopy
 
 SLOT_ALIGNMENT = 4096

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferKey
+from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferKey
 from slipstream.router.protocol.codec import WireError
 from slipstream.router.protocol.messages import Role
 from slipstream.workers.config import EngineConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
+from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
 from slipstream.router.protocol.messages import Role
 from slipstream.workers.engine.plan import PageSend, SendProgress, StepPlan
 from slipstream.workers.engine.step_arrays import PackedArrays

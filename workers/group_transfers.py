@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferKey
+from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferKey
 
 
 class RankTransfers(Protocol):

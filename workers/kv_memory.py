@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from slipstream.kv_transfer.pool_memory import PoolMemory
+from slipstream.kv_transfer.memory.pool_memory import PoolMemory
 
 
 class KvMemory:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from slipstream.kv_transfer.ticket import TransferKey
+from slipstream.kv_transfer.api.ticket import TransferKey
 from slipstream.router.protocol.messages import (
     Cancel,
     Failed,

@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 
 from slipstream.kv_transfer.agent import TransferAgent
-from slipstream.kv_transfer.events import Received, ReceiveFailed, SendFailed, Sent, TransferEvent
-from slipstream.kv_transfer.greeting import PROTOCOL_NAME
-from slipstream.kv_transfer.plan import TicketError
-from slipstream.kv_transfer.pool import HostPagePool
-from slipstream.kv_transfer.pool_memory import PoolMemory
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
+from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
+from slipstream.kv_transfer.api.transfer_events import Received, ReceiveFailed, SendFailed, Sent, TransferEvent
+from slipstream.kv_transfer.handoff.message_plan import TicketError
+from slipstream.kv_transfer.memory.host_pages import HostPagePool
+from slipstream.kv_transfer.memory.pool_memory import PoolMemory
+from slipstream.kv_transfer.sockets.link_authentication import PROTOCOL_NAME
 from slipstream.router.model_files.file_digest import FilesChanged
 from slipstream.router.model_files.manifest import REFUSES
 from slipstream.router.process.container_limits import num_cores

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
+from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferAddress
 
 
 @dataclass(slots=True)

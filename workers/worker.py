@@ -17,9 +17,9 @@ from typing import TypeVar
 
 import uvloop
 
-from slipstream.kv_transfer.staging import StagingError
-from slipstream.kv_transfer.ticket import PeerId, TransferAddress
-from slipstream.kv_transfer.transport import TransportError
+from slipstream.kv_transfer.api.ticket import PeerId, TransferAddress
+from slipstream.kv_transfer.api.transport import TransportError
+from slipstream.kv_transfer.transports.staging import StagingError
 from slipstream.router.model_files.file_digest import FilesChanged
 from slipstream.router.protocol.messages import (
     OLDEST_PROTOCOL_VERSION,

@@ -8,7 +8,7 @@ from slipstream.cluster.sim.engine import SimEngine
 from slipstream.cluster.sim.job import Job, Key, Peer, State
 from slipstream.cluster.sim.network import Card, Network
 from slipstream.cluster.sim.page_room import PageRoom
-from slipstream.kv_transfer.ticket import PeerId
+from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.protocol.messages import EngineRequest, WorkerMessage
 from slipstream.workers.ticket_office import TicketOffice
 

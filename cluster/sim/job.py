@@ -8,7 +8,7 @@ from typing import Protocol
 
 from slipstream.cluster.sim.chain import PageNames
 from slipstream.cluster.sim.network import Card, Transfer
-from slipstream.kv_transfer.ticket import HandoffTicket
+from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.router.protocol.messages import FinishReason, Hello, TokenChunk
 from slipstream.workers.mock.prefix_cache import Lease
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from slipstream.cluster.sim.home import Home
 from slipstream.cluster.sim.job import Job, Key, Peer, State
 from slipstream.cluster.sim.network import Transfer
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
+from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId
 from slipstream.router.protocol.messages import (
     Adopt,
     Copied,

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 from slipstream.cluster.sim.chain import PageNames
 from slipstream.cluster.sim.clock import Clock
 from slipstream.cluster.sim.network import Network
-from slipstream.kv_transfer.ticket import PeerId
+from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.protocol.messages import WorkerMessage
 
 Worker = TypeVar("Worker")

@@ -22,7 +22,7 @@ from slipstream.cluster.sim.page_room import PageRoom
 from slipstream.cluster.sim.profile import WorkerProfile
 from slipstream.cluster.sim.prompt_sends import PromptSends
 from slipstream.cluster.sim.surroundings import Surroundings
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
+from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId
 from slipstream.router.protocol.messages import (
     Adopt,
     Cancel,

@@ -14,7 +14,7 @@ from slipstream.cluster.sim.outcomes import Outcomes
 from slipstream.cluster.sim.profile import WorkerProfile
 from slipstream.cluster.sim.worker import SimWorker
 from slipstream.cluster.workload.arrival import Arrival
-from slipstream.kv_transfer.ticket import PeerId
+from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.config.router_config import DispatchConfig
 from slipstream.router.dispatch.dispatcher import Dispatcher
 from slipstream.router.dispatch.table.actions import Action, Close, Emit, Finish, Send

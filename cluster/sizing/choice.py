@@ -19,7 +19,7 @@ from typing import Literal
 
 from slipstream.cluster.sizing.machine import MIB, MachineFacts
 from slipstream.cluster.sizing.model_size import ModelFacts
-from slipstream.kv_transfer.ucx_presence import MISSING
+from slipstream.kv_transfer.ucx.ucx_availability import MISSING
 
 GIB = 1024 * MIB
 CLUSTER_BYTES = 800 * MIB  # Ray, its object store, the driver, its guardian and the router

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.kernels.cpu.library import why_not_native
-from slipstream.kv_transfer.ucx_presence import has_ucx
+from slipstream.kv_transfer.ucx.ucx_availability import has_ucx
 from slipstream.router.process.container_limits import memory_rooms, num_cores
 
 MIB = 2**20

@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from slipstream.kv_transfer.ticket import PeerId
+from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.dispatch.dispatcher import Dispatcher
 from slipstream.router.dispatch.table.actions import Action, Emit, Finish, Send

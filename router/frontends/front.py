@@ -8,7 +8,7 @@ from typing import Protocol
 import orjson
 
 from slipstream import __version__
-from slipstream.kv_transfer.ticket import PeerId
+from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.access.access import Access
 from slipstream.router.api.admin.request_pages import Records, RequestPages
 from slipstream.router.api.admin.worker_pages import WorkerPages

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
-from slipstream.kv_transfer.ticket import PeerId
+from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.protocol.messages import Hello, Role, Stats
 from slipstream.router.registry.broken_links import Links
 from slipstream.router.registry.credits import CreditLedger

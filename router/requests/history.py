@@ -14,7 +14,7 @@ from functools import partial
 from heapq import merge
 from typing import NamedTuple
 
-from slipstream.kv_transfer.ticket import PeerId
+from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.protocol.generation import GenerationFinish, Levels, Phase, Slo, Usage
 from slipstream.router.protocol.messages import SamplingParams
 from slipstream.router.requests.output_log import OutputLog

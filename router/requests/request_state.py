@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from slipstream.kv_transfer.ticket import PeerId
+from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.protocol.block_hash import BlockChain
 from slipstream.router.protocol.generation import Deadline, GenerateRequest, Levels, Phase, Usage
 from slipstream.router.protocol.messages import EngineRequest

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Literal
 
-from slipstream.kv_transfer.ticket import PeerId
+from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.protocol.generation import Phase
 from slipstream.router.requests.history import MAX_EVENTS, RequestEvent, RequestRecord
 from slipstream.router.requests.placement_decision import Decision

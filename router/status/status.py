@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal
 
-from slipstream.kv_transfer.ticket import PeerId
+from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.protocol.generation import ErrorKind, GenerationFinish
 from slipstream.router.protocol.messages import Build, PageLayout, Role, Stats
 from slipstream.router.registry.page_exchange import RefusedPairs

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.kv_transfer.config import TransferConfig
-from slipstream.kv_transfer.events import Received, ReceiveFailed, SendFailed, TransferEvent
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
+from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferAddress
+from slipstream.kv_transfer.api.transfer_config import TransferConfig
+from slipstream.kv_transfer.api.transfer_events import Received, ReceiveFailed, SendFailed, TransferEvent
 
 PREFILL, DECODE = PeerId("prefill-0", 1), PeerId("decode-0", 1)
 TLS = {"cuda": "posix,self,tcp,cuda_copy,cuda_ipc", "cpu": "posix,self,tcp"}

@@ -11,7 +11,7 @@ import statistics
 import time
 from typing import get_args
 
-from slipstream.kv_transfer.ticket import PeerId, TransferAddress
+from slipstream.kv_transfer.api.ticket import PeerId, TransferAddress
 from slipstream.router.config.router_config import DispatchConfig, PolicyName
 from slipstream.router.placement.placer import Placer
 from slipstream.router.placement.prefix.index import PrefixIndex

@@ -19,7 +19,7 @@ from slipstream.cluster.placement import pool_resources
 from slipstream.cluster.router_member import MAX_PORT_TRIES, RouterMember
 from slipstream.cluster.settings_by_name import ByName, settings_of
 from slipstream.cluster.worker_group import GroupMember
-from slipstream.kv_transfer.config import TransferConfig
+from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.process.addresses import Addresses, Endpoint
 from slipstream.router.registry.expected_workers import ExpectedWorkers

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
+from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId
 from slipstream.router.protocol.messages import (
     Adopt,
     Cancel,

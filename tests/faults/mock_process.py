@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from slipstream.kv_transfer.ticket import PeerId, TransferAddress
+from slipstream.kv_transfer.api.ticket import PeerId, TransferAddress
 from slipstream.router.protocol.block_hash import pack_block_ids, unpack_block_ids
 from slipstream.router.protocol.messages import (
     Drain,

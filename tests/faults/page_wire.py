@@ -14,8 +14,8 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from slipstream.kv_transfer.ticket import TransferAddress
-from slipstream.kv_transfer.transport import Arrival, Buffer, Done, TransportEvents
+from slipstream.kv_transfer.api.ticket import TransferAddress
+from slipstream.kv_transfer.api.transport import Arrival, Buffer, Done, TransportEvents
 from tests.faults.clockwork import Clockwork
 
 SILENCE_S = 1.0

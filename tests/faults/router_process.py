@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from slipstream.kv_transfer.ticket import PeerId
+from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.config.router_config import DispatchConfig
 from slipstream.router.dispatch.dispatcher import Dispatcher
 from slipstream.router.dispatch.table.actions import Action, Close, Emit, Finish, Send

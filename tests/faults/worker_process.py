@@ -13,16 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.kv_transfer.agent import TransferAgent
-from slipstream.kv_transfer.config import TransferConfig
-from slipstream.kv_transfer.counters import Counters
-from slipstream.kv_transfer.page_transport import FireDrill
-from slipstream.kv_transfer.plan import message_bytes
-from slipstream.kv_transfer.pool import HostPagePool, PageIds
-from slipstream.kv_transfer.receive_side import ReceiveSide
-from slipstream.kv_transfer.send_side import SendSide
-from slipstream.kv_transfer.staged import StagedTransport
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferKey
-from slipstream.kv_transfer.transport import Buffer
+from slipstream.kv_transfer.api.page_transport import FireDrill
+from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferKey
+from slipstream.kv_transfer.api.transfer_config import TransferConfig
+from slipstream.kv_transfer.api.transport import Buffer
+from slipstream.kv_transfer.handoff.message_plan import message_bytes
+from slipstream.kv_transfer.handoff.receive_side import ReceiveSide
+from slipstream.kv_transfer.handoff.send_side import SendSide
+from slipstream.kv_transfer.handoff.transfer_counters import Counters
+from slipstream.kv_transfer.memory.host_pages import HostPagePool, PageIds
+from slipstream.kv_transfer.transports.staged import StagedTransport
 from slipstream.router.protocol.block_hash import pack_block_ids, unpack_block_ids
 from slipstream.router.protocol.messages import (
     PROTOCOL_VERSION,

@@ -17,8 +17,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from slipstream.kv_transfer.config import TransferConfig
-from slipstream.kv_transfer.ticket import PeerId
+from slipstream.kv_transfer.api.ticket import PeerId
+from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.router.config.router_config import DispatchConfig, MigrationConfig, PolicyName, SloConfig
 from slipstream.router.dispatch.table.actions import Emit, Finish
 from slipstream.router.protocol.generation import AdmissionError, GenerationError

@@ -15,7 +15,7 @@ import orjson
 import pytest
 from openai import AsyncOpenAI
 
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
+from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferAddress
 from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.config.router_config import DispatchConfig, HttpConfig, RouterConfig
 from slipstream.router.model_files.file_digest import DigestCache, FilesChanged

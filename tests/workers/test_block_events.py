@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.kv_transfer.ticket import PeerId, TransferAddress
+from slipstream.kv_transfer.api.ticket import PeerId, TransferAddress
 from slipstream.router.placement.prefix.index import PrefixIndex
 from slipstream.router.protocol.block_hash import pack_block_ids, unpack_block_ids
 from slipstream.router.protocol.messages import (

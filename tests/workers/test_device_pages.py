@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.kv_transfer.pool import HostPagePool
+from slipstream.kv_transfer.memory.host_pages import HostPagePool
 from slipstream.workers.device_pages import DevicePagePool
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from slipstream.kv_transfer.agent import TransferAgent
-from slipstream.kv_transfer.config import TransferConfig
-from slipstream.kv_transfer.events import Received, ReceiveFailed, SendFailed, Sent, TransferEvent
-from slipstream.kv_transfer.loopback import LoopbackNetwork
-from slipstream.kv_transfer.page_transport import Pages
-from slipstream.kv_transfer.pool import HostPagePool
-from slipstream.kv_transfer.staging import StagingError
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
+from slipstream.kv_transfer.api.page_transport import Pages
+from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId
+from slipstream.kv_transfer.api.transfer_config import TransferConfig
+from slipstream.kv_transfer.api.transfer_events import Received, ReceiveFailed, SendFailed, Sent, TransferEvent
+from slipstream.kv_transfer.memory.host_pages import HostPagePool
+from slipstream.kv_transfer.transports.loopback import LoopbackNetwork
+from slipstream.kv_transfer.transports.staging import StagingError
 from slipstream.workers import device_staging
 from slipstream.workers.device_staging import DeviceSlots, DeviceStagedTransport, StagedDevicePool
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-from slipstream.kv_transfer.ticket import PeerId, TransferAddress
+from slipstream.kv_transfer.api.ticket import PeerId, TransferAddress
 from slipstream.router.protocol.block_hash import HashChain, pack_block_ids, root_digest
 from slipstream.router.protocol.messages import (
     PROTOCOL_VERSION,

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from slipstream.kv_transfer.ticket import PeerId, TransferAddress, TransferKey
+from slipstream.kv_transfer.api.ticket import PeerId, TransferAddress, TransferKey
 from slipstream.router.protocol.codec import WireError
 from slipstream.workers.control_link import ControlLink, LinkClosed
 from slipstream.workers.engine.plan import SendProgress, StepPlan

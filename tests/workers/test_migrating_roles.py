@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
+from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferAddress
 from slipstream.router.protocol.messages import (
     Adopt,
     Cancel,

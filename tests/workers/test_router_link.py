@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import uvloop
 
-from slipstream.kv_transfer.ticket import PeerId
+from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.protocol.messages import PROTOCOL_VERSION, Cancel, Failed, Hello, Ping, Pong, Start, Welcome
 from slipstream.workers.engine_loop import EngineEvent, LinkLost
 from slipstream.workers.inbox import Inbox

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slipstream.kv_transfer.ticket import PeerId, TransferKey
+from slipstream.kv_transfer.api.ticket import PeerId, TransferKey
 from slipstream.workers.engine.engine import Engine
 from slipstream.workers.group_transfers import GroupTransfers, RankOutcome
 from slipstream.workers.stats_book import StatsBook

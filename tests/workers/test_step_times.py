@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from slipstream.kv_transfer.ticket import PeerId, TransferAddress
+from slipstream.kv_transfer.api.ticket import PeerId, TransferAddress
 from slipstream.router.protocol.messages import EngineRequest, Generate, SamplingParams, StepTime, pack_ids
 from slipstream.router.registry.service_times import ServiceTimes
 from slipstream.workers.mock.engine import MockEngine

@@ -7,7 +7,7 @@ from itertools import count
 
 import numpy as np
 
-from slipstream.kv_transfer.ticket import HandoffTicket
+from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.router.protocol.block_hash import HashChain, root_digest
 from slipstream.router.protocol.messages import EngineRequest, SamplingParams
 from slipstream.workers.engine.errors import RequestError

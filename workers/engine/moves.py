@@ -11,7 +11,7 @@ so at both ends, and the destination continues with exactly the step that the so
 
 from __future__ import annotations
 
-from slipstream.kv_transfer.ticket import HandoffTicket
+from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.workers.engine.errors import RequestError
 from slipstream.workers.engine.limits import EngineLimits
 from slipstream.workers.engine.reservation import Reservation

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slipstream.kv_transfer.ticket import HandoffTicket
+from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.router.protocol.messages import SamplingParams, TokenLogprob
 from slipstream.workers.engine.guides import TokenGuide
 from slipstream.workers.engine.step_arrays import StepArrays

@@ -6,7 +6,7 @@ from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 
-from slipstream.kv_transfer.ticket import HandoffTicket
+from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.router.protocol.block_hash import HashChain
 from slipstream.router.protocol.messages import SamplingParams
 from slipstream.workers.engine.guides import TokenGuide

@@ -8,7 +8,7 @@ from enum import Enum
 
 from xxhash import xxh3_64_intdigest
 
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
+from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId
 from slipstream.router.protocol.block_hash import HashChain
 from slipstream.router.protocol.messages import EngineRequest
 from slipstream.workers.mock.prefix_cache import Lease

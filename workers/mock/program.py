@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from slipstream.kv_transfer.ticket import PeerId, TransferAddress
+from slipstream.kv_transfer.api.ticket import PeerId, TransferAddress
 from slipstream.router.protocol.block_hash import model_key
 from slipstream.router.protocol.messages import (
     Drain,

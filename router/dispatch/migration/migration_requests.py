@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from slipstream.kv_transfer.ticket import PeerId
+from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.registry.worker_registry import WorkerState
 from slipstream.router.requests.migration import MigrationResult
 from slipstream.router.requests.request_state import RequestState

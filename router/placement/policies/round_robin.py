@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slipstream.kv_transfer.ticket import PeerId
+from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.placement.policies.least_loaded import always_remote
 from slipstream.router.placement.policies.policy import PlacementJob
 from slipstream.router.placement.policies.ranking import RankingRule, place_by

@@ -11,7 +11,7 @@ from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from slipstream.kv_transfer.ticket import PeerId
+from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.broken_links import Links
 from slipstream.router.registry.capacity import can_ever_hold

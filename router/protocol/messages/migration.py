@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
+from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId
 from slipstream.router.protocol.messages.request import EngineRequest
 
 # ---- router -> worker

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from slipstream.kv_transfer.ticket import PeerId, TransferAddress
+from slipstream.kv_transfer.api.ticket import PeerId, TransferAddress
 
 Role = Literal["prefill", "decode"]
 ROLES: tuple[Role, Role] = ("prefill", "decode")

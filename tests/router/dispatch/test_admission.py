@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipstream.kv_transfer.ticket import PeerId, TransferAddress
+from slipstream.kv_transfer.api.ticket import PeerId, TransferAddress
 from slipstream.router.config.router_config import DispatchConfig, SloConfig
 from slipstream.router.dispatch.dispatcher import Dispatcher
 from slipstream.router.dispatch.queue.placement_rate import LATEST_SAMPLES, MIN_SAMPLES, UNKNOWN_RETRY_S, PlacementRate

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipstream.kv_transfer.ticket import PeerId
+from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.dispatch.table.actions import Emit, Finish, Send
 from slipstream.router.dispatch.table.request_table import MAX_REFUSALS
 from slipstream.router.protocol.generation import (

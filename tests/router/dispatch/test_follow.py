@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from slipstream.kv_transfer.ticket import PeerId
+from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.config.router_config import DispatchConfig, SloConfig
 from slipstream.router.protocol.generation import QueueFullError
 from tests.router.dispatch.test_versions import Lab

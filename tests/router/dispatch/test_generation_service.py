@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import uvloop
 
-from slipstream.kv_transfer.ticket import PeerId
+from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.config.router_config import DispatchConfig, RouterConfig
 from slipstream.router.dispatch.service import GenerationService
 from slipstream.router.protocol.generation import (

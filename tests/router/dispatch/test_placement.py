@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipstream.kv_transfer.ticket import PeerId
+from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.protocol.messages import Credits
 from slipstream.router.registry.capacity import refusal
 from slipstream.router.requests.placement_decision import FAILED_BEFORE, Placement, Wait

@@ -15,7 +15,7 @@ import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slipstream.kv_transfer.ticket import PeerId
+from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.config.router_config import DispatchConfig, RouterConfig
 from slipstream.router.dispatch.service import GenerationService
 from slipstream.router.protocol.generation import AdmissionError, GenerateRequest

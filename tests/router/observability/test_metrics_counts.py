@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from slipstream.kv_transfer.ticket import PeerId
+from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.access.access import Access
 from slipstream.router.observability.front_counts import MAX_VERSIONS, FrontMetrics, Histogram
 from slipstream.router.observability.metrics_page import MetricsPage, kv_usage

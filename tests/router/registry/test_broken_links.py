@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from slipstream.kv_transfer.ticket import HandoffTicket, TransferAddress
+from slipstream.kv_transfer.api.ticket import HandoffTicket, TransferAddress
 from slipstream.router.config.router_config import DispatchConfig, PolicyName
 from slipstream.router.dispatch.dispatcher import Dispatcher
 from slipstream.router.dispatch.table.actions import Emit, Finish, Send

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.kv_transfer.ticket import PeerId, TransferAddress
+from slipstream.kv_transfer.api.ticket import PeerId, TransferAddress
 from slipstream.router.protocol.messages import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, Build, Hello
 from slipstream.router.registry.hello_check import why_refused
 from tests.support.router.greetings import make_hello

@@ -1,6 +1,6 @@
 """A dispatcher whose events and time a test makes, and two workers for it."""
 
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
+from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferAddress
 from slipstream.router.config.router_config import DispatchConfig
 from slipstream.router.dispatch.dispatcher import Dispatcher
 from slipstream.router.dispatch.table.actions import Send

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
+from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId
 from slipstream.router.protocol.messages import (
     Adopt,
     Cancel,

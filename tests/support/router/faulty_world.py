@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from slipstream.kv_transfer.ticket import PeerId
+from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.config.router_config import DispatchConfig
 from slipstream.router.dispatch.dispatcher import Dispatcher
 from slipstream.router.dispatch.table.actions import Action, Close, Emit, Finish, Send

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slipstream.kv_transfer.ticket import PeerId
+from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.config.router_config import DispatchConfig, SloConfig
 from slipstream.router.placement.placer import Placer
 from slipstream.router.placement.policies.policy import PlacementJob

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from slipstream.kv_transfer.ticket import PeerId, TransferAddress
+from slipstream.kv_transfer.api.ticket import PeerId, TransferAddress
 from slipstream.router.protocol.messages import (
     Cancel,
     EngineRequest,

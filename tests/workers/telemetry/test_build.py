@@ -10,7 +10,7 @@ import torch
 
 from slipstream import __version__
 from slipstream.kernels.cpu.library import native_library
-from slipstream.kv_transfer.ticket import PeerId, TransferAddress
+from slipstream.kv_transfer.api.ticket import PeerId, TransferAddress
 from slipstream.router.protocol.messages import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
 from slipstream.workers.config import EngineConfig
 from slipstream.workers.engine.build import build_runner, engine_limits

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId, TransferAddress
+from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferAddress
 from slipstream.router.config.router_config import MigrationConfig, SloConfig
 from slipstream.router.observability.explain.explain import explanation
 from slipstream.router.observability.explain.explain_table import table

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.kv_transfer.ticket import HandoffTicket, PeerId
+from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId
 from slipstream.router.config.router_config import MigrationConfig
 from slipstream.router.dispatch.table.actions import Emit, Finish
 from slipstream.router.observability.explain.explain import explanation

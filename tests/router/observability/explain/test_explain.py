@@ -6,7 +6,7 @@ import orjson
 import pytest
 from openai import BadRequestError
 
-from slipstream.kv_transfer.ticket import PeerId
+from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.observability.explain.explain import explanation, summary
 from slipstream.router.observability.explain.explain_table import listing, table
 from slipstream.router.protocol.generation import GenerationError, GenerationFinish, Levels, Slo, Usage

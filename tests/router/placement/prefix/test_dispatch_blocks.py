@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream.kv_transfer.ticket import PeerId
+from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.protocol.block_hash import unpack_block_ids
 from slipstream.router.protocol.messages import BlocksChanged
 from tests.router.placement.prefix.test_conversations import words

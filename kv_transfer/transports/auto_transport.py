@@ -1,0 +1,146 @@
+"""Chooses the best transport for each peer: shared memory on the same host, otherwise one that uses the network.
+
+A link belongs to the transport that made it. A peer that refuses shared memory, for good or for lack of file
+descriptors, is called over the other transport for a while, and for longer each time that it refuses again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from slipstream.kv_transfer.api.page_transport import Landed, Pages, PageTransport
+from slipstream.kv_transfer.api.ticket import TransferAddress
+from slipstream.kv_transfer.api.transport import Arrival, Done, Link, TransportError, TransportEvents
+from slipstream.kv_transfer.shared_memory.shm_link import SharedLink, is_offer
+from slipstream.kv_transfer.shared_memory.shm_transport import SharedPoolTransport
+
+# A refusal costs the transfer that was to use the link, so a peer that keeps refusing is asked ever more rarely.
+FIRST_PATIENCE_S, MAX_PATIENCE_S = 60.0, 3600.0
+MAX_REFUSALS = 1024
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """When a peer that has refused may be asked again."""
+
+    until_s: float
+    patience_s: float
+
+
+class HostTransport:
+    """While `remote` sleeps, it must also watch `shared` (`UcxTransport.wake_for`). Both have the same address."""
+
+    def __init__(
+        self, shared: SharedPoolTransport, remote: PageTransport, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._shared = shared
+        self._remote = remote
+        self._events: TransportEvents | None = None
+        self._called: dict[SharedLink, TransferAddress] = {}  # links whose peer has not answered yet
+        self._refusals: dict[TransferAddress, _Refusal] = {}
+
+    @property
+    def address(self) -> TransferAddress:
+        return self._remote.address
+
+    @property
+    def num_in_flight(self) -> int:
+        return self._shared.num_in_flight + self._remote.num_in_flight
+
+    def start(self, events: TransportEvents) -> None:
+        self._events = events
+        self._shared.start(self)
+        self._remote.start(events)
+
+    def connect(self, address: TransferAddress) -> Link:
+        refusal = self._refusals.get(address)
+        if refusal is None or self._clock() >= refusal.until_s:
+            try:
+                link = self._shared.connect(address)
+            except TransportError as error:
+                log.debug("%s", error)
+            else:
+                self._called[link] = address
+                return link
+        return self._remote.connect(address)
+
+    def disconnect(self, link: Link) -> None:
+        if isinstance(link, SharedLink):
+            self._called.pop(link, None)
+        self._of(link).disconnect(link)
+
+    def send_record(self, link: Link, record: bytes) -> None:
+        self._of(link).send_record(link, record)
+
+    def joins_layers(self, link: Link) -> bool:
+        return self._of(link).joins_layers(link)
+
+    def can_send(self, link: Link, num_in_flight: int) -> bool:
+        return self._of(link).can_send(link, num_in_flight)
+
+    def can_receive(self, arrival: Arrival, num_in_flight: int) -> bool:
+        return self._taking(arrival).can_receive(arrival, num_in_flight)
+
+    def send(self, link: Link, tag: int, pages: Pages, done: Done) -> None:
+        self._of(link).send(link, tag, pages, done)
+
+    def receive(self, arrival: Arrival, pages: Pages, landed: Landed) -> None:
+        self._taking(arrival).receive(arrival, pages, landed)
+
+    def discard(self, arrival: Arrival) -> None:
+        self._taking(arrival).discard(arrival)
+
+    def progress(self) -> bool:
+        busy = self._shared.progress()
+        return self._remote.progress() or busy
+
+    def wait(self, timeout_s: float) -> None:
+        self._remote.wait(0.0 if self._shared.spins() else timeout_s)
+
+    def wake(self) -> None:
+        self._remote.wake()
+
+    def close(self) -> None:
+        self._shared.close()
+        self._remote.close()
+
+    # ---- what the shared transport tells
+
+    def on_link(self, link: Link) -> None:
+        assert self._events is not None
+        self._events.on_link(link)
+
+    def on_record(self, link: Link, record: bytes) -> None:
+        assert self._events is not None
+        if isinstance(link, SharedLink):
+            address = self._called.pop(link, None)
+            if address is not None:
+                self._refusals.pop(address, None)
+        self._events.on_record(link, record)
+
+    def on_arrival(self, arrival: Arrival) -> None:
+        assert self._events is not None
+        self._events.on_arrival(arrival)
+
+    def on_lost(self, link: Link, reason: str) -> None:
+        assert self._events is not None
+        if isinstance(link, SharedLink) and (address := self._called.pop(link, None)) is not None:
+            log.warning("%s:%d takes no pages from shared memory: %s", address.host, address.port, reason)
+            before = self._refusals.get(address)
+            if len(self._refusals) >= MAX_REFUSALS:  # most are addresses of processes that no longer exist
+                self._refusals.clear()
+            patience_s = FIRST_PATIENCE_S if before is None else min(2 * before.patience_s, MAX_PATIENCE_S)
+            self._refusals[address] = _Refusal(self._clock() + patience_s, patience_s)
+        self._events.on_lost(link, reason)
+
+    def _of(self, link: Link) -> PageTransport:
+        return self._shared if isinstance(link, SharedLink) else self._remote
+
+    def _taking(self, arrival: Arrival) -> PageTransport:
+        return self._shared if is_offer(arrival) else self._remote

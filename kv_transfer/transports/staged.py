@@ -1,0 +1,136 @@
+"""Moves pages over any `Transport`: gathers them into a buffer at one end, and scatters them at the other.
+
+    pages --gather--> [ payload | checksum, 8 bytes ] ==transport==> [ payload | checksum ] --scatter--> pages
+
+The checksum is computed while gathering, and compared with the one computed while scattering. So a message may turn out
+to be broken only after it has overwritten pages; but then its transfer has failed, and nobody reads those pages.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+
+import xxhash
+
+from slipstream.kv_transfer.api.page_transport import FireDrill, Landed, Pages
+from slipstream.kv_transfer.api.transport import Arrival, Buffer, Done, Link, Transport
+from slipstream.kv_transfer.memory.host_pages import HostPagePool, PagePool
+from slipstream.kv_transfer.transports.over_transport import CHECKSUM_BYTES, OverTransport
+from slipstream.kv_transfer.transports.staging import Staging
+
+MAX_IN_FLIGHT = 8  # enough to hide the copying at both ends; more only spills out of the cache
+
+
+@dataclass(frozen=True, slots=True)
+class _Landing:
+    pages: Pages
+    slot: int
+    buffer: Buffer
+    landed: Landed
+
+
+class StagedTransport(OverTransport[Transport]):
+    """`message_bytes` is the size of the largest message, `staging_bytes` the memory for both directions together. Each
+    direction has its own half; otherwise two ranks that send to each other could both fill all buffers with messages
+    that the other has no buffer for.
+    Raises StagingError if a half does not hold two messages.
+    """
+
+    def __init__(
+        self, transport: Transport, pool: PagePool, message_bytes: int, staging_bytes: int, drill: FireDrill
+    ) -> None:
+        super().__init__(transport)
+        self._pool = pool
+        self._host_pool = pool if isinstance(pool, HostPagePool) else None
+        self._drill = drill
+        self._outgoing = Staging(message_bytes + CHECKSUM_BYTES, staging_bytes // 2)
+        self._incoming = Staging(message_bytes + CHECKSUM_BYTES, staging_bytes // 2)
+        self._landings: deque[_Landing] = deque()
+        self._has_gathered = False  # since `progress`, as the wire must be served between two copies
+        # At most half of the slots, so that a peer that has stalled cannot stop the others.
+        self._max_in_flight = max(1, min(MAX_IN_FLIGHT, self._outgoing.num_slots // 2))
+
+    @property
+    def num_in_flight(self) -> int:
+        return super().num_in_flight + len(self._landings)
+
+    def can_send(self, link: Link, num_in_flight: int) -> bool:
+        room = num_in_flight < self._max_in_flight and bool(self._outgoing.num_free)
+        return room and not self._has_gathered
+
+    def can_receive(self, arrival: Arrival, num_in_flight: int) -> bool:
+        return num_in_flight < self._max_in_flight and bool(self._incoming.num_free)
+
+    def send(self, link: Link, tag: int, pages: Pages, done: Done) -> None:
+        taken = self._outgoing.take()
+        assert taken is not None
+        slot, memory = taken
+        geometry = self._pool.geometry
+        num_bytes = len(pages.page_ids) * len(pages.heads) * geometry.head_bytes
+        buffer = memory[: num_bytes + CHECKSUM_BYTES]
+        self._has_gathered = True
+        checksum = self._gather(pages, buffer[:num_bytes])
+        buffer[num_bytes:] = memoryview(checksum.to_bytes(CHECKSUM_BYTES, "little"))
+        if self._drill.strikes():
+            buffer[num_bytes // 2] ^= 0x10
+        self._transport.send(link, tag, buffer, partial(self._on_sent, slot, done))
+
+    def receive(self, arrival: Arrival, pages: Pages, landed: Landed) -> None:
+        if self.refuses(arrival, pages, landed):
+            return
+        taken = self._incoming.take()
+        assert taken is not None
+        slot, memory = taken
+        landing = _Landing(pages, slot, memory[: arrival.num_bytes + CHECKSUM_BYTES], landed)
+        self._transport.receive(self._raw(arrival), landing.buffer, partial(self._on_received, landing))
+
+    def progress(self) -> bool:
+        busy = super().progress()
+        self._has_gathered = False
+        if self._landings:  # one at a time, so that the wire is served between two copies
+            self._land(self._landings.popleft())
+            busy = True
+        return busy
+
+    def close(self) -> None:
+        super().close()
+        while self._landings:
+            landing = self._landings.popleft()
+            self._incoming.give_back(landing.slot)
+            landing.landed("the transport is closed", False)
+
+    # ---- inside
+
+    def _on_sent(self, slot: int, done: Done, error: str | None) -> None:
+        self._outgoing.give_back(slot)
+        done(error)
+
+    def _on_received(self, landing: _Landing, error: str | None) -> None:
+        if error is None:
+            self._landings.append(landing)
+        else:
+            self._incoming.give_back(landing.slot)
+            landing.landed(error, False)
+
+    def _land(self, landing: _Landing) -> None:
+        payload = landing.buffer[:-CHECKSUM_BYTES]
+        expected = int.from_bytes(landing.buffer[-CHECKSUM_BYTES:].tobytes(), "little")
+        is_whole = self._scatter(landing.pages, payload) == expected
+        self._incoming.give_back(landing.slot)
+        landing.landed(None, is_whole)
+
+    # ---- copies with checksums
+
+    def _gather(self, pages: Pages, out: Buffer) -> int:
+        if self._host_pool is not None:
+            return self._host_pool.gather_summed(pages.layer, pages.page_ids, pages.heads, out, pages.seed)
+        self._pool.gather(pages.layer, pages.page_ids, pages.heads, out)
+        return xxhash.xxh3_64_intdigest(out.data, seed=pages.seed)
+
+    def _scatter(self, pages: Pages, src: Buffer) -> int:
+        if self._host_pool is not None:
+            return self._host_pool.scatter_summed(pages.layer, pages.page_ids, pages.heads, src, pages.seed)
+        self._pool.scatter(pages.layer, pages.page_ids, pages.heads, src)
+        return xxhash.xxh3_64_intdigest(src.data, seed=pages.seed)

@@ -1,0 +1,75 @@
+"""Moves pages over a transport that packs and unpacks them itself, so that they are not staged.
+
+    pages --pack--> [ segments of the wire ] ==> [ segments ] --unpack--> pages
+
+What arrives is written to its pages piece by piece, before its checksum is known. A transfer with a wrong checksum has
+failed, and nobody reads its pages.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Protocol
+
+from slipstream.kv_transfer.api.page_transport import FireDrill, Landed, Pages
+from slipstream.kv_transfer.api.transport import Arrival, Buffer, Done, Link, Transport
+from slipstream.kv_transfer.memory.host_pages import HostPagePool
+from slipstream.kv_transfer.memory.page_stream import PageStream, StreamLibrary
+from slipstream.kv_transfer.transports.over_transport import OverTransport
+
+MAX_IN_FLIGHT = 8  # messages on a link, and from a peer
+TURN_BYTES = 8 << 20  # after which the wire is served; it packs what it has room for while it is given a message
+
+
+class StreamTransport(Transport, Protocol):
+    """A `Transport` whose messages may be streams. A stream is received whole or not at all, like a buffer."""
+
+    def send(self, link: Link, tag: int, buffer: Buffer | PageStream, done: Done) -> None: ...
+
+    def receive(self, arrival: Arrival, buffer: Buffer | PageStream, done: Done) -> None: ...
+
+
+class StreamedTransport(OverTransport[StreamTransport]):
+    """A `PageTransport`. No message may have less than MIN_BYTES of pages."""
+
+    def __init__(
+        self, transport: StreamTransport, pool: HostPagePool, library: StreamLibrary, drill: FireDrill
+    ) -> None:
+        super().__init__(transport)
+        self._pool = pool
+        self._library = library
+        self._drill = drill
+        self._num_sent_bytes = 0  # since `progress`
+
+    def joins_layers(self, link: Link) -> bool:
+        return True
+
+    def can_send(self, link: Link, num_in_flight: int) -> bool:
+        return num_in_flight < MAX_IN_FLIGHT and self._num_sent_bytes < TURN_BYTES
+
+    def can_receive(self, arrival: Arrival, num_in_flight: int) -> bool:
+        return num_in_flight < MAX_IN_FLIGHT
+
+    def send(self, link: Link, tag: int, pages: Pages, done: Done) -> None:
+        stream = PageStream(self._library, self._pool, pages, spoil=self._drill.strikes(pages.num_layers))
+        self._num_sent_bytes += len(stream)
+        self._transport.send(link, tag, stream, partial(_on_sent, stream, done))
+
+    def receive(self, arrival: Arrival, pages: Pages, landed: Landed) -> None:
+        stream = PageStream(self._library, self._pool, pages)
+        self._transport.receive(self._raw(arrival), stream, partial(_on_received, stream, landed))
+
+    def progress(self) -> bool:
+        self._num_sent_bytes = 0
+        return super().progress()
+
+
+def _on_sent(stream: PageStream, done: Done, error: str | None) -> None:
+    stream.close()
+    done(error)
+
+
+def _on_received(stream: PageStream, landed: Landed, error: str | None) -> None:
+    is_whole = error is None and stream.is_whole()
+    stream.close()
+    landed(error, is_whole)
