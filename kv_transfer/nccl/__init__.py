@@ -1,0 +1,1 @@
+"""Messages over torch.distributed: NCCL between GPUs, gloo between CPUs. Imports `kv_transfer.api` and `sockets`."""
