@@ -15,17 +15,17 @@ from dataclasses import asdict
 
 import numpy as np
 
-from slipstream.kv_transfer.api.page_layout import Stream, streams_between
+from slipstream.kv_transfer.api.page_layout import HeadStream, streams_between
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.kv_transfer.api.transfer_events import TransferEvent, TransferStats
-from slipstream.kv_transfer.api.transport import Arrival, Link, Transport
+from slipstream.kv_transfer.api.transport import Link, MessageArrival, Transport
 from slipstream.kv_transfer.handoff.control_records import RecordError, check_peer, decode_record
 from slipstream.kv_transfer.handoff.message_plan import StreamPlan, TicketError, message_bytes
 from slipstream.kv_transfer.handoff.receive_side import ReceiveSide
 from slipstream.kv_transfer.handoff.send_side import SendSide
 from slipstream.kv_transfer.handoff.transfer_counters import Counters
-from slipstream.kv_transfer.memory.host_pages import PageIds, PagePool
+from slipstream.kv_transfer.memory.host_pages import PageIds, TransferPool
 from slipstream.kv_transfer.transports.open_transport import open_page_transport
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class TransferAgent:
 
     def __init__(
         self,
-        pool: PagePool,
+        pool: TransferPool,
         *,
         rank: int,
         tp: int,
@@ -192,7 +192,7 @@ class TransferAgent:
         else:
             self._receiver.on_record(self._serving, link, decoded)
 
-    def on_arrival(self, arrival: Arrival) -> None:
+    def on_arrival(self, arrival: MessageArrival) -> None:
         self._receiver.on_arrival(self._serving, arrival)
 
     def on_lost(self, link: Link, reason: str) -> None:
@@ -279,7 +279,7 @@ class TransferAgent:
                 self._transport.wake()
             return True
 
-    def _streams(self, source_tp: int, destination_tp: int, ticket: HandoffTicket) -> tuple[Stream, ...]:
+    def _streams(self, source_tp: int, destination_tp: int, ticket: HandoffTicket) -> tuple[HeadStream, ...]:
         try:
             return streams_between(source_tp, destination_tp, ticket.num_kv_heads)
         except ValueError as error:

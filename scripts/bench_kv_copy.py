@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from slipstream.kv_transfer.api.page_transport import Pages
+from slipstream.kv_transfer.api.page_transport import MessagePages
 from slipstream.kv_transfer.memory.host_pages import HostPagePool
 from slipstream.kv_transfer.memory.huge_pages import num_huge_bytes
 from slipstream.kv_transfer.memory.page_pull import PagePull, pull_pages, sum_pages
@@ -48,7 +48,7 @@ class Side:
         self.array.reshape(-1).view(np.uint64)[:] = generator.integers(0, 1 << 64, self.array.size // 8, np.uint64)
         self.pool = HostPagePool(self.array)
         ids = generator.permutation(shape[1])[: TOTAL_BYTES // page_bytes].astype(np.int64)
-        self.messages = [Pages(0, some, HEADS, 1) for some in np.split(ids, TOTAL_BYTES // MESSAGE_BYTES)]
+        self.messages = [MessagePages(0, some, HEADS, 1) for some in np.split(ids, TOTAL_BYTES // MESSAGE_BYTES)]
 
 
 def plain(source: Side, to: Side) -> None:

@@ -38,10 +38,10 @@ import numpy as np
 from bench_kv_overlap_svg import Bar, Overlap, draw
 from yardstick_models import make_model
 
-from slipstream.kv_transfer.api.page_transport import Landed, Pages, PageTransport
+from slipstream.kv_transfer.api.page_transport import Landed, MessagePages, PageTransport
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
-from slipstream.kv_transfer.api.transport import Arrival
+from slipstream.kv_transfer.api.transport import MessageArrival
 from slipstream.router.protocol.messages import EngineRequest, SamplingParams, pack_ids
 from slipstream.workers.config import EngineConfig, WorkerConfig
 from slipstream.workers.engine.build import build_engine
@@ -95,7 +95,7 @@ class WatchedLandings:
         self.layers: list[tuple[int, float]] = []
         transport.receive = self.receive  # type: ignore[method-assign]
 
-    def receive(self, arrival: Arrival, pages: Pages, landed: Landed) -> None:
+    def receive(self, arrival: MessageArrival, pages: MessagePages, landed: Landed) -> None:
         layers = range(pages.layer, pages.layer + pages.num_layers)
         self._receive(arrival, pages, partial(self._landed, layers, landed))
 

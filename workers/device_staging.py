@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.gpu_modules import gpu_module
-from slipstream.kv_transfer.api.page_transport import Landed, Pages
-from slipstream.kv_transfer.api.transport import Arrival, Buffer, Done, Link, Transport
+from slipstream.kv_transfer.api.page_transport import Landed, MessagePages
+from slipstream.kv_transfer.api.transport import Buffer, Done, Link, MessageArrival, Transport
 from slipstream.kv_transfer.transports.over_transport import OverTransport
 from slipstream.kv_transfer.transports.staging import StagingError
 from slipstream.workers.device_pages import DevicePagePool, PageCopy
@@ -108,16 +108,16 @@ class DeviceStagedTransport(OverTransport[Transport]):
     def can_send(self, link: Link, num_in_flight: int) -> bool:
         return num_in_flight < self._max_in_flight and bool(self._outgoing.num_free)
 
-    def can_receive(self, arrival: Arrival, num_in_flight: int) -> bool:
+    def can_receive(self, arrival: MessageArrival, num_in_flight: int) -> bool:
         return num_in_flight < self._max_in_flight and bool(self._incoming.num_free)
 
-    def send(self, link: Link, tag: int, pages: Pages, done: Done) -> None:
+    def send(self, link: Link, tag: int, pages: MessagePages, done: Done) -> None:
         num_bytes = len(pages.page_ids) * len(pages.heads) * self._pool.geometry.head_bytes
         slot, memory = self._outgoing.take(num_bytes)
         event = self._pool.queue_gather(pages.layer, pages.page_ids, pages.heads, memory)
         self._gatherings.append(_Gathering(event, link, tag, memory, partial(self._on_sent, slot, done)))
 
-    def receive(self, arrival: Arrival, pages: Pages, landed: Landed) -> None:
+    def receive(self, arrival: MessageArrival, pages: MessagePages, landed: Landed) -> None:
         if self.refuses(arrival, pages, landed):
             return
         slot, memory = self._incoming.take(arrival.num_bytes)
@@ -168,7 +168,7 @@ class DeviceStagedTransport(OverTransport[Transport]):
         self._outgoing.give_back(slot)
         done(error)
 
-    def _on_received(self, pages: Pages, slot: int, memory: Tensor, landed: Landed, error: str | None) -> None:
+    def _on_received(self, pages: MessagePages, slot: int, memory: Tensor, landed: Landed, error: str | None) -> None:
         if error is None:
             event = self._pool.queue_scatter(pages.layer, pages.page_ids, pages.heads, memory)
             self._scatterings.append(_Scattering(event, slot, landed))

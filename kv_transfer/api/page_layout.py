@@ -30,7 +30,7 @@ class PoolGeometry:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class HeadStream:
     """`num_heads` heads that `source_rank` sends to `destination_rank`. First heads are counted within each rank."""
 
     source_rank: int
@@ -48,7 +48,7 @@ class Stream:
         return range(self.destination_first_head, self.destination_first_head + self.num_heads)
 
 
-def streams_between(source_tp: int, destination_tp: int, num_kv_heads: int) -> tuple[Stream, ...]:
+def streams_between(source_tp: int, destination_tp: int, num_kv_heads: int) -> tuple[HeadStream, ...]:
     """All streams of a hand-off, ordered by source rank, then destination rank.
 
     Raises ValueError if a degree does not divide the number of heads: ranks that share a head are not supported.
@@ -64,6 +64,6 @@ def streams_between(source_tp: int, destination_tp: int, num_kv_heads: int) -> t
         source_rank, source_first = divmod(head, source_heads)
         destination_rank, destination_first = divmod(head, destination_heads)
         num_heads = min(source_heads - source_first, destination_heads - destination_first)
-        streams.append(Stream(source_rank, destination_rank, source_first, destination_first, num_heads))
+        streams.append(HeadStream(source_rank, destination_rank, source_first, destination_first, num_heads))
         head += num_heads
     return tuple(streams)

@@ -43,7 +43,7 @@ class TransportError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class MessageArrival:
     """A message that can be received now. `handle` is private to the transport."""
 
     tag: int
@@ -63,7 +63,7 @@ class TransportEvents(Protocol):
 
     def on_record(self, link: Link, record: bytes) -> None: ...
 
-    def on_arrival(self, arrival: Arrival) -> None: ...
+    def on_arrival(self, arrival: MessageArrival) -> None: ...
 
     def on_lost(self, link: Link, reason: str) -> None:
         """The link broke by itself. Its operations fail, before or after this. Not called after `disconnect`."""
@@ -94,7 +94,7 @@ class Transport(Protocol):
 
     def send(self, link: Link, tag: int, buffer: Buffer, done: Done) -> None: ...
 
-    def receive(self, arrival: Arrival, buffer: Buffer, done: Done) -> None:
+    def receive(self, arrival: MessageArrival, buffer: Buffer, done: Done) -> None:
         """Take an arrival into the first `arrival.num_bytes` of `buffer`. Each arrival must be taken exactly once."""
 
     def progress(self) -> bool:

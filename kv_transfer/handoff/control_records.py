@@ -24,7 +24,7 @@ class RecordError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class LinkHello:
     """The first record. `destination` is the worker that the sender, by its tickets, expects the listener to be."""
 
     source: PeerId
@@ -33,7 +33,7 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
-class Welcome:
+class LinkWelcome:
     """Messages may be sent now; with `joins_layers`, they may have several layers of a slab."""
 
     joins_layers: bool
@@ -50,7 +50,7 @@ class Abort:
     reason: str
 
 
-Record = Hello | Welcome | Reject | Abort
+Record = LinkHello | LinkWelcome | Reject | Abort
 
 
 def check_peer(peer: PeerId) -> None:
@@ -63,9 +63,9 @@ def check_peer(peer: PeerId) -> None:
 
 def encode_record(record: Record) -> bytes:
     match record:
-        case Hello(source, source_rank, destination):
+        case LinkHello(source, source_rank, destination):
             fields = ["hello", source.name, source.epoch, source_rank, destination.name, destination.epoch]
-        case Welcome(joins_layers):
+        case LinkWelcome(joins_layers):
             fields = ["welcome", joins_layers]
         case Reject(reason):
             fields = ["reject", reason[:MAX_REASON_CHARS]]
@@ -84,9 +84,9 @@ def decode_record(encoded: bytes) -> Record:
         raise RecordError(f"no record: {error}") from error
     match fields:
         case ["hello", str(name), int(epoch), int(rank), str(to_name), int(to_epoch)]:
-            return Hello(PeerId(name, epoch), rank, PeerId(to_name, to_epoch))
+            return LinkHello(PeerId(name, epoch), rank, PeerId(to_name, to_epoch))
         case ["welcome", bool(joins_layers)]:
-            return Welcome(joins_layers)
+            return LinkWelcome(joins_layers)
         case ["reject", str(reason)]:
             return Reject(reason)
         case ["abort", int(transfer_id), str(reason)]:

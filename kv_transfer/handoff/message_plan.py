@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slipstream.kv_transfer.api.page_layout import PoolGeometry, Stream
+from slipstream.kv_transfer.api.page_layout import HeadStream, PoolGeometry
 from slipstream.kv_transfer.api.ticket import HandoffTicket
 
 TRANSFER_ID_BITS, RANK_BITS, INDEX_BITS = 32, 8, 24
@@ -66,7 +66,7 @@ class MessageTag:
 class StreamPlan:
     """The messages of one stream of a ticket. Raises TicketError if they cannot be numbered."""
 
-    def __init__(self, ticket: HandoffTicket, stream: Stream) -> None:
+    def __init__(self, ticket: HandoffTicket, stream: HeadStream) -> None:
         _check_ticket(ticket)
         self.ticket = ticket
         self.stream = stream

@@ -16,14 +16,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from slipstream.kv_transfer.api.page_transport import Pages, PageTransport
+from slipstream.kv_transfer.api.page_transport import MessagePages, PageTransport
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferKey
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.kv_transfer.api.transfer_events import Received, ReceiveFailed, TransferEvent
-from slipstream.kv_transfer.api.transport import Arrival, Link
-from slipstream.kv_transfer.handoff.control_records import Abort, Hello, Record, Reject, Welcome, encode_record
+from slipstream.kv_transfer.api.transport import Link, MessageArrival
+from slipstream.kv_transfer.handoff.control_records import Abort, LinkHello, LinkWelcome, Record, Reject, encode_record
 from slipstream.kv_transfer.handoff.message_plan import Message, MessageTag, StreamPlan
-from slipstream.kv_transfer.handoff.state_machines import Action, CutLinks, Finish, Land, ReceiveHandoff, TellPeers
+from slipstream.kv_transfer.handoff.state_machines import (
+    Action,
+    CloseLinks,
+    FinishTransfer,
+    Land,
+    NotifyPeers,
+    ReceiveHandoff,
+)
 from slipstream.kv_transfer.handoff.transfer_counters import Counters
 from slipstream.kv_transfer.memory.host_pages import PageIds
 
@@ -32,7 +39,7 @@ MAX_ENDED = 4096
 
 
 @dataclass(slots=True, eq=False)
-class _Receiving:
+class _IncomingTransfer:
     key: TransferKey
     source: PeerId
     handoff: ReceiveHandoff
@@ -43,7 +50,7 @@ class _Receiving:
 class _Source:
     """Arrivals of all leases from one peer, and how many of them are being received."""
 
-    waiting: deque[tuple[_Receiving, MessageTag, Arrival]] = field(default_factory=deque)
+    waiting: deque[tuple[_IncomingTransfer, MessageTag, MessageArrival]] = field(default_factory=deque)
     num_in_flight: int = 0
     moved_s: float = float("-inf")  # when a message of any of its transfers last arrived completely
 
@@ -53,14 +60,14 @@ class _Source:
 
 
 @dataclass(slots=True)
-class _Ended:
+class _EndedTransfer:
     reason: str | None
 
 
 @dataclass(slots=True)
 class _Unclaimed:
     deadline: float
-    arrivals: list[tuple[MessageTag, Arrival]] = field(default_factory=list)
+    arrivals: list[tuple[MessageTag, MessageArrival]] = field(default_factory=list)
 
 
 class ReceiveSide:
@@ -79,10 +86,10 @@ class ReceiveSide:
         self._counters = counters
         self._emit = emit
         self._clock = clock
-        self._receivings: dict[TransferKey, _Receiving] = {}
+        self._receivings: dict[TransferKey, _IncomingTransfer] = {}
         self._sources: dict[PeerId, _Source] = {}
-        self._links: dict[Link, Hello | None] = {}
-        self._ended: OrderedDict[TransferKey, _Ended] = OrderedDict()
+        self._links: dict[Link, LinkHello | None] = {}
+        self._ended: OrderedDict[TransferKey, _EndedTransfer] = OrderedDict()
         self._unclaimed: dict[TransferKey, _Unclaimed] = {}
         self._num_unclaimed = 0
 
@@ -109,7 +116,7 @@ class ReceiveSide:
             self._emit(ReceiveFailed(key, f"transfer {key.transfer_id} is being received already"))
             return
         handoff = ReceiveHandoff(plans, now, self._lease_s)
-        receiving = self._receivings[key] = _Receiving(key, source, handoff, page_ids)
+        receiving = self._receivings[key] = _IncomingTransfer(key, source, handoff, page_ids)
         self._sources.setdefault(source, _Source())
         actions = handoff.begin(now)
         if (ended := self._ended.get(key)) is not None:
@@ -154,7 +161,7 @@ class ReceiveSide:
         """The last call, for what still has not ended. This thread touches no page after it, even if operations still
         count as in flight."""
         for receiving in list(self._receivings.values()):
-            self._apply(receiving, [Finish(reason, 0, 0.0)])
+            self._apply(receiving, [FinishTransfer(reason, 0, 0.0)])
 
     # ---- what the transport tells
 
@@ -165,15 +172,15 @@ class ReceiveSide:
         if link not in self._links:
             return  # it was sent before the link was cut
         match record:
-            case Hello(_, _, destination) if destination != me:
+            case LinkHello(_, _, destination) if destination != me:
                 reason = f"this is {me.name} of epoch {me.epoch}, not {destination.name} of {destination.epoch}"
                 self._transport.send_record(link, encode_record(Reject(reason)))
-            case Hello(source):
+            case LinkHello(source):
                 for other, known in list(self._links.items()):
                     if known is not None and known.source.name == source.name and known.source.epoch < source.epoch:
                         self._drop(other, f"{source.name} has restarted")
                 self._links[link] = record
-                self._transport.send_record(link, encode_record(Welcome(self._transport.joins_layers(link))))
+                self._transport.send_record(link, encode_record(LinkWelcome(self._transport.joins_layers(link))))
             case Abort(transfer_id, reason) if (hello := self._links[link]) is not None:
                 self._on_abort(TransferKey(me, transfer_id), hello.source, reason)
             case _:
@@ -182,7 +189,7 @@ class ReceiveSide:
     def on_lost(self, link: Link, reason: str) -> None:
         self._drop(link, reason, is_unreachable=True)
 
-    def on_arrival(self, me: PeerId, arrival: Arrival) -> None:
+    def on_arrival(self, me: PeerId, arrival: MessageArrival) -> None:
         tag = MessageTag.unpack(arrival.tag)
         key = TransferKey(me, tag.transfer_id)
         receiving = self._receivings.get(key)
@@ -226,19 +233,19 @@ class ReceiveSide:
         for peer in [peer for peer, source in self._sources.items() if peer not in awaited and source.is_idle]:
             del self._sources[peer]
 
-    def _queue(self, receiving: _Receiving, tag: MessageTag, arrival: Arrival) -> None:
+    def _queue(self, receiving: _IncomingTransfer, tag: MessageTag, arrival: MessageArrival) -> None:
         receiving.handoff.arrived(self._clock())
         source = self._sources[receiving.source]
         source.waiting.append((receiving, tag, arrival))
 
-    def _post(self, source: _Source, receiving: _Receiving, tag: MessageTag, arrival: Arrival) -> None:
+    def _post(self, source: _Source, receiving: _IncomingTransfer, tag: MessageTag, arrival: MessageArrival) -> None:
         actions = receiving.handoff.accept(tag.source_rank, tag.index, arrival.num_bytes, self._clock())
         match actions:
             case [Land(plan, message)]:
                 source.num_in_flight += 1
                 page_ids = receiving.page_ids[message.first : message.first + message.num_pages]
                 seed = plan.seed(message.index)
-                pages = Pages(message.layer, page_ids, plan.stream.destination_heads, seed, message.num_layers)
+                pages = MessagePages(message.layer, page_ids, plan.stream.destination_heads, seed, message.num_layers)
                 landed = partial(self._on_landed, source, receiving, plan, message)
                 self._transport.receive(arrival, pages, landed)
             case _:
@@ -248,7 +255,7 @@ class ReceiveSide:
     def _on_landed(
         self,
         source: _Source,
-        receiving: _Receiving,
+        receiving: _IncomingTransfer,
         plan: StreamPlan,
         message: Message,
         error: str | None,
@@ -275,7 +282,7 @@ class ReceiveSide:
 
     def _end(self, key: TransferKey, reason: str | None) -> None:
         """Notes that messages which still arrive for this transfer are unwanted."""
-        self._ended.setdefault(key, _Ended(reason))
+        self._ended.setdefault(key, _EndedTransfer(reason))
         if len(self._ended) > MAX_ENDED:
             self._ended.popitem(last=False)
         if (unclaimed := self._unclaimed.pop(key, None)) is not None:
@@ -283,17 +290,17 @@ class ReceiveSide:
             for _, arrival in unclaimed.arrivals:
                 self._transport.discard(arrival)
 
-    def _apply(self, receiving: _Receiving, actions: list[Action]) -> None:
+    def _apply(self, receiving: _IncomingTransfer, actions: list[Action]) -> None:
         for action in actions:
             match action:
-                case TellPeers(reason):
+                case NotifyPeers(reason):
                     record = encode_record(Abort(receiving.key.transfer_id, reason))
                     for link in self._links_from(receiving):
                         self._transport.send_record(link, record)
-                case CutLinks():
+                case CloseLinks():
                     for link in self._links_from(receiving):
                         self._drop(link, f"{receiving.source.name} has stalled", is_unreachable=True)
-                case Finish(reason, num_bytes, seconds, is_unreachable):
+                case FinishTransfer(reason, num_bytes, seconds, is_unreachable):
                     del self._receivings[receiving.key]
                     self._end(receiving.key, reason)
                     if reason is None:
@@ -304,7 +311,7 @@ class ReceiveSide:
                         self._counters.transfers_failed += 1
                         self._emit(ReceiveFailed(receiving.key, reason, is_unreachable))
 
-    def _links_from(self, receiving: _Receiving) -> list[Link]:
+    def _links_from(self, receiving: _IncomingTransfer) -> list[Link]:
         ranks = {plan.stream.source_rank for plan in receiving.handoff.plans}
         return [
             link

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from slipstream.kv_transfer.api.page_transport import Pages, PageTransport
+from slipstream.kv_transfer.api.page_transport import MessagePages, PageTransport
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.kv_transfer.api.transfer_events import SendFailed, Sent, TransferEvent
 from slipstream.kv_transfer.api.transport import Link, TransportError
-from slipstream.kv_transfer.handoff.control_records import Abort, Hello, Record, Reject, Welcome, encode_record
+from slipstream.kv_transfer.handoff.control_records import Abort, LinkHello, LinkWelcome, Record, Reject, encode_record
 from slipstream.kv_transfer.handoff.message_plan import Message, StreamPlan
-from slipstream.kv_transfer.handoff.state_machines import Action, CutLinks, Finish, SendHandoff, TellPeers
+from slipstream.kv_transfer.handoff.state_machines import Action, CloseLinks, FinishTransfer, NotifyPeers, SendHandoff
 from slipstream.kv_transfer.handoff.transfer_counters import Counters
 from slipstream.kv_transfer.memory.host_pages import PageIds
 
@@ -41,14 +41,14 @@ class _Outbound:
 
 @dataclass(slots=True, eq=False)
 class _SendStream:
-    sending: _Sending
+    sending: _OutgoingTransfer
     plan: StreamPlan
     outbound: _Outbound
     is_queued: bool = False  # is in outbound.ready
 
 
 @dataclass(slots=True, eq=False)
-class _Sending:
+class _OutgoingTransfer:
     key: TransferKey
     handoff: SendHandoff
     page_ids: PageIds
@@ -72,7 +72,7 @@ class SendSide:
         self._counters = counters
         self._emit = emit
         self._clock = clock
-        self._sendings: dict[TransferKey, _Sending] = {}
+        self._sendings: dict[TransferKey, _OutgoingTransfer] = {}
         self._outbounds: dict[tuple[PeerId, TransferAddress], _Outbound] = {}
         self._by_link: dict[Link, _Outbound] = {}
 
@@ -106,7 +106,7 @@ class SendSide:
             self._emit(SendFailed(key, f"transfer {key.transfer_id} is being sent already"))
             return
         handoff = SendHandoff(plans, now, self._lease_s)
-        sending = self._sendings[key] = _Sending(key, handoff, page_ids)
+        sending = self._sendings[key] = _OutgoingTransfer(key, handoff, page_ids)
         try:
             for plan in plans:
                 address = ticket.addresses[plan.stream.destination_rank]
@@ -147,14 +147,14 @@ class SendSide:
         """The last call, for what still has not ended. This thread touches no page after it, even if operations still
         count as in flight."""
         for sending in list(self._sendings.values()):
-            self._apply(sending, [Finish(reason, 0, 0.0)])
+            self._apply(sending, [FinishTransfer(reason, 0, 0.0)])
 
     # ---- what the transport tells
 
     def on_record(self, link: Link, record: Record) -> None:
         outbound = self._by_link[link]
         match record:
-            case Welcome(joins_layers):
+            case LinkWelcome(joins_layers):
                 outbound.is_open = True
                 outbound.joins_layers = joins_layers and self._transport.joins_layers(link)
             case Reject(reason):
@@ -162,7 +162,7 @@ class SendSide:
             case Abort(transfer_id, reason):
                 key = TransferKey(outbound.destination, transfer_id)
                 self.fail(key, f"{outbound.destination.name} gave up: {reason}")
-            case Hello():
+            case LinkHello():
                 self._drop(outbound, f"{outbound.destination.name} answers with a greeting")
 
     def on_lost(self, link: Link, reason: str) -> None:
@@ -193,7 +193,7 @@ class SendSide:
             if not outbound.is_open and now >= outbound.answer_by_s:
                 self.on_lost(outbound.link, f"no answer within {self._peer_timeout_s:g} s")
 
-    def _queue(self, sending: _Sending) -> None:
+    def _queue(self, sending: _OutgoingTransfer) -> None:
         for stream in sending.streams:
             if not stream.is_queued:
                 stream.is_queued = True
@@ -211,7 +211,7 @@ class SendSide:
             return True
         page_ids = sending.page_ids[message.first : message.first + message.num_pages]
         seed = plan.seed(message.index)
-        pages = Pages(message.layer, page_ids, plan.stream.source_heads, seed, message.num_layers)
+        pages = MessagePages(message.layer, page_ids, plan.stream.source_heads, seed, message.num_layers)
         outbound.num_in_flight += 1
         done = partial(self._on_sent, stream, message)
         self._transport.send(outbound.link, plan.tag(message.index), pages, done)
@@ -233,17 +233,17 @@ class SendSide:
 
     # ---- links and ends
 
-    def _apply(self, sending: _Sending, actions: list[Action]) -> None:
+    def _apply(self, sending: _OutgoingTransfer, actions: list[Action]) -> None:
         for action in actions:
             match action:
-                case TellPeers(reason):
+                case NotifyPeers(reason):
                     record = encode_record(Abort(sending.key.transfer_id, reason))
                     for stream in sending.streams:
                         self._transport.send_record(stream.outbound.link, record)
-                case CutLinks():
+                case CloseLinks():
                     for stream in sending.streams:
                         self._drop(stream.outbound, f"{sending.key.destination.name} has stalled", is_unreachable=True)
-                case Finish(reason, num_bytes, seconds, is_unreachable):
+                case FinishTransfer(reason, num_bytes, seconds, is_unreachable):
                     del self._sendings[sending.key]
                     if reason is None:
                         self._counters.transfers_sent += 1
@@ -259,7 +259,7 @@ class SendSide:
             link = self._transport.connect(address)
             outbound = _Outbound(destination, address, link, self._clock() + self._peer_timeout_s)
             self._outbounds[destination, address] = self._by_link[link] = outbound
-            self._transport.send_record(link, encode_record(Hello(me, rank, destination)))
+            self._transport.send_record(link, encode_record(LinkHello(me, rank, destination)))
         return outbound
 
     def _drop(self, outbound: _Outbound, reason: str, *, is_unreachable: bool = False) -> None:

@@ -2,19 +2,19 @@
 
                      all messages done, nothing in flight
        +--------+ --------------------------------------------> +-------+
-    -> | active |                                               | owned |   Finish(ok)
+    -> | active |                                               | owned |   FinishTransfer(ok)
        +--------+                                               +-------+
            | cancel, lease expired, peer lost or aborted,
            | a message failed, came twice, has the wrong size or checksum
            v
        +---------+  nothing in flight any more                  +--------+
-       | closing | -------------------------------------------> | failed |  Finish(not ok)
+       | closing | -------------------------------------------> | failed |  FinishTransfer(not ok)
        +---------+                                              +--------+
            | still in flight after `grace_s`
-           +--> CutLinks: the other end has stalled; ending its links ends the operations
+           +--> CloseLinks: the other end has stalled; ending its links ends the operations
 
-`Finish` comes exactly once, and from then on no operation can touch pages any more. That is why a failed hand-off waits
-in `closing`: a posted message cannot be recalled, only run to its end.
+`FinishTransfer` comes exactly once, and from then on no operation can touch pages any more. That is why a failed
+hand-off waits in `closing`: a posted message cannot be recalled, only run to its end.
 
 Every call takes the time, `now` in seconds of any steady clock, and returns what is to be done, in order. An end that
 has made no progress for `lease_s` expires. For one that only waits for its turn on a link, the progress of others
@@ -44,19 +44,19 @@ class Land:
 
 
 @dataclass(frozen=True, slots=True)
-class TellPeers:
+class NotifyPeers:
     """Let the other ends know that this hand-off has failed here."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class CutLinks:
+class CloseLinks:
     """End the links of this hand-off, because operations on them do not end."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class FinishTransfer:
     """The hand-off has ended and holds nothing any more. `reason` is None if it succeeded. `seconds` is the time from
     the first to the last byte. `is_unreachable`: the peer could not be reached, or the link to it broke."""
 
@@ -66,10 +66,10 @@ class Finish:
     is_unreachable: bool = False
 
 
-Action = Land | TellPeers | CutLinks | Finish
+Action = Land | NotifyPeers | CloseLinks | FinishTransfer
 
 
-class State(Enum):
+class HandoffState(Enum):
     ACTIVE = "active"
     CLOSING = "closing"
     OWNED = "owned"
@@ -81,7 +81,7 @@ class _Handoff:
 
     def __init__(self, plans: Sequence[StreamPlan], now: float, lease_s: float, grace_s: float) -> None:
         self.plans = tuple(plans)
-        self.state = State.ACTIVE
+        self.state = HandoffState.ACTIVE
         self.num_in_flight = 0
         self._num_done = 0
         self._num_messages = sum(plan.num_messages for plan in plans)
@@ -95,7 +95,7 @@ class _Handoff:
 
     @property
     def is_over(self) -> bool:
-        return self.state in (State.OWNED, State.FAILED)
+        return self.state in (HandoffState.OWNED, HandoffState.FAILED)
 
     @property
     def deadline(self) -> float:
@@ -109,32 +109,32 @@ class _Handoff:
     def fail(self, reason: str, now: float, tell_peers: bool = True, *, is_unreachable: bool = False) -> list[Action]:
         """Cancel, or give up for a reason from outside. Has no effect if the hand-off is already closing or has
         ended."""
-        if self.state is not State.ACTIVE:
+        if self.state is not HandoffState.ACTIVE:
             return []
-        self.state = State.CLOSING
+        self.state = HandoffState.CLOSING
         self._reason = reason
         self._is_unreachable = is_unreachable
         self._deadline = now + self._grace_s
-        actions: list[Action] = [TellPeers(reason)] if tell_peers else []
+        actions: list[Action] = [NotifyPeers(reason)] if tell_peers else []
         return actions + self._settle(now)
 
     def tick(self, now: float) -> list[Action]:
         """To be called at `deadline`; earlier calls change nothing."""
         if self.is_over or now < self._deadline:
             return []
-        if self.state is State.ACTIVE:
+        if self.state is HandoffState.ACTIVE:
             return self.fail(f"no progress for {self._lease_s:g} s", now)
         self._deadline = now + self._grace_s
-        return [CutLinks()]
+        return [CloseLinks()]
 
     def link_moved(self, at_s: float) -> None:
         """Other hand-offs made progress, at that time, on the link that this one waits for."""
-        if self.state is State.ACTIVE:
+        if self.state is HandoffState.ACTIVE:
             latest = self._progress_s + MAX_WAIT_LEASES * self._lease_s
             self._deadline = max(self._deadline, min(at_s + self._lease_s, latest))
 
     def _progress(self, now: float) -> None:
-        if self.state is State.ACTIVE:
+        if self.state is HandoffState.ACTIVE:
             self._progress_s = now
             self._deadline = now + self._lease_s
 
@@ -152,12 +152,12 @@ class _Handoff:
         """Finish if there is nothing left to wait for."""
         if self.is_over or self.num_in_flight:
             return []
-        if self.state is State.ACTIVE and self._num_done < self._num_messages:
+        if self.state is HandoffState.ACTIVE and self._num_done < self._num_messages:
             return []
-        self.state = State.OWNED if self.state is State.ACTIVE else State.FAILED
-        num_bytes = sum(plan.payload_bytes for plan in self.plans) if self.state is State.OWNED else 0
+        self.state = HandoffState.OWNED if self.state is HandoffState.ACTIVE else HandoffState.FAILED
+        num_bytes = sum(plan.payload_bytes for plan in self.plans) if self.state is HandoffState.OWNED else 0
         seconds = 0.0 if self._began is None else now - self._began
-        return [Finish(self._reason, num_bytes, seconds, self._is_unreachable)]
+        return [FinishTransfer(self._reason, num_bytes, seconds, self._is_unreachable)]
 
 
 class SendHandoff(_Handoff):
@@ -174,7 +174,7 @@ class SendHandoff(_Handoff):
 
         True if messages became ready. Slabs are the same in every stream: they depend on the ticket alone.
         """
-        if self.state is not State.ACTIVE or not 0 <= layer < len(self._next_slab):
+        if self.state is not HandoffState.ACTIVE or not 0 <= layer < len(self._next_slab):
             return False
         first, slab = self._next_slab[layer], self.plans[0].slabs_within(num_pages)
         if slab <= first:
@@ -188,7 +188,7 @@ class SendHandoff(_Handoff):
     def all_layers_ready(self, num_pages: int, now: float) -> bool:
         """The same as calling `pages_ready` for each layer, except that messages then leave slab by slab."""
         num_slabs = self.plans[0].slabs_within(num_pages)
-        if self.state is not State.ACTIVE or not num_slabs:
+        if self.state is not HandoffState.ACTIVE or not num_slabs:
             return False
         self._next_slab = [num_slabs] * len(self._next_slab)
         for plan, ready in self._ready.items():
@@ -198,7 +198,7 @@ class SendHandoff(_Handoff):
 
     def has_ready(self, plan: StreamPlan) -> bool:
         """Whether `take` would return a message of this stream."""
-        return self.state is State.ACTIVE and bool(self._ready[plan])
+        return self.state is HandoffState.ACTIVE and bool(self._ready[plan])
 
     def take(self, plan: StreamPlan, now: float, max_layers: int = 1) -> Message | None:
         """The next message to post on this stream, with at most so many layers. It counts as in flight until `sent` is
@@ -238,7 +238,7 @@ class ReceiveHandoff(_Handoff):
 
     def accept(self, source_rank: int, index: int, num_bytes: int, now: float) -> list[Action]:
         """There is room for a message that has arrived. Unless a `Land` is returned, the message is unwanted."""
-        if self.state is not State.ACTIVE:
+        if self.state is not HandoffState.ACTIVE:
             return []
         plan = self._plans_by_source.get(source_rank)
         if plan is None:
@@ -267,7 +267,7 @@ class ReceiveHandoff(_Handoff):
         if reason is not None:
             actions = self.fail(reason, now)
             return actions or self._settle(now)
-        if self.state is State.ACTIVE:
+        if self.state is HandoffState.ACTIVE:
             self._num_done += message.num_layers
             self._progress(now)
         return self._settle(now)

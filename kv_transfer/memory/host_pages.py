@@ -11,12 +11,12 @@ import xxhash
 from slipstream.kv_transfer.api.page_layout import PoolGeometry
 from slipstream.kv_transfer.api.transport import Buffer
 from slipstream.kv_transfer.memory.pool_memory import PoolMemory
-from slipstream.kv_transfer.memory.row_copy import MIN_BYTES, CopyRows, RowCopy, Table, copy_rows, native_copy_rows
+from slipstream.kv_transfer.memory.row_copy import MIN_BYTES, CopyRows, RowCopy, RowTable, copy_rows, native_copy_rows
 
 PageIds = npt.NDArray[np.int64]
 
 
-class PagePool(Protocol):
+class TransferPool(Protocol):
     """A KV pool, as the transport thread uses it, for pages that the agent's caller has set aside for a transfer."""
 
     @property
@@ -46,7 +46,7 @@ class HostPages:
         self._geometry = PoolGeometry(*array.shape)
         self.copy = copy if copy is not None else native_copy_rows()
         self._address = int(array.ctypes.data)
-        self._tables: dict[tuple[int, int, int, int], Table] = {}  # cached by layer and stream
+        self._tables: dict[tuple[int, int, int, int], RowTable] = {}  # cached by layer and stream
 
     @property
     def geometry(self) -> PoolGeometry:
@@ -62,12 +62,12 @@ class HostPages:
             self.gather(layer, page_ids, heads, out)
             return xxhash.xxh3_64_intdigest(out.data, seed=seed)
         table = self.table(layer, heads)
-        to = Table.of_buffer(out, table.row_bytes)
+        to = RowTable.of_buffer(out, table.row_bytes)
         [checksum] = copy_rows(self.copy, [RowCopy(to, None, table, page_ids, len(page_ids), seed)])
         assert checksum is not None, "page ids are checked where they come in"
         return checksum
 
-    def rows(self, layer: int, num_layers: int, page_ids: PageIds, heads: range) -> tuple[Table, PageIds]:
+    def rows(self, layer: int, num_layers: int, page_ids: PageIds, heads: range) -> tuple[RowTable, PageIds]:
         """A table with these heads of all pages, one layer after the other, and the numbers of the wanted rows in
         it."""
         table = self.table(layer, heads, num_layers)
@@ -75,7 +75,7 @@ class HostPages:
             return table, page_ids
         return table, (page_ids + self._geometry.num_pages * np.arange(num_layers)[:, None]).reshape(-1)
 
-    def table(self, layer: int, heads: range, num_layers: int = 1) -> Table:
+    def table(self, layer: int, heads: range, num_layers: int = 1) -> RowTable:
         """A table with these heads of all pages of so many layers."""
         key = layer, num_layers, heads.start, heads.stop
         if (table := self._tables.get(key)) is None:
@@ -83,7 +83,7 @@ class HostPages:
             first = layer * geometry.num_pages * geometry.page_bytes + heads.start * geometry.head_bytes
             row_bytes = len(heads) * geometry.head_bytes
             num_rows = num_layers * geometry.num_pages
-            table = Table(self._array, self._address + first, num_rows, row_bytes, geometry.page_bytes)
+            table = RowTable(self._array, self._address + first, num_rows, row_bytes, geometry.page_bytes)
             self._tables[key] = table
         return table
 
@@ -122,7 +122,7 @@ class HostPagePool(HostPages):
             self.scatter(layer, page_ids, heads, src)
             return xxhash.xxh3_64_intdigest(src.data, seed=seed)
         table = self.table(layer, heads)
-        source = Table.of_buffer(src, table.row_bytes)
+        source = RowTable.of_buffer(src, table.row_bytes)
         [checksum] = copy_rows(self.copy, [RowCopy(table, page_ids, source, None, len(page_ids), seed, True)])
         assert checksum is not None, "page ids are checked where they come in"
         return checksum

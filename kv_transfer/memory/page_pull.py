@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from slipstream.kv_transfer.api.page_transport import Pages
+from slipstream.kv_transfer.api.page_transport import MessagePages
 from slipstream.kv_transfer.memory.host_pages import HostPagePool, HostPages, PageIds
 from slipstream.kv_transfer.memory.row_copy import MIN_BYTES, RowCopy, copy_rows
 
@@ -27,13 +27,13 @@ class PagePull:
     """A copy to make: `source_heads` of the pages `source_ids` of `source` into `pages` of this rank's pool, in the
     same layers."""
 
-    pages: Pages
+    pages: MessagePages
     source: HostPages
     source_ids: PageIds
     source_heads: range
 
 
-def take_batch(pool: HostPages, waiting: deque[Item], pages_of: Callable[[Item], Pages]) -> list[Item]:
+def take_batch(pool: HostPages, waiting: deque[Item], pages_of: Callable[[Item], MessagePages]) -> list[Item]:
     """Takes the first of the waiting items, as many as belong in one call."""
     batch: list[Item] = []
     left = BATCH_BYTES
@@ -43,7 +43,7 @@ def take_batch(pool: HostPages, waiting: deque[Item], pages_of: Callable[[Item],
     return batch
 
 
-def sum_pages(pool: HostPages, several: Sequence[Pages]) -> list[int]:
+def sum_pages(pool: HostPages, several: Sequence[MessagePages]) -> list[int]:
     """The checksum of each item."""
     if pool.copy is None or any(_num_bytes(pool, pages) < MIN_BYTES for pages in several):
         return [_sum_by_numpy(pool, pages) for pages in several]
@@ -59,7 +59,7 @@ def pull_pages(pool: HostPagePool, pulls: Sequence[PagePull]) -> list[int | None
     return copy_rows(pool.copy, [_as_copy(pool, pull) for pull in pulls])
 
 
-def _as_sum(pool: HostPages, pages: Pages) -> RowCopy:
+def _as_sum(pool: HostPages, pages: MessagePages) -> RowCopy:
     table, ids = pool.rows(pages.layer, pages.num_layers, pages.page_ids, pages.heads)
     return RowCopy(None, None, table, ids, len(ids), pages.seed)
 
@@ -71,7 +71,7 @@ def _as_copy(pool: HostPagePool, pull: PagePull) -> RowCopy:
     return RowCopy(to, ids, source, source_ids, len(ids), pages.seed, past_caches=True)
 
 
-def _sum_by_numpy(pool: HostPages, pages: Pages) -> int:
+def _sum_by_numpy(pool: HostPages, pages: MessagePages) -> int:
     return _checksum(_gather(pool, pages, pages.page_ids, pages.heads), pages.seed)
 
 
@@ -85,7 +85,7 @@ def _pull_by_numpy(pool: HostPagePool, pull: PagePull) -> int | None:
     return _checksum(found, pages.seed)
 
 
-def _gather(pool: HostPages, pages: Pages, page_ids: PageIds, heads: range) -> npt.NDArray[np.uint8]:
+def _gather(pool: HostPages, pages: MessagePages, page_ids: PageIds, heads: range) -> npt.NDArray[np.uint8]:
     """The pages' bytes as [layers, bytes of one layer]."""
     found = np.empty((pages.num_layers, len(page_ids) * len(heads) * pool.geometry.head_bytes), np.uint8)
     for layer, out in enumerate(found, pages.layer):
@@ -97,7 +97,7 @@ def _checksum(found: npt.NDArray[np.uint8], seed: int) -> int:
     return xxhash.xxh3_64_intdigest(found.data, seed=seed)
 
 
-def _num_bytes(pool: HostPages, pages: Pages) -> int:
+def _num_bytes(pool: HostPages, pages: MessagePages) -> int:
     return pages.num_layers * len(pages.page_ids) * len(pages.heads) * pool.geometry.head_bytes
 
 

@@ -13,7 +13,7 @@ import ctypes
 import functools
 from ctypes import c_char_p, c_int32, c_uint64, c_void_p
 
-from slipstream.kv_transfer.api.page_transport import Pages
+from slipstream.kv_transfer.api.page_transport import MessagePages
 from slipstream.kv_transfer.memory.host_pages import HostPages
 from slipstream.kv_transfer.memory.row_copy import RowCopy, open_library, pack_copies, usable_variants
 from slipstream.kv_transfer.transports.over_transport import CHECKSUM_BYTES
@@ -46,7 +46,7 @@ class PageStream:
     With `spoil`, a wrong checksum is sent. It must be closed when no wire uses it any more.
     """
 
-    def __init__(self, library: StreamLibrary, pool: HostPages, pages: Pages, spoil: bool = False) -> None:
+    def __init__(self, library: StreamLibrary, pool: HostPages, pages: MessagePages, spoil: bool = False) -> None:
         self._library = library
         table, ids = pool.rows(pages.layer, pages.num_layers, pages.page_ids, pages.heads)
         job = RowCopy(None, None, table, ids, len(ids), pages.seed, past_caches=True)

@@ -41,7 +41,7 @@ _JOB = struct.Struct("<QqqQQqqQqqqQ")
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class RowTable:
     """Rows in memory: `row_bytes` out of every `row_stride`. Keeps the `owner` of the memory alive."""
 
     owner: object
@@ -51,7 +51,7 @@ class Table:
     row_stride: int
 
     @classmethod
-    def of_buffer(cls, buffer: npt.NDArray[np.uint8], row_bytes: int) -> Table:
+    def of_buffer(cls, buffer: npt.NDArray[np.uint8], row_bytes: int) -> RowTable:
         """A buffer cut into rows without gaps."""
         return cls(buffer, buffer.ctypes.data, len(buffer) // row_bytes, row_bytes, row_bytes)
 
@@ -64,9 +64,9 @@ class RowCopy:
     the XXH3-64 of the rows as one string. There must be at least MIN_BYTES in all.
     """
 
-    to: Table | None
+    to: RowTable | None
     to_ids: RowIds | None
-    source: Table
+    source: RowTable
     source_ids: RowIds | None
     num_rows: int
     seed: int

@@ -36,10 +36,10 @@ import torch.distributed as dist
 from slipstream.kv_transfer.api.ticket import TransferAddress
 from slipstream.kv_transfer.api.transport import (
     RECORD_BYTES,
-    Arrival,
     Buffer,
     Done,
     Link,
+    MessageArrival,
     TransportError,
     TransportEvents,
 )
@@ -168,7 +168,7 @@ class ProcessGroupTransport:
         head = _HEAD.pack(_Kind.HEADER, link.number, tag, peer.num_messages, 8) + len(buffer).to_bytes(8, "little")
         peer.frames.put(head)
 
-    def receive(self, arrival: Arrival, buffer: Buffer, done: Done) -> None:
+    def receive(self, arrival: MessageArrival, buffer: Buffer, done: Done) -> None:
         incoming = arrival.handle
         assert isinstance(incoming, _Incoming)
         if arrival.num_bytes > len(buffer):
@@ -244,7 +244,7 @@ class ProcessGroupTransport:
             case _Kind.RECORD:
                 events.on_record(known, record)
             case _Kind.HEADER:
-                events.on_arrival(Arrival(a, int.from_bytes(record, "little"), _Incoming(seq, known)))
+                events.on_arrival(MessageArrival(a, int.from_bytes(record, "little"), _Incoming(seq, known)))
             case _Kind.GRANT:
                 peer.to_send.put(peer.ungranted.pop(a))
             case _Kind.CLOSE:

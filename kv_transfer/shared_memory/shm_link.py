@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from slipstream.kv_transfer.api.page_layout import PoolGeometry
-from slipstream.kv_transfer.api.page_transport import Pages
-from slipstream.kv_transfer.api.transport import Arrival, Done
+from slipstream.kv_transfer.api.page_transport import MessagePages
+from slipstream.kv_transfer.api.transport import Done, MessageArrival
 from slipstream.kv_transfer.memory.host_pages import HostPages, PageIds
 from slipstream.kv_transfer.memory.pool_memory import view_of
 from slipstream.kv_transfer.sockets.packet_socket import PACKET_BYTES, PacketSocket
@@ -35,10 +35,10 @@ NO_CORE = (1 << 64) - 1
 
 
 @dataclass(slots=True, eq=False)
-class SharedLink:
+class ShmLink:
     socket: PacketSocket
     greeting: bytes
-    bell: int | None = None  # the peer's
+    event_fd: int | None = None  # the peer's
     pool: HostPages | None = None  # the peer's, if it sends
     is_alive: bool = True
     is_answered: bool = False
@@ -49,16 +49,16 @@ class SharedLink:
     def write(self, packet: bytes) -> None:
         """Sends a packet, or queues it, and rings the bell."""
         self.socket.send(packet)
-        if self.bell is not None:
+        if self.event_fd is not None:
             with contextlib.suppress(BlockingIOError):  # its counter is full, so it is ringing anyway
-                os.eventfd_write(self.bell, 1)
+                os.eventfd_write(self.event_fd, 1)
 
 
 @dataclass(slots=True, eq=False)
 class Offer:
     """Pages of a peer's pool that the peer wants us to pull."""
 
-    link: SharedLink
+    link: ShmLink
     number: int
     layer: int
     num_layers: int
@@ -67,7 +67,7 @@ class Offer:
     checksum: int | None = None  # follows once the peer has computed it
 
 
-def is_offer(arrival: Arrival) -> bool:
+def is_offer(arrival: MessageArrival) -> bool:
     """Whether an arrival came over such a link."""
     return isinstance(arrival.handle, Offer)
 
@@ -88,7 +88,7 @@ def map_pool(file: int, body: bytes, ours: PoolGeometry) -> HostPages:
     return HostPages(np.frombuffer(view, np.uint8).reshape(shape))
 
 
-def encode_offer(pages: Pages, number: int, tag: int) -> bytes:
+def encode_offer(pages: MessagePages, number: int, tag: int) -> bytes:
     heads, page_ids = pages.heads, pages.page_ids
     head = _OFFER.pack(pages.layer, pages.num_layers, heads.start, len(heads), len(page_ids), number, tag)
     return head + page_ids.tobytes()
@@ -100,7 +100,7 @@ def encode_offers(offers: Sequence[bytes], core: int | None) -> Iterator[bytes]:
     return (head + packet for packet in fill_packets(offers, PACKET_BYTES - len(head)))
 
 
-def read_offers(link: SharedLink, geometry: PoolGeometry, body: bytes) -> Iterator[Arrival]:
+def read_offers(link: ShmLink, geometry: PoolGeometry, body: bytes) -> Iterator[MessageArrival]:
     """The offers in a packet. Raises ValueError if they are not offers of pages of such a pool."""
     at = _NUMBER.size
     while at < len(body):
@@ -118,7 +118,7 @@ def read_offers(link: SharedLink, geometry: PoolGeometry, body: bytes) -> Iterat
             raise ValueError("an offer of pages that its sender does not have")  # they are of another layer
         heads = range(first_head, first_head + num_heads)
         offer = link.offered[number] = Offer(link, number, layer, num_layers, heads, page_ids)
-        yield Arrival(tag, num_layers * num_pages * num_heads * geometry.head_bytes, offer)
+        yield MessageArrival(tag, num_layers * num_pages * num_heads * geometry.head_bytes, offer)
 
 
 def read_core(body: bytes) -> int | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from slipstream.kv_transfer.api.page_transport import Landed, Pages
+from slipstream.kv_transfer.api.page_transport import Landed, MessagePages
 from slipstream.kv_transfer.memory.host_pages import HostPagePool
 from slipstream.kv_transfer.memory.page_pull import PagePull, pull_pages, take_batch
-from slipstream.kv_transfer.shared_memory.shm_link import Offer, SharedLink
+from slipstream.kv_transfer.shared_memory.shm_link import Offer, ShmLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Pull:
     """`offer` is to be copied to `pages`."""
 
     offer: Offer
-    pages: Pages
+    pages: MessagePages
     landed: Landed
 
 
@@ -57,7 +57,7 @@ class Pulls:
         """The checksum of an offer has arrived. Returns its pull, if that was waiting for it."""
         return self._copied.pop(offer, None)
 
-    def drop(self, link: SharedLink) -> list[Pull]:
+    def drop(self, link: ShmLink) -> list[Pull]:
         """Removes and returns the pulls of a link that is down."""
         dropped = [pull for pull in self._waiting if pull.offer.link is link]
         if dropped:

@@ -27,9 +27,9 @@ import os
 import select
 import time
 
-from slipstream.kv_transfer.api.page_transport import FireDrill, Landed, Pages
+from slipstream.kv_transfer.api.page_transport import FaultInjection, Landed, MessagePages
 from slipstream.kv_transfer.api.ticket import TransferAddress
-from slipstream.kv_transfer.api.transport import Arrival, Done, Link, TransportError, TransportEvents
+from slipstream.kv_transfer.api.transport import Done, Link, MessageArrival, TransportError, TransportEvents
 from slipstream.kv_transfer.memory.host_pages import HostPagePool
 from slipstream.kv_transfer.shared_memory.shm_link import (
     OFFERS,
@@ -37,14 +37,14 @@ from slipstream.kv_transfer.shared_memory.shm_link import (
     SUMS,
     TAKEN,
     Offer,
-    SharedLink,
+    ShmLink,
     encode_taken,
     read_core,
     read_offers,
     read_sums,
     read_taken,
 )
-from slipstream.kv_transfer.shared_memory.shm_listener import SharedDoor
+from slipstream.kv_transfer.shared_memory.shm_listener import ShmListener
 from slipstream.kv_transfer.shared_memory.shm_offers import MAX_IN_FLIGHT, Offers
 from slipstream.kv_transfer.shared_memory.shm_pulls import Finished, Pull, Pulls
 from slipstream.kv_transfer.sockets.cpu_cores import leave_core
@@ -53,26 +53,28 @@ SPIN_S = 50e-6
 MAX_SLEEP_S = 60.0
 
 
-class SharedPoolTransport:
+class ShmTransport:
     """Listens for callers to `address`, which is only a name here. Ranks whose pool has no shared memory can receive
     but not call. Raises TransportError if the name is taken.
     """
 
-    def __init__(self, address: TransferAddress, pool: HostPagePool, token: str, drill: FireDrill) -> None:
+    def __init__(
+        self, address: TransferAddress, pool: HostPagePool, token: str, fault_injection: FaultInjection
+    ) -> None:
         self._address = address
         self._pool = pool
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller = select.epoll()
         try:
-            self._door = SharedDoor(address, pool, token, self._poller, self._wake_fd)
+            self._door = ShmListener(address, pool, token, self._poller, self._wake_fd)
         except TransportError:
             self._poller.close()
             os.close(self._wake_fd)
             raise
         self._poller.register(self._wake_fd, select.EPOLLIN)
         self._events: TransportEvents | None = None
-        self._links: dict[int, SharedLink] = {}  # by the file descriptors of their sockets
-        self._offers = Offers(pool, drill)
+        self._links: dict[int, ShmLink] = {}  # by the file descriptors of their sockets
+        self._offers = Offers(pool, fault_injection)
         self._pulls = Pulls(pool)
         self._spin_until = 0.0
 
@@ -93,7 +95,7 @@ class SharedPoolTransport:
 
     # ---- links
 
-    def connect(self, address: TransferAddress) -> SharedLink:
+    def connect(self, address: TransferAddress) -> ShmLink:
         """Raises TransportError if no peer of this host and user is there, or if this rank has no shared memory."""
         link = self._door.call(address)
         self._links[link.socket.fileno()] = link
@@ -102,7 +104,7 @@ class SharedPoolTransport:
         return link
 
     def disconnect(self, link: Link) -> None:
-        assert isinstance(link, SharedLink)
+        assert isinstance(link, ShmLink)
         if not link.is_alive:
             return
         link.is_alive = False
@@ -110,8 +112,8 @@ class SharedPoolTransport:
         del self._links[fd]
         self._poller.unregister(fd)
         link.socket.close()
-        if link.bell is not None:
-            os.close(link.bell)
+        if link.event_fd is not None:
+            os.close(link.event_fd)
         abandoned = self._offers.drop(link)
         given_up = self._pulls.drop(link)
         link.offered.clear()
@@ -122,16 +124,16 @@ class SharedPoolTransport:
             pull.landed("the link is down", False)
 
     def send_record(self, link: Link, record: bytes) -> None:
-        assert isinstance(link, SharedLink)
+        assert isinstance(link, ShmLink)
         if link.is_alive:
             self._write(link, RECORD + record)
 
-    def _write(self, link: SharedLink, packet: bytes) -> None:
+    def _write(self, link: ShmLink, packet: bytes) -> None:
         link.write(packet)
         if link.socket.wants_to_write:
             self._watch(link)
 
-    def _watch(self, link: SharedLink) -> None:
+    def _watch(self, link: ShmLink) -> None:
         events = select.EPOLLRDHUP
         if not link.is_answered:
             events |= select.EPOLLIN
@@ -147,17 +149,17 @@ class SharedPoolTransport:
     def can_send(self, link: Link, num_in_flight: int) -> bool:
         return self._offers.has_room(num_in_flight)
 
-    def can_receive(self, arrival: Arrival, num_in_flight: int) -> bool:
+    def can_receive(self, arrival: MessageArrival, num_in_flight: int) -> bool:
         return num_in_flight < MAX_IN_FLIGHT
 
-    def send(self, link: Link, tag: int, pages: Pages, done: Done) -> None:
-        assert isinstance(link, SharedLink)
+    def send(self, link: Link, tag: int, pages: MessagePages, done: Done) -> None:
+        assert isinstance(link, ShmLink)
         if not link.is_alive:
             done("the link is down")
             return
         self._offers.add(link, tag, pages, done)
 
-    def receive(self, arrival: Arrival, pages: Pages, landed: Landed) -> None:
+    def receive(self, arrival: MessageArrival, pages: MessagePages, landed: Landed) -> None:
         offer = arrival.handle
         assert isinstance(offer, Offer)
         if not offer.link.is_alive:
@@ -169,7 +171,7 @@ class SharedPoolTransport:
         else:
             self._pulls.add(Pull(offer, pages, landed))
 
-    def discard(self, arrival: Arrival) -> None:
+    def discard(self, arrival: MessageArrival) -> None:
         offer = arrival.handle
         assert isinstance(offer, Offer)
         if offer.link.is_alive:
@@ -177,7 +179,7 @@ class SharedPoolTransport:
             self._write(offer.link, encode_taken([offer.number]))
 
     def _land(self, finished: list[Finished]) -> None:
-        taken: dict[SharedLink, list[int]] = {}
+        taken: dict[ShmLink, list[int]] = {}
         for pull, _ in finished:
             offer = pull.offer
             del offer.link.offered[offer.number]
@@ -219,13 +221,13 @@ class SharedPoolTransport:
             if len(link.offers) == 1:
                 os.sched_yield()  # lets the receiver run, if it was woken on this core
 
-    def _begin(self, link: SharedLink) -> None:
+    def _begin(self, link: ShmLink) -> None:
         assert self._events is not None
         self._links[link.socket.fileno()] = link
         self._watch(link)
         self._events.on_link(link)
 
-    def _serve_link(self, link: SharedLink) -> None:
+    def _serve_link(self, link: ShmLink) -> None:
         try:
             if link.socket.wants_to_write:
                 link.socket.flush()
@@ -246,7 +248,7 @@ class SharedPoolTransport:
         except OSError as error:
             self._lose(link, error.strerror or str(error))
 
-    def _take(self, link: SharedLink, packet: bytes) -> None:
+    def _take(self, link: ShmLink, packet: bytes) -> None:
         assert self._events is not None
         kind, body = packet[:8], packet[8:]
         if kind == TAKEN:
@@ -270,7 +272,7 @@ class SharedPoolTransport:
         else:
             self._lose(link, "it does not keep to the protocol")
 
-    def _take_sums(self, link: SharedLink, body: bytes) -> None:
+    def _take_sums(self, link: ShmLink, body: bytes) -> None:
         finished = []
         for number, checksum in read_sums(body):
             if (offer := link.offered.get(number)) is not None:
@@ -279,7 +281,7 @@ class SharedPoolTransport:
                     finished.append(one)
         self._land(finished)
 
-    def _lose(self, link: SharedLink, reason: str) -> None:
+    def _lose(self, link: ShmLink, reason: str) -> None:
         assert self._events is not None
         if link.is_alive:
             self.disconnect(link)

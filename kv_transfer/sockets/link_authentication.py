@@ -19,7 +19,7 @@ PROTOCOL_NAME = VERSION.decode().strip()  # workers send it to the router, which
 PROOF_BYTES = 32
 
 
-class Greeter:
+class LinkAuthenticator:
     """`token` is the secret of the cluster. It may be empty if everybody who can reach the port is trusted."""
 
     def __init__(self, token: str) -> None:

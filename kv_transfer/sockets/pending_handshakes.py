@@ -6,44 +6,44 @@ from __future__ import annotations
 import select
 from typing import Generic, Protocol, TypeVar
 
-MAX_CALLERS = 64
+MAX_PENDING_HANDSHAKES = 64
 
 
-class Connection(Protocol):
+class Handshaking(Protocol):
     def fileno(self) -> int: ...
 
     def close(self) -> None: ...
 
 
-Caller = TypeVar("Caller", bound=Connection)
+Caller = TypeVar("Caller", bound=Handshaking)
 
 
-class Callers(Generic[Caller]):
+class PendingHandshakes(Generic[Caller]):
     """The callers, watched by `poller`. If there is one too many, the one that has been silent longest is closed."""
 
     def __init__(self, poller: select.epoll) -> None:
         self._poller = poller
-        self._callers: dict[int, Caller] = {}  # by file descriptor, oldest first
+        self._pending_handshakes: dict[int, Caller] = {}  # by file descriptor, oldest first
 
     def add(self, caller: Caller) -> None:
-        if len(self._callers) >= MAX_CALLERS:
-            self.dismiss(next(iter(self._callers.values())))
-        self._callers[caller.fileno()] = caller
+        if len(self._pending_handshakes) >= MAX_PENDING_HANDSHAKES:
+            self.dismiss(next(iter(self._pending_handshakes.values())))
+        self._pending_handshakes[caller.fileno()] = caller
         self._poller.register(caller.fileno(), select.EPOLLIN)
 
     def get(self, fd: int) -> Caller | None:
-        return self._callers.get(fd)
+        return self._pending_handshakes.get(fd)
 
     def release(self, caller: Caller) -> None:
         """The caller has become a link, and stays registered with the poller."""
-        del self._callers[caller.fileno()]
+        del self._pending_handshakes[caller.fileno()]
 
     def dismiss(self, caller: Caller) -> None:
         fd = caller.fileno()
-        del self._callers[fd]
+        del self._pending_handshakes[fd]
         self._poller.unregister(fd)
         caller.close()
 
     def close(self) -> None:
-        for caller in list(self._callers.values()):
+        for caller in list(self._pending_handshakes.values()):
             self.dismiss(caller)

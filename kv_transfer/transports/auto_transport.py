@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from slipstream.kv_transfer.api.page_transport import Landed, Pages, PageTransport
+from slipstream.kv_transfer.api.page_transport import Landed, MessagePages, PageTransport
 from slipstream.kv_transfer.api.ticket import TransferAddress
-from slipstream.kv_transfer.api.transport import Arrival, Done, Link, TransportError, TransportEvents
-from slipstream.kv_transfer.shared_memory.shm_link import SharedLink, is_offer
-from slipstream.kv_transfer.shared_memory.shm_transport import SharedPoolTransport
+from slipstream.kv_transfer.api.transport import Done, Link, MessageArrival, TransportError, TransportEvents
+from slipstream.kv_transfer.shared_memory.shm_link import ShmLink, is_offer
+from slipstream.kv_transfer.shared_memory.shm_transport import ShmTransport
 
 # A refusal costs the transfer that was to use the link, so a peer that keeps refusing is asked ever more rarely.
 FIRST_PATIENCE_S, MAX_PATIENCE_S = 60.0, 3600.0
@@ -32,17 +32,17 @@ class _Refusal:
     patience_s: float
 
 
-class HostTransport:
+class AutoTransport:
     """While `remote` sleeps, it must also watch `shared` (`UcxTransport.wake_for`). Both have the same address."""
 
     def __init__(
-        self, shared: SharedPoolTransport, remote: PageTransport, clock: Callable[[], float] = time.monotonic
+        self, shared: ShmTransport, remote: PageTransport, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock = clock
         self._shared = shared
         self._remote = remote
         self._events: TransportEvents | None = None
-        self._called: dict[SharedLink, TransferAddress] = {}  # links whose peer has not answered yet
+        self._called: dict[ShmLink, TransferAddress] = {}  # links whose peer has not answered yet
         self._refusals: dict[TransferAddress, _Refusal] = {}
 
     @property
@@ -71,7 +71,7 @@ class HostTransport:
         return self._remote.connect(address)
 
     def disconnect(self, link: Link) -> None:
-        if isinstance(link, SharedLink):
+        if isinstance(link, ShmLink):
             self._called.pop(link, None)
         self._of(link).disconnect(link)
 
@@ -84,16 +84,16 @@ class HostTransport:
     def can_send(self, link: Link, num_in_flight: int) -> bool:
         return self._of(link).can_send(link, num_in_flight)
 
-    def can_receive(self, arrival: Arrival, num_in_flight: int) -> bool:
+    def can_receive(self, arrival: MessageArrival, num_in_flight: int) -> bool:
         return self._taking(arrival).can_receive(arrival, num_in_flight)
 
-    def send(self, link: Link, tag: int, pages: Pages, done: Done) -> None:
+    def send(self, link: Link, tag: int, pages: MessagePages, done: Done) -> None:
         self._of(link).send(link, tag, pages, done)
 
-    def receive(self, arrival: Arrival, pages: Pages, landed: Landed) -> None:
+    def receive(self, arrival: MessageArrival, pages: MessagePages, landed: Landed) -> None:
         self._taking(arrival).receive(arrival, pages, landed)
 
-    def discard(self, arrival: Arrival) -> None:
+    def discard(self, arrival: MessageArrival) -> None:
         self._taking(arrival).discard(arrival)
 
     def progress(self) -> bool:
@@ -118,19 +118,19 @@ class HostTransport:
 
     def on_record(self, link: Link, record: bytes) -> None:
         assert self._events is not None
-        if isinstance(link, SharedLink):
+        if isinstance(link, ShmLink):
             address = self._called.pop(link, None)
             if address is not None:
                 self._refusals.pop(address, None)
         self._events.on_record(link, record)
 
-    def on_arrival(self, arrival: Arrival) -> None:
+    def on_arrival(self, arrival: MessageArrival) -> None:
         assert self._events is not None
         self._events.on_arrival(arrival)
 
     def on_lost(self, link: Link, reason: str) -> None:
         assert self._events is not None
-        if isinstance(link, SharedLink) and (address := self._called.pop(link, None)) is not None:
+        if isinstance(link, ShmLink) and (address := self._called.pop(link, None)) is not None:
             log.warning("%s:%d takes no pages from shared memory: %s", address.host, address.port, reason)
             before = self._refusals.get(address)
             if len(self._refusals) >= MAX_REFUSALS:  # most are addresses of processes that no longer exist
@@ -140,7 +140,7 @@ class HostTransport:
         self._events.on_lost(link, reason)
 
     def _of(self, link: Link) -> PageTransport:
-        return self._shared if isinstance(link, SharedLink) else self._remote
+        return self._shared if isinstance(link, ShmLink) else self._remote
 
-    def _taking(self, arrival: Arrival) -> PageTransport:
+    def _taking(self, arrival: MessageArrival) -> PageTransport:
         return self._shared if is_offer(arrival) else self._remote

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from slipstream.kv_transfer.api.ticket import TransferAddress
-from slipstream.kv_transfer.api.transport import Arrival, Buffer, Done, Link, TransportEvents
+from slipstream.kv_transfer.api.transport import Buffer, Done, Link, MessageArrival, TransportEvents
 
 
 @dataclass(slots=True, eq=False)
@@ -19,11 +19,11 @@ class LoopbackLink:
     owner: LoopbackTransport
     other: LoopbackLink | None = None
     is_alive: bool = True
-    unfinished: list[_Message] = field(default_factory=list)  # sent on this link
+    unfinished: list[_LoopbackMessage] = field(default_factory=list)  # sent on this link
 
 
 @dataclass(slots=True, eq=False)
-class _Message:
+class _LoopbackMessage:
     link: LoopbackLink  # the sender's end
     tag: int
     buffer: Buffer
@@ -32,7 +32,7 @@ class _Message:
 
 
 @dataclass(slots=True)
-class Faults:
+class LoopbackFaults:
     """Faults to inject. A message is kept from the receiver while `hold` is true for it. `drop` loses messages without
     telling the sender. `corrupt` may change the bytes that the receiver gets."""
 
@@ -46,7 +46,7 @@ class LoopbackNetwork:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.faults = Faults()
+        self.faults = LoopbackFaults()
         self._transports: dict[int, LoopbackTransport] = {}
         self._next_port = 1
 
@@ -71,7 +71,7 @@ class LoopbackTransport:
         self._events: TransportEvents | None = None
         self._links: list[LoopbackLink] = []
         self._inbox: deque[Callable[[TransportEvents], None]] = deque()
-        self._messages: deque[_Message] = deque()
+        self._messages: deque[_LoopbackMessage] = deque()
         self._in_flight = 0
         self._wakeup = threading.Event()
 
@@ -124,7 +124,7 @@ class LoopbackTransport:
         assert isinstance(link, LoopbackLink)
         with self._network.lock:
             self._in_flight += 1
-            message = _Message(link, tag, buffer, done)
+            message = _LoopbackMessage(link, tag, buffer, done)
             if not link.is_alive or link.other is None:
                 self._settle(message, "the link is down")
             elif self._network.faults.drop(tag):
@@ -134,9 +134,9 @@ class LoopbackTransport:
                 link.other.owner._messages.append(message)
                 link.other.owner.wake()
 
-    def receive(self, arrival: Arrival, buffer: Buffer, done: Done) -> None:
+    def receive(self, arrival: MessageArrival, buffer: Buffer, done: Done) -> None:
         message = arrival.handle
-        assert isinstance(message, _Message)
+        assert isinstance(message, _LoopbackMessage)
         with self._network.lock:
             self._in_flight += 1
             error: str | None = "the link broke" if message.is_over else None
@@ -158,7 +158,7 @@ class LoopbackTransport:
             free = [m for m in self._messages if m not in held]
             self._messages = deque(held)
         for message in free:
-            self._events.on_arrival(Arrival(message.tag, len(message.buffer), message))
+            self._events.on_arrival(MessageArrival(message.tag, len(message.buffer), message))
         return busy or bool(free)
 
     def wait(self, timeout_s: float) -> None:
@@ -184,7 +184,7 @@ class LoopbackTransport:
         self._in_flight -= 1
         done(error)
 
-    def _settle(self, message: _Message, error: str | None) -> None:
+    def _settle(self, message: _LoopbackMessage, error: str | None) -> None:
         message.is_over = True
         self.post(lambda events: self._received(message.done, error))
 

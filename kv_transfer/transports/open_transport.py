@@ -7,16 +7,16 @@ import os
 import secrets
 from typing import TYPE_CHECKING
 
-from slipstream.kv_transfer.api.page_transport import DevicePool, FireDrill, PageTransport
+from slipstream.kv_transfer.api.page_transport import DevicePool, FaultInjection, PageTransport
 from slipstream.kv_transfer.api.ticket import TransferAddress
 from slipstream.kv_transfer.api.transfer_config import TransferConfig, only_copies
 from slipstream.kv_transfer.api.transport import Transport, TransportError
 from slipstream.kv_transfer.handoff.message_plan import message_bytes
-from slipstream.kv_transfer.memory.host_pages import HostPagePool, PagePool
+from slipstream.kv_transfer.memory.host_pages import HostPagePool, TransferPool
 from slipstream.kv_transfer.memory.page_stream import native_streams
 from slipstream.kv_transfer.memory.row_copy import MIN_BYTES
-from slipstream.kv_transfer.shared_memory.shm_transport import SharedPoolTransport
-from slipstream.kv_transfer.transports.auto_transport import HostTransport
+from slipstream.kv_transfer.shared_memory.shm_transport import ShmTransport
+from slipstream.kv_transfer.transports.auto_transport import AutoTransport
 from slipstream.kv_transfer.transports.staged import StagedTransport
 from slipstream.kv_transfer.transports.streamed import StreamedTransport
 from slipstream.kv_transfer.ucx.ucx_availability import MISSING, has_ucx
@@ -28,23 +28,23 @@ log = logging.getLogger(__name__)
 
 
 def open_page_transport(
-    pool: PagePool, config: TransferConfig, token: str, transport: Transport | None = None
+    pool: TransferPool, config: TransferConfig, token: str, transport: Transport | None = None
 ) -> PageTransport:
     """Opens the transport that `config` names, or uses `transport` instead. Raises StagingError, TransportError."""
-    drill = FireDrill(config.corrupt_every)
+    fault_injection = FaultInjection(config.corrupt_every)
     if transport is not None:
-        return _remote(transport, pool, config, drill)
+        return _remote(transport, pool, config, fault_injection)
     if config.transport == "shared_memory":
         if not isinstance(pool, HostPagePool):
             raise TransportError("transport shared_memory: the pages of this rank are in device memory")
-        return _shared_memory(pool, token, drill)
+        return _shared_memory(pool, token, fault_injection)
     if not has_ucx():
         if config.transport == "ucx":
             raise TransportError(f"transport ucx: {MISSING}")
         if not isinstance(pool, HostPagePool):
             raise TransportError(f"the pages of this rank are in device memory, which takes UCX; {MISSING}")
         log.warning("%s: pages go through shared memory, which reaches workers of this host only", MISSING)
-        return _shared_memory(pool, token, drill)
+        return _shared_memory(pool, token, fault_injection)
     if only_copies(config.tls):
         # No memory is registered, so UCX need not hear of any that goes away (see `ucx_context`).
         os.environ.setdefault("UCX_MEM_MMAP_HOOK_MODE", "none")
@@ -53,38 +53,42 @@ def open_page_transport(
 
     ucx = UcxTransport(config.host, config.tls, token, config.peer_timeout_s)
     if not isinstance(pool, HostPagePool):
-        return _remote(ucx, pool, config, drill)
-    remote = _over_ucx(ucx, pool, config, drill)
+        return _remote(ucx, pool, config, fault_injection)
+    remote = _over_ucx(ucx, pool, config, fault_injection)
     if config.transport == "ucx":
         return remote
     try:
-        shared = SharedPoolTransport(ucx.address, pool, token, drill)
+        shared = ShmTransport(ucx.address, pool, token, fault_injection)
     except TransportError as error:
         log.warning("%s: pages go by UCX", error)
         return remote
     ucx.wake_for(shared.fileno())
-    return HostTransport(shared, remote)
+    return AutoTransport(shared, remote)
 
 
-def _shared_memory(pool: HostPagePool, token: str, drill: FireDrill) -> SharedPoolTransport:
-    return SharedPoolTransport(TransferAddress("this host", secrets.randbelow(1 << 31)), pool, token, drill)
+def _shared_memory(pool: HostPagePool, token: str, fault_injection: FaultInjection) -> ShmTransport:
+    return ShmTransport(TransferAddress("this host", secrets.randbelow(1 << 31)), pool, token, fault_injection)
 
 
-def _remote(transport: Transport, pool: PagePool, config: TransferConfig, drill: FireDrill) -> PageTransport:
+def _remote(
+    transport: Transport, pool: TransferPool, config: TransferConfig, fault_injection: FaultInjection
+) -> PageTransport:
     if isinstance(pool, DevicePool):
         return pool.page_transport(transport, message_bytes(config.slab_pages, pool.geometry), config.staging_mib << 20)
-    return _staged(transport, pool, config, drill)
+    return _staged(transport, pool, config, fault_injection)
 
 
 def _over_ucx(
-    ucx: UcxTransport, pool: HostPagePool, config: TransferConfig, drill: FireDrill
+    ucx: UcxTransport, pool: HostPagePool, config: TransferConfig, fault_injection: FaultInjection
 ) -> StreamedTransport | StagedTransport:
     library = native_streams() if pool.geometry.head_bytes >= MIN_BYTES else None
     if library is not None and ucx.takes_streams(library):
-        return StreamedTransport(ucx, pool, library, drill)
-    return _staged(ucx, pool, config, drill)
+        return StreamedTransport(ucx, pool, library, fault_injection)
+    return _staged(ucx, pool, config, fault_injection)
 
 
-def _staged(transport: Transport, pool: PagePool, config: TransferConfig, drill: FireDrill) -> StagedTransport:
+def _staged(
+    transport: Transport, pool: TransferPool, config: TransferConfig, fault_injection: FaultInjection
+) -> StagedTransport:
     largest = message_bytes(config.slab_pages, pool.geometry)
-    return StagedTransport(transport, pool, largest, config.staging_mib << 20, drill)
+    return StagedTransport(transport, pool, largest, config.staging_mib << 20, fault_injection)

@@ -6,9 +6,9 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from slipstream.kv_transfer.api.page_transport import Landed, Pages
+from slipstream.kv_transfer.api.page_transport import Landed, MessagePages
 from slipstream.kv_transfer.api.ticket import TransferAddress
-from slipstream.kv_transfer.api.transport import Arrival, Link, Transport, TransportEvents
+from slipstream.kv_transfer.api.transport import Link, MessageArrival, Transport, TransportEvents
 
 CHECKSUM_BYTES = 8
 
@@ -48,7 +48,7 @@ class OverTransport(Generic[Wire]):
     def joins_layers(self, link: Link) -> bool:
         return False
 
-    def refuses(self, arrival: Arrival, pages: Pages, landed: Landed) -> bool:
+    def refuses(self, arrival: MessageArrival, pages: MessagePages, landed: Landed) -> bool:
         """Whether the message joins several layers, which the peer was told not to do. If so, it is discarded."""
         if pages.num_layers == 1:
             return False
@@ -56,7 +56,7 @@ class OverTransport(Generic[Wire]):
         landed(f"{pages.num_layers} layers in one message, where they are not joined", False)
         return True
 
-    def discard(self, arrival: Arrival) -> None:
+    def discard(self, arrival: MessageArrival) -> None:
         raw = self._raw(arrival)
         self._transport.receive(raw, np.empty(raw.num_bytes, np.uint8), _forget)
 
@@ -82,18 +82,18 @@ class OverTransport(Generic[Wire]):
         assert self._events is not None
         self._events.on_record(link, record)
 
-    def on_arrival(self, arrival: Arrival) -> None:
+    def on_arrival(self, arrival: MessageArrival) -> None:
         assert self._events is not None
         # A message that is too short for its trailer gets a negative size, which matches no expected message.
-        self._events.on_arrival(Arrival(arrival.tag, arrival.num_bytes - self._trailer_bytes, arrival.handle))
+        self._events.on_arrival(MessageArrival(arrival.tag, arrival.num_bytes - self._trailer_bytes, arrival.handle))
 
     def on_lost(self, link: Link, reason: str) -> None:
         assert self._events is not None
         self._events.on_lost(link, reason)
 
-    def _raw(self, arrival: Arrival) -> Arrival:
+    def _raw(self, arrival: MessageArrival) -> MessageArrival:
         """The arrival with its size on the wire."""
-        return Arrival(arrival.tag, arrival.num_bytes + self._trailer_bytes, arrival.handle)
+        return MessageArrival(arrival.tag, arrival.num_bytes + self._trailer_bytes, arrival.handle)
 
 
 def _forget(error: str | None) -> None:

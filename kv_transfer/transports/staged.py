@@ -14,9 +14,9 @@ from functools import partial
 
 import xxhash
 
-from slipstream.kv_transfer.api.page_transport import FireDrill, Landed, Pages
-from slipstream.kv_transfer.api.transport import Arrival, Buffer, Done, Link, Transport
-from slipstream.kv_transfer.memory.host_pages import HostPagePool, PagePool
+from slipstream.kv_transfer.api.page_transport import FaultInjection, Landed, MessagePages
+from slipstream.kv_transfer.api.transport import Buffer, Done, Link, MessageArrival, Transport
+from slipstream.kv_transfer.memory.host_pages import HostPagePool, TransferPool
 from slipstream.kv_transfer.transports.over_transport import CHECKSUM_BYTES, OverTransport
 from slipstream.kv_transfer.transports.staging import Staging
 
@@ -24,8 +24,8 @@ MAX_IN_FLIGHT = 8  # enough to hide the copying at both ends; more only spills o
 
 
 @dataclass(frozen=True, slots=True)
-class _Landing:
-    pages: Pages
+class _StagedReceive:
+    pages: MessagePages
     slot: int
     buffer: Buffer
     landed: Landed
@@ -39,31 +39,36 @@ class StagedTransport(OverTransport[Transport]):
     """
 
     def __init__(
-        self, transport: Transport, pool: PagePool, message_bytes: int, staging_bytes: int, drill: FireDrill
+        self,
+        transport: Transport,
+        pool: TransferPool,
+        message_bytes: int,
+        staging_bytes: int,
+        fault_injection: FaultInjection,
     ) -> None:
         super().__init__(transport)
         self._pool = pool
         self._host_pool = pool if isinstance(pool, HostPagePool) else None
-        self._drill = drill
+        self._fault_injection = fault_injection
         self._outgoing = Staging(message_bytes + CHECKSUM_BYTES, staging_bytes // 2)
         self._incoming = Staging(message_bytes + CHECKSUM_BYTES, staging_bytes // 2)
-        self._landings: deque[_Landing] = deque()
+        self._staged_receives: deque[_StagedReceive] = deque()
         self._has_gathered = False  # since `progress`, as the wire must be served between two copies
         # At most half of the slots, so that a peer that has stalled cannot stop the others.
         self._max_in_flight = max(1, min(MAX_IN_FLIGHT, self._outgoing.num_slots // 2))
 
     @property
     def num_in_flight(self) -> int:
-        return super().num_in_flight + len(self._landings)
+        return super().num_in_flight + len(self._staged_receives)
 
     def can_send(self, link: Link, num_in_flight: int) -> bool:
         room = num_in_flight < self._max_in_flight and bool(self._outgoing.num_free)
         return room and not self._has_gathered
 
-    def can_receive(self, arrival: Arrival, num_in_flight: int) -> bool:
+    def can_receive(self, arrival: MessageArrival, num_in_flight: int) -> bool:
         return num_in_flight < self._max_in_flight and bool(self._incoming.num_free)
 
-    def send(self, link: Link, tag: int, pages: Pages, done: Done) -> None:
+    def send(self, link: Link, tag: int, pages: MessagePages, done: Done) -> None:
         taken = self._outgoing.take()
         assert taken is not None
         slot, memory = taken
@@ -73,31 +78,31 @@ class StagedTransport(OverTransport[Transport]):
         self._has_gathered = True
         checksum = self._gather(pages, buffer[:num_bytes])
         buffer[num_bytes:] = memoryview(checksum.to_bytes(CHECKSUM_BYTES, "little"))
-        if self._drill.strikes():
+        if self._fault_injection.should_corrupt():
             buffer[num_bytes // 2] ^= 0x10
         self._transport.send(link, tag, buffer, partial(self._on_sent, slot, done))
 
-    def receive(self, arrival: Arrival, pages: Pages, landed: Landed) -> None:
+    def receive(self, arrival: MessageArrival, pages: MessagePages, landed: Landed) -> None:
         if self.refuses(arrival, pages, landed):
             return
         taken = self._incoming.take()
         assert taken is not None
         slot, memory = taken
-        landing = _Landing(pages, slot, memory[: arrival.num_bytes + CHECKSUM_BYTES], landed)
+        landing = _StagedReceive(pages, slot, memory[: arrival.num_bytes + CHECKSUM_BYTES], landed)
         self._transport.receive(self._raw(arrival), landing.buffer, partial(self._on_received, landing))
 
     def progress(self) -> bool:
         busy = super().progress()
         self._has_gathered = False
-        if self._landings:  # one at a time, so that the wire is served between two copies
-            self._land(self._landings.popleft())
+        if self._staged_receives:  # one at a time, so that the wire is served between two copies
+            self._land(self._staged_receives.popleft())
             busy = True
         return busy
 
     def close(self) -> None:
         super().close()
-        while self._landings:
-            landing = self._landings.popleft()
+        while self._staged_receives:
+            landing = self._staged_receives.popleft()
             self._incoming.give_back(landing.slot)
             landing.landed("the transport is closed", False)
 
@@ -107,14 +112,14 @@ class StagedTransport(OverTransport[Transport]):
         self._outgoing.give_back(slot)
         done(error)
 
-    def _on_received(self, landing: _Landing, error: str | None) -> None:
+    def _on_received(self, landing: _StagedReceive, error: str | None) -> None:
         if error is None:
-            self._landings.append(landing)
+            self._staged_receives.append(landing)
         else:
             self._incoming.give_back(landing.slot)
             landing.landed(error, False)
 
-    def _land(self, landing: _Landing) -> None:
+    def _land(self, landing: _StagedReceive) -> None:
         payload = landing.buffer[:-CHECKSUM_BYTES]
         expected = int.from_bytes(landing.buffer[-CHECKSUM_BYTES:].tobytes(), "little")
         is_whole = self._scatter(landing.pages, payload) == expected
@@ -123,13 +128,13 @@ class StagedTransport(OverTransport[Transport]):
 
     # ---- copies with checksums
 
-    def _gather(self, pages: Pages, out: Buffer) -> int:
+    def _gather(self, pages: MessagePages, out: Buffer) -> int:
         if self._host_pool is not None:
             return self._host_pool.gather_summed(pages.layer, pages.page_ids, pages.heads, out, pages.seed)
         self._pool.gather(pages.layer, pages.page_ids, pages.heads, out)
         return xxhash.xxh3_64_intdigest(out.data, seed=pages.seed)
 
-    def _scatter(self, pages: Pages, src: Buffer) -> int:
+    def _scatter(self, pages: MessagePages, src: Buffer) -> int:
         if self._host_pool is not None:
             return self._host_pool.scatter_summed(pages.layer, pages.page_ids, pages.heads, src, pages.seed)
         self._pool.scatter(pages.layer, pages.page_ids, pages.heads, src)

@@ -11,8 +11,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Protocol
 
-from slipstream.kv_transfer.api.page_transport import FireDrill, Landed, Pages
-from slipstream.kv_transfer.api.transport import Arrival, Buffer, Done, Link, Transport
+from slipstream.kv_transfer.api.page_transport import FaultInjection, Landed, MessagePages
+from slipstream.kv_transfer.api.transport import Buffer, Done, Link, MessageArrival, Transport
 from slipstream.kv_transfer.memory.host_pages import HostPagePool
 from slipstream.kv_transfer.memory.page_stream import PageStream, StreamLibrary
 from slipstream.kv_transfer.transports.over_transport import OverTransport
@@ -26,19 +26,19 @@ class StreamTransport(Transport, Protocol):
 
     def send(self, link: Link, tag: int, buffer: Buffer | PageStream, done: Done) -> None: ...
 
-    def receive(self, arrival: Arrival, buffer: Buffer | PageStream, done: Done) -> None: ...
+    def receive(self, arrival: MessageArrival, buffer: Buffer | PageStream, done: Done) -> None: ...
 
 
 class StreamedTransport(OverTransport[StreamTransport]):
     """A `PageTransport`. No message may have less than MIN_BYTES of pages."""
 
     def __init__(
-        self, transport: StreamTransport, pool: HostPagePool, library: StreamLibrary, drill: FireDrill
+        self, transport: StreamTransport, pool: HostPagePool, library: StreamLibrary, fault_injection: FaultInjection
     ) -> None:
         super().__init__(transport)
         self._pool = pool
         self._library = library
-        self._drill = drill
+        self._fault_injection = fault_injection
         self._num_sent_bytes = 0  # since `progress`
 
     def joins_layers(self, link: Link) -> bool:
@@ -47,15 +47,17 @@ class StreamedTransport(OverTransport[StreamTransport]):
     def can_send(self, link: Link, num_in_flight: int) -> bool:
         return num_in_flight < MAX_IN_FLIGHT and self._num_sent_bytes < TURN_BYTES
 
-    def can_receive(self, arrival: Arrival, num_in_flight: int) -> bool:
+    def can_receive(self, arrival: MessageArrival, num_in_flight: int) -> bool:
         return num_in_flight < MAX_IN_FLIGHT
 
-    def send(self, link: Link, tag: int, pages: Pages, done: Done) -> None:
-        stream = PageStream(self._library, self._pool, pages, spoil=self._drill.strikes(pages.num_layers))
+    def send(self, link: Link, tag: int, pages: MessagePages, done: Done) -> None:
+        stream = PageStream(
+            self._library, self._pool, pages, spoil=self._fault_injection.should_corrupt(pages.num_layers)
+        )
         self._num_sent_bytes += len(stream)
         self._transport.send(link, tag, stream, partial(_on_sent, stream, done))
 
-    def receive(self, arrival: Arrival, pages: Pages, landed: Landed) -> None:
+    def receive(self, arrival: MessageArrival, pages: MessagePages, landed: Landed) -> None:
         stream = PageStream(self._library, self._pool, pages)
         self._transport.receive(self._raw(arrival), stream, partial(_on_received, stream, landed))
 

@@ -59,7 +59,7 @@ class Probed:
     num_bytes: int
 
 
-class Request:
+class UcxRequest:
     """An operation under way. UCX uses its content until `is_done` is True."""
 
     def __init__(self, ucp: Ucp, content: Content, pointer: int | None) -> None:
@@ -121,9 +121,9 @@ class Ucp:
             raise TransportError("UCX takes no datatype of ours")
         self._of_stream = _RequestParameters(op_attr_mask=_FIELD_DATATYPE, datatype=datatype.value)
 
-    def send(self, endpoint: Any, tag: int, content: Content) -> Request:
+    def send(self, endpoint: Any, tag: int, content: Content) -> UcxRequest:
         address, count, parameters = self._as_arguments(content)
-        return Request(self, content, self._send(endpoint.handle, address, count, tag, parameters))
+        return UcxRequest(self, content, self._send(endpoint.handle, address, count, tag, parameters))
 
     def probe(self, worker: Any) -> Probed | None:
         """The next message of any tag."""
@@ -131,10 +131,10 @@ class Ucp:
         handle = self._probe(worker.handle, 0, 0, 1, byref(found))
         return None if handle is None else Probed(handle, found.sender_tag, found.length)
 
-    def receive(self, worker: Any, probed: Probed, content: Content) -> Request:
+    def receive(self, worker: Any, probed: Probed, content: Content) -> UcxRequest:
         """`content` must have room for the message."""
         address, count, parameters = self._as_arguments(content)
-        return Request(self, content, self._receive(worker.handle, address, count, probed.handle, parameters))
+        return UcxRequest(self, content, self._receive(worker.handle, address, count, probed.handle, parameters))
 
     def _as_arguments(self, content: Content) -> tuple[int | None, int, Any]:
         if isinstance(content, PageStream):

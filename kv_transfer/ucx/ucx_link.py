@@ -26,7 +26,7 @@ from typing import Any
 from slipstream.kv_transfer.api.transport import Done
 from slipstream.kv_transfer.sockets.cpu_cores import current_core, leave_core
 from slipstream.kv_transfer.sockets.frame_socket import FrameSocket
-from slipstream.kv_transfer.ucx.ucp_messages import Content, Probed, Request, Ucp
+from slipstream.kv_transfer.ucx.ucp_messages import Content, Probed, Ucp, UcxRequest
 
 SEGMENT_BYTES = 32 << 10  # what UCX cuts messages into; it counts the bytes of one in 16 bits
 SEGMENT_PAYLOAD_BYTES = SEGMENT_BYTES - 1024  # whole blocks of a stream (`page_stream.cpp`), beside UCX's headers
@@ -39,7 +39,7 @@ _NO_CORE = (1 << 32) - 1
 
 @dataclass(slots=True, eq=False)
 class _Operation:
-    request: Request
+    request: UcxRequest
     done: Done
 
 

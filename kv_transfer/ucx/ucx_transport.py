@@ -38,11 +38,11 @@ import numpy as np
 from ucxx._lib import libucxx
 
 from slipstream.kv_transfer.api.ticket import TransferAddress
-from slipstream.kv_transfer.api.transport import Arrival, Done, Link, TransportError, TransportEvents
+from slipstream.kv_transfer.api.transport import Done, Link, MessageArrival, TransportError, TransportEvents
 from slipstream.kv_transfer.memory.page_stream import StreamLibrary
 from slipstream.kv_transfer.sockets.frame_socket import FrameListener, FrameSocket
-from slipstream.kv_transfer.sockets.link_authentication import Greeter
-from slipstream.kv_transfer.sockets.pending_handshakes import Callers
+from slipstream.kv_transfer.sockets.link_authentication import LinkAuthenticator
+from slipstream.kv_transfer.sockets.pending_handshakes import PendingHandshakes
 from slipstream.kv_transfer.ucx.ucp_messages import Content, Ucp
 from slipstream.kv_transfer.ucx.ucx_context import UcxContexts
 from slipstream.kv_transfer.ucx.ucx_link import UcxLink
@@ -63,7 +63,7 @@ class UcxTransport:
 
     def __init__(self, host: str, tls: str, token: str = "", silence_s: float = 5.0) -> None:
         self._silence_s = silence_s
-        self._greeter = Greeter(token)
+        self._authenticator = LinkAuthenticator(token)
         self._contexts = UcxContexts(tls)
         try:
             self._listener = FrameListener(host, silence_s)
@@ -75,7 +75,7 @@ class UcxTransport:
         self._poller.register(self._listener.fileno(), select.EPOLLIN)
         self._others: list[int] = []
         self._events: TransportEvents | None = None
-        self._callers: Callers[FrameSocket] = Callers(self._poller)
+        self._pending_handshakes: PendingHandshakes[FrameSocket] = PendingHandshakes(self._poller)
         self._links: dict[int, UcxLink] = {}  # by the file descriptors of their sockets
         self._fresh = False  # whether something was posted since `progress` last looked, for which no event may come
         self._spin_until = 0.0
@@ -116,7 +116,7 @@ class UcxTransport:
             raise TransportError(f"cannot connect to {address.host}:{address.port}: {error}") from error
         try:
             link = self._open_link(socket)
-            link.greeting = self._greeter.greet(address, bytes(link.worker.address))
+            link.greeting = self._authenticator.greet(address, bytes(link.worker.address))
             socket.send(link.greeting)
         except TransportError:
             socket.close()
@@ -181,7 +181,7 @@ class UcxTransport:
             self._watch(link)
         self._fresh = True
 
-    def receive(self, arrival: Arrival, content: Content, done: Done) -> None:
+    def receive(self, arrival: MessageArrival, content: Content, done: Done) -> None:
         link, probed = arrival.handle
         if arrival.num_bytes > len(content):
             raise ValueError(f"a message of {arrival.num_bytes} bytes does not fit in {len(content)}")
@@ -221,7 +221,7 @@ class UcxTransport:
         assert self._events is not None
         busy = False
         while link.is_alive and (probed := link.probe()) is not None:
-            arrival = Arrival(probed.tag, probed.num_bytes, (link, probed))
+            arrival = MessageArrival(probed.tag, probed.num_bytes, (link, probed))
             self._events.on_arrival(arrival)
             busy = True
         return busy
@@ -234,12 +234,12 @@ class UcxTransport:
                 os.eventfd_read(fd)
             elif fd == self._listener.fileno():
                 while (accepted := self._listener.accept()) is not None:
-                    self._callers.add(accepted)
+                    self._pending_handshakes.add(accepted)
                 busy = True
             elif (link := self._links.get(fd)) is not None:
                 self._serve_link(link)
                 busy = True
-            elif (caller := self._callers.get(fd)) is not None:
+            elif (caller := self._pending_handshakes.get(fd)) is not None:
                 self._serve_caller(caller)
                 busy = True
             # otherwise an event of a worker or of a descriptor given to `wake_for`, which are handled in any case
@@ -253,18 +253,18 @@ class UcxTransport:
             frames = None
         if frames == []:
             return
-        worker_address = self._greeter.check_greeting(self.address, frames[0]) if frames else None
+        worker_address = self._authenticator.check_greeting(self.address, frames[0]) if frames else None
         if frames is None or worker_address is None:
-            self._callers.dismiss(caller)
+            self._pending_handshakes.dismiss(caller)
             return
         try:
             link = self._open_link(caller)
         except TransportError as error:
             log.warning("a peer that connects is turned away: %s", error)
-            self._callers.dismiss(caller)
+            self._pending_handshakes.dismiss(caller)
             return
-        self._callers.release(caller)
-        caller.send(self._greeter.answer(frames[0], bytes(link.worker.address)))
+        self._pending_handshakes.release(caller)
+        caller.send(self._authenticator.answer(frames[0], bytes(link.worker.address)))
         self._events.on_link(link)
         self._reach(link, worker_address)
         self._take_frames(link, frames[1:])
@@ -292,7 +292,7 @@ class UcxTransport:
             if link.endpoint is not None:
                 if (record := link.read_frame(frame)) is not None:
                     self._events.on_record(link, record)
-            elif (worker_address := self._greeter.check_answer(link.greeting, frame)) is not None:
+            elif (worker_address := self._authenticator.check_answer(link.greeting, frame)) is not None:
                 self._reach(link, worker_address)
             else:
                 self._lose(link, "it is no transfer agent of this version and cluster")
@@ -334,7 +334,7 @@ class UcxTransport:
     def close(self) -> None:
         for link in list(self._links.values()):
             self.disconnect(link)
-        self._callers.close()
+        self._pending_handshakes.close()
         self._listener.close()
         self._poller.close()
         os.close(self._wake_fd)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from slipstream.kv_transfer.api.ticket import TransferAddress
-from slipstream.kv_transfer.api.transport import Arrival, Buffer, Done, TransportEvents
+from slipstream.kv_transfer.api.transport import Buffer, Done, MessageArrival, TransportEvents
 from tests.faults.clockwork import Clockwork
 
 SILENCE_S = 1.0
@@ -240,12 +240,12 @@ class VirtualTransport:
         other = link.other
 
         def arrive() -> None:
-            arrival = Arrival(tag, len(buffer), message)
+            arrival = MessageArrival(tag, len(buffer), message)
             other.owner._post(lambda events: events.on_arrival(arrival))
 
         self._deliver(link, arrive)
 
-    def receive(self, arrival: Arrival, buffer: Buffer, done: Done) -> None:
+    def receive(self, arrival: MessageArrival, buffer: Buffer, done: Done) -> None:
         message: _Message = arrival.handle
         self._in_flight += 1
         is_ended = False

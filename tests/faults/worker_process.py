@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.kv_transfer.agent import TransferAgent
-from slipstream.kv_transfer.api.page_transport import FireDrill
+from slipstream.kv_transfer.api.page_transport import FaultInjection
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferKey
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.kv_transfer.api.transport import Buffer
@@ -95,7 +95,7 @@ class VirtualAgent(TransferAgent):
         self._clock = clock
         self._counters = Counters()
         self._max_message_bytes = message_bytes(config.slab_pages, pool.geometry)
-        staged = StagedTransport(transport, pool, self._max_message_bytes, 6 * 4096, FireDrill(0))
+        staged = StagedTransport(transport, pool, self._max_message_bytes, 6 * 4096, FaultInjection(0))
         self._transport = staged
         self._sender = SendSide(staged, config, self._counters, on_event, clock.time)
         self._receiver = ReceiveSide(staged, config, self._counters, on_event, clock.time)

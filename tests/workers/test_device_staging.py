@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from slipstream.kv_transfer.agent import TransferAgent
-from slipstream.kv_transfer.api.page_transport import Pages
+from slipstream.kv_transfer.api.page_transport import MessagePages
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.kv_transfer.api.transfer_events import Received, ReceiveFailed, SendFailed, Sent, TransferEvent
@@ -100,7 +100,7 @@ def test_a_layer_that_is_still_being_computed_is_waited_for_with_pauses(monkeypa
     monkeypatch.setattr(device_staging, "time", clock)
     transport = DeviceStagedTransport(LoopbackNetwork().open(), LatePool(torch.zeros(1, 2, 1, 64)), 4096, 1 << 16)
     transport.start(SimpleNamespace())  # type: ignore[arg-type]
-    transport.send(SimpleNamespace(), 1, Pages(0, np.array([1]), range(1), 0), lambda error: None)
+    transport.send(SimpleNamespace(), 1, MessagePages(0, np.array([1]), range(1), 0), lambda error: None)
     assert not transport.progress()
     transport.wait(1.0)
     assert pauses == [device_staging.PAUSE_S]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.kv_transfer.api.page_layout import Stream, streams_between
+from slipstream.kv_transfer.api.page_layout import HeadStream, streams_between
 
 DEGREES = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 24])
 
@@ -30,18 +30,18 @@ def test_every_head_is_sent_once_to_the_rank_that_owns_it(source_tp: int, destin
 def test_the_reverse_direction_mirrors_the_streams(source_tp: int, destination_tp: int) -> None:
     forward = streams_between(source_tp, destination_tp, 24)
     backward = {
-        Stream(s.destination_rank, s.source_rank, s.destination_first_head, s.source_first_head, s.num_heads)
+        HeadStream(s.destination_rank, s.source_rank, s.destination_first_head, s.source_first_head, s.num_heads)
         for s in streams_between(destination_tp, source_tp, 24)
     }
     assert set(forward) == backward
 
 
 def test_equal_degrees_send_rank_to_rank() -> None:
-    assert streams_between(2, 2, 8) == (Stream(0, 0, 0, 0, 4), Stream(1, 1, 0, 0, 4))
+    assert streams_between(2, 2, 8) == (HeadStream(0, 0, 0, 0, 4), HeadStream(1, 1, 0, 0, 4))
 
 
 def test_two_ranks_fill_the_halves_of_one() -> None:
-    assert streams_between(2, 1, 8) == (Stream(0, 0, 0, 0, 4), Stream(1, 0, 0, 4, 4))
+    assert streams_between(2, 1, 8) == (HeadStream(0, 0, 0, 0, 4), HeadStream(1, 0, 0, 4, 4))
 
 
 @pytest.mark.parametrize(("source_tp", "destination_tp"), [(3, 1), (1, 3), (0, 1), (16, 1)])

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.kv_transfer.api.page_layout import Stream
+from slipstream.kv_transfer.api.page_layout import HeadStream
 from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.kv_transfer.handoff.message_plan import MessageTag, StreamPlan, TicketError
 from tests.support.kv_transfer.tickets import make_ticket
 
-STREAM = Stream(0, 0, 0, 0, 2)
+STREAM = HeadStream(0, 0, 0, 0, 2)
 
 
 @given(
@@ -64,13 +64,15 @@ def test_a_tag_says_which_message_it_is(transfer_id: int, source_rank: int, inde
         ({"transfer_id": 2**32}, STREAM, "transfer id 4294967296 does not fit"),
         ({"transfer_id": -1}, STREAM, "transfer id -1 does not fit"),
         ({"num_pages": 2**24, "slab_pages": 1}, STREAM, "50331648 messages"),
-        ({}, Stream(256, 0, 0, 0, 2), "source rank 256 does not fit"),
+        ({}, HeadStream(256, 0, 0, 0, 2), "source rank 256 does not fit"),
         ({"slab_pages": 0}, STREAM, "slab_pages of a ticket must be at least 1, got 0"),
         ({"first_page": -1}, STREAM, "first_page of a ticket must be at least 0, got -1"),
         ({"num_layers": 0}, STREAM, "num_layers of a ticket must be at least 1, got 0"),
     ],
 )
-def test_tickets_that_cannot_be_numbered_are_refused(fields: dict[str, int], stream: Stream, complaint: str) -> None:
+def test_tickets_that_cannot_be_numbered_are_refused(
+    fields: dict[str, int], stream: HeadStream, complaint: str
+) -> None:
     with pytest.raises(TicketError, match=complaint):
         StreamPlan(make_ticket(**fields), stream)  # type: ignore[arg-type]
 
@@ -87,7 +89,7 @@ def test_the_seed_of_the_checksum_tells_apart_places_transfers_ranks_and_epochs(
         plan.seed(0),
         plan.seed(1),
         StreamPlan(make_ticket(8), STREAM).seed(0),
-        StreamPlan(make_ticket(7), Stream(1, 0, 0, 0, 2)).seed(0),
+        StreamPlan(make_ticket(7), HeadStream(1, 0, 0, 0, 2)).seed(0),
         StreamPlan(make_ticket(7, destination=PeerId("decode-0", 2)), STREAM).seed(0),
     }
     assert len(seeds) == 5

@@ -13,13 +13,13 @@ from slipstream.kv_transfer.api.page_layout import streams_between
 from slipstream.kv_transfer.handoff.message_plan import Message, StreamPlan
 from slipstream.kv_transfer.handoff.state_machines import (
     Action,
-    CutLinks,
-    Finish,
+    CloseLinks,
+    FinishTransfer,
+    HandoffState,
     Land,
+    NotifyPeers,
     ReceiveHandoff,
     SendHandoff,
-    State,
-    TellPeers,
 )
 from tests.support.kv_transfer.tickets import make_ticket
 
@@ -46,26 +46,26 @@ class EndMachine(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.num_in_flight = 0
-        self.finishes: list[Finish] = []
+        self.finishes: list[FinishTransfer] = []
         self.was_failed = False
 
     def note(self, actions: list[Action]) -> None:
         for action in actions:
             assert not self.finishes, f"{action} after the end"
-            if isinstance(action, Finish):
+            if isinstance(action, FinishTransfer):
                 assert self.num_in_flight == 0, "the end came while something was in flight"
                 self.finishes.append(action)
-            if isinstance(action, TellPeers):
+            if isinstance(action, NotifyPeers):
                 self.was_failed = True
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 2.5, 29.0, 31.0]))
     def time_passes(self, seconds: float) -> None:
-        was_closing = self.handoff.state is State.CLOSING
+        was_closing = self.handoff.state is HandoffState.CLOSING
         expires = self.now + seconds >= self.handoff.deadline
         self.now += seconds
         actions = self.handoff.tick(self.now)
         if was_closing and expires:
-            assert actions == [CutLinks()]
+            assert actions == [CloseLinks()]
         self.note(actions)
 
     @rule()
@@ -74,7 +74,7 @@ class EndMachine(RuleBasedStateMachine):
 
     @rule()
     def peer_aborted(self) -> None:
-        was_active = self.handoff.state is State.ACTIVE
+        was_active = self.handoff.state is HandoffState.ACTIVE
         self.note(self.handoff.fail("the peer gave up", self.now, tell_peers=False))
         self.was_failed |= was_active
 
@@ -90,9 +90,9 @@ class EndMachine(RuleBasedStateMachine):
         self.note(self.handoff.fail("the test is over", self.now))
         self.finish_in_flight()
         assert len(self.finishes) == 1
-        assert (self.finishes[0].reason is None) == (self.handoff.state is State.OWNED)
+        assert (self.finishes[0].reason is None) == (self.handoff.state is HandoffState.OWNED)
         if self.was_failed:
-            assert self.handoff.state is State.FAILED
+            assert self.handoff.state is HandoffState.FAILED
 
 
 class SendMachine(EndMachine):
@@ -108,7 +108,7 @@ class SendMachine(EndMachine):
 
     @rule(layer=st.integers(0, 1), num_pages=st.integers(0, 12))
     def pages_ready(self, layer: int, num_pages: int) -> None:
-        if self.handoff.state is State.ACTIVE:
+        if self.handoff.state is HandoffState.ACTIVE:
             self.ready_pages[layer] = max(self.ready_pages[layer], num_pages)
         self.handoff.pages_ready(layer, num_pages, self.now)
 
@@ -119,7 +119,7 @@ class SendMachine(EndMachine):
         assert (message is not None) == had_one
         if message is None:
             return
-        assert self.handoff.state is State.ACTIVE
+        assert self.handoff.state is HandoffState.ACTIVE
         assert 1 <= message.num_layers <= max_layers
         for number in range(message.num_layers):
             assert (stream, message.index + number) not in self.taken
@@ -135,13 +135,13 @@ class SendMachine(EndMachine):
         self.num_in_flight -= 1
         message = self.sending.pop()
         self.num_sent += message.num_layers if error is None else 0
-        was_active = self.handoff.state is State.ACTIVE
+        was_active = self.handoff.state is HandoffState.ACTIVE
         self.note(self.handoff.sent(message, error, self.now))
         self.was_failed |= was_active and error is not None
 
     @invariant()
     def owned_means_that_all_was_sent(self) -> None:
-        if self.handoff.state is State.OWNED:
+        if self.handoff.state is HandoffState.OWNED:
             assert self.num_sent == sum(plan.num_messages for plan in self.plans)
 
     def finish_in_flight(self) -> None:
@@ -204,7 +204,7 @@ class ReceiveMachine(EndMachine):
 
     @invariant()
     def owned_means_that_all_is_in_place(self) -> None:
-        if self.handoff.state is State.OWNED:
+        if self.handoff.state is HandoffState.OWNED:
             assert len(self.placed) == sum(plan.num_messages for plan in self.plans)
 
     def finish_in_flight(self) -> None:
@@ -252,7 +252,7 @@ def test_layers_of_a_slab_that_are_ready_are_joined() -> None:
 def test_a_ticket_for_no_pages_is_done_at_once() -> None:
     plans = [StreamPlan(make_ticket(num_pages=0), streams_between(1, 1, 4)[0])]
     for handoff in (SendHandoff(plans, 0.0, LEASE_S), ReceiveHandoff(plans, 0.0, LEASE_S)):
-        assert handoff.begin(1.0) == [Finish(None, 0, 0.0)]
+        assert handoff.begin(1.0) == [FinishTransfer(None, 0, 0.0)]
 
 
 Fault = Callable[[ReceiveHandoff, float], list[Action]]
@@ -282,23 +282,23 @@ Fault = Callable[[ReceiveHandoff, float], list[Action]]
 def test_failures_say_what_was_wrong(fault: Fault, reason: str) -> None:
     handoff = ReceiveHandoff(receive_plans(), 0.0, LEASE_S)
     actions = fault(handoff, 0.0)
-    assert actions[0] == TellPeers(reason)
+    assert actions[0] == NotifyPeers(reason)
 
 
 def test_progress_renews_the_lease() -> None:
     handoff = ReceiveHandoff(receive_plans(), 0.0, LEASE_S)
     handoff.arrived(20.0)
     assert handoff.tick(40.0) == []
-    assert handoff.tick(50.0) == [TellPeers("no progress for 30 s"), Finish("no progress for 30 s", 0, 0.0)]
+    assert handoff.tick(50.0) == [NotifyPeers("no progress for 30 s"), FinishTransfer("no progress for 30 s", 0, 0.0)]
 
 
 def test_what_stays_in_flight_past_the_grace_time_has_its_links_cut() -> None:
     handoff = ReceiveHandoff(receive_plans(), 0.0, LEASE_S, GRACE_S)
     plan = handoff.plans[0]
     handoff.accept(0, 1, plan.message(1).num_bytes, 1.0)
-    assert handoff.fail("cancelled", 2.0) == [TellPeers("cancelled")]
+    assert handoff.fail("cancelled", 2.0) == [NotifyPeers("cancelled")]
     assert handoff.tick(3.9) == []
-    assert handoff.tick(4.0) == [CutLinks()]
+    assert handoff.tick(4.0) == [CloseLinks()]
     assert handoff.received(plan, plan.message(1), "the link was cut", False, 4.1) == [
-        Finish("cancelled", 0, 3.0999999999999996)
+        FinishTransfer("cancelled", 0, 3.0999999999999996)
     ]

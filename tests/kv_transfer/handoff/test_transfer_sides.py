@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from slipstream.kv_transfer.api.page_layout import streams_between
-from slipstream.kv_transfer.api.page_transport import Landed, Pages
+from slipstream.kv_transfer.api.page_transport import Landed, MessagePages
 from slipstream.kv_transfer.api.ticket import HandoffTicket, TransferAddress
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.kv_transfer.api.transfer_events import Received, ReceiveFailed, SendFailed, Sent, TransferEvent
-from slipstream.kv_transfer.api.transport import Arrival, Done
+from slipstream.kv_transfer.api.transport import Done, MessageArrival
 from slipstream.kv_transfer.handoff.control_records import decode_record
 from slipstream.kv_transfer.handoff.message_plan import StreamPlan
 from slipstream.kv_transfer.handoff.receive_side import ReceiveSide
@@ -62,7 +62,7 @@ class SlowWire:
             self.tick()
         if self._sent:
             tag, num_bytes, done = self._sent.popleft()
-            self.receives.on_arrival(DECODE, Arrival(tag, num_bytes, None))
+            self.receives.on_arrival(DECODE, MessageArrival(tag, num_bytes, None))
             self.settle()
             assert self._landed is not None
             landed, self._landed = self._landed, None
@@ -100,16 +100,16 @@ class WireEnd:
     def can_send(self, link: Any, num_in_flight: int) -> bool:
         return num_in_flight == 0
 
-    def can_receive(self, arrival: Arrival, num_in_flight: int) -> bool:
+    def can_receive(self, arrival: MessageArrival, num_in_flight: int) -> bool:
         return True
 
-    def send(self, link: Any, tag: int, pages: Pages, done: Done) -> None:
+    def send(self, link: Any, tag: int, pages: MessagePages, done: Done) -> None:
         self._wire._sent.append((tag, 64 * 4 * len(pages.page_ids), done))
 
-    def receive(self, arrival: Arrival, pages: Pages, landed: Landed) -> None:
+    def receive(self, arrival: MessageArrival, pages: MessagePages, landed: Landed) -> None:
         self._wire._landed = landed
 
-    def discard(self, arrival: Arrival) -> None: ...
+    def discard(self, arrival: MessageArrival) -> None: ...
     def disconnect(self, link: Any) -> None: ...
 
 

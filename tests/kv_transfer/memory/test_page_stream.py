@@ -11,7 +11,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.kv_transfer.api.page_transport import Pages
+from slipstream.kv_transfer.api.page_transport import MessagePages
 from slipstream.kv_transfer.memory.host_pages import HostPagePool
 from slipstream.kv_transfer.memory.page_stream import PageStream, StreamLibrary
 from slipstream.kv_transfer.memory.row_copy import usable_variants
@@ -50,7 +50,7 @@ def pieces(num_bytes: int, piece_bytes: int) -> Iterator[tuple[int, int]]:
 class End:
     """A stream at one end, driven as by UCX."""
 
-    def __init__(self, streams: StreamLibrary, pool: HostPagePool, pages: Pages, spoil: bool = False) -> None:
+    def __init__(self, streams: StreamLibrary, pool: HostPagePool, pages: MessagePages, spoil: bool = False) -> None:
         self.stream = PageStream(streams, pool, pages, spoil)
         self._operations = Operations.from_address(streams.operations)
 
@@ -101,8 +101,8 @@ def test_pages_arrive_whatever_the_pieces_and_their_order(
     streams = library(variant)
     source, destination = make_pool(head_bytes, 1), make_pool(head_bytes, 2)
     source_ids, ids_there = np.array(ids[:num_pages], np.int64), np.array(ids[::-1][:num_pages], np.int64)
-    sender = End(streams, source, Pages(0, source_ids, heads, seed, num_layers))
-    receiver = End(streams, destination, Pages(0, ids_there, heads, seed, num_layers))
+    sender = End(streams, source, MessagePages(0, source_ids, heads, seed, num_layers))
+    receiver = End(streams, destination, MessagePages(0, ids_there, heads, seed, num_layers))
     num_bytes = len(sender.stream)
     message = bytearray(num_bytes)
     to_pack, to_unpack = (
@@ -136,7 +136,7 @@ def test_pages_arrive_whatever_the_pieces_and_their_order(
 @pytest.mark.parametrize("variant", usable_variants())
 def test_the_sums_of_a_stream_lie_in_one_line_of_the_cache(variant: str) -> None:
     """Across two pages of memory they are stored so slowly that a receiver takes 1.7 times as long."""
-    pages, pool = Pages(0, np.array([5, 1, 2], np.int64), range(2), 7), make_pool(4096, 1)
+    pages, pool = MessagePages(0, np.array([5, 1, 2], np.int64), range(2), 7), make_pool(4096, 1)
     streams = [PageStream(library(variant), pool, pages) for _ in range(16)]
     assert [stream.handle % 64 for stream in streams if stream.handle is not None] == [0] * 16
     for stream in streams:
@@ -146,7 +146,7 @@ def test_the_sums_of_a_stream_lie_in_one_line_of_the_cache(variant: str) -> None
 @pytest.mark.parametrize("variant", usable_variants())
 @pytest.mark.parametrize("flipped", [0, 5000, 3 * 2 * 4096 - 1, 3 * 2 * 4096])
 def test_a_flipped_bit_anywhere_is_noticed(variant: str, flipped: int) -> None:
-    pages = Pages(0, np.array([5, 1, 2], np.int64), range(2), 7)
+    pages = MessagePages(0, np.array([5, 1, 2], np.int64), range(2), 7)
     sender, receiver = (End(library(variant), make_pool(4096, seed), pages) for seed in (1, 2))
     message = bytearray(sender.pack(0, len(sender.stream)))
     message[flipped] ^= 4
@@ -156,7 +156,7 @@ def test_a_flipped_bit_anywhere_is_noticed(variant: str, flipped: int) -> None:
 
 @pytest.mark.parametrize("variant", usable_variants())
 def test_a_spoilt_stream_and_one_with_too_many_bytes_are_not_whole(variant: str) -> None:
-    pages = Pages(0, np.array([5, 1, 2], np.int64), range(2), 7)
+    pages = MessagePages(0, np.array([5, 1, 2], np.int64), range(2), 7)
     sender, receiver = (End(library(variant), make_pool(4096, seed), pages, spoil=True) for seed in (1, 2))
     assert receiver.unpack(0, sender.pack(0, len(sender.stream))) == OK
     assert not receiver.stream.is_whole()
@@ -166,7 +166,7 @@ def test_a_spoilt_stream_and_one_with_too_many_bytes_are_not_whole(variant: str)
 @pytest.mark.parametrize("variant", usable_variants())
 def test_a_message_for_which_there_is_room_without_end_is_packed_as_a_whole(variant: str) -> None:
     """UCX asks so for one that fits into a single segment."""
-    pages = Pages(0, np.array([5, 1, 2], np.int64), range(2), 7)
+    pages = MessagePages(0, np.array([5, 1, 2], np.int64), range(2), 7)
     sender, receiver = (End(library(variant), make_pool(2048, seed), pages) for seed in (1, 2))
     out = create_string_buffer(len(sender.stream))
     state = sender._operations.start_pack(None, sender.stream.handle, 1)

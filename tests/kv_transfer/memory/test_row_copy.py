@@ -11,11 +11,11 @@ import xxhash
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from slipstream.kv_transfer.api.page_transport import Pages
+from slipstream.kv_transfer.api.page_transport import MessagePages
 from slipstream.kv_transfer.memory import row_copy
 from slipstream.kv_transfer.memory.host_pages import HostPagePool
 from slipstream.kv_transfer.memory.page_pull import PagePull, pull_pages, sum_pages
-from slipstream.kv_transfer.memory.row_copy import MIN_BYTES, NEEDED_FLAGS, CopyRows, RowCopy, Table, copy_rows
+from slipstream.kv_transfer.memory.row_copy import MIN_BYTES, NEEDED_FLAGS, CopyRows, RowCopy, RowTable, copy_rows
 
 NUM_ROWS = 20
 
@@ -52,8 +52,8 @@ def test_rows_are_copied_and_summed_like_by_numpy_and_xxhash(
     to = np.zeros((NUM_ROWS, stride), np.uint8)
     source_ids = np.array(ids[:num_runs], np.int64)
     to_ids = np.array(ids[::-1][:num_runs], np.int64)
-    table = Table(source, source.ctypes.data, NUM_ROWS, row_bytes, stride)
-    to_table = None if way == "look" else Table(to, to.ctypes.data, NUM_ROWS, row_bytes, stride)
+    table = RowTable(source, source.ctypes.data, NUM_ROWS, row_bytes, stride)
+    to_table = None if way == "look" else RowTable(to, to.ctypes.data, NUM_ROWS, row_bytes, stride)
     copy = RowCopy(to_table, to_ids, table, source_ids, num_runs, seed, way == "past caches")
     expected = source[source_ids, :row_bytes]
     assert copy_rows(native(variant), [copy]) == [xxhash.xxh3_64_intdigest(expected.tobytes(), seed=seed)]
@@ -68,7 +68,7 @@ def test_rows_are_copied_and_summed_like_by_numpy_and_xxhash(
 def test_a_copy_of_rows_that_are_not_there_touches_nothing_and_the_others_are_made(variant: str, bad: int) -> None:
     source, to = np.full((NUM_ROWS, 512), 5, np.uint8), np.zeros((NUM_ROWS, 512), np.uint8)
     good_ids, bad_ids = np.array([3], np.int64), np.array([2, bad], np.int64)
-    from_table, to_table = Table.of_buffer(source.reshape(-1), 512), Table.of_buffer(to.reshape(-1), 512)
+    from_table, to_table = RowTable.of_buffer(source.reshape(-1), 512), RowTable.of_buffer(to.reshape(-1), 512)
     copies = [
         RowCopy(to_table, bad_ids, from_table, None, 2, 0),
         RowCopy(to_table, None, from_table, bad_ids, 2, 0),
@@ -95,8 +95,8 @@ def test_pulling_gives_the_sum_that_the_source_has_made(
     array = np.zeros((3, 12, 2, page_bytes), np.uint8)
     pool = HostPagePool(array)
     ids, source_ids = np.array([11, 0, 4], np.int64), np.array([1, 9, 2], np.int64)
-    [told] = sum_pages(source, [Pages(1, source_ids, range(2, 4), 77, num_layers)])
-    pull = PagePull(Pages(1, ids, range(2), 77, num_layers), source, source_ids, range(2, 4))
+    [told] = sum_pages(source, [MessagePages(1, source_ids, range(2, 4), 77, num_layers)])
+    pull = PagePull(MessagePages(1, ids, range(2), 77, num_layers), source, source_ids, range(2, 4))
     assert pull_pages(pool, [pull]) == [told]
     expected = np.zeros_like(array)
     gathered = np.empty((num_layers, math.prod((3, 2, page_bytes))), np.uint8)

@@ -8,12 +8,12 @@ from itertools import count
 import numpy as np
 import pytest
 
-from slipstream.kv_transfer.api.page_transport import FireDrill, Pages
+from slipstream.kv_transfer.api.page_transport import FaultInjection, MessagePages
 from slipstream.kv_transfer.api.ticket import TransferAddress
-from slipstream.kv_transfer.api.transport import Arrival, Link
+from slipstream.kv_transfer.api.transport import Link, MessageArrival
 from slipstream.kv_transfer.memory.host_pages import HostPagePool
 from slipstream.kv_transfer.memory.pool_memory import PoolMemory
-from slipstream.kv_transfer.shared_memory.shm_transport import SharedPoolTransport
+from slipstream.kv_transfer.shared_memory.shm_transport import ShmTransport
 
 SHAPE = (1, 8, 2, 1024)
 ports = count(1)
@@ -23,34 +23,34 @@ class Listener:
     """`TransportEvents` of an end that takes offers and does nothing about them."""
 
     def __init__(self) -> None:
-        self.arrivals: list[Arrival] = []
+        self.arrivals: list[MessageArrival] = []
 
     def on_link(self, link: Link) -> None: ...
     def on_record(self, link: Link, record: bytes) -> None: ...
     def on_lost(self, link: Link, reason: str) -> None: ...
 
-    def on_arrival(self, arrival: Arrival) -> None:
+    def on_arrival(self, arrival: MessageArrival) -> None:
         self.arrivals.append(arrival)
 
 
-def post_all(transport: SharedPoolTransport, link: Link, num_in_flight: int) -> int:
+def post_all(transport: ShmTransport, link: Link, num_in_flight: int) -> int:
     """Sends for as long as there is room; returns how many there were."""
     num_posted = 0
     while transport.can_send(link, num_in_flight + num_posted):
-        transport.send(link, num_posted, Pages(0, np.arange(4, dtype=np.int64), range(2), 1), lambda error: None)
+        transport.send(link, num_posted, MessagePages(0, np.arange(4, dtype=np.int64), range(2), 1), lambda error: None)
         num_posted += 1
     return num_posted
 
 
 @pytest.fixture
-def shared() -> Iterator[Callable[[], SharedPoolTransport]]:
-    opened: list[SharedPoolTransport] = []
+def shared() -> Iterator[Callable[[], ShmTransport]]:
+    opened: list[ShmTransport] = []
 
-    def open_one() -> SharedPoolTransport:
+    def open_one() -> ShmTransport:
         memory = PoolMemory(int(np.prod(SHAPE)))
         pool = HostPagePool(np.frombuffer(memory.buffer, np.uint8).reshape(SHAPE), memory)
         address = TransferAddress("batches-of-messages", next(ports))
-        opened.append(SharedPoolTransport(address, pool, "token", FireDrill(0)))
+        opened.append(ShmTransport(address, pool, "token", FaultInjection(0)))
         return opened[-1]
 
     yield open_one
@@ -58,7 +58,7 @@ def shared() -> Iterator[Callable[[], SharedPoolTransport]]:
         transport.close()
 
 
-def test_a_shared_pool_offers_one_message_and_then_batches(shared: Callable[[], SharedPoolTransport]) -> None:
+def test_a_shared_pool_offers_one_message_and_then_batches(shared: Callable[[], ShmTransport]) -> None:
     sender, receiver = shared(), shared()
     listener = Listener()
     sender.start(Listener())
@@ -77,7 +77,7 @@ def test_a_shared_pool_offers_one_message_and_then_batches(shared: Callable[[], 
 
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_a_copy_is_judged_when_its_sum_has_come_or_the_link_is_down(
-    shared: Callable[[], SharedPoolTransport], is_cut: bool
+    shared: Callable[[], ShmTransport], is_cut: bool
 ) -> None:
     sender, receiver = shared(), shared()
     listener = Listener()
@@ -86,7 +86,7 @@ def test_a_copy_is_judged_when_its_sum_has_come_or_the_link_is_down(
     link = sender.connect(receiver.address)
     while receiver.progress() or sender.progress():
         continue
-    pages = Pages(0, np.arange(4, dtype=np.int64), range(2), 1)
+    pages = MessagePages(0, np.arange(4, dtype=np.int64), range(2), 1)
     sent: list[str | None] = []
     landed: list[tuple[str | None, bool]] = []
     sender.send(link, 7, pages, sent.append)

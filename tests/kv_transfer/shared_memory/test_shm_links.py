@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.kv_transfer.api.page_transport import Pages
+from slipstream.kv_transfer.api.page_transport import MessagePages
 from slipstream.kv_transfer.api.ticket import PeerId, TransferAddress
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.kv_transfer.api.transfer_events import ReceiveFailed, SendFailed, Sent
@@ -21,7 +21,7 @@ from slipstream.kv_transfer.memory.huge_pages import Memory
 from slipstream.kv_transfer.memory.page_pull import sum_pages
 from slipstream.kv_transfer.shared_memory import shm_offers as shared_offers
 from slipstream.kv_transfer.shared_memory.shm_link import fill_packets
-from slipstream.kv_transfer.sockets.link_authentication import Greeter
+from slipstream.kv_transfer.sockets.link_authentication import LinkAuthenticator
 from tests.support.kv_transfer.ranks import PAGE_IDS, SHAPE, Rank, assert_transfers
 from tests.support.kv_transfer.tickets import make_ticket
 from tests.support.kv_transfer.waiting import EVENT_S, wait_until
@@ -134,8 +134,8 @@ def test_a_rank_with_another_token_is_turned_away(open_rank: Open, way: str) -> 
 
 def test_a_caller_that_guesses_the_name_is_turned_away(open_rank: Open, caplog: pytest.LogCaptureFixture) -> None:
     destination = open_rank("decode")
-    name = Greeter("secret").socket_name(destination.agent.address)
-    for packet in (b"x", Greeter("guessed").greet(destination.agent.address, bytes(32)), b""):
+    name = LinkAuthenticator("secret").socket_name(destination.agent.address)
+    for packet in (b"x", LinkAuthenticator("guessed").greet(destination.agent.address, bytes(32)), b""):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
             stranger.settimeout(EVENT_S)
             stranger.connect("\0" + name)
@@ -150,7 +150,7 @@ def test_pages_that_change_after_they_were_offered_are_caught(open_rank: Open, m
     """What a reader finds that went on too late: it must not take it for what was meant."""
     summed_up: list[int] = []  # pages of a layer
 
-    def sum_up(pool: HostPages, several: Sequence[Pages]) -> list[int]:
+    def sum_up(pool: HostPages, several: Sequence[MessagePages]) -> list[int]:
         sums = sum_pages(pool, several)
         summed_up.extend(len(pages.page_ids) * pages.num_layers for pages in several)
         return sums
@@ -190,7 +190,11 @@ def test_running_out_of_file_descriptors_turns_callers_away_and_does_not_end_the
     if way == "ucx":
         family, kind, target = socket.AF_INET, socket.SOCK_STREAM, (address.host, address.port)
     else:
-        family, kind, target = socket.AF_UNIX, socket.SOCK_SEQPACKET, "\0" + Greeter("secret").socket_name(address)
+        family, kind, target = (
+            socket.AF_UNIX,
+            socket.SOCK_SEQPACKET,
+            "\0" + LinkAuthenticator("secret").socket_name(address),
+        )
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     with socket.socket(family, kind) as stranger, contextlib.ExitStack() as taken:
         stranger.settimeout(EVENT_S)
@@ -245,7 +249,7 @@ def few_files(num_free: int) -> Iterator[None]:
 
 def test_a_greeting_is_for_one_listener_and_one_token_and_an_answer_for_one_greeting() -> None:
     here, there = TransferAddress("127.0.0.1", 1), TransferAddress("127.0.0.1", 2)
-    greeter, other = Greeter("secret"), Greeter("guessed")
+    greeter, other = LinkAuthenticator("secret"), LinkAuthenticator("guessed")
     greeting = greeter.greet(here, b"body")
     assert greeter.check_greeting(here, greeting) == b"body"
     assert greeter.check_greeting(there, greeting) is None

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, cast
 
 from slipstream.kv_transfer.api.ticket import TransferAddress
-from slipstream.kv_transfer.shared_memory.shm_link import SharedLink
+from slipstream.kv_transfer.shared_memory.shm_link import ShmLink
 from slipstream.kv_transfer.sockets.packet_socket import PacketSocket
-from slipstream.kv_transfer.transports.auto_transport import FIRST_PATIENCE_S, HostTransport
+from slipstream.kv_transfer.transports.auto_transport import FIRST_PATIENCE_S, AutoTransport
 
 PEER, OTHER = TransferAddress("here", 1), TransferAddress("here", 2)
 
@@ -21,7 +21,7 @@ class Way:
     def start(self, events: Any) -> None: ...
 
     def connect(self, address: TransferAddress) -> Any:
-        return SharedLink(cast(PacketSocket, None), b"") if self._is_shared else address
+        return ShmLink(cast(PacketSocket, None), b"") if self._is_shared else address
 
 
 class Events:
@@ -33,19 +33,19 @@ class Events:
 
 def test_a_peer_that_turns_shared_memory_down_is_asked_again_after_a_while_and_each_time_later() -> None:
     now = 100.0
-    transport = HostTransport(cast(Any, Way(True)), cast(Any, Way(False)), lambda: now)
+    transport = AutoTransport(cast(Any, Way(True)), cast(Any, Way(False)), lambda: now)
     transport.start(cast(Any, Events()))
     patience_s = FIRST_PATIENCE_S
     for _ in range(3):
         link = transport.connect(PEER)
-        assert isinstance(link, SharedLink)
+        assert isinstance(link, ShmLink)
         transport.on_lost(link, "too many open files")
         now += patience_s - 1
         assert transport.connect(PEER) == PEER, "it is called over the network meanwhile"
-        assert isinstance(transport.connect(OTHER), SharedLink), "others are not meant"
+        assert isinstance(transport.connect(OTHER), ShmLink), "others are not meant"
         now += 1
         patience_s *= 2
     link = transport.connect(PEER)
     transport.on_record(link, b"")  # it takes it this time
     transport.on_lost(link, "it has died")
-    assert isinstance(transport.connect(PEER), SharedLink)
+    assert isinstance(transport.connect(PEER), ShmLink)

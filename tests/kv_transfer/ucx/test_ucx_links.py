@@ -15,8 +15,8 @@ import pytest
 from slipstream.kv_transfer.api.ticket import PeerId, TransferAddress
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.kv_transfer.api.transfer_events import Received, SendFailed, Sent
-from slipstream.kv_transfer.sockets.link_authentication import Greeter
-from slipstream.kv_transfer.sockets.pending_handshakes import MAX_CALLERS
+from slipstream.kv_transfer.sockets.link_authentication import LinkAuthenticator
+from slipstream.kv_transfer.sockets.pending_handshakes import MAX_PENDING_HANDSHAKES
 from slipstream.kv_transfer.ucx import ucx_context
 from slipstream.kv_transfer.ucx.ucx_link import SEGMENT_BYTES, WINDOW_BYTES
 from tests.support.kv_transfer.ranks import PAGE_IDS, SHAPE, Rank, assert_transfers
@@ -87,7 +87,7 @@ def test_strangers_on_the_port_do_no_harm(open_rank: Open) -> None:
     source, destination = open_rank("prefill", value=7), open_rank("decode")
     address = destination.agent.address
     generator = random.Random(0)
-    silent = [socket.create_connection((address.host, address.port)) for _ in range(2 * MAX_CALLERS)]
+    silent = [socket.create_connection((address.host, address.port)) for _ in range(2 * MAX_PENDING_HANDSHAKES)]
     for size in (0, 1, 2, 9, 17, 147, 1000):
         with socket.create_connection((address.host, address.port)) as stranger:
             stranger.sendall(struct.pack("<H", size) + generator.randbytes(size))
@@ -163,10 +163,10 @@ def test_garbage_and_callers_that_dawdle_leave_other_links_alone(open_rank: Open
     source, destination = open_rank("prefill", value=7, way=way), open_rank("decode", way=way)
     assert_transfers(source, destination)
     address = destination.agent.address
-    good = Greeter("").greet(address, b"x" * 64)
+    good = LinkAuthenticator("").greet(address, b"x" * 64)
     generator = random.Random(1)
     with contextlib.ExitStack() as callers:
-        for number in range(3 * MAX_CALLERS):
+        for number in range(3 * MAX_PENDING_HANDSHAKES):
             caller = callers.enter_context(call(address, way))
             with contextlib.suppress(OSError):  # turned away already
                 match number % 4:
@@ -175,7 +175,7 @@ def test_garbage_and_callers_that_dawdle_leave_other_links_alone(open_rank: Open
                     case 1:  # the beginning of a greeting
                         caller.send(framed(good, way)[: generator.randrange(1, len(good))])
                     case 2:  # a greeting of somebody with another token
-                        caller.send(framed(Greeter("guessed").greet(address, b"x" * 64), way))
+                        caller.send(framed(LinkAuthenticator("guessed").greet(address, b"x" * 64), way))
                     case 3:  # a good greeting with a body that is none
                         caller.send(framed(good, way))
             if number % 16 == 0:
@@ -201,7 +201,7 @@ def test_a_caller_with_the_token_and_a_false_address_ends_its_own_link_alone(ope
     generator = random.Random(2)
     for body in (b"", b"\0", bytes(147), *(bytes((form,)) + generator.randbytes(200) for form in range(1, 16))):
         with call(at, "ucx") as caller:
-            caller.sendall(framed(Greeter("").greet(at, body), "ucx"))
+            caller.sendall(framed(LinkAuthenticator("").greet(at, body), "ucx"))
             while caller.recv(1 << 16):  # an answer, perhaps, and the end
                 continue
     wait_until(lambda: destination.agent.stats().links_open == 1)
@@ -213,7 +213,7 @@ def call(address: TransferAddress, way: str) -> socket.socket:
         return socket.create_connection((address.host, address.port), timeout=EVENT_S)
     caller = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     caller.settimeout(EVENT_S)
-    caller.connect("\0" + Greeter("").socket_name(address))
+    caller.connect("\0" + LinkAuthenticator("").socket_name(address))
     return caller
 
 
