@@ -1,8 +1,8 @@
 """The native parts, the CPU kernels and the copying of KV pages: each compiled once for AVX-512 and once for AVX2.
 
 Everything else about the package is in pyproject.toml. The libraries have a plain C interface and are loaded with
-ctypes (`slipstream.kernels.cpu.library`, `slipstream.kv_transfer.memory.row_copy`), so that they fit any Python. They
-are optional: where they cannot be built, torch and numpy serve.
+ctypes (`slipstream.kernels.cpu.native_library`, `slipstream.kv_transfer.memory.row_copy`), so that they fit any Python.
+They are optional: where they cannot be built, torch and numpy serve.
 """
 
 from __future__ import annotations

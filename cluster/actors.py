@@ -37,12 +37,12 @@ from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.router.status.load_signals import Signals
 from slipstream.router.status.version_status import VersionStatus
-from slipstream.workers.config import WorkerConfig
-from slipstream.workers.report import WorkerReport
+from slipstream.workers.config.worker_config import WorkerConfig
+from slipstream.workers.telemetry.worker_report import WorkerReport
 
 if TYPE_CHECKING:
     from slipstream.router.router import Router
-    from slipstream.workers.group import GroupAddress
+    from slipstream.workers.group.group_executor import GroupAddress
     from slipstream.workers.worker import Worker
 
 T = TypeVar("T")
@@ -113,7 +113,7 @@ class RankHost(ProcessHost):
 
     def run(self, config: ByName[WorkerConfig], rank: int, address: GroupAddress) -> None:
         """Returns when the leader has ended normally. Raises WorkerFailed."""
-        from slipstream.workers.rank import RankWorker
+        from slipstream.workers.group.rank_worker import RankWorker
 
         RankWorker(settings_of(config), rank, address).run()
 

@@ -14,7 +14,7 @@ from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.router.config.router_config import ContentFormat, RouterConfig
 from slipstream.router.model_files.sampling_defaults import GenerationConfigUse
 from slipstream.router.protocol.messages import Role
-from slipstream.workers.config import EngineConfig
+from slipstream.workers.config.worker_config import EngineConfig
 
 VERSION = re.compile(r"[A-Za-z0-9._-]{1,64}")
 CLUSTER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")  # also a file name, and no option

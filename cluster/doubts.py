@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from slipstream.cluster.config import ClusterConfig
 from slipstream.cluster.memory_need import memory_parts
 from slipstream.cluster.model_dir import model_warnings
-from slipstream.kernels.cpu.library import why_not_native
+from slipstream.kernels.cpu.native_library import why_not_native
 from slipstream.kv_transfer.ucx.ucx_availability import MISSING, has_ucx
 from slipstream.router.process.container_limits import memory_limit, num_cores
 

@@ -13,7 +13,7 @@ from ray.exceptions import RayError
 from slipstream.cluster.fleet import MemberState
 from slipstream.cluster.kept import KeptGroup
 from slipstream.cluster.kept_router import KeptRouter
-from slipstream.workers.report import WorkerReport
+from slipstream.workers.telemetry.worker_report import WorkerReport
 
 CHANGING_S = 0.1
 SERVING_S = 1.0

@@ -19,7 +19,7 @@ from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.router.status.load_signals import Signals
 from slipstream.router.status.version_status import VersionStatus
-from slipstream.workers.report import WorkerReport
+from slipstream.workers.telemetry.worker_report import WorkerReport
 
 
 class Member(Protocol):

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.cluster.config import ClusterConfig
-from slipstream.workers.config import EngineConfig
-from slipstream.workers.engine.pool_size import ITEM_BYTES, page_bytes
-from slipstream.workers.models.config import ModelConfig
+from slipstream.workers.config.worker_config import EngineConfig
+from slipstream.workers.engine.limits.pool_size import ITEM_BYTES, page_bytes
+from slipstream.workers.models.directory.json_keys import ModelError
+from slipstream.workers.models.directory.model_config import ModelConfig
+from slipstream.workers.models.directory.rank_share import Rank
 from slipstream.workers.models.directory.weight_files import weight_file_names
-from slipstream.workers.models.json_keys import ModelError
-from slipstream.workers.models.rank_share import Rank
 
 MIB = 2**20
 PROCESS_MIB = 240  # what a worker of the demo model takes beside weights and pages: Python and PyTorch

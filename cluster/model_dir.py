@@ -14,16 +14,16 @@ from slipstream.cluster.settings_file import Key
 from slipstream.router.model_files.sampling_defaults import GenerationConfigError, SamplingDefaults
 from slipstream.router.text.conversion import VOCABULARIES
 from slipstream.router.text.unknown_tokens import unknown_tokens, warning_about
-from slipstream.workers.engine.errors import EngineConfigError
-from slipstream.workers.engine.pool_size import longest_sequence, stated_num_pages
-from slipstream.workers.models.config import CONFIG_FILE, ModelConfig
+from slipstream.workers.engine.limits.engine_errors import EngineConfigError
+from slipstream.workers.engine.limits.pool_size import longest_sequence, stated_num_pages
 from slipstream.workers.models.directory.end_tokens import end_token_ids
+from slipstream.workers.models.directory.json_keys import ModelError
+from slipstream.workers.models.directory.model_config import CONFIG_FILE, ModelConfig
+from slipstream.workers.models.directory.rank_share import Rank
+from slipstream.workers.models.directory.stored_quantization import int4_group
 from slipstream.workers.models.directory.tensor_check import check_ranks, check_tensors
 from slipstream.workers.models.directory.token_ids import TOKENIZER_FILE, token_ids
 from slipstream.workers.models.directory.weight_files import WeightFiles
-from slipstream.workers.models.json_keys import ModelError
-from slipstream.workers.models.quantization import int4_group
-from slipstream.workers.models.rank_share import Rank
 
 PATH: Key = ("model", "path")
 

@@ -13,7 +13,7 @@ from slipstream.cluster.config import ClusterConfig
 from slipstream.router.model_files.file_digest import DigestCache
 from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.model_files.sampling_defaults import PLAIN, SamplingDefaults
-from slipstream.workers.models.json_keys import read_json
+from slipstream.workers.models.directory.json_keys import read_json
 
 NUM_DIGITS = 8
 # The settings of an engine that affect its results.

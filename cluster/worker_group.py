@@ -17,8 +17,8 @@ from slipstream.cluster.placement import PoolResources
 from slipstream.cluster.settings_by_name import by_name
 from slipstream.router.process.addresses import Endpoint
 from slipstream.router.protocol.messages import Role
-from slipstream.workers.config import RoleSettings, WorkerConfig
-from slipstream.workers.report import WorkerReport
+from slipstream.workers.config.worker_config import RoleSettings, WorkerConfig
+from slipstream.workers.telemetry.worker_report import WorkerReport
 
 # What a rank's process imports before it knows its configuration. torch alone takes 2 to 4 s.
 WORKER_MODULES = ("slipstream.workers.worker",)

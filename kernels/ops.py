@@ -1,6 +1,6 @@
 """What the model asks of a device: an `Ops` object, and for each step an `AttentionStep`.
 
-`TorchOps` is plain torch and runs anywhere; `kernels/gpu/ops.py` has the same in Triton. A step in their words:
+`TorchOps` is plain torch and runs anywhere; `kernels/gpu/triton_ops.py` has the same in Triton. A step in their words:
 
     step = ops.begin_step(batch, attention, kv)                 once a step, for all layers
     for layer:  qkv = ops.norm_linear(x)
@@ -19,14 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slipstream.kernels.kv_pages import kv_rows, write_kv
-from slipstream.kernels.linear import linear, pack_weight
-from slipstream.kernels.paged_attention import AttentionPlan, paged_attention, plan_attention
-from slipstream.kernels.quantized_kv import is_quantized, page_tokens_of, write_quantized_kv
-from slipstream.kernels.quantized_weight import QuantizedWeight, quantized_linear
-from slipstream.kernels.rms_norm import rms_norm
-from slipstream.kernels.rotary import rotary_angles, rotary_embedding
-from slipstream.kernels.silu_mul import silu_mul
+from slipstream.kernels.attention.paged_attention import AttentionPlan, paged_attention, plan_attention
+from slipstream.kernels.elementwise.rms_norm import rms_norm
+from slipstream.kernels.elementwise.rotary import rotary_angles, rotary_embedding
+from slipstream.kernels.elementwise.silu_mul import silu_mul
+from slipstream.kernels.linear.packed_linear import linear, pack_weight
+from slipstream.kernels.pages.kv_pages import kv_rows, write_kv
+from slipstream.kernels.pages.quantized_kv import is_quantized, page_tokens_of, write_quantized_kv
+from slipstream.kernels.quantization.quantized_weight import QuantizedWeight, quantized_linear
 
 Weight = Tensor | QuantizedWeight
 

@@ -23,11 +23,11 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from slipstream.router.protocol.messages import EngineRequest, SamplingParams, pack_ids
-from slipstream.workers.engine.engine import Engine
-from slipstream.workers.engine.limits import EngineLimits
-from slipstream.workers.engine.runner import GreedyTokens, ModelRunner
-from slipstream.workers.models.batch import StepBatch
-from slipstream.workers.models.config import ModelConfig
+from slipstream.workers.engine.execution.model_runner import GreedyTokens, ModelRunner
+from slipstream.workers.engine.limits.engine_limits import EngineLimits
+from slipstream.workers.engine.native_engine import Engine
+from slipstream.workers.models.directory.model_config import ModelConfig
+from slipstream.workers.models.interface.step_batch import StepBatch
 
 PAGE_TOKENS = 16
 ISL, OSL = 128, 512

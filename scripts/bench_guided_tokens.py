@@ -28,10 +28,10 @@ from scripts.guided_bench.schemas import SCHEMAS  # noqa: E402
 from slipstream.router.protocol.grammar import JsonStyle  # noqa: E402
 from slipstream.router.protocol.messages import EngineRequest, SamplingParams, pack_ids  # noqa: E402
 from slipstream.router.structured_output.json_grammar import json_guide  # noqa: E402
-from slipstream.workers.config import EngineConfig  # noqa: E402
-from slipstream.workers.engine.build import build_runner, engine_limits  # noqa: E402
-from slipstream.workers.engine.engine import Engine  # noqa: E402
-from slipstream.workers.engine.guides import GuideBook  # noqa: E402
+from slipstream.workers.config.worker_config import EngineConfig  # noqa: E402
+from slipstream.workers.engine.engine_builder import build_runner, engine_limits  # noqa: E402
+from slipstream.workers.engine.native_engine import Engine  # noqa: E402
+from slipstream.workers.engine.structured_output.grammars import GuideBook  # noqa: E402
 
 WAYS = {
     "open, any white space": JsonStyle("any", True),

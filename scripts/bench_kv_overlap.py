@@ -43,14 +43,14 @@ from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.kv_transfer.api.transport import MessageArrival
 from slipstream.router.protocol.messages import EngineRequest, SamplingParams, pack_ids
-from slipstream.workers.config import EngineConfig, WorkerConfig
-from slipstream.workers.engine.build import build_engine
-from slipstream.workers.engine.engine import Engine
-from slipstream.workers.engine.plan import PageSend, SendProgress
-from slipstream.workers.engine.runner import PageSink
-from slipstream.workers.group_transfers import RankOutcome
-from slipstream.workers.models.tensor_parallel import TensorParallel
-from slipstream.workers.rank_parts import RankParts, rank_parts
+from slipstream.workers.config.worker_config import EngineConfig, WorkerConfig
+from slipstream.workers.engine.engine_builder import build_engine
+from slipstream.workers.engine.execution.model_runner import PageSink
+from slipstream.workers.engine.native_engine import Engine
+from slipstream.workers.engine.plan.step_plan import PageSend, SendProgress
+from slipstream.workers.group.rank_parts import RankParts, rank_parts
+from slipstream.workers.models.interface.tensor_parallel import TensorParallel
+from slipstream.workers.transfers.group_transfers import RankOutcome
 
 NUM_STREAMS, STREAM_ISL = 4, 128
 COLUMNS = 72  # of the timeline

@@ -28,7 +28,7 @@ from slipstream.router.config.router_config import DispatchConfig, PolicyName, S
 from slipstream.router.protocol.generation import Slo
 from slipstream.router.protocol.messages import Role
 from slipstream.router.requests.placement_decision import REMOTE_REASONS
-from slipstream.workers.mock.profile import MockProfile
+from slipstream.workers.mock.mock_profile import MockProfile
 
 PROFILE = MockProfile(
     num_pages=24_576,  # 393,000 tokens

@@ -33,17 +33,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from slipstream.kernels.cpu.library import native_library
-from slipstream.kernels.quantized_weight import dequantize, quantize_int4
+from slipstream.kernels.cpu.native_library import native_library
+from slipstream.kernels.quantization.quantized_weight import dequantize, quantize_int4
 from slipstream.router.protocol.messages import EngineRequest, SamplingParams, pack_ids
-from slipstream.workers.config import EngineConfig
-from slipstream.workers.engine.build import build_engine, build_runner, engine_limits
-from slipstream.workers.engine.engine import Engine
-from slipstream.workers.engine.step_arrays import SequenceSlice
-from slipstream.workers.models.batch import StepBatch
-from slipstream.workers.models.native import NativeLlama, load_native
-from slipstream.workers.models.pool import kv_dtype, kv_shape
-from slipstream.workers.models.quantization import KvCacheDtype, OnLoad
+from slipstream.workers.config.worker_config import EngineConfig
+from slipstream.workers.engine.engine_builder import build_engine, build_runner, engine_limits
+from slipstream.workers.engine.native_engine import Engine
+from slipstream.workers.models.directory.stored_quantization import KvCacheDtype, OnLoad
+from slipstream.workers.models.interface.kv_shape import kv_dtype, kv_shape
+from slipstream.workers.models.interface.step_arrays import SequenceSlice
+from slipstream.workers.models.interface.step_batch import StepBatch
+from slipstream.workers.models.native_llama import NativeLlama, load_native
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMO_MODEL = ROOT / "models" / "slipstream-demo"

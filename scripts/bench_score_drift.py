@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.kernels.cpu.library import native_library
+from slipstream.kernels.cpu.native_library import native_library
 from slipstream.router.protocol.messages import EngineRequest, SamplingParams, TokenLogprob, pack_ids
-from slipstream.workers.config import EngineConfig
-from slipstream.workers.engine.build import build_runner, engine_limits
-from slipstream.workers.engine.engine import Engine
+from slipstream.workers.config.worker_config import EngineConfig
+from slipstream.workers.engine.engine_builder import build_runner, engine_limits
+from slipstream.workers.engine.native_engine import Engine
 
 DEMO = Path(__file__).resolve().parents[1] / "models" / "slipstream-demo"
 NUM_TOKENS = 160

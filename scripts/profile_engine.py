@@ -32,18 +32,18 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "engine_bench")]
 from timed_ops import time_ops  # noqa: E402
 from yardstick_models import make_model  # noqa: E402
 
-from slipstream.kernels.cpu.interface import OPS  # noqa: E402
-from slipstream.kernels.cpu.library import native_library  # noqa: E402
+from slipstream.kernels.cpu.c_interface import OPS  # noqa: E402
+from slipstream.kernels.cpu.native_library import native_library  # noqa: E402
 from slipstream.router.protocol.messages import EngineRequest, SamplingParams, pack_ids  # noqa: E402
-from slipstream.workers.config import EngineConfig  # noqa: E402
-from slipstream.workers.engine.build import build_engine, engine_limits  # noqa: E402
-from slipstream.workers.engine.engine import Engine  # noqa: E402
-from slipstream.workers.engine.runner import ModelRunner  # noqa: E402
-from slipstream.workers.models.config import ModelConfig  # noqa: E402
-from slipstream.workers.models.loader import TORCH_DTYPES, load_model  # noqa: E402
-from slipstream.workers.models.native import load_native  # noqa: E402
-from slipstream.workers.models.pool import kv_shape  # noqa: E402
-from slipstream.workers.models.weight_cache import default_directory  # noqa: E402
+from slipstream.workers.config.worker_config import EngineConfig  # noqa: E402
+from slipstream.workers.engine.engine_builder import build_engine, engine_limits  # noqa: E402
+from slipstream.workers.engine.execution.model_runner import ModelRunner  # noqa: E402
+from slipstream.workers.engine.native_engine import Engine  # noqa: E402
+from slipstream.workers.models.directory.model_config import ModelConfig  # noqa: E402
+from slipstream.workers.models.interface.kv_shape import kv_shape  # noqa: E402
+from slipstream.workers.models.model_loader import TORCH_DTYPES, load_model  # noqa: E402
+from slipstream.workers.models.native_llama import load_native  # noqa: E402
+from slipstream.workers.models.weights.weight_cache import default_directory  # noqa: E402
 
 FORMS = ("torch", "native")
 BATCHES, PROMPTS = (1, 8, 32), (128, 512, 1024)

@@ -75,8 +75,8 @@ SLOW_FILES = (
     "kv_transfer/ucx/test_ucx_links.py",
     "workers/engine/test_engine_properties.py",
     "workers/engine/test_exact_scores.py",
-    "workers/engine/test_guides.py",
-    "workers/engine/test_gpu_runner.py",
+    "workers/engine/structured_output/test_grammars.py",
+    "workers/engine/execution/test_gpu_runner.py",
     "workers/mock/test_mock_cluster.py",
     "workers/mock/test_router_killed_tls.py",
     "router/api/openai/test_bad_requests.py",
@@ -85,9 +85,9 @@ SLOW_FILES = (
     "router/text/test_prompts.py",
     "router/http/test_limits.py",
     "cluster/plan/test_plan.py",
-    "workers/models/test_loader.py",
+    "workers/models/test_model_loader.py",
     "router/dispatch/test_versions_http.py",
-    "workers/engine/test_sampler.py",
+    "workers/engine/sampling/test_sampler.py",
     "kv_transfer/nccl/test_process_group_transport.py",
     "router/access/test_http.py",
     "cluster/bench/test_bench_command.py",
@@ -98,11 +98,11 @@ SLOW_FILES = (
     "router/http/failover/test_socket_holder.py",
     "cluster/test_reaper.py",
     "router/placement/prefix/test_prefix_index.py",
-    "workers/models/test_weight_cache.py",
-    "workers/test_roles.py",
-    "workers/engine/test_page_pool.py",
-    "kernels/test_paged_attention.py",
-    "workers/engine/test_quantized_pages.py",
+    "workers/models/weights/test_weight_cache.py",
+    "workers/roles/test_roles.py",
+    "workers/engine/kv_cache/test_page_pool.py",
+    "kernels/attention/test_paged_attention.py",
+    "workers/engine/kv_cache/test_quantized_pages.py",
     "kernels/gpu/test_fp8_linear.py",
     "router/http/test_slow_clients.py",
     "router/http/test_hard_clients.py",
@@ -138,10 +138,10 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """`tiny_model_dir(family)`: the directory of a tiny random model (see `tests/workers/tiny_models.py`), built once
-    a session. Shared between tests: read only."""
+    """`tiny_model_dir(family)`: the directory of a tiny random model (see `tests/support/workers/tiny_models.py`),
+    built once a session. Shared between tests: read only."""
     # Imported here so that folders which need no model do not wait for transformers.
-    from tests.workers.tiny_models import build_tiny_model
+    from tests.support.workers.tiny_models import build_tiny_model
 
     built: dict[str, Path] = {}
 

@@ -24,16 +24,16 @@ from slipstream.router.protocol.messages import (
     WorkerMessage,
 )
 from slipstream.router.protocol.messages import Role as RoleName
-from slipstream.workers.block_events import BlockEvents
-from slipstream.workers.engine.engine import Engine
-from slipstream.workers.group_transfers import GroupTransfers, RankOutcome
-from slipstream.workers.inbox import Inbox
-from slipstream.workers.report import WorkerFailed, WorkerState
-from slipstream.workers.request_log import RequestLog
-from slipstream.workers.role import Role
-from slipstream.workers.stats_book import StatsBook
-from slipstream.workers.step_times import StepSampler
-from slipstream.workers.ticket_office import TicketOffice
+from slipstream.workers.engine.native_engine import Engine
+from slipstream.workers.process.inbox import Inbox
+from slipstream.workers.roles.role import Role
+from slipstream.workers.telemetry.block_events import BlockEvents
+from slipstream.workers.telemetry.request_log import RequestLog
+from slipstream.workers.telemetry.stats_collector import StatsBook
+from slipstream.workers.telemetry.step_times import StepSampler
+from slipstream.workers.telemetry.worker_report import WorkerFailed, WorkerState
+from slipstream.workers.transfers.group_transfers import GroupTransfers, RankOutcome
+from slipstream.workers.transfers.ticket_issuer import TicketOffice
 
 log = logging.getLogger(__name__)
 

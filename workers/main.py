@@ -19,8 +19,8 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from slipstream.router.process.log_level import log_level
-from slipstream.workers.config import WorkerConfig
-from slipstream.workers.report import WorkerFailed
+from slipstream.workers.config.worker_config import WorkerConfig
+from slipstream.workers.telemetry.worker_report import WorkerFailed
 
 
 @click.command()
@@ -34,7 +34,7 @@ def main(path: Path, rank: int | None) -> None:
         raise click.UsageError(f"{path}: {error}") from error
     logging.basicConfig(level=log_level(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     # Imported here because torch takes a second to import, and bad settings should be reported before that.
-    from slipstream.workers.program import run_leader, run_rank
+    from slipstream.workers.group_processes import run_leader, run_rank
 
     try:
         if rank is None:

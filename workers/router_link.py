@@ -11,9 +11,9 @@ from functools import partial
 from slipstream.router.protocol.messages import Hello, Ping, Pong, Rejected, RouterMessage, Welcome, WorkerMessage
 from slipstream.router.protocol.wire import FrameProtocol, Message, WireError
 from slipstream.workers.engine_loop import EngineEvent, LinkLost
-from slipstream.workers.inbox import Inbox, InboxFull
-from slipstream.workers.keep_alive import keep_alive
-from slipstream.workers.report import WorkerFailed
+from slipstream.workers.process.inbox import Inbox, InboxFull
+from slipstream.workers.process.keep_alive import keep_alive
+from slipstream.workers.telemetry.worker_report import WorkerFailed
 
 RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 1.0

@@ -30,38 +30,38 @@ from slipstream.router.protocol.messages import (
     StepTime,
 )
 from slipstream.router.protocol.messages import Role as RoleName
-from slipstream.workers.compute_thread import ComputeThread
-from slipstream.workers.config import WorkerConfig
-from slipstream.workers.decode import DecodeRole
-from slipstream.workers.engine.build import build_engine
-from slipstream.workers.engine.engine import Engine
-from slipstream.workers.engine.errors import EngineConfigError
-from slipstream.workers.engine.guides import GuideBook
-from slipstream.workers.engine.limits import EngineLimits
-from slipstream.workers.engine.step_timer import time_steps
+from slipstream.workers.config.worker_config import WorkerConfig
+from slipstream.workers.engine.engine_builder import build_engine
+from slipstream.workers.engine.limits.engine_errors import EngineConfigError
+from slipstream.workers.engine.limits.engine_limits import EngineLimits
+from slipstream.workers.engine.native_engine import Engine
+from slipstream.workers.engine.structured_output.grammars import GuideBook
 from slipstream.workers.engine_loop import EngineEvent, EngineLoop, GroupBroken, GuideReady, Stop, TransferEnded
-from slipstream.workers.group import (
+from slipstream.workers.group.group_executor import (
     GroupAddress,
     GroupExecutor,
     MeetingPoint,
     RemoteRank,
     join_process_group,
 )
-from slipstream.workers.group_transfers import GroupTransfers, RankOutcome
-from slipstream.workers.inbox import Inbox
-from slipstream.workers.models.json_keys import ModelError
-from slipstream.workers.models.tensor_parallel import TensorParallel
-from slipstream.workers.prefill import PrefillRole
-from slipstream.workers.rank_parts import RankParts, rank_parts
-from slipstream.workers.report import WorkerFailed, WorkerReport
-from slipstream.workers.reporter import Reporter
-from slipstream.workers.role import Role
+from slipstream.workers.group.rank_parts import RankParts, rank_parts
+from slipstream.workers.models.directory.json_keys import ModelError
+from slipstream.workers.models.interface.tensor_parallel import TensorParallel
+from slipstream.workers.process.compute_thread import ComputeThread
+from slipstream.workers.process.inbox import Inbox
+from slipstream.workers.process.watchdog import Watchdog
+from slipstream.workers.roles.decode import DecodeRole
+from slipstream.workers.roles.prefill import PrefillRole
+from slipstream.workers.roles.role import Role
 from slipstream.workers.router_link import RouterLink
-from slipstream.workers.stats_book import StatsBook
-from slipstream.workers.step_times import StepSampler
 from slipstream.workers.telemetry.engine_build import build_of
-from slipstream.workers.ticket_office import TicketOffice
-from slipstream.workers.watchdog import Watchdog
+from slipstream.workers.telemetry.reporter import Reporter
+from slipstream.workers.telemetry.stats_collector import StatsBook
+from slipstream.workers.telemetry.step_timer import time_steps
+from slipstream.workers.telemetry.step_times import StepSampler
+from slipstream.workers.telemetry.worker_report import WorkerFailed, WorkerReport
+from slipstream.workers.transfers.group_transfers import GroupTransfers, RankOutcome
+from slipstream.workers.transfers.ticket_issuer import TicketOffice
 
 # Errors that say, in one sentence, what is wrong with the settings, the model or the machine.
 SETUP_ERRORS = (ModelError, FilesChanged, EngineConfigError, StagingError, TransportError)

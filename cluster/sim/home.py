@@ -10,7 +10,7 @@ from slipstream.cluster.sim.network import Card, Network
 from slipstream.cluster.sim.page_room import PageRoom
 from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.protocol.messages import EngineRequest, WorkerMessage
-from slipstream.workers.ticket_office import TicketOffice
+from slipstream.workers.transfers.ticket_issuer import TicketOffice
 
 
 class Home(Protocol):

@@ -10,7 +10,7 @@ from slipstream.cluster.sim.chain import PageNames
 from slipstream.cluster.sim.network import Card, Transfer
 from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.router.protocol.messages import FinishReason, Hello, TokenChunk
-from slipstream.workers.mock.prefix_cache import Lease
+from slipstream.workers.mock.mock_pages import Lease
 
 Key = tuple[str, int]  # (request_id, attempt)
 

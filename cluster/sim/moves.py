@@ -5,8 +5,8 @@
                                                                        '-----Resume--> decoding
     destination   reserved --pages: Copied--> reserved --Extend ... pages: HandedOff, Start--> decoding
 
-As in `workers/departures.py` and `workers/engine/moves.py`, with pages that are counted and a network that takes its
-time. A sequence of T tokens has the KV of T - 1.
+As in `workers/roles/outgoing_migrations.py` and `workers/engine/scheduling/migrations.py`, with pages that are counted
+and a network that takes its time. A sequence of T tokens has the KV of T - 1.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slipstream.router.protocol.block_hash import pack_block_ids
 from slipstream.router.protocol.messages import BlocksChanged, Credits, WorkerMessage
-from slipstream.workers.engine.cache_changes import CacheChanges
+from slipstream.workers.engine.kv_cache.cache_changes import CacheChanges
 
 Capacity = tuple[int, int, int, int]  # the fields of `Credits`
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from slipstream.cluster.sim.chain import PageNames
 from slipstream.cluster.sim.decode_batch import DecodeBatch
 from slipstream.cluster.sim.job import Job
-from slipstream.workers.engine.cache_changes import CacheChanges
-from slipstream.workers.mock.prefix_cache import Lease, MockPages
+from slipstream.workers.engine.kv_cache.cache_changes import CacheChanges
+from slipstream.workers.mock.mock_pages import Lease, MockPages
 
 
 class PageRoom:

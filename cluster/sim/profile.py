@@ -14,7 +14,7 @@ from typing import Any
 
 from slipstream.kv_transfer.api.ticket import PeerId, TransferAddress
 from slipstream.router.protocol.messages import PROTOCOL_VERSION, Hello, Role, StepTime
-from slipstream.workers.step_profile import step_profile
+from slipstream.workers.telemetry.step_profile import step_profile
 
 FORMER_KEYS = ("prefill_share",)  # in files that were measured before
 

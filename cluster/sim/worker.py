@@ -47,7 +47,7 @@ from slipstream.router.protocol.messages import (
     TokenChunk,
     WorkerMessage,
 )
-from slipstream.workers.ticket_office import TicketOffice
+from slipstream.workers.transfers.ticket_issuer import TicketOffice
 
 
 class SimWorker:

@@ -22,7 +22,7 @@ from slipstream.router.protocol.block_hash import BlockChain
 from slipstream.router.protocol.generation import AdmissionError, GenerateRequest
 from slipstream.router.protocol.messages import Hello, Role, SamplingParams, StepOutput, WorkerMessage
 from slipstream.router.requests.request_state import RequestState
-from slipstream.workers.ticket_office import TicketOffice
+from slipstream.workers.transfers.ticket_issuer import TicketOffice
 
 MAX_TOKENS = 4096  # that clients allow, or the answer's length where that is more: the router does not know it
 PROMPT_CACHE_BYTES = 128 << 20

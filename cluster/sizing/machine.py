@@ -10,7 +10,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.kernels.cpu.library import why_not_native
+from slipstream.kernels.cpu.native_library import why_not_native
 from slipstream.kv_transfer.ucx.ucx_availability import has_ucx
 from slipstream.router.process.container_limits import memory_rooms, num_cores
 

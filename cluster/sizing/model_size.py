@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slipstream.workers.engine.pool_size import ITEM_BYTES
-from slipstream.workers.models.config import DtypeName, ModelConfig
-from slipstream.workers.models.quantization import Fp8Stored
+from slipstream.workers.engine.limits.pool_size import ITEM_BYTES
+from slipstream.workers.models.directory.model_config import DtypeName, ModelConfig
+from slipstream.workers.models.directory.stored_quantization import Fp8Stored
 
 CODE_BYTES_8 = 1.02  # a weight in eight bits, with its part of the scales
 CODE_BYTES_4 = 0.57  # in four bits, with scale and zero point for every 64 to 128 weights

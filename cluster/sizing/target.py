@@ -13,8 +13,8 @@ from slipstream.cluster.sizing.choice import CannotServe, choose
 from slipstream.cluster.sizing.chosen_config import config_text, table
 from slipstream.cluster.sizing.machine import read_machine
 from slipstream.cluster.sizing.model_size import ModelFacts
-from slipstream.workers.models.config import ModelConfig
-from slipstream.workers.models.json_keys import ModelError
+from slipstream.workers.models.directory.json_keys import ModelError
+from slipstream.workers.models.directory.model_config import ModelConfig
 
 # In a checkout `models/` at its top; in a wheel `slipstream/models/`.
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "slipstream-demo"

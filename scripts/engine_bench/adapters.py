@@ -18,8 +18,8 @@ class Slipstream:
     version = ""
 
     def start(self, model_dir: Path, num_threads: int, kv_cache_gib: int) -> None:
-        config_module = import_module("slipstream.workers.config")
-        build = import_module("slipstream.workers.engine.build")
+        config_module = import_module("slipstream.workers.config.worker_config")
+        build = import_module("slipstream.workers.engine.engine_builder")
         self._messages: Any = import_module("slipstream.router.protocol.messages")
         config = config_module.EngineConfig(
             max_model_len=MAX_MODEL_LEN,

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from slipstream.kernels.elementwise.rms_norm import rms_norm
+from slipstream.kernels.elementwise.silu_mul import silu_mul
 from slipstream.kernels.ops import AttentionShape, AttentionStep, Ops, StepInputs, TorchOps, Weight
-from slipstream.kernels.rms_norm import rms_norm
-from slipstream.kernels.silu_mul import silu_mul
 from slipstream.workers.models.llama import Llama
 
 

@@ -28,9 +28,9 @@ from gpu_checks.setting import Setting
 from gpu_checks.shapes import FORMS, SHAPES, Form, random_model, random_pool, read_config
 from gpu_checks.subject import PAGE_TOKENS
 
-from slipstream.kernels.device_inputs import DeviceInputs
-from slipstream.workers.engine.gpu_buckets import batch_buckets
-from slipstream.workers.engine.gpu_runner import SHORT_PROMPT_TOKENS
+from slipstream.kernels.attention.device_inputs import DeviceInputs
+from slipstream.workers.engine.execution.gpu.batch_buckets import batch_buckets
+from slipstream.workers.engine.execution.gpu.gpu_runner import SHORT_PROMPT_TOKENS
 
 STEP = "compiling"
 MOST_S = 75.0
@@ -83,8 +83,8 @@ def _steps(shape: str, form: Form) -> Iterator[Launch]:
 
 
 def _step(shape: str, form: Form, num_seqs: int, query_len: int) -> None:
-    ops = importlib.import_module("slipstream.kernels.gpu.ops").TritonOps()
-    sampling = importlib.import_module("slipstream.kernels.gpu.sampling")
+    ops = importlib.import_module("slipstream.kernels.gpu.triton_ops").TritonOps()
+    sampling = importlib.import_module("slipstream.kernels.sampling.gpu.sampling")
     config = read_config(shape)
     model = random_model(config, ops, META, fp8=form.fp8_weights)
     kv = random_pool(config, form, 64, PAGE_TOKENS, META)

@@ -14,7 +14,7 @@ from gpu_checks.ceilings import Ceilings, ceilings
 from gpu_checks.setting import Setting
 from gpu_checks.timing import time_calls
 
-from slipstream.kernels.gpu.benchmark import Case
+from slipstream.kernels.benchmark.benchmark_case import Case
 
 STEP = "kernels"
 FOLDER = Path(__file__).resolve().parents[2] / "kernels" / "gpu"

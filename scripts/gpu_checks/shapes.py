@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.ops import Ops, Weight
-from slipstream.kernels.quantized_kv import codes_and_scales, head_bytes
-from slipstream.kernels.quantized_weight import Fp8Weight, quantize_fp8
-from slipstream.workers.models.config import ModelConfig
+from slipstream.kernels.pages.quantized_kv import codes_and_scales, head_bytes
+from slipstream.kernels.quantization.quantized_weight import Fp8Weight, quantize_fp8
+from slipstream.workers.models.directory.model_config import ModelConfig
+from slipstream.workers.models.interface.tensor_parallel import TensorParallel
 from slipstream.workers.models.llama import LayerWeights, Linear, Llama, LlamaWeights
-from slipstream.workers.models.tensor_parallel import TensorParallel
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",

@@ -12,14 +12,14 @@ from gpu_checks.shapes import Form, random_model, random_pool, read_config
 from slipstream.kernels.gpu_modules import gpu_module
 from slipstream.kernels.ops import Ops, TorchOps
 from slipstream.router.protocol.messages import EngineRequest, SamplingParams, pack_ids
-from slipstream.workers.engine.engine import Engine
-from slipstream.workers.engine.executor import Executor
-from slipstream.workers.engine.gpu_graphs import CudaGraphRecorder
-from slipstream.workers.engine.gpu_runner import GpuRunner
-from slipstream.workers.engine.limits import EngineLimits
-from slipstream.workers.engine.plan import StepPlan
-from slipstream.workers.engine.runner import ModelRunner
-from slipstream.workers.engine.step_arrays import SequenceSlice, StepArrays
+from slipstream.workers.engine.execution.gpu.cuda_graphs import CudaGraphRecorder
+from slipstream.workers.engine.execution.gpu.gpu_runner import GpuRunner
+from slipstream.workers.engine.execution.model_runner import ModelRunner
+from slipstream.workers.engine.limits.engine_limits import EngineLimits
+from slipstream.workers.engine.native_engine import Engine
+from slipstream.workers.engine.plan.executor import Executor
+from slipstream.workers.engine.plan.step_plan import StepPlan
+from slipstream.workers.models.interface.step_arrays import SequenceSlice, StepArrays
 from slipstream.workers.models.llama import Llama
 
 PAGE_TOKENS = 16

@@ -122,7 +122,7 @@ def pull(job: Job, pool: Tensor, pipe: Pipe) -> None:
 def puller(job: Job, source: Tensor, source_ids: Tensor, pool: Tensor, page_ids: Tensor) -> Callable[[], object]:
     if not pool.is_cuda:
         return lambda: pool.index_copy_(1, page_ids, source.index_select(1, source_ids))
-    module: Any = importlib.import_module("slipstream.kernels.gpu.page_pull")  # imports triton
+    module: Any = importlib.import_module("slipstream.kernels.pages.gpu.page_pull")  # imports triton
     everything = {"layers": range(job.num_layers), "source_heads": range(job.num_heads), "heads": range(job.num_heads)}
     return lambda: module.pull_pages(source, source_ids, pool, page_ids, **everything)
 
@@ -171,8 +171,8 @@ def receive(job: Job, pool: Tensor, pipe: Pipe) -> None:
 def open_agent(job: Job, pool: Tensor, peer: PeerId, events: SimpleQueue[TransferEvent]) -> Any:
     """Needs ucxx, and on a GPU triton: imported here, for the way that asks for them."""
     agents: Any = importlib.import_module("slipstream.kv_transfer.agent")
-    staging: Any = importlib.import_module("slipstream.workers.device_staging")
-    copy = importlib.import_module("slipstream.kernels.gpu.page_copy") if pool.is_cuda else None
+    staging: Any = importlib.import_module("slipstream.workers.transfers.device_staging")
+    copy = importlib.import_module("slipstream.kernels.pages.gpu.page_copy") if pool.is_cuda else None
     message_mib = -(-job.slab_pages * job.num_heads * job.head_bytes // 2**20) + 1
     config = TransferConfig(
         tls=TLS[pool.device.type], slab_pages=job.slab_pages, staging_mib=STAGING_SLOTS * message_mib

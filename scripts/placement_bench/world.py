@@ -22,10 +22,10 @@ from slipstream.router.protocol.messages import (
     StepOutput,
     WorkerMessage,
 )
-from slipstream.workers.block_events import BlockEvents
-from slipstream.workers.mock.engine import MockEngine
-from slipstream.workers.mock.profile import MockProfile
-from slipstream.workers.ticket_office import TicketOffice
+from slipstream.workers.mock.mock_engine import MockEngine
+from slipstream.workers.mock.mock_profile import MockProfile
+from slipstream.workers.telemetry.block_events import BlockEvents
+from slipstream.workers.transfers.ticket_issuer import TicketOffice
 
 MODEL = "mock"
 NETWORK_S = 2e-4  # one way

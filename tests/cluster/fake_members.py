@@ -18,7 +18,7 @@ from slipstream.router.process.addresses import Addresses, Endpoint
 from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.router.status.version_status import VersionStatus
-from slipstream.workers.report import WorkerReport, WorkerState
+from slipstream.workers.telemetry.worker_report import WorkerReport, WorkerState
 
 CONFIG = ClusterConfig(ModelConfig("/m"), restart=RestartConfig(backoff_s=0.001, backoff_max_s=0.002))
 PATIENCE_S = 20.0

@@ -21,7 +21,7 @@ from slipstream.cluster.repository.files_watch import FilesWatch
 from slipstream.cluster.supervisor import Supervisor
 from slipstream.router.model_files.file_digest import DigestCache
 from slipstream.router.model_files.manifest import Manifest
-from slipstream.workers.config import EngineConfig
+from slipstream.workers.config.worker_config import EngineConfig
 from tests.cluster.fake_members import FakeRouter, Watcher, serving
 
 CONFIG = ClusterConfig(ModelConfig("/m"))

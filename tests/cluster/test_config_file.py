@@ -19,9 +19,9 @@ from slipstream.cluster.settings_file import ConfigError
 from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.router import Router
 from slipstream.router.text.tokenizer import TokenizerError
-from slipstream.workers.models.config import ModelConfig
+from slipstream.workers.models.directory.model_config import ModelConfig
+from slipstream.workers.models.directory.rank_share import Rank, RankShare
 from slipstream.workers.models.directory.tensor_check import parts_of
-from slipstream.workers.models.rank_share import Rank, RankShare
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL_CONFIG = {

@@ -11,7 +11,7 @@ from slipstream.cluster import doubts
 from slipstream.cluster.config import ClusterConfig, ModelConfig, PoolConfig, RayConfig
 from slipstream.cluster.doubts import Machine, doubts_about, missing_parts
 from slipstream.cluster.memory_need import memory_parts
-from slipstream.workers.config import EngineConfig
+from slipstream.workers.config.worker_config import EngineConfig
 from tests.cluster.test_config_file import add_token, write_model
 
 MACHINE = Machine(memory_bytes=4096 * 2**20, num_cores=8)

@@ -23,7 +23,7 @@ from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.process.addresses import Addresses, Endpoint
 from slipstream.router.registry.expected_workers import ExpectedWorkers
-from slipstream.workers.report import WorkerFailed
+from slipstream.workers.telemetry.worker_report import WorkerFailed
 
 
 def task_error(cause: Exception) -> RayTaskError:

@@ -10,7 +10,7 @@ import pytest
 
 from slipstream.cluster.config import ClusterConfig, ModelConfig, PoolConfig
 from slipstream.cluster.placement import CannotPlace, check_fits, pool_resources
-from slipstream.workers.config import EngineConfig
+from slipstream.workers.config.worker_config import EngineConfig
 
 BASE = ClusterConfig(model=ModelConfig(path="/m"))
 

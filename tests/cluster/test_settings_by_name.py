@@ -13,7 +13,7 @@ from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.model_files.file_digest import FileDigest, FileStamp
 from slipstream.router.model_files.manifest import Manifest, ManifestFile
 from slipstream.router.registry.expected_workers import ExpectedWorkers
-from slipstream.workers.config import EngineConfig, RoleSettings, WorkerConfig
+from slipstream.workers.config.worker_config import EngineConfig, RoleSettings, WorkerConfig
 
 
 @dataclass(frozen=True, slots=True)

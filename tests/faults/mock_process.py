@@ -15,10 +15,10 @@ from slipstream.router.protocol.messages import (
     Welcome,
     WorkerMessage,
 )
-from slipstream.workers.block_events import BlockEvents
-from slipstream.workers.mock.engine import MockEngine
-from slipstream.workers.mock.profile import MockProfile
-from slipstream.workers.ticket_office import TicketOffice
+from slipstream.workers.mock.mock_engine import MockEngine
+from slipstream.workers.mock.mock_profile import MockProfile
+from slipstream.workers.telemetry.block_events import BlockEvents
+from slipstream.workers.transfers.ticket_issuer import TicketOffice
 from tests.faults.clockwork import Clockwork
 from tests.faults.process import Chances, Process, RouterDoor
 from tests.faults.toy_model import PAGE_TOKENS, VOCAB_SIZE

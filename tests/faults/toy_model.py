@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.router.protocol.messages import FinishReason, SamplingParams
-from slipstream.workers.engine.plan import SampledTokens, SamplingRow, StepPlan
-from slipstream.workers.engine.runner import PageSink
+from slipstream.workers.engine.execution.model_runner import PageSink
+from slipstream.workers.engine.plan.step_plan import SampledTokens, SamplingRow, StepPlan
 
 PAGE_TOKENS, NUM_LAYERS, NUM_HEADS, VOCAB_SIZE = 4, 2, 2, 61
 HEAD_BYTES = PAGE_TOKENS * 8

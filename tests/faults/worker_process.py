@@ -33,19 +33,19 @@ from slipstream.router.protocol.messages import (
     Role,
     RouterMessage,
 )
-from slipstream.workers.decode import DecodeRole
-from slipstream.workers.engine.engine import Engine
-from slipstream.workers.engine.ledger import PageState
-from slipstream.workers.engine.limits import EngineLimits
-from slipstream.workers.engine.plan import PageSend, SampledTokens, SamplingRow, SendProgress, StepPlan
-from slipstream.workers.engine.sequence import SequenceState
+from slipstream.workers.engine.kv_cache.page_states import PageState
+from slipstream.workers.engine.limits.engine_limits import EngineLimits
+from slipstream.workers.engine.native_engine import Engine
+from slipstream.workers.engine.plan.step_plan import PageSend, SampledTokens, SamplingRow, SendProgress, StepPlan
+from slipstream.workers.engine.scheduling.sequence import SequenceState
 from slipstream.workers.engine_loop import EngineEvent, EngineLoop, LinkLost, TransferEnded
-from slipstream.workers.group_transfers import GroupTransfers, RankOutcome
-from slipstream.workers.inbox import Inbox
-from slipstream.workers.prefill import PrefillRole
-from slipstream.workers.rank_parts import RankAgent
-from slipstream.workers.stats_book import StatsBook
-from slipstream.workers.ticket_office import TicketOffice
+from slipstream.workers.group.rank_parts import RankAgent
+from slipstream.workers.process.inbox import Inbox
+from slipstream.workers.roles.decode import DecodeRole
+from slipstream.workers.roles.prefill import PrefillRole
+from slipstream.workers.telemetry.stats_collector import StatsBook
+from slipstream.workers.transfers.group_transfers import GroupTransfers, RankOutcome
+from slipstream.workers.transfers.ticket_issuer import TicketOffice
 from tests.faults.clockwork import Clockwork
 from tests.faults.mock_process import MAX_MODEL_LEN, MAX_QUEUED_TOKENS
 from tests.faults.page_wire import PageWire, VirtualTransport

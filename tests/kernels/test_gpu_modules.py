@@ -11,7 +11,7 @@ from slipstream.kernels.gpu_modules import gpu_module
 
 
 def test_starting_up_does_not_import_triton() -> None:
-    modules = "slipstream.workers.engine.build, slipstream.workers.device_pages"
+    modules = "slipstream.workers.engine.engine_builder, slipstream.workers.transfers.device_pages"
     program = f"import sys, {modules}; sys.exit('triton' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 

@@ -27,19 +27,19 @@ from slipstream.router.protocol.messages import (
     Welcome,
     WorkerMessage,
 )
-from slipstream.workers.decode import DecodeRole
-from slipstream.workers.engine.engine import Engine
-from slipstream.workers.engine.executor import Executor
-from slipstream.workers.engine.plan import SampledTokens, SamplingRow, StepPlan
+from slipstream.workers.engine.native_engine import Engine
+from slipstream.workers.engine.plan.executor import Executor
+from slipstream.workers.engine.plan.step_plan import SampledTokens, SamplingRow, StepPlan
 from slipstream.workers.engine_loop import EngineEvent, EngineLoop, GroupBroken, LinkLost, Stop
-from slipstream.workers.group import GroupExecutor
-from slipstream.workers.group_transfers import GroupTransfers
-from slipstream.workers.inbox import Inbox
-from slipstream.workers.report import WorkerFailed
-from slipstream.workers.stats_book import StatsBook
-from slipstream.workers.ticket_office import TicketOffice
-from tests.workers.engine.driver import make_limits, make_request
-from tests.workers.engine.fake_executor import FakeExecutor
+from slipstream.workers.group.group_executor import GroupExecutor
+from slipstream.workers.process.inbox import Inbox
+from slipstream.workers.roles.decode import DecodeRole
+from slipstream.workers.telemetry.stats_collector import StatsBook
+from slipstream.workers.telemetry.worker_report import WorkerFailed
+from slipstream.workers.transfers.group_transfers import GroupTransfers
+from slipstream.workers.transfers.ticket_issuer import TicketOffice
+from tests.support.workers.engine_driver import make_limits, make_request
+from tests.support.workers.fake_executor import FakeExecutor
 
 M = TypeVar("M")
 TIMEOUT_S = 20.0

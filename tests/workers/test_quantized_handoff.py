@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from slipstream.router.protocol.messages import HandedOff, StepTimes
-from tests.workers.scripted_router import Connection, ScriptedRouter, request
-from tests.workers.worker_process import PAGE_TOKENS, WorkerProcess
+from tests.support.workers.scripted_router import Connection, ScriptedRouter, request
+from tests.support.workers.worker_process import PAGE_TOKENS, WorkerProcess
 
 pytestmark = pytest.mark.timeout(240)  # with the start of the workers, on a busy machine
 

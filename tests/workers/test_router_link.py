@@ -14,10 +14,10 @@ import uvloop
 from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.protocol.messages import PROTOCOL_VERSION, Cancel, Failed, Hello, Ping, Pong, Start, Welcome
 from slipstream.workers.engine_loop import EngineEvent, LinkLost
-from slipstream.workers.inbox import Inbox
-from slipstream.workers.report import WorkerFailed
+from slipstream.workers.process.inbox import Inbox
 from slipstream.workers.router_link import RouterLink
-from tests.workers.scripted_router import ScriptedRouter, held_port
+from slipstream.workers.telemetry.worker_report import WorkerFailed
+from tests.support.workers.scripted_router import ScriptedRouter, held_port
 
 TIMEOUT_S = 20.0
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from slipstream.router.protocol.messages import Credits, Drain, EngineRequest, Failed, HandedOff, Stats
-from tests.workers.scripted_router import Connection, ScriptedRouter, held_port, request
-from tests.workers.worker_process import END_TIMEOUT_S, WorkerProcess
+from tests.support.workers.scripted_router import Connection, ScriptedRouter, held_port, request
+from tests.support.workers.worker_process import END_TIMEOUT_S, WorkerProcess
 
 pytestmark = pytest.mark.timeout(240)  # with the start of the workers, on a busy machine
 

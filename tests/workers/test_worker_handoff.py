@@ -20,8 +20,8 @@ from slipstream.router.protocol.messages import (
     StepTimes,
     TokenChunk,
 )
-from tests.workers.scripted_router import Connection, ScriptedRouter, request
-from tests.workers.worker_process import PAGE_TOKENS, WorkerProcess
+from tests.support.workers.scripted_router import Connection, ScriptedRouter, request
+from tests.support.workers.worker_process import PAGE_TOKENS, WorkerProcess
 
 pytestmark = pytest.mark.timeout(240)  # with the start of the workers, on a busy machine
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.ops import AttentionShape, AttentionStep, Ops, TorchOps, Weight
-from slipstream.workers.models.batch import StepBatch
-from slipstream.workers.models.config import ModelConfig
+from slipstream.workers.models.directory.model_config import ModelConfig
+from slipstream.workers.models.interface.step_batch import StepBatch
+from slipstream.workers.models.interface.tensor_parallel import TensorParallel
 from slipstream.workers.models.rope import rotary_frequencies
-from slipstream.workers.models.tensor_parallel import TensorParallel
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from slipstream.workers.models.config import LinearScaling, Llama3Scaling, ModelConfig, YarnScaling
+from slipstream.workers.models.directory.model_config import LinearScaling, Llama3Scaling, ModelConfig, YarnScaling
 
 
 def rotary_frequencies(config: ModelConfig) -> tuple[Tensor, float]:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from slipstream.kernels.cpu.library import native_library
+from slipstream.kernels.cpu.native_library import native_library
 from slipstream.router.protocol.messages import Build
-from slipstream.workers.engine.runner import ModelRunner
-from slipstream.workers.models.native import NativeLlama
-from slipstream.workers.telemetry.build import plain_build
+from slipstream.workers.engine.execution.model_runner import ModelRunner
+from slipstream.workers.models.native_llama import NativeLlama
+from slipstream.workers.telemetry.plain_build import plain_build
 
 DRIVER_FILE = Path("/sys/module/nvidia/version")
 

@@ -15,7 +15,7 @@ from slipstream.cluster.config import ClusterConfig, ModelConfig, OperatorConfig
 from slipstream.cluster.doubts import Machine
 from slipstream.cluster.run_state import ClusterState
 from slipstream.router.config.router_config import HttpConfig, RouterConfig
-from slipstream.workers.config import EngineConfig
+from slipstream.workers.config.worker_config import EngineConfig
 
 MACHINE = Machine(memory_bytes=4096 * 2**20, num_cores=8)
 MODEL = ModelConfig("models/m")

@@ -18,7 +18,7 @@ from slipstream.cluster.workload.mix import Kind, Mix
 from slipstream.cluster.workload.workload import Workload
 from slipstream.router.config.router_config import DispatchConfig, PolicyName
 from slipstream.router.protocol.generation import Slo
-from slipstream.workers.mock.profile import MockProfile
+from slipstream.workers.mock.mock_profile import MockProfile
 
 MOCK = MockProfile(
     num_pages=24_576,

@@ -21,7 +21,7 @@ from slipstream.cluster.sizing.command import checked_config, config_file, write
 from slipstream.cluster.sizing.machine import MIB, MachineFacts
 from slipstream.cluster.sizing.model_size import ModelFacts
 from slipstream.cluster.sizing.target import DEMO_MODEL, chosen_for
-from slipstream.workers.models.config import ModelConfig
+from slipstream.workers.models.directory.model_config import ModelConfig
 
 GIB = 1024 * MIB
 

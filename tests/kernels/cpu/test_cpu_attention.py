@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from slipstream.kernels.cpu.library import NEEDED_FLAGS, fits, open_library
-from slipstream.kernels.quantized_kv import dequantize_kv, head_bytes, quantize_kv, write_quantized_kv
+from slipstream.kernels.cpu.native_library import NEEDED_FLAGS, fits, open_library
+from slipstream.kernels.pages.quantized_kv import dequantize_kv, head_bytes, quantize_kv, write_quantized_kv
 
 SCALARS = {torch.float32: 0, torch.bfloat16: 1}
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from slipstream.kernels.cpu.library import NEEDED_FLAGS, fits, open_library
-from slipstream.kernels.kv_pages import kv_rows, write_kv
-from slipstream.kernels.quantized_kv import codes_and_scales, head_bytes, quantize_kv
-from slipstream.kernels.rms_norm import rms_norm
-from slipstream.kernels.rotary import rotary_angles, rotary_embedding
+from slipstream.kernels.cpu.native_library import NEEDED_FLAGS, fits, open_library
+from slipstream.kernels.elementwise.rms_norm import rms_norm
+from slipstream.kernels.elementwise.rotary import rotary_angles, rotary_embedding
+from slipstream.kernels.pages.kv_pages import kv_rows, write_kv
+from slipstream.kernels.pages.quantized_kv import codes_and_scales, head_bytes, quantize_kv
 
 SCALARS = {torch.float32: 0, torch.bfloat16: 1}
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 4e-3}  # half a step of bfloat16 is 2e-3

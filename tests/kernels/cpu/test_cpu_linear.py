@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.kernels.cpu.interface import SourceRows
-from slipstream.kernels.cpu.library import NEEDED_FLAGS, fits, open_library
-from slipstream.kernels.quantized_weight import (
+from slipstream.kernels.cpu.c_interface import SourceRows
+from slipstream.kernels.cpu.native_library import NEEDED_FLAGS, fits, open_library
+from slipstream.kernels.quantization.quantized_weight import (
     Fp8Weight,
     Int4Weight,
     Int8Weight,

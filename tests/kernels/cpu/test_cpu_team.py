@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from slipstream.kernels.cpu.library import native_library
+from slipstream.kernels.cpu.native_library import native_library
 
 NUM_PHASES, NUM_TILES = 400, 23
 NUM_TILES_OF = np.arange(NUM_PHASES) % (NUM_TILES + 1)
@@ -101,7 +101,7 @@ def test_callers_on_several_threads_take_turns(library: ctypes.CDLL) -> None:
 NICE_PROGRAM = """
 import os
 from tests.kernels.cpu.test_cpu_team import count
-from slipstream.kernels.cpu.library import native_library
+from slipstream.kernels.cpu.native_library import native_library
 library = native_library()
 before = {int(thread) for thread in os.listdir("/proc/self/task")}
 library.slipstream_set_num_threads(2)
@@ -134,7 +134,7 @@ FORWARD_PROGRAM = """
 import os, threading
 from concurrent.futures import ThreadPoolExecutor
 from tests.kernels.cpu.test_cpu_team import count
-from slipstream.kernels.cpu.library import native_library
+from slipstream.kernels.cpu.native_library import native_library
 library = native_library()
 library.slipstream_set_num_threads(3)
 threads = lambda: {int(thread) for thread in os.listdir("/proc/self/task")}
@@ -174,7 +174,7 @@ def test_helpers_come_forward_again_with_a_thread_that_never_stood_back(library:
 PROGRAM = """
 import os, sys
 from tests.kernels.cpu.test_cpu_team import count
-from slipstream.kernels.cpu.library import native_library
+from slipstream.kernels.cpu.native_library import native_library
 library = native_library()
 library.slipstream_set_num_threads(3)
 count(library)

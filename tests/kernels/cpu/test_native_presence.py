@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.kernels.cpu import library
+from slipstream.kernels.cpu import native_library as library
 
 
 def test_another_processor_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import triton
 
-from tests.kernels.gpu import interpreter
+from tests.support.kernels import interpreter
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slipstream.kernels.gpu.decode_attention import DecodeConfig, decode_attention
-from tests.kernels.gpu.paged_sequences import PagedSequences, assert_close
+from slipstream.kernels.attention.gpu.decode_attention import DecodeConfig, decode_attention
+from tests.support.kernels.paged_sequences import PagedSequences, assert_close
 
 RAGGED = [1, 40, 0, 17, 130, 16, 0, 5]
 SMALL_BLOCKS = DecodeConfig(block_keys=16)  # so that short sequences have many

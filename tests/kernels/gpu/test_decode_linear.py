@@ -6,8 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.kernels.gpu.decode_linear import DecodeConfig, choose_config, decode_linear, decode_linear_reference
-from slipstream.kernels.quantized_weight import dequantize, quantize_fp8
+from slipstream.kernels.linear.gpu.decode_linear import (
+    DecodeConfig,
+    choose_config,
+    decode_linear,
+    decode_linear_reference,
+)
+from slipstream.kernels.quantization.quantized_weight import dequantize, quantize_fp8
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slipstream.kernels.gpu.fp8_linear import (
+from slipstream.kernels.linear.gpu.fp8_linear import (
     SMALL,
     choose_gemm,
     fp8_gemm,
@@ -14,7 +14,7 @@ from slipstream.kernels.gpu.fp8_linear import (
     quantize_rows,
     random_weight,
 )
-from slipstream.kernels.quantized_weight import dequantize
+from slipstream.kernels.quantization.quantized_weight import dequantize
 
 
 def relative_error(out: torch.Tensor, expected: torch.Tensor) -> float:

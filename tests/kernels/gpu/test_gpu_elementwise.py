@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slipstream.kernels import rms_norm as torch_rms_norm
-from slipstream.kernels import silu_mul as torch_silu_mul
-from slipstream.kernels.gpu.rms_norm import rms_norm
-from slipstream.kernels.gpu.silu_mul import silu_mul
+from slipstream.kernels.elementwise import rms_norm as torch_rms_norm
+from slipstream.kernels.elementwise import silu_mul as torch_silu_mul
+from slipstream.kernels.elementwise.gpu.rms_norm import rms_norm
+from slipstream.kernels.elementwise.gpu.silu_mul import silu_mul
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.kernels.device_inputs import DeviceInputs
-from slipstream.kernels.gpu.ops import TritonOps, check_pool
+from slipstream.kernels.attention.device_inputs import DeviceInputs
+from slipstream.kernels.gpu.triton_ops import TritonOps, check_pool
 from slipstream.kernels.ops import TorchOps
-from slipstream.kernels.quantized_kv import head_bytes
-from slipstream.kernels.quantized_weight import quantize_fp8
-from slipstream.workers.engine.gpu_inputs import DecodeInputs
-from slipstream.workers.engine.step_arrays import SequenceSlice, StepArrays
-from slipstream.workers.models.batch import StepBatch
+from slipstream.kernels.pages.quantized_kv import head_bytes
+from slipstream.kernels.quantization.quantized_weight import quantize_fp8
+from slipstream.workers.engine.execution.gpu.gpu_inputs import DecodeInputs
+from slipstream.workers.models.interface.step_arrays import SequenceSlice, StepArrays
+from slipstream.workers.models.interface.step_batch import StepBatch
 from slipstream.workers.models.llama import Llama
-from slipstream.workers.models.loader import load_model
+from slipstream.workers.models.model_loader import load_model
 
 PAGE_TOKENS, NUM_PAGES = 8, 24
 

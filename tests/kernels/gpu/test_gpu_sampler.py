@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.kernels.gpu import sampling
+from slipstream.kernels.sampling.gpu import sampling
 from slipstream.router.protocol.messages import SamplingParams
-from slipstream.workers.engine.gpu_sampler import GpuSampler
-from slipstream.workers.engine.plan import SamplingRow
-from slipstream.workers.engine.sampler import Sampler
-from slipstream.workers.engine.token_counts import TokenCounts
+from slipstream.workers.engine.execution.gpu.gpu_sampler import GpuSampler
+from slipstream.workers.engine.plan.step_plan import SamplingRow
+from slipstream.workers.engine.plan.token_counts import TokenCounts
+from slipstream.workers.engine.sampling.sampler import Sampler
 
 VOCAB = 300
 

@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slipstream.kernels.gpu.int4_linear import Int4Config, choose_config, dequantize_sorted, int4_linear, random_weight
-from slipstream.kernels.quantized_weight import Int4Weight, dequantize
+from slipstream.kernels.linear.gpu.int4_linear import (
+    Int4Config,
+    choose_config,
+    dequantize_sorted,
+    int4_linear,
+    random_weight,
+)
+from slipstream.kernels.quantization.quantized_weight import Int4Weight, dequantize
 
 TOLERANCE = {torch.bfloat16: 5e-3, torch.float16: 1e-3}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slipstream.kernels.gpu.page_copy import gather_pages, gather_reference, scatter_pages
+from slipstream.kernels.pages.gpu.page_copy import gather_pages, gather_reference, scatter_pages
 
 SHAPES = [
     (3, 7, 4, 2, 4, 6),  # a pool of numbers

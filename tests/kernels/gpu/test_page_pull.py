@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slipstream.kernels.gpu.page_pull import pull_pages
+from slipstream.kernels.pages.gpu.page_pull import pull_pages
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slipstream.kernels.gpu.prefill_attention import PrefillConfig, prefill_attention
-from tests.kernels.gpu.paged_sequences import PagedSequences, assert_close
+from slipstream.kernels.attention.gpu.prefill_attention import PrefillConfig, prefill_attention
+from tests.support.kernels.paged_sequences import PagedSequences, assert_close
 
 QUERY_LENS = [7, 1, 0, 33, 12]
 KV_LENS = [7, 40, 5, 70, 13]

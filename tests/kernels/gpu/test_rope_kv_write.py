@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.kernels.gpu.rope_kv_write import rope_kv_write, rope_table
-from slipstream.kernels.kv_pages import kv_rows, write_kv
-from slipstream.kernels.quantized_kv import codes_and_scales, dequantize_kv, head_bytes, write_quantized_kv
-from slipstream.kernels.rms_norm import rms_norm
-from slipstream.kernels.rotary import rotary_angles, rotary_embedding
+from slipstream.kernels.attention.gpu.rope_kv_write import rope_kv_write, rope_table
+from slipstream.kernels.elementwise.rms_norm import rms_norm
+from slipstream.kernels.elementwise.rotary import rotary_angles, rotary_embedding
+from slipstream.kernels.pages.kv_pages import kv_rows, write_kv
+from slipstream.kernels.pages.quantized_kv import codes_and_scales, dequantize_kv, head_bytes, write_quantized_kv
 
 EPS = 1e-6
 NUM_PAGES = 6

@@ -9,11 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.kernels.gpu.sampling import Draws, Penalties, Updates, add_scores, penalise, sample, sample_reference
+from slipstream.kernels.sampling.gpu.sampling import (
+    Draws,
+    Penalties,
+    Updates,
+    add_scores,
+    penalise,
+    sample,
+    sample_reference,
+)
 from slipstream.router.protocol.messages import SamplingParams
-from slipstream.workers.engine.plan import SamplingRow
-from slipstream.workers.engine.sampler import Sampler, uniform
-from slipstream.workers.engine.token_counts import TokenCounts
+from slipstream.workers.engine.plan.step_plan import SamplingRow
+from slipstream.workers.engine.plan.token_counts import TokenCounts
+from slipstream.workers.engine.sampling.sampler import Sampler, uniform
 
 
 def draws_of(logits: Tensor, params: list[SamplingParams]) -> Draws:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernels.gpu.linear_launches import NOTHING_NEW
-from tests.kernels.gpu.sm90 import SHARED_MEMORY_BYTES, Resources
+from tests.support.kernels.linear_launches import NOTHING_NEW
+from tests.support.kernels.sm90 import SHARED_MEMORY_BYTES, Resources
 
 pytestmark = pytest.mark.timeout(400)  # everything is compiled where nothing has been before
 
@@ -23,7 +23,7 @@ MAX_STACK_BYTES = 64  # a few spilled numbers, outside of the loops that matter
 def compiled() -> list[Resources]:
     """Of all launches, in one process in which nothing is interpreted."""
     modules = sorted(f"tests.kernels.gpu.{path.stem}" for path in FOLDER.glob("*_launches.py"))
-    command = [sys.executable, "-m", "tests.kernels.gpu.sm90", *modules]
+    command = [sys.executable, "-m", "tests.support.kernels.sm90", *modules]
     environment = os.environ | {"TRITON_INTERPRET": "0"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=FOLDER.parents[2])
     assert result.returncode == 0, result.stderr

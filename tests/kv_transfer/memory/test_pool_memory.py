@@ -16,7 +16,7 @@ import torch
 from slipstream.kv_transfer.memory import huge_pages
 from slipstream.kv_transfer.memory.huge_pages import HUGE_BYTES, SETTINGS, num_huge_bytes
 from slipstream.kv_transfer.memory.pool_memory import PoolMemory, view_of
-from slipstream.workers.kv_memory import KvMemory
+from slipstream.workers.engine.kv_cache.kv_memory import KvMemory
 
 
 def num_mappings(name: str) -> int:

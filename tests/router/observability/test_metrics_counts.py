@@ -18,7 +18,7 @@ from slipstream.router.protocol.generation import Usage
 from slipstream.router.protocol.messages import STEP_SEQUENCES, STEP_TOKENS, Stats
 from slipstream.router.requests.history import Timeline
 from slipstream.router.status.status import Snapshot, Totals, WorkerStatus
-from slipstream.workers.step_counts import StepCounts
+from slipstream.workers.engine.step_counts import StepCounts
 
 
 def worker(role: str, *, free: int, num_pages: int = 100) -> WorkerStatus:

@@ -23,10 +23,10 @@ from slipstream.router.protocol.messages import (
     WorkerMessage,
     pack_ids,
 )
-from slipstream.workers.block_events import BlockEvents
-from slipstream.workers.mock.engine import MockEngine
-from slipstream.workers.mock.profile import MockProfile
-from slipstream.workers.ticket_office import TicketOffice
+from slipstream.workers.mock.mock_engine import MockEngine
+from slipstream.workers.mock.mock_profile import MockProfile
+from slipstream.workers.telemetry.block_events import BlockEvents
+from slipstream.workers.transfers.ticket_issuer import TicketOffice
 from tests.support.router.greetings import make_hello
 
 PROFILE = MockProfile(step_s=0.002, prefill_token_s=1e-4, decode_token_s=1e-4, transfer_s=0.001, transfer_page_s=1e-4)

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipstream.workers.engine.engine import Capacity, Engine
-from slipstream.workers.engine.errors import EngineConfigError, RequestError
-from slipstream.workers.engine.plan import StepPlan
-from slipstream.workers.engine.sequence import SequenceState
-from tests.workers.engine.driver import make_limits, make_request, make_ticket, owned, run, tokens_of
-from tests.workers.engine.fake_executor import FakeExecutor, continuation, next_token, slices_of
+from slipstream.workers.engine.limits.engine_errors import EngineConfigError, RequestError
+from slipstream.workers.engine.native_engine import Capacity, Engine
+from slipstream.workers.engine.plan.step_plan import StepPlan
+from slipstream.workers.engine.scheduling.sequence import SequenceState
+from tests.support.workers.engine_driver import make_limits, make_request, make_ticket, owned, run, tokens_of
+from tests.support.workers.fake_executor import FakeExecutor, continuation, next_token, slices_of
 
 VOCAB = 100
 

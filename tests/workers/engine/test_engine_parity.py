@@ -13,14 +13,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from slipstream.router.protocol.messages import EngineRequest
-from slipstream.workers.config import EngineConfig
-from slipstream.workers.engine.build import build_runner, engine_limits
-from slipstream.workers.engine.engine import Engine
-from slipstream.workers.engine.plan import PageSend, SendProgress
-from slipstream.workers.engine.runner import ModelRunner
-from slipstream.workers.engine.sequence import AttemptKey
-from tests.workers.engine.driver import Generated, make_request, make_ticket, owned, run, tokens_of
-from tests.workers.tiny_models import EOS_ID, FAMILIES, PAD_ID
+from slipstream.workers.config.worker_config import EngineConfig
+from slipstream.workers.engine.engine_builder import build_runner, engine_limits
+from slipstream.workers.engine.execution.model_runner import ModelRunner
+from slipstream.workers.engine.native_engine import Engine
+from slipstream.workers.engine.plan.step_plan import PageSend, SendProgress
+from slipstream.workers.engine.scheduling.sequence import AttemptKey
+from tests.support.workers.engine_driver import Generated, make_request, make_ticket, owned, run, tokens_of
+from tests.support.workers.tiny_models import EOS_ID, FAMILIES, PAD_ID
 
 NUM_PROMPTS = 52
 NUM_NEW_TOKENS = 10

@@ -9,11 +9,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from slipstream.workers.engine.engine import Engine, Reservation
-from slipstream.workers.engine.plan import StepPlan
-from slipstream.workers.engine.sequence import AttemptKey, SequenceState
-from tests.workers.engine.driver import make_limits, make_request, make_ticket
-from tests.workers.engine.fake_executor import FakeExecutor, next_token
+from slipstream.workers.engine.native_engine import Engine, Reservation
+from slipstream.workers.engine.plan.step_plan import StepPlan
+from slipstream.workers.engine.scheduling.sequence import AttemptKey, SequenceState
+from tests.support.workers.engine_driver import make_limits, make_request, make_ticket
+from tests.support.workers.fake_executor import FakeExecutor, next_token
 
 VOCAB_SIZE = 30
 EOS_ID = 5

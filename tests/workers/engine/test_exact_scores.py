@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from slipstream.kernels.cpu.library import native_library
+from slipstream.kernels.cpu.native_library import native_library
 from slipstream.router.protocol.messages import EngineRequest
-from slipstream.workers.config import EngineConfig
-from slipstream.workers.engine.build import build_runner, engine_limits
-from slipstream.workers.engine.engine import Engine
-from tests.workers.engine.driver import Generated, make_request, run
+from slipstream.workers.config.worker_config import EngineConfig
+from slipstream.workers.engine.engine_builder import build_runner, engine_limits
+from slipstream.workers.engine.native_engine import Engine
+from tests.support.workers.engine_driver import Generated, make_request, run
 
 DEMO = Path(__file__).parents[3] / "models" / "slipstream-demo"
 NUM_PAGES = 256

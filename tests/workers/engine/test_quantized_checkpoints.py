@@ -12,12 +12,12 @@ import pytest
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from slipstream.kernels.quantized_weight import dequantize, quantize_fp8, quantize_int4, unpack_codes
-from slipstream.workers.config import EngineConfig
-from slipstream.workers.engine.build import build_engine, build_runner, engine_limits
-from slipstream.workers.models.json_keys import ModelError
-from tests.kernels.stored_codes import awq_tensors, gptq_tensors
-from tests.workers.engine.driver import make_request, tokens_of
+from slipstream.kernels.quantization.quantized_weight import dequantize, quantize_fp8, quantize_int4, unpack_codes
+from slipstream.workers.config.worker_config import EngineConfig
+from slipstream.workers.engine.engine_builder import build_engine, build_runner, engine_limits
+from slipstream.workers.models.directory.json_keys import ModelError
+from tests.support.kernels.stored_codes import awq_tensors, gptq_tensors
+from tests.support.workers.engine_driver import make_request, tokens_of
 
 GROUP = 32
 SCHEMES: dict[str, dict[str, Any]] = {

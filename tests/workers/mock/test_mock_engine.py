@@ -26,10 +26,10 @@ from slipstream.router.protocol.messages import (
     WorkerMessage,
     pack_ids,
 )
-from slipstream.workers.mock.attempt import expected_token
-from slipstream.workers.mock.engine import MockEngine
-from slipstream.workers.mock.profile import MockProfile
-from slipstream.workers.ticket_office import TicketOffice
+from slipstream.workers.mock.mock_attempt import expected_token
+from slipstream.workers.mock.mock_engine import MockEngine
+from slipstream.workers.mock.mock_profile import MockProfile
+from slipstream.workers.transfers.ticket_issuer import TicketOffice
 
 PROMPT = pack_ids(range(20, 60))
 PREFILL_PEER = PeerId("p", 1)

@@ -3,7 +3,7 @@
 from array import array
 
 from slipstream.router.protocol.block_hash import HashChain, root_digest
-from slipstream.workers.mock.prefix_cache import MockPages
+from slipstream.workers.mock.mock_pages import MockPages
 
 
 def chain(first_token: int, num_pages: int) -> HashChain:

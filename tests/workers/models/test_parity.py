@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from tests.workers.models.any_model import KINDS, load
-from tests.workers.models.paged_run import PagedRun
-from tests.workers.tiny_models import FAMILIES, VOCAB_SIZE
+from tests.support.workers.any_model import KINDS, load
+from tests.support.workers.paged_run import PagedRun
+from tests.support.workers.tiny_models import FAMILIES, VOCAB_SIZE
 
 LENGTH = (
     150  # tokens of a sequence, beyond the window of 24 and, for llama, the 64 positions that rope scaling stretches

@@ -13,21 +13,21 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from slipstream.kernels.cpu.library import native_library
-from slipstream.kernels.quantized_weight import Fp8Weight, Int4Weight, Int8Weight, dequantize
-from slipstream.workers.models.checkpoint import open_checkpoint
-from slipstream.workers.models.config import ModelConfig
+from slipstream.kernels.cpu.native_library import native_library
+from slipstream.kernels.quantization.quantized_weight import Fp8Weight, Int4Weight, Int8Weight, dequantize
+from slipstream.workers.models.directory.json_keys import ModelError
+from slipstream.workers.models.directory.model_config import ModelConfig
+from slipstream.workers.models.directory.rank_share import LinearShare, RankShare
+from slipstream.workers.models.directory.stored_quantization import AwqStored, Fp8Stored, GptqStored
 from slipstream.workers.models.directory.tensor_check import check_ranks
 from slipstream.workers.models.directory.weight_files import WeightFiles
-from slipstream.workers.models.json_keys import ModelError
-from slipstream.workers.models.loader import load_model
-from slipstream.workers.models.native import load_native
-from slipstream.workers.models.quantization import AwqStored, Fp8Stored, GptqStored
-from slipstream.workers.models.quantized_reader import QuantizedReader
-from slipstream.workers.models.rank_share import LinearShare, RankShare
-from slipstream.workers.models.tensor_parallel import TensorParallel
-from tests.kernels.stored_codes import awq_tensors, gptq_tensors
-from tests.workers.models.paged_run import PagedRun
+from slipstream.workers.models.interface.tensor_parallel import TensorParallel
+from slipstream.workers.models.model_loader import load_model
+from slipstream.workers.models.native_llama import load_native
+from slipstream.workers.models.weights.checkpoint import open_checkpoint
+from slipstream.workers.models.weights.quantized_reader import QuantizedReader
+from tests.support.kernels.stored_codes import awq_tensors, gptq_tensors
+from tests.support.workers.paged_run import PagedRun
 
 GROUP = 16
 FP8_BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [16, 16]}

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.workers.models.config import ModelConfig
-from slipstream.workers.models.pool import CODES, kv_dtype, kv_shape
-from slipstream.workers.models.tensor_parallel import TensorParallel
-from tests.workers.models.any_model import KINDS, load
-from tests.workers.models.paged_run import PagedRun
-from tests.workers.tiny_models import VOCAB_SIZE
+from slipstream.workers.models.directory.model_config import ModelConfig
+from slipstream.workers.models.interface.kv_shape import CODES, kv_dtype, kv_shape
+from slipstream.workers.models.interface.tensor_parallel import TensorParallel
+from tests.support.workers.any_model import KINDS, load
+from tests.support.workers.paged_run import PagedRun
+from tests.support.workers.tiny_models import VOCAB_SIZE
 
 DTYPES = (torch.float32, torch.bfloat16)
 

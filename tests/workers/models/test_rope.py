@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from slipstream.workers.models.config import ModelConfig
+from slipstream.workers.models.directory.model_config import ModelConfig
 from slipstream.workers.models.rope import rotary_frequencies
 
 SCALINGS: dict[str, dict[str, Any]] = {

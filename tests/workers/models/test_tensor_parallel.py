@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from slipstream.kernels.cpu.library import native_library
-from slipstream.workers.models.config import ModelConfig
-from slipstream.workers.models.json_keys import ModelError
-from slipstream.workers.models.loader import load_model
-from slipstream.workers.models.pool import kv_shape
-from slipstream.workers.models.tensor_parallel import TensorParallel
-from tests.workers.models import tensor_parallel_rank
-from tests.workers.models.any_model import KINDS
-from tests.workers.tiny_models import FAMILIES, build_tiny_model
+from slipstream.kernels.cpu.native_library import native_library
+from slipstream.workers.models.directory.json_keys import ModelError
+from slipstream.workers.models.directory.model_config import ModelConfig
+from slipstream.workers.models.interface.kv_shape import kv_shape
+from slipstream.workers.models.interface.tensor_parallel import TensorParallel
+from slipstream.workers.models.model_loader import load_model
+from tests.support.workers import tensor_parallel_rank
+from tests.support.workers.any_model import KINDS
+from tests.support.workers.tiny_models import FAMILIES, build_tiny_model
 
 ROOT = Path(__file__).parents[3]
 

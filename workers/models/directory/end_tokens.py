@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.router.model_files.sampling_defaults import GENERATION_FILE
-from slipstream.workers.models.config import CONFIG_FILE
+from slipstream.workers.models.directory.json_keys import MAX_INTEGER, Keys, read_json
+from slipstream.workers.models.directory.model_config import CONFIG_FILE
 from slipstream.workers.models.directory.token_ids import TOKENIZER_CONFIG_FILE, optional_keys, token_ids
-from slipstream.workers.models.json_keys import MAX_INTEGER, Keys, read_json
 
 NAMING_FILES = (TOKENIZER_CONFIG_FILE, "special_tokens_map.json")
 

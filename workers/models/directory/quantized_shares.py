@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slipstream.workers.models.json_keys import ModelError
-from slipstream.workers.models.quantization import CODES_PER_WORD, Fp8Stored, Stored
-from slipstream.workers.models.rank_share import Part
+from slipstream.workers.models.directory.json_keys import ModelError
+from slipstream.workers.models.directory.rank_share import Part
+from slipstream.workers.models.directory.stored_quantization import CODES_PER_WORD, Fp8Stored, Stored
 
 
 def columns_of(part: Part) -> slice:

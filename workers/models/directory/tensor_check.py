@@ -12,12 +12,12 @@ from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
-from slipstream.workers.models.config import CONFIG_FILE, ModelConfig
+from slipstream.workers.models.directory.json_keys import ModelError
+from slipstream.workers.models.directory.model_config import CONFIG_FILE, ModelConfig
 from slipstream.workers.models.directory.quantized_shares import check_share, reordered_sentence
+from slipstream.workers.models.directory.rank_share import Part, Rank, RankShare, VocabularyTensors
+from slipstream.workers.models.directory.stored_quantization import CODES_PER_WORD, AwqStored, Fp8Stored, GptqStored
 from slipstream.workers.models.directory.weight_files import StoredTensor, WeightFiles
-from slipstream.workers.models.json_keys import ModelError
-from slipstream.workers.models.quantization import CODES_PER_WORD, AwqStored, Fp8Stored, GptqStored
-from slipstream.workers.models.rank_share import Part, Rank, RankShare, VocabularyTensors
 
 FLOATS = ("F64", "F32", "BF16", "F16")
 MAX_DIGITS = 10  # of a layer's number; Python converts no text of thousands

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.router.model_files.json_file import is_there
-from slipstream.workers.models.json_keys import Keys, read_json
+from slipstream.workers.models.directory.json_keys import Keys, read_json
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.router.model_files.json_file import is_there, why_no_file
-from slipstream.workers.models.json_keys import ModelError, read_json
+from slipstream.workers.models.directory.json_keys import ModelError, read_json
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

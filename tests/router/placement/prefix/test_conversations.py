@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.router.config.router_config import DispatchConfig
-from slipstream.workers.mock.profile import MockProfile
+from slipstream.workers.mock.mock_profile import MockProfile
 from tests.support.router.mock_cluster import PROFILE, MockCluster
 
 PAGE_TOKENS = PROFILE.page_tokens

@@ -16,14 +16,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from slipstream.workers.models.config import ModelConfig
+from slipstream.workers.models.directory.json_keys import ModelError
+from slipstream.workers.models.directory.model_config import ModelConfig
+from slipstream.workers.models.directory.rank_share import RankShare
 from slipstream.workers.models.directory.tensor_check import check_tensors
 from slipstream.workers.models.directory.weight_files import INDEX_FILE, SINGLE_FILE, WeightFiles
-from slipstream.workers.models.json_keys import ModelError
-from slipstream.workers.models.loader import load_model
-from slipstream.workers.models.rank_share import RankShare
-from tests.workers.models.any_model import KINDS, load
-from tests.workers.models.paged_run import PagedRun
+from slipstream.workers.models.model_loader import load_model
+from tests.support.workers.any_model import KINDS, load
+from tests.support.workers.paged_run import PagedRun
 
 EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 QUERY = "model.layers.0.self_attn.q_proj"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slipstream.workers.models.directory.end_tokens import end_token_ids
-from slipstream.workers.models.json_keys import ModelError
+from slipstream.workers.models.directory.json_keys import ModelError
 
 ADDED = {"added_tokens": [{"id": 9, "content": "<|im_end|>"}], "model": {"vocab": {"</s>": 4}}}
 UNIGRAM = {"model": {"vocab": [["<unk>", 0.0], ["</s>", -1.0]]}}

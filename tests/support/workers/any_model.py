@@ -1,0 +1,34 @@
+"""Loads the same model in torch or in native code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from slipstream.kernels.cpu.native_library import native_library
+from slipstream.workers.models.interface.tensor_parallel import TensorParallel
+from slipstream.workers.models.llama import Llama
+from slipstream.workers.models.model_loader import load_model
+from slipstream.workers.models.native_llama import NativeLlama, load_native
+
+KINDS = ("torch", "native")
+PAGE_TOKENS = 8
+
+
+def load(
+    kind: str,
+    model_dir: Path,
+    dtype: torch.dtype = torch.float32,
+    tp: TensorParallel | None = None,
+    codes: torch.dtype | None = None,
+) -> Llama | NativeLlama:
+    """For pages of PAGE_TOKENS, in `codes` or the same dtype. `kind` is one of KINDS; the test is skipped where the
+    machine has no native kernels."""
+    if kind == "torch":
+        return load_model(model_dir, dtype=dtype, tp=tp)
+    library = native_library()
+    if library is None:
+        pytest.skip("no native kernels here")
+    return load_native(model_dir, library, dtype=dtype, page_tokens=PAGE_TOKENS, of_pages=codes, tp=tp)

@@ -1,0 +1,225 @@
+"""Builds an engine from a model directory and settings, up to its first generated token."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+
+import torch
+
+from slipstream.kernels.cpu.native_library import native_library
+from slipstream.router.process.container_limits import num_cores
+from slipstream.router.protocol.messages import EngineRequest, SamplingParams, pack_ids
+from slipstream.workers.config.worker_config import EngineConfig
+from slipstream.workers.engine.execution.gpu.gpu_build import build_gpu_runner
+from slipstream.workers.engine.execution.model_runner import Model, ModelRunner
+from slipstream.workers.engine.kv_cache.kv_memory import KvMemory
+from slipstream.workers.engine.limits.engine_errors import EngineConfigError
+from slipstream.workers.engine.limits.engine_limits import EngineLimits
+from slipstream.workers.engine.limits.kv_budget import auto_num_pages, require_room
+from slipstream.workers.engine.limits.pool_size import longest_sequence, page_bytes, pool_source, stated_num_pages
+from slipstream.workers.engine.native_engine import Engine
+from slipstream.workers.engine.plan.executor import Executor
+from slipstream.workers.engine.structured_output.grammars import GuideBook
+from slipstream.workers.models.directory.end_tokens import end_token_ids
+from slipstream.workers.models.directory.json_keys import ModelError
+from slipstream.workers.models.directory.model_config import ModelConfig
+from slipstream.workers.models.directory.steady_files import SteadyFiles
+from slipstream.workers.models.interface.kv_shape import kv_dtype, kv_shape
+from slipstream.workers.models.interface.tensor_parallel import TensorParallel
+from slipstream.workers.models.llama import Llama
+from slipstream.workers.models.model_loader import TORCH_DTYPES, load_model
+from slipstream.workers.models.native_llama import is_native, load_native
+from slipstream.workers.models.weights.weight_cache import default_directory
+
+log = logging.getLogger(__name__)
+
+WARM_UP_TOKENS = 32
+SMALL_MACHINE_CORES = 8
+
+
+def engine_limits(
+    model_dir: Path | str,
+    config: EngineConfig,
+    *,
+    tp: TensorParallel | None = None,
+    max_queued_tokens: int = 8192,
+    model_id: str | None = None,
+    ranks_on_host: int = 1,
+    model: ModelConfig | None = None,
+) -> EngineLimits:
+    """What an engine with these settings can hold; the same on all ranks of a group. Reads only JSON files, and no
+    config.json if that is given as `model`.
+
+    `kv_cache_mib` is the memory of one rank; where it is `auto`, a group's ranks call this together, and
+    `ranks_on_host` share the host's memory. Without `max_model_len` it is what the model allows and the pool holds.
+    `model_id` tells the prefix cache which KV is compatible; by default the directory, the dtypes and the quantisation.
+
+    Raises ModelError if the directory cannot be served and EngineConfigError, naming the key, if the settings do not
+    fit the model.
+    """
+    model = ModelConfig.read(model_dir) if model is None else model
+    tp = TensorParallel() if tp is None else tp
+    dtype = _dtype(config, model)
+    of_pages = kv_dtype(config.kv_cache_dtype, dtype)
+    num_pages = stated_num_pages(model, config, tp)
+    if num_pages is None:
+        num_pages = _auto_pool_size(model_dir, config, model, tp, ranks_on_host)
+    return EngineLimits(
+        num_pages=num_pages,
+        page_tokens=config.page_tokens,
+        max_model_len=longest_sequence(model, config, num_pages),
+        max_num_seqs=config.max_num_seqs,
+        max_step_tokens=config.max_step_tokens,
+        max_queued_tokens=max_queued_tokens,
+        vocab_size=model.vocab_size,
+        eos_token_ids=end_token_ids(Path(model_dir)),
+        model_id=model_id or f"{Path(model_dir).resolve()}:{dtype}:{config.quantization}:{of_pages}",
+        prefix_caching=config.prefix_caching,
+    )
+
+
+def _auto_pool_size(
+    model_dir: Path | str, config: EngineConfig, model: ModelConfig, tp: TensorParallel, ranks_on_host: int
+) -> int:
+    """The number of pages that the free memory of all ranks allows."""
+    device, longest = _device(config, tp), config.max_model_len or model.max_position_embeddings
+    num_pages = auto_num_pages(
+        device,
+        Path(model_dir),
+        tp_size=tp.size,
+        ranks_on_host=ranks_on_host,
+        page_bytes=page_bytes(model, config, tp),
+        max_useful=config.max_num_seqs * -(-longest // config.page_tokens),
+    )
+    return tp.least(num_pages, device)
+
+
+def build_runner(
+    model_dir: Path | str,
+    config: EngineConfig,
+    num_pages: int,
+    *,
+    tp: TensorParallel | None = None,
+    memory: KvMemory | None = None,
+    files: SteadyFiles | None = None,
+) -> ModelRunner:
+    """Loads a rank's share of the model and allocates its pool of `num_pages` pages (see `engine_limits`), on the host
+    from `memory` if that is given. `files` are those of the directory, as they were before anything was read.
+
+    Sets the process's number of threads, torch's and the native kernels', where `num_threads` is given. Raises
+    ModelError, FilesChanged, and EngineConfigError if the device is not there or the pool does not fit into its memory.
+    """
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    tp = TensorParallel() if tp is None else tp
+    device = _device(config, tp)
+    dtype = _dtype(config, ModelConfig.read(model_dir))
+    of_pages = kv_dtype(config.kv_cache_dtype, dtype)
+    model = _load(Path(model_dir), config, dtype, device, tp, files)
+    shape = kv_shape(model.config, tp, num_pages, config.page_tokens, of_pages)
+    require_room(pool_source(config), math.prod(shape) * of_pages.itemsize, device)
+    # The memory is written and not just mapped, so that no request pays for page faults.
+    if memory is not None and device.type == "cpu":
+        kv = memory.zeros(shape, of_pages)
+    else:
+        kv = torch.empty(shape, dtype=of_pages, device=device).zero_()
+    if isinstance(model, Llama) and device.type == "cuda":
+        longest = min(model.config.max_position_embeddings, num_pages * config.page_tokens)
+        max_model_len = min(longest, config.max_model_len or longest)
+        return build_gpu_runner(
+            model,
+            kv,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=max_model_len,
+            max_step_tokens=config.max_step_tokens,
+        )
+    return ModelRunner(model, kv)
+
+
+def build_engine(limits: EngineLimits, executor: Executor, guides: GuideBook | None = None) -> Engine:
+    """A new engine that is ready to serve: tokens have already been generated with `executor` (in another engine, of
+    which nothing is left but warm caches)."""
+    warm_up(limits, executor)
+    return Engine(limits, executor, guides)
+
+
+def warm_up(limits: EngineLimits, executor: Executor) -> None:
+    """Generates tokens, greedily and sampled, in one batch. Raises ModelError if that fails."""
+    engine = Engine(limits, executor)
+    num_prompt = max(1, min(WARM_UP_TOKENS, limits.max_model_len - 2))
+    prompt = pack_ids(position % limits.vocab_size for position in range(num_prompt))
+    drawn = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9, ignore_eos=True)
+    greedy = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
+    for name, params in (("warm-up-greedy", greedy), ("warm-up-drawn", drawn)):
+        engine.add(EngineRequest(name, 0, prompt, b"", params))
+    num_finished = 0
+    while engine.has_work:
+        num_finished += sum(output.finish_reason == "length" for output in engine.step())
+    if num_finished != 2:
+        raise ModelError(f"warm-up: {num_finished} of 2 requests came to a good end: are the model's scores numbers?")
+
+
+def _load(
+    model_dir: Path,
+    config: EngineConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    tp: TensorParallel,
+    files: SteadyFiles | None,
+) -> Model:
+    """The native model if it can serve the model, else the torch one."""
+    model = ModelConfig.read(model_dir)
+    if device.type == "cpu" and config.cpu_kernels == "auto" and is_native(model, dtype):
+        library = native_library()
+        if library is not None:
+            library.slipstream_set_num_threads(config.num_threads or _default_native_threads(tp))
+            return load_native(
+                model_dir,
+                library,
+                dtype=dtype,
+                page_tokens=config.page_tokens,
+                of_pages=kv_dtype(config.kv_cache_dtype, dtype),
+                tp=tp,
+                cache_dir=_weight_cache_dir(config),
+                quantization=config.quantization,
+                files=files,
+            )
+    if device.type == "cpu" and (model.quantization is not None or config.quantization != "none"):
+        name = str(dtype).removeprefix("torch.")
+        log.warning("without native kernels quantised weights are widened to %s: they save no memory, no time", name)
+    return load_model(model_dir, dtype=dtype, device=device, tp=tp, quantization=config.quantization)
+
+
+def _weight_cache_dir(config: EngineConfig) -> Path | None:
+    """The directory; None, after a warning, if it would be in the home directory of a user who has none."""
+    if config.weight_cache_dir is None:
+        return None
+    try:
+        return default_directory() if config.weight_cache_dir == "auto" else Path(config.weight_cache_dir).expanduser()
+    except RuntimeError as error:
+        log.warning("weight_cache_dir %s: %s Packed weights take memory in each worker", config.weight_cache_dir, error)
+        return None
+
+
+def _default_native_threads(tp: TensorParallel) -> int:
+    """As many threads as torch has; on a small machine, as many as there are cores, for each group. A quota of the
+    container counts as so many cores: threads beyond it would be stopped for the rest of each period. One worker often
+    waits while another computes, and if all of them compute, the native kernels lose nothing
+    (docs/results/engine_cpu.md). The ranks of a group compute at the same time, so they share the cores."""
+    of_group = min(num_cores(), SMALL_MACHINE_CORES)
+    return max(torch.get_num_threads(), of_group // tp.size)
+
+
+def _dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
+    return TORCH_DTYPES[model.dtype if config.dtype == "auto" else config.dtype]
+
+
+def _device(config: EngineConfig, tp: TensorParallel) -> torch.device:
+    has_cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not has_cuda:
+        raise EngineConfigError("device cuda: torch sees no GPU here")
+    if config.device == "cpu" or not has_cuda:
+        return torch.device("cpu")
+    return torch.device("cuda", tp.rank % torch.cuda.device_count())

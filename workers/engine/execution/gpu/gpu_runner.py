@@ -1,0 +1,130 @@
+"""Runs steps on a GPU: everything is queued without waiting, and the host waits only once, for the sampled tokens.
+
+decoding only      arrays --pinned copy--> DecodeInputs -> graph of the batch's bucket --.
+with prefill, or   arrays --pinned copy--> tensors -----> kernels one by one ------------+-> logits -> sampler
+pages to send
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.kernels.attention.device_inputs import DeviceInputs
+from slipstream.kernels.ops import AttentionShape, AttentionStep
+from slipstream.workers.engine.execution.gpu.batch_buckets import batch_buckets
+from slipstream.workers.engine.execution.gpu.cuda_graphs import DecodeGraphs, Recorder
+from slipstream.workers.engine.execution.gpu.gpu_inputs import PAD_SLOT, DecodeInputs, StepUpload
+from slipstream.workers.engine.execution.gpu.gpu_sampler import GpuSampler
+from slipstream.workers.engine.execution.model_runner import Model, ModelRunner
+from slipstream.workers.engine.plan.step_plan import SampledTokens, SamplingRow, StepPlan
+from slipstream.workers.models.interface.step_arrays import StepArrays
+
+SHORT_PROMPT_TOKENS = 80  # more than the matrix products for decoding support
+
+
+class DeviceOps(Protocol):
+    def begin_device_step(self, inputs: DeviceInputs, attention: AttentionShape, kv: Tensor) -> AttentionStep:
+        """`Ops.begin_step` of inputs that are on the device already; queues work at most."""
+
+
+class DeviceModel(Model, Protocol):
+    """What the runner needs of a model: `workers.models.llama` with ops that are `DeviceOps`."""
+
+    attention: AttentionShape
+
+    def run(
+        self, token_ids: Tensor, step: AttentionStep, kv: Tensor, layer_done: Callable[[int], None] | None = None
+    ) -> Tensor:
+        """`forward` of a step that has begun."""
+
+
+class GpuRunner(ModelRunner):
+    """A `ModelRunner` that waits for the device only to get the tokens of a step.
+
+    `sampling` is `kernels.gpu.sampling`, if it is there. `record` makes the graphs; without it, and where recording
+    fails, every step is queued kernel by kernel. `max_step_tokens` are the most of a prompt that a step computes. All
+    ranks of a group must call the same methods in the same order.
+    """
+
+    def __init__(
+        self,
+        model: DeviceModel,
+        ops: DeviceOps,
+        kv: Tensor,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        max_step_tokens: int,
+        recorder: Recorder,
+        sampling: Any = None,
+    ) -> None:
+        super().__init__(model, kv)
+        self._device_model = model
+        self._ops = ops
+        self._max_model_len = max_model_len
+        self._longest_prompt = min(max_step_tokens, max_model_len)
+        self._upload = StepUpload(kv.device)
+        self._inputs = DecodeInputs(max_num_seqs, -(-max_model_len // self._page_tokens), kv.device)
+        self._graphs = DecodeGraphs(self._decode, batch_buckets(max_num_seqs), recorder)
+        self._gpu_sampler = GpuSampler(model.config.vocab_size, kv.device, sampling)
+
+    def record(self) -> None:
+        """Records decode steps for all batch buckets, and computes what else a step may consist of once: kernels are
+        compiled now and not while somebody waits for a token, and a step that the memory does not suffice for is known
+        now. Takes seconds and no pages. Raises torch.OutOfMemoryError."""
+        with torch.inference_mode():
+            self._graphs.record()
+            for bucket in self._graphs.buckets:
+                logits = self.model.logits(self._graphs.replay(bucket))
+                if logits is not None:
+                    self._gpu_sampler.sample(logits, [])
+            for num_tokens in sorted({min(SHORT_PROMPT_TOKENS, self._longest_prompt), self._longest_prompt}):
+                self._compute(self._prompt_of_nobody(num_tokens), None)
+
+    @property
+    def recorded_batches(self) -> tuple[int, ...]:
+        """The batch sizes that decode steps are padded to, ascending."""
+        return self._graphs.buckets
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> SampledTokens:
+        """A token for each sequence that samples, in order; none on ranks other than 0."""
+        hidden = self._compute(plan.arrays, self._begin_sends(plan))
+        logits = None if hidden is None else self.model.logits(hidden)
+        return SampledTokens() if logits is None else self._gpu_sampler.sample(logits, sampling)
+
+    def _compute(self, arrays: StepArrays, layer_done: Callable[[int], None] | None) -> Tensor | None:
+        """Hidden states of the tokens that are sampled from, [n, hidden_size]; None if there are none."""
+        num_seqs = arrays.num_seqs
+        is_decoding = arrays.num_tokens == num_seqs == len(arrays.sample_rows)
+        bucket = self._graphs.bucket_for(num_seqs) if is_decoding and layer_done is None else None
+        if bucket is not None:
+            self._inputs.load(arrays, bucket)
+            return self._graphs.replay(bucket)[:num_seqs]
+        step = self._upload.send(arrays)
+        attention = self._ops.begin_device_step(step.inputs, self._device_model.attention, self.kv)
+        hidden = self._device_model.run(step.token_ids, attention, self.kv, layer_done)
+        return hidden.index_select(0, step.sample_rows) if len(step.sample_rows) else None
+
+    def _prompt_of_nobody(self, num_tokens: int) -> StepArrays:
+        """A step whose keys and values go nowhere, and which samples nothing."""
+        return StepArrays(
+            token_ids=np.zeros(num_tokens, np.int32),
+            positions=np.arange(num_tokens, dtype=np.int32),
+            slots=np.full(num_tokens, PAD_SLOT, np.int32),
+            query_starts=np.array([0, num_tokens], np.int32),
+            kv_lens=np.array([num_tokens], np.int32),
+            page_table=np.zeros((1, -(-num_tokens // self._page_tokens)), np.int32),
+            sample_rows=np.zeros(0, np.int32),
+        )
+
+    def _decode(self, num_rows: int) -> Tensor:
+        """A decode step over the static inputs, [rows, hidden_size]."""
+        inputs = self._inputs.inputs(num_rows, self._max_model_len)
+        attention = self._ops.begin_device_step(inputs, self._device_model.attention, self.kv)
+        return self._device_model.run(self._inputs.token_ids(num_rows), attention, self.kv)

@@ -1,0 +1,122 @@
+"""One rank's part of a step: model, KV pool and, on rank 0, sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from slipstream.kernels.pages.quantized_kv import page_tokens_of
+from slipstream.workers.engine.plan.step_plan import PageSend, SampledTokens, SamplingRow, SendProgress, StepPlan
+from slipstream.workers.engine.sampling.sampler import Sampler, sampled_tokens
+from slipstream.workers.models.directory.model_config import ModelConfig
+from slipstream.workers.models.interface.step_batch import StepBatch
+
+
+class Model(Protocol):
+    """What the runner needs of a model (`workers.models.llama`, `workers.models.native`)."""
+
+    config: ModelConfig
+    dtype: torch.dtype  # of weights and activations
+
+    def forward(self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None) -> Tensor:
+        """The last hidden states of a step, [tokens, hidden_size]. Its keys and values are written into `kv`, and
+        `layer_done` is called as soon as those of a layer are complete."""
+
+    def logits(self, hidden: Tensor) -> Tensor | None:
+        """[n, vocab_size] in float32 for rows of what `forward` returned; None on ranks other than 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class GreedyTokens:
+    """The best token of each row that samples. `is_sound` is false if the highest score is not a finite number. Both
+    may be views of memory that the next step overwrites."""
+
+    token_ids: NDArray[np.int32]  # [n]
+    is_sound: NDArray[np.bool_]  # [n]
+
+
+@runtime_checkable
+class ScoringModel(Model, Protocol):
+    """A model that computes a step and its scores in one call, and so can skip what would only affect the hidden states
+    of other rows."""
+
+    def scores(self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None) -> Tensor | None:
+        """Like `forward`, then `logits` of `batch.arrays.sample_rows`. None where there are none, and on ranks other
+        than 0."""
+
+    def greedy(
+        self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None
+    ) -> GreedyTokens | None:
+        """Like `scores` (of at least one row), and then the highest of each row; among equals, that with the lowest
+        token id. It is called if every row of a step is plainly greedy, so that nothing else is wanted of the scores.
+        None on ranks other than 0."""
+
+
+class PageSink(Protocol):
+    """Is told, on the computing thread, which pages can be sent."""
+
+    def begin_sends(self, sends: tuple[PageSend, ...]) -> None: ...
+
+    def layer_done(self, layer: int, progress: tuple[SendProgress, ...]) -> None: ...
+
+
+class ModelRunner:
+    """Runs step plans on one rank. The rank whose model returns logits (rank 0) samples; the others return no tokens.
+
+    `kv` is the rank's pool, `[layers, pages, kv_heads, 2, page_tokens, head_dim]`, or quantised
+    `[layers, pages, kv_heads, head_bytes]`.
+    """
+
+    def __init__(self, model: Model, kv: Tensor) -> None:
+        self.kv = kv
+        self.sink: PageSink | None = None
+        self._device = kv.device
+        self.model = model
+        self._scoring_model = model if isinstance(model, ScoringModel) else None
+        self._page_tokens = page_tokens_of(kv, model.config.head_dim)
+        self._sampler = Sampler(model.config.vocab_size, kv.device)
+
+    def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> SampledTokens:
+        """A token for each sequence that samples, in order; none on ranks other than 0."""
+        layer_done = self._begin_sends(plan)
+        batch = StepBatch(plan.arrays, self._page_tokens, self._device)
+        if self._scoring_model is not None and plan.greedy and len(plan.arrays.sample_rows):
+            best = self._scoring_model.greedy(batch, self.kv, layer_done)
+            return SampledTokens() if best is None else sampled_tokens(best.token_ids, best.is_sound, None)
+        with torch.inference_mode():
+            logits = self._scores(batch, layer_done)
+            if logits is None:
+                return SampledTokens()
+            return self._sampler.best(logits) if plan.greedy else self._sampler.sample(logits, sampling)
+
+    def _begin_sends(self, plan: StepPlan) -> Callable[[int], None] | None:
+        """Passes on the plan's sends. Returns what to call after each layer; None if no pages wait for that."""
+        sink = self.sink
+        if sink is None:
+            return None
+        if plan.sends:
+            sink.begin_sends(plan.sends)
+        return (lambda layer: sink.layer_done(layer, plan.progress)) if plan.progress else None
+
+    def _scores(self, batch: StepBatch, layer_done: Callable[[int], None] | None) -> Tensor | None:
+        if self._scoring_model is not None:
+            return self._scoring_model.scores(batch, self.kv, layer_done)
+        hidden = self.model.forward(batch, self.kv, layer_done)
+        return self.model.logits(hidden[batch.sample_indices]) if len(batch.arrays.sample_rows) else None
+
+    def page_bytes(self) -> NDArray[np.uint8]:
+        """The pool as bytes, `[layers, pages, kv_heads, head_bytes]`: the memory itself, for pages to come and go.
+
+        Raises TypeError if the pool is not in host memory.
+        """
+        if self.kv.device.type != "cpu":
+            raise TypeError(f"KV pages on {self.kv.device} are not host memory")
+        layers, pages, heads = self.kv.shape[:3]
+        as_bytes: NDArray[np.uint8] = self.kv.view(torch.uint8).view(layers, pages, heads, -1).numpy()
+        return as_bytes

@@ -1,0 +1,101 @@
+"""Which pages hold the KV of which prefixes.
+
+Pages are identified by digests that chain over everything before them (`router.prefix.block_hash`). xxh3 is fast (far
+less than a microsecond per page) but not safe against constructed collisions. So an entry also keeps its tokens and its
+parent's digest, and a hit compares them. Then a wrong page could only come from a collision of two roots, which hash
+the name of the model and a tenant's salt.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from slipstream.router.protocol.block_hash import HashChain
+from slipstream.workers.engine.kv_cache.cache_changes import CacheChanges
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPage:
+    digest: bytes
+    parent: bytes
+    tokens: bytes
+
+
+class PrefixCache:
+    """Maps digests to pages, and knows which of the pages without owners was used least recently.
+
+    It does not count owners. `PagePool`, which does, calls `idle` when a known page loses its last owner, and `busy`
+    when it gets one again. `changes` is for those who want to follow the cache.
+    """
+
+    def __init__(self) -> None:
+        self.changes = CacheChanges()
+        self._page_of: dict[bytes, int] = {}
+        self._entries: dict[int, CachedPage] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
+
+    def __contains__(self, page: int) -> bool:
+        return page in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def digests(self) -> Collection[bytes]:
+        """The digests of all pages that can be found."""
+        return self._page_of.keys()
+
+    def match(self, chain: HashChain, tokens: array[int], max_pages: int) -> list[int]:
+        """Pages of the longest known prefix of `tokens`, at most `max_pages` of them, in order."""
+        chain.extend(tokens, max_pages)
+        view = memoryview(tokens).cast("B")
+        pages: list[int] = []
+        for at in range(max_pages):
+            page = self._page_of.get(chain.digests[at])
+            if page is None:
+                break
+            entry = self._entries[page]
+            wanted = view[at * chain.page_bytes : (at + 1) * chain.page_bytes]
+            if entry.parent != chain.parent(at) or entry.tokens != wanted:
+                break  # a collision
+            pages.append(page)
+        return pages
+
+    def insert(self, page: int, chain: HashChain, tokens: array[int], at: int) -> bool:
+        """Make known that `page` holds page number `at` of `tokens`. False if another page already does."""
+        chain.extend(tokens, at + 1)
+        digest = chain.digests[at]
+        if digest in self._page_of or page in self._entries:
+            return False
+        content = memoryview(tokens).cast("B")[at * chain.page_bytes : (at + 1) * chain.page_bytes]
+        self._page_of[digest] = page
+        self._entries[page] = CachedPage(digest, chain.parent(at), bytes(content))
+        self.changes.store(digest)
+        return True
+
+    def idle(self, page: int) -> None:
+        self._idle[page] = None
+
+    def busy(self, page: int) -> None:
+        del self._idle[page]
+
+    def evict_oldest(self) -> int:
+        """Forget the idle page that was used least recently and return it. Raises KeyError if none is idle."""
+        page, _ = self._idle.popitem(last=False)
+        self.forget(page)
+        return page
+
+    def forget(self, page: int) -> None:
+        """Forget a page that is not idle."""
+        digest = self._entries.pop(page).digest
+        del self._page_of[digest]
+        self.changes.remove(digest)
+
+    def check_integrity(self, idle_pages: Sequence[int]) -> None:
+        """Raises AssertionError unless both maps agree and exactly `idle_pages` can be evicted."""
+        assert len(self._page_of) == len(self._entries)
+        for digest, page in self._page_of.items():
+            assert self._entries[page].digest == digest, f"page {page} is known under two digests"
+        assert set(self._idle) == set(idle_pages), "idle pages are not those cached and unowned"

@@ -1,0 +1,65 @@
+"""How many pages a pool of KV has, and how long sequences may be: figures, free of torch."""
+
+from __future__ import annotations
+
+from slipstream.workers.config.worker_config import EngineConfig
+from slipstream.workers.engine.limits.engine_errors import EngineConfigError
+from slipstream.workers.models.directory.model_config import DtypeName, ModelConfig
+from slipstream.workers.models.directory.rank_share import Rank
+
+ITEM_BYTES: dict[DtypeName, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+CODE_SCALE_BYTES = 4  # of a token and head in eight bits; see `kernels.quantized_kv`
+MIN_MODEL_LEN = 2  # a token of prompt and one of output
+
+
+def page_bytes(model: ModelConfig, config: EngineConfig, rank: Rank) -> int:
+    """Size of a page in a rank's pool: keys and values of `page_tokens` tokens in all layers. Raises ModelError if the
+    KV heads cannot be dealt out to the group."""
+    own_heads = rank.shard(model.num_kv_heads, "num_key_value_heads")
+    num_heads: int = own_heads.stop - own_heads.start
+    dtype = model.dtype if config.dtype == "auto" else config.dtype
+    of_head = model.head_dim * ITEM_BYTES[dtype]
+    if config.kv_cache_dtype != "auto":
+        of_head = model.head_dim + CODE_SCALE_BYTES
+    return model.num_layers * num_heads * 2 * config.page_tokens * of_head
+
+
+def pool_source(config: EngineConfig) -> str:
+    """The setting that the size of the pool follows from."""
+    if config.num_pages is not None:
+        return f"num_pages {config.num_pages}"
+    return f"kv_cache_mib {config.kv_cache_mib}"
+
+
+def stated_num_pages(model: ModelConfig, config: EngineConfig, rank: Rank) -> int | None:
+    """The pages that the settings ask for; None if that depends on the memory that is free. Raises
+    EngineConfigError."""
+    if config.num_pages is not None:
+        return config.num_pages
+    if config.kv_cache_mib == "auto":
+        return None
+    of_page = page_bytes(model, config, rank)
+    num_pages = config.kv_cache_mib * 2**20 // of_page
+    if num_pages < 1:
+        raise EngineConfigError(f"{pool_source(config)} does not hold a single page of {of_page} bytes")
+    return num_pages
+
+
+def longest_sequence(model: ModelConfig, config: EngineConfig, num_pages: int) -> int:
+    """`max_model_len`, or without it what the model allows and the pool holds. Raises EngineConfigError."""
+    num_tokens, longest = num_pages * config.page_tokens, config.max_model_len
+    if longest is None:
+        longest = min(model.max_position_embeddings, num_tokens)
+        if longest < MIN_MODEL_LEN:
+            raise EngineConfigError(f"{pool_source(config)} holds {longest} tokens, which leaves no room for output")
+    elif longest < MIN_MODEL_LEN:
+        raise EngineConfigError(f"max_model_len must be at least {MIN_MODEL_LEN}, got {longest}")
+    elif longest > model.max_position_embeddings:
+        raise EngineConfigError(
+            f"max_model_len {longest} is over the model's {model.max_position_embeddings} positions"
+        )
+    elif longest > num_tokens:
+        raise EngineConfigError(
+            f"max_model_len {longest} is over the {num_tokens} tokens that {pool_source(config)} holds"
+        )
+    return longest

@@ -1,0 +1,90 @@
+"""What one engine step computes, in plain values: planned on rank 0, and run by every rank of the group.
+
+A step mixes prefill chunks and single decode tokens. All sequences of a step are stored one after the other in flat
+token arrays (`StepArrays`), decoding ones first:
+
+    token_ids   [ s0 | s1 | s2 s2 s2 s2 | s3 s3 ]      [tokens]
+    query_lens  [ 1  , 1  ,     4       ,   2   ]      [seqs]
+    kv_lens     keys each sequence attends to, this step's tokens included      [seqs]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slipstream.kv_transfer.api.ticket import HandoffTicket
+from slipstream.router.protocol.messages import SamplingParams, TokenLogprob
+from slipstream.workers.engine.plan.token_counts import TokenCounts
+from slipstream.workers.engine.structured_output.grammars import TokenGuide
+from slipstream.workers.models.interface.step_arrays import StepArrays
+
+GREEDY_BELOW = 1e-5  # colder than this is greedy: vLLM's _SAMPLING_EPS
+
+
+@dataclass(frozen=True, slots=True)
+class PageSend:
+    """Sending begins with this step: `page_ids` (packed int32) are the pages that the ticket asks for, in order. They
+    stay where they are until the sequence is released."""
+
+    ticket: HandoffTicket
+    page_ids: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SendProgress:
+    """After this step, the first `num_pages` pages of the sequence that `transfer_id` sends are complete."""
+
+    transfer_id: int
+    destination_epoch: int
+    destination: str
+    num_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The plan of a step. `sends` must be passed to the transport before the first layer of the step is done. `greedy`:
+    each token is simply the best one, and nothing else is wanted of the scores. The arrays are valid until the next
+    step."""
+
+    arrays: StepArrays
+    greedy: bool = False
+    sends: tuple[PageSend, ...] = ()
+    progress: tuple[SendProgress, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """One sequence whose next token is sampled in this step, in the order of the plan. Stays on rank 0.
+
+    `counts` is the sequence's own live object, there only if a penalty is on. `masked_ids` are the tokens that would
+    end the sequence before `min_tokens`; where the guide allows nothing else they count for nothing.
+    """
+
+    params: SamplingParams
+    position: int  # of the token in the output; with the seed it decides the draw
+    counts: TokenCounts | None = None
+    masked_ids: tuple[int, ...] = ()
+    guide: TokenGuide | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """The tokens of a step, one for each sequence that samples, in the order of the plan; None if its scores leave none
+    to pick. `logprobs` is None if no sequence wants any."""
+
+    token_ids: Sequence[int | None] = ()
+    logprobs: Sequence[TokenLogprob | None] | None = None
+
+
+def is_plainly_greedy(params: SamplingParams) -> bool:
+    """Whether, once no token is masked any more, the best token is taken and nothing else is wanted of the scores."""
+    return (
+        params.temperature < GREEDY_BELOW
+        and params.logprobs is None
+        and not params.logit_bias
+        and not params.presence_penalty
+        and not params.frequency_penalty
+        and params.repetition_penalty == 1.0
+        and params.guide is None
+    )

@@ -1,0 +1,29 @@
+"""Applies guides to the scores of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.workers.engine.plan.step_plan import SamplingRow
+
+
+def keep_allowed(logits: Tensor, rows: Sequence[SamplingRow]) -> None:
+    """Sets the scores [rows, vocab] of tokens that a row's guide does not allow to -inf. Rows without a guide are not
+    touched. With a GPU, the masks are made while it computes what is queued."""
+    guided = [i for i, row in enumerate(rows) if row.guide is not None]
+    if not guided:
+        return
+    vocab_size = logits.shape[1]
+    bits = np.empty((len(guided), -(-vocab_size // 8)), np.uint8)
+    for mask, i in zip(bits, guided, strict=True):
+        guide = rows[i].guide
+        assert guide is not None
+        guide.write_allowed(mask, rows[i].masked_ids)
+    forbidden = np.unpackbits(~bits, axis=1, count=vocab_size, bitorder="little").view(np.bool_)
+    index = torch.tensor(guided, device=logits.device)
+    masked = logits.index_select(0, index).masked_fill_(torch.from_numpy(forbidden).to(logits.device), float("-inf"))
+    logits.index_copy_(0, index, masked)

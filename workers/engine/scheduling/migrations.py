@@ -1,0 +1,133 @@
+"""Sequences that move to another worker while they decode: both ends of a move, as seen by the engine.
+
+    source        RUNNING ----- send_pages: full pages, while it goes on ---> RUNNING --freeze--> FROZEN --release-->
+                                                                                ^                   |
+                                                                                +------resume-------+
+    destination   RESERVED --copied--> RESERVED --extend ... land, start--> RUNNING
+
+A sequence of T tokens has the KV of T - 1, because the last one is computed in the step that samples the next. That is
+so at both ends, and the destination continues with exactly the step that the source would have taken.
+"""
+
+from __future__ import annotations
+
+from slipstream.kv_transfer.api.ticket import HandoffTicket
+from slipstream.workers.engine.limits.engine_errors import RequestError
+from slipstream.workers.engine.limits.engine_limits import EngineLimits
+from slipstream.workers.engine.scheduling.reservation import Reservation
+from slipstream.workers.engine.scheduling.scheduler import Scheduler
+from slipstream.workers.engine.scheduling.sequence import AttemptKey, Sequence, SequenceState
+
+
+class Moves:
+    """Part of `Engine`, for its one thread. `num_room_tokens` 0 asks only for the pages that are full at the source by
+    now; otherwise it is the number of tokens that may be added before the source has stopped."""
+
+    def __init__(self, limits: EngineLimits, scheduler: Scheduler) -> None:
+        self._limits = limits
+        self._scheduler = scheduler
+
+    # ---- destination
+
+    def adopt(self, sequence: Sequence, num_room_tokens: int) -> Reservation | None:
+        """Reserve pages for a new sequence; None if there are not enough now."""
+        sequence.is_adopted = True
+        if not self._scheduler.reserve(sequence, max(num_room_tokens, 1)):
+            return None
+        return self._wanted(sequence, num_room_tokens)
+
+    def extend(self, key: AttemptKey, token_ids: tuple[int, ...], num_room_tokens: int) -> Reservation | None:
+        """The sequence has grown at its source. Returns what is wanted next; None if there are too few pages now.
+
+        Raises RequestError if it does not wait for that, or a token is out of range.
+        """
+        sequence = self._scheduler.get(key)
+        if sequence is None or not sequence.is_adopted or sequence.state is not SequenceState.RESERVED:
+            raise RequestError("request_id", f"{key} is not being copied here")
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._limits.vocab_size:
+            raise RequestError("token_ids", f"{key} cannot go on with {token_ids}")
+        if sequence.num_tokens + len(token_ids) >= sequence.max_tokens:
+            raise RequestError("token_ids", f"{key} has nothing left to generate")
+        if not self._scheduler.extend(sequence, sequence.num_tokens + len(token_ids) + max(num_room_tokens, 1)):
+            return None
+        for token_id in token_ids:
+            sequence.append(token_id)
+        return self._wanted(sequence, num_room_tokens)
+
+    def copied(self, key: AttemptKey) -> bool:
+        """The full pages that were wanted have arrived. Returns False if there is no such reservation (any more)."""
+        sequence = self._scheduler.get(key)
+        if sequence is None or sequence.state is not SequenceState.RESERVED:
+            return False
+        self._scheduler.copied(sequence)
+        return True
+
+    def check_start(self, sequence: Sequence, token_ids: tuple[int, ...]) -> None:
+        """Raises RequestError if an adopted sequence cannot have the KV before the last of these tokens."""
+        num_held = len(sequence.pages) * self._limits.page_tokens
+        if sequence.num_tokens + len(token_ids) - 1 > num_held:
+            raise RequestError("token_ids", f"{sequence.key} has pages for {num_held} tokens")
+
+    def _wanted(self, sequence: Sequence, num_room_tokens: int) -> Reservation:
+        first_page = sequence.num_computed // self._limits.page_tokens
+        if num_room_tokens:
+            end_page = len(sequence.pages)
+        else:
+            end_page = (sequence.num_tokens - 1) // self._limits.page_tokens
+            sequence.num_to_land = end_page * self._limits.page_tokens
+        num_cached = sequence.num_cached or 0
+        return Reservation(sequence.key, num_cached, first_page, tuple(sequence.pages[first_page:end_page]))
+
+    # ---- source
+
+    def freeze(self, key: AttemptKey) -> int:
+        """Stop a sequence between two steps; returns how many tokens of output it has.
+
+        Raises RequestError if it does not decode here.
+        """
+        sequence = self._decoding(key)
+        self._scheduler.freeze(sequence)
+        return sequence.num_output
+
+    def resume(self, key: AttemptKey) -> bool:
+        """Lets a frozen sequence decode on. Returns False if it is not frozen here."""
+        sequence = self._scheduler.get(key)
+        if sequence is None or sequence.state is not SequenceState.FROZEN:
+            return False
+        self._scheduler.resume(sequence)
+        return True
+
+    def check_ticket(self, key: AttemptKey, ticket: HandoffTicket, freeze: bool) -> None:
+        """Raises RequestError if the sequence does not decode here, or the ticket is not for what it has."""
+        sequence = self._decoding(key)
+        end_page, page_tokens = ticket.first_page + ticket.num_pages, self._limits.page_tokens
+        if freeze and self._limits.pages_for(sequence.num_computed) > end_page:
+            raise RequestError(
+                "ticket", f"ends before page {end_page}; {key} has {sequence.num_computed} tokens by now"
+            )
+        if not freeze and end_page > sequence.num_computed // page_tokens:
+            raise RequestError("ticket", f"asks for {end_page} full pages; {key} has {sequence.num_computed} tokens")
+
+    def begin_send(self, key: AttemptKey, ticket: HandoffTicket) -> tuple[int, ...]:
+        """The ticket's pages, which stay in place until `end_send`. If it asks for more pages than the sequence has,
+        the last page is repeated, as nobody will read those."""
+        sequence = self._scheduler.get(key)
+        assert sequence is not None
+        self._scheduler.begin_send(sequence)
+        page_ids = sequence.pages[ticket.first_page : ticket.first_page + ticket.num_pages].tolist()
+        return tuple(page_ids + sequence.pages[-1:].tolist() * (ticket.num_pages - len(page_ids)))
+
+    def end_send(self, key: AttemptKey) -> None:
+        """The transfer has ended: the pages may go, unless another one still reads them."""
+        sequence = self._scheduler.get(key)
+        assert sequence is not None
+        self._scheduler.end_send(sequence)
+        if sequence.state is SequenceState.DRAINING and not sequence.num_sends:
+            self._scheduler.release(sequence)
+
+    def _decoding(self, key: AttemptKey) -> Sequence:
+        sequence = self._scheduler.get(key)
+        if sequence is None or sequence.state is not SequenceState.RUNNING or sequence.num_uncomputed != 1:
+            where = "unknown" if sequence is None else sequence.state.value
+            raise RequestError("request_id", f"{key} is {where} here and does not decode")
+        return sequence

@@ -1,0 +1,349 @@
+"""Decides which sequences compute what in the next step, and which pages they own. Pure: no clock and no device."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+from slipstream.workers.engine.kv_cache.page_states import PageState
+from slipstream.workers.engine.limits.engine_limits import EngineLimits
+from slipstream.workers.engine.scheduling.kv_cache_manager import SequencePages
+from slipstream.workers.engine.scheduling.scheduled_step import ScheduledStep
+from slipstream.workers.engine.scheduling.sequence import AttemptKey, Sequence, SequenceState
+
+# The states that have a slot without being in the batch.
+_RESERVED_STATES = (SequenceState.RESERVED, SequenceState.LANDED, SequenceState.STARTED, SequenceState.FROZEN)
+
+
+class Scheduler:
+    """Continuous batching over a page pool.
+
+    A step takes every running sequence that has one token to compute (decoding), then fills what is left of
+    `max_step_tokens` with prefill chunks, then admits from the queue. Sequences are ordered by priority (lower first)
+    and arrival.
+
+    When a sequence is admitted, it takes pages for all its known tokens, and later one more whenever its output fills
+    the last. If there is none, the running sequence that is last in order gives up all its pages and queues again; it
+    will be recomputed, mostly from the prefix cache. The first sequence in order is never preempted for another one, so
+    there is always one that makes progress; and as every accepted sequence fits into the pool alone, it will finish.
+
+    Reservations (for KV on its way here) count against slots and pages from the start, and are made only from what the
+    queue does not need, so they never starve an accepted sequence.
+
+    A sequence whose guide is still being compiled stands back, in the queue or in the batch, until `look_again`.
+    """
+
+    def __init__(self, limits: EngineLimits) -> None:
+        self._limits = limits
+        self.pages = SequencePages(limits)
+        self._sequences: dict[AttemptKey, Sequence] = {}
+        self._waiting: list[Sequence] = []  # sorted by order
+        self._running: list[Sequence] = []  # sorted by order
+        self._num_reserved = 0
+        self._starved: list[Sequence] = []  # running, but without a page for their next token
+        self._unready: list[Sequence] = []  # running, but their guide is still being compiled
+        self._is_stuck = False  # the last step had nothing to do and nothing has changed since
+        self.num_preemptions = 0  # of sequences, since the beginning
+
+    def change_limits(self, limits: EngineLimits) -> None:
+        """Changes the limits; the pages stay the same."""
+        assert not self._sequences
+        assert (limits.num_pages, limits.page_tokens) == (self._limits.num_pages, self._limits.page_tokens)
+        self._limits = limits
+
+    # ---- changes
+
+    def get(self, key: AttemptKey) -> Sequence | None:
+        return self._sequences.get(key)
+
+    def keys(self) -> list[AttemptKey]:
+        return list(self._sequences)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence. Its key must be new."""
+        assert sequence.key not in self._sequences
+        self._sequences[sequence.key] = sequence
+        insort(self._waiting, sequence, key=_order)
+        self._is_stuck = False
+
+    def reserve(self, sequence: Sequence, num_room_tokens: int = 1) -> bool:
+        """Take pages for all tokens of a new sequence and some more: one is what the router counts for it. False,
+        with nothing taken, if slots or pages are short."""
+        assert sequence.key not in self._sequences
+        if self.num_free_slots < 1:
+            return False
+        room = min(sequence.num_tokens + num_room_tokens, self._limits.max_model_len)
+        spare = self._num_waiting_pages() + self._growth_room()
+        if not self.pages.take(sequence, room, PageState.RESERVED, spare):
+            return False
+        sequence.state = SequenceState.RESERVED
+        self._sequences[sequence.key] = sequence
+        self._num_reserved += 1
+        return True
+
+    def extend(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Pages of a reservation for so many tokens in all. False, with nothing taken, if there are too few."""
+        spare = self._num_waiting_pages() + self._growth_room()
+        return self.pages.grow(sequence, min(num_tokens, self._limits.max_model_len), spare)
+
+    def copied(self, sequence: Sequence) -> None:
+        """Full pages of a reservation have landed; others are still to come."""
+        sequence.num_computed = sequence.num_to_land
+        self.pages.remember(sequence)
+
+    def land(self, sequence: Sequence) -> None:
+        """The KV of all tokens that a reservation waited for is in its pages."""
+        if sequence.is_adopted and sequence.state is SequenceState.RESERVED:
+            sequence.move(SequenceState.LANDED)  # `start` will say how far the KV goes
+            return
+        sequence.num_computed = sequence.num_to_land
+        self.pages.remember(sequence)
+        if sequence.state is SequenceState.STARTED:
+            self._run(sequence)
+        else:
+            sequence.move(SequenceState.LANDED)
+
+    def start(self, sequence: Sequence, token_ids: tuple[int, ...]) -> None:
+        """The first tokens after those reserved for are known."""
+        for token_id in token_ids:
+            sequence.append(token_id)
+        if sequence.is_adopted:
+            sequence.num_to_land = sequence.num_tokens - 1
+        if sequence.state is SequenceState.LANDED:
+            if sequence.is_adopted:
+                self.copied(sequence)
+            self._run(sequence)
+        else:
+            sequence.move(SequenceState.STARTED)
+
+    def convert(self, sequence: Sequence) -> None:
+        """Compute a reserved sequence here after all. If its KV has landed already, all full pages of it are in the
+        prefix cache: it queues as if it were new, because its last token has to be computed once more and that must
+        not write into pages that others may share by now."""
+        if sequence.state is SequenceState.RESERVED:
+            self._run(sequence)
+        else:
+            self._requeue(sequence)
+
+    def freeze(self, sequence: Sequence) -> None:
+        """Stop a running sequence, which keeps its slot and its pages."""
+        self._detach(sequence)
+        self._num_reserved += 1
+        self.pages.rebook(sequence, SequenceState.FROZEN)
+
+    def resume(self, sequence: Sequence) -> None:
+        """Let a frozen sequence continue."""
+        self._run(sequence)
+
+    def begin_send(self, sequence: Sequence) -> None:
+        """A transfer reads the sequence's pages from now on, so they have to stay in place."""
+        sequence.num_sends += 1
+
+    def end_send(self, sequence: Sequence) -> None:
+        """Nothing of that transfer touches the pages any more."""
+        sequence.num_sends -= 1
+        self._is_stuck = False  # it may give up its pages again
+
+    def release(self, sequence: Sequence) -> None:
+        """End a reservation, or a sequence whose pages were held or draining."""
+        assert sequence.state not in (SequenceState.WAITING, SequenceState.RUNNING)
+        self._detach(sequence)
+        self.pages.give_up(sequence)
+        self._end(sequence)
+
+    def abort(self, sequence: Sequence, keep_pages: bool) -> bool:
+        """End a sequence in any state. With `keep_pages`, or where they are being sent, its pages, if any, drain until
+        `release`; returns whether there are such pages."""
+        if sequence.state is SequenceState.DRAINING:
+            return True
+        self._detach(sequence)
+        if (keep_pages or sequence.num_sends) and sequence.pages:
+            self.pages.rebook(sequence, SequenceState.DRAINING)
+            return True
+        self.pages.give_up(sequence)
+        self._end(sequence)
+        return False
+
+    def look_again(self) -> None:
+        """Something has changed that the scheduler cannot know about: a guide is ready."""
+        self._is_stuck = False
+
+    # ---- a step
+
+    def schedule(self) -> ScheduledStep:
+        """What to compute next; empty if nothing can be. To be followed by `computed`."""
+        max_tokens, page_tokens = self._limits.max_step_tokens, self._limits.page_tokens
+        self._secure_pages()
+        decoding = [s for s in self._running if s.num_computed + 1 == len(s.tokens) and s.ticket is None]
+        if self._unready:
+            self._unready = [s for s in self._unready if s.state is SequenceState.RUNNING and not s.is_ready]
+        if self._starved or self._unready:
+            decoding = [s for s in decoding if s not in self._starved and s not in self._unready]
+        step = ScheduledStep(decoding[:max_tokens])
+        budget = max_tokens - len(step.decoding)
+        if budget and len(step.decoding) < len(self._running):
+            for sequence in self._running:
+                if sequence in self._unready:
+                    continue
+                if budget and (sequence.num_uncomputed > 1 or sequence.ticket is not None):
+                    budget -= step.add_chunk(sequence, budget, page_tokens, begins=False)
+        while budget and (admitted := self._next_waiting()) is not None and self._admit(admitted):
+            insort(self._running, admitted, key=_order)
+            budget -= step.add_chunk(admitted, budget, page_tokens, begins=True)
+        self._is_stuck = not step
+        return step
+
+    def computed(self, step: ScheduledStep) -> None:
+        """The step's KV is in the sequences' pages. Pages that have become full go into the prefix cache."""
+        page_tokens = self._limits.page_tokens
+        for sequence in step.decoding:
+            sequence.num_computed += 1
+            if sequence.num_computed % page_tokens == 0:
+                self.pages.remember(sequence)
+        for chunk in step.chunks:
+            chunk.sequence.num_computed += chunk.num_tokens
+            self.pages.remember(chunk.sequence)
+
+    def finish(self, sequence: Sequence) -> None:
+        """A running sequence is done: its full pages become prefix cache. Where they are being sent they drain first,
+        until `release`."""
+        self._detach(sequence)
+        if sequence.num_sends:
+            self.pages.rebook(sequence, SequenceState.DRAINING)
+            return
+        self.pages.give_up(sequence)
+        self._end(sequence)
+
+    def hold(self, sequence: Sequence) -> None:
+        """A running sequence is done, but its pages stay as they are until `release`."""
+        self._detach(sequence)
+        self.pages.rebook(sequence, SequenceState.HELD)
+
+    # ---- queries
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._running or self._waiting) and not self._is_stuck
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_free_slots(self) -> int:
+        taken = len(self._running) + len(self._waiting) + self._num_reserved
+        return max(0, self._limits.max_num_seqs - taken)
+
+    @property
+    def num_free_pages(self) -> int:
+        """Free and evictable pages that no queued sequence is going to need and no running one will need soon: as
+        many can be reserved now."""
+        return max(0, self.pages.num_available - self._num_waiting_pages() - self._growth_room())
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens that queued and running sequences have yet to compute before their next one is sampled."""
+        return sum(s.num_uncomputed for s in self._waiting) + sum(s.num_uncomputed for s in self._running)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError if sequences, queues and pages do not add up. Looks at everything: for tests
+        and idle moments."""
+        by_state = {state: [s for s in self._sequences.values() if s.state is state] for state in SequenceState}
+        assert self._running == sorted(by_state[SequenceState.RUNNING], key=_order)
+        assert self._waiting == sorted(by_state[SequenceState.WAITING], key=_order)
+        assert self._num_reserved == sum(len(by_state[state]) for state in _RESERVED_STATES)
+        assert len(self._running) + self._num_reserved <= self._limits.max_num_seqs
+        self.pages.check_integrity(self._sequences.values())
+
+    # ---- inside
+
+    def _secure_pages(self) -> None:
+        """Give each running sequence pages for all its tokens, first in order first; preempt from the end for them.
+        Who finds nobody to preempt and cannot be preempted itself, because its pages are being sent, waits."""
+        page_tokens = self._limits.page_tokens
+        self._starved.clear()
+        at = 0
+        while at < len(self._running):
+            sequence = self._running[at]
+            is_full = len(sequence.tokens) > len(sequence.pages) * page_tokens
+            if is_full and not self.pages.grow(sequence, sequence.num_tokens):
+                victim = self._victim(sequence)
+                if victim.is_preemptible:
+                    self._preempt(victim)
+                    continue  # with the same sequence, unless it was itself the victim
+                self._starved.append(sequence)
+            at += 1
+
+    def _victim(self, needy: Sequence) -> Sequence:
+        """The last in order that may be preempted; at the latest `needy` itself."""
+        for sequence in reversed(self._running):
+            if sequence.is_preemptible or sequence is needy:
+                return sequence
+        raise AssertionError("a sequence that needs pages is running")
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._requeue(sequence)
+        self.num_preemptions += 1
+
+    def _requeue(self, sequence: Sequence) -> None:
+        self._detach(sequence)
+        self.pages.give_up(sequence)
+        sequence.move(SequenceState.WAITING)
+        insort(self._waiting, sequence, key=_order)
+
+    def _next_waiting(self) -> Sequence | None:
+        return next((sequence for sequence in self._waiting if sequence.is_ready), None)
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Move a sequence from the queue into the batch. False if there is no slot, or if there are too few pages."""
+        if len(self._running) + self._num_reserved >= self._limits.max_num_seqs:
+            return False
+        if not self.pages.take(sequence, sequence.num_tokens, PageState.ACTIVE, self._growth_room()):
+            return False
+        _remove(self._waiting, sequence)
+        sequence.move(SequenceState.RUNNING)
+        return True
+
+    def _growth_room(self) -> int:
+        """Pages to leave for running sequences that will soon need one, so that taking in another does not at once
+        lead to a preemption. At most 1/64 of the pool; none is left where nothing runs, so the first always fits."""
+        return min(len(self._running), 1 + self._limits.num_pages // 64)
+
+    def _run(self, sequence: Sequence) -> None:
+        """Move a sequence from a reserved state into the batch, in the slot that it has."""
+        self._num_reserved -= 1
+        self.pages.rebook(sequence, SequenceState.RUNNING)
+        insort(self._running, sequence, key=_order)
+        if not sequence.is_ready:
+            self._unready.append(sequence)
+        self._is_stuck = False
+
+    def _detach(self, sequence: Sequence) -> None:
+        """Take a sequence out of queue, batch or reservations. What it leaves may let others go on."""
+        if sequence.state is SequenceState.WAITING:
+            _remove(self._waiting, sequence)
+        elif sequence.state is SequenceState.RUNNING:
+            _remove(self._running, sequence)
+        elif sequence.state in _RESERVED_STATES:
+            self._num_reserved -= 1
+        self._is_stuck = False
+
+    def _end(self, sequence: Sequence) -> None:
+        sequence.move(SequenceState.FINISHED)
+        del self._sequences[sequence.key]
+
+    def _num_waiting_pages(self) -> int:
+        return sum(self._limits.pages_for(sequence.num_tokens) for sequence in self._waiting)
+
+
+def _order(sequence: Sequence) -> tuple[int, int]:
+    return sequence.order
+
+
+def _remove(ordered: list[Sequence], sequence: Sequence) -> None:
+    at = bisect_left(ordered, sequence.order, key=_order)
+    assert ordered[at] is sequence
+    del ordered[at]

@@ -1,0 +1,151 @@
+"""One request on its way through the engine."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from enum import Enum
+
+from slipstream.kv_transfer.api.ticket import HandoffTicket
+from slipstream.router.protocol.block_hash import HashChain
+from slipstream.router.protocol.messages import SamplingParams
+from slipstream.workers.engine.kv_cache.page_states import PageState
+from slipstream.workers.engine.plan.token_counts import TokenCounts
+from slipstream.workers.engine.structured_output.grammars import TokenGuide
+
+AttemptKey = tuple[str, int]  # (request_id, attempt)
+
+
+class SequenceState(Enum):
+    """
+             add, add_prefill                     reserve, adopt
+                    |                                |
+                    v       admit                    v       land            start
+                 WAITING ---------> RUNNING      RESERVED ---------> LANDED -------> RUNNING
+                    ^                |  |  |         |       start            land
+                    +----preempt-----+  |  |         +-------------> STARTED -------> RUNNING
+                                        |  |         |
+                 FINISHED <-------------+  |         +-- add (compute it here) --> RUNNING, or WAITING once landed
+                                        ^  v
+                                        | HELD   (prefill only: its token is sampled, its pages are being sent)
+                                        |
+                                        +--> FROZEN   (freeze, resume: its last pages are being sent to another worker)
+
+    abort: any state -> FINISHED, or -> DRAINING where pages must stay.  release: HELD, DRAINING, FROZEN and the three
+    reserved states -> FINISHED.
+    """
+
+    WAITING = "waiting"  # owns no pages
+    RUNNING = "running"  # owns active pages and a slot
+    RESERVED = "reserved"  # owns reserved pages; their KV is on its way
+    LANDED = "landed"  # the KV is here, the first token is not
+    STARTED = "started"  # the first token is here, the KV is not
+    HELD = "held"
+    FROZEN = "frozen"  # stands still between two steps, with its slot and its pages
+    DRAINING = "draining"
+    FINISHED = "finished"
+
+
+_S = SequenceState
+_TRANSITIONS: dict[SequenceState, frozenset[SequenceState]] = {
+    _S.WAITING: frozenset({_S.RUNNING, _S.FINISHED}),
+    _S.RUNNING: frozenset({_S.WAITING, _S.HELD, _S.FROZEN, _S.DRAINING, _S.FINISHED}),
+    _S.RESERVED: frozenset({_S.LANDED, _S.STARTED, _S.RUNNING, _S.DRAINING, _S.FINISHED}),
+    _S.LANDED: frozenset({_S.RUNNING, _S.WAITING, _S.DRAINING, _S.FINISHED}),
+    _S.STARTED: frozenset({_S.RUNNING, _S.DRAINING, _S.FINISHED}),
+    _S.HELD: frozenset({_S.DRAINING, _S.FINISHED}),
+    _S.FROZEN: frozenset({_S.RUNNING, _S.DRAINING, _S.FINISHED}),
+    _S.DRAINING: frozenset({_S.FINISHED}),
+    _S.FINISHED: frozenset(),
+}
+
+_OWNERS: dict[SequenceState, PageState] = {
+    _S.RUNNING: PageState.ACTIVE,
+    _S.RESERVED: PageState.RESERVED,
+    _S.LANDED: PageState.RESERVED,
+    _S.STARTED: PageState.RESERVED,
+    _S.HELD: PageState.HELD,
+    _S.FROZEN: PageState.HELD,
+    _S.DRAINING: PageState.DRAINING,
+}
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Tokens, pages and progress of one attempt.
+
+    `tokens` is prompt and output in one int32 array; the output of earlier attempts (`num_resumed` tokens of it) is
+    output like any other, except that its KV has to be computed or received together with the prompt's.
+    """
+
+    key: AttemptKey
+    arrival: int  # order in which sequences came; breaks ties of priority
+    priority: int  # lower runs first
+    params: SamplingParams
+    tokens: array[int]
+    num_prompt: int
+    stop_ids: frozenset[int]
+    chain: HashChain | None  # None: no prefix caching
+    counts: TokenCounts | None  # None: no penalties
+    max_model_len: int
+    is_plainly_greedy: bool  # nothing is wanted of the scores but the highest
+    guide: TokenGuide | None = None  # reads the same tokens
+    ticket: HandoffTicket | None = None  # set: prefill only
+    state: SequenceState = SequenceState.WAITING
+    pages: array[int] = field(default_factory=lambda: array("i"))
+    num_computed: int = 0  # tokens whose KV is in the pages
+    num_remembered: int = 0  # pages offered to the prefix cache
+    num_sends: int = 0  # transfers to another worker that read its pages while it decodes
+    is_adopted: bool = False  # it decoded elsewhere and goes on here
+    num_cached: int | None = None  # tokens found in the prefix cache when pages were first taken
+    num_resumed: int = field(init=False)
+    num_to_land: int = field(init=False)  # tokens whose KV a reservation waits for
+    min_tokens: int = field(init=False)  # `stop_ids` cannot be sampled before it has so many tokens
+    max_tokens: int = field(init=False)  # it ends when it has so many tokens
+
+    def __post_init__(self) -> None:
+        self.num_resumed = self.num_output
+        self.num_to_land = self.num_tokens
+        self.min_tokens = self.num_prompt + self.params.min_tokens
+        self.max_tokens = min(self.num_prompt + self.params.max_tokens, self.max_model_len)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def num_uncomputed(self) -> int:
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """The order of sequences: by priority, then by arrival. The last running one is preempted first."""
+        return self.priority, self.arrival
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its next token could be picked. If not, its guide is still being compiled."""
+        return self.guide is None or self.guide.is_ready
+
+    @property
+    def is_preemptible(self) -> bool:
+        """Whether it may be preempted: not while its pages are being sent, as they have to stay in place."""
+        return self.ticket is None and not self.num_sends
+
+    @property
+    def page_owner(self) -> PageState | None:
+        """The state under which the ledger counts this sequence's pages; None if it has none."""
+        return _OWNERS.get(self.state)
+
+    def move(self, to: SequenceState) -> None:
+        assert to in _TRANSITIONS[self.state], f"{self.key}: {self.state.value} -> {to.value}"
+        self.state = to
+
+    def append(self, token_id: int) -> None:
+        self.tokens.append(token_id)
+        if self.counts is not None:
+            self.counts.add(token_id)

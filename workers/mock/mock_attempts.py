@@ -1,0 +1,119 @@
+"""The attempts on a mock worker and their pages: which are accepted, how much was cached, what is given back."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+
+from xxhash import xxh3_64_intdigest
+
+from slipstream.router.protocol.block_hash import HashChain, root_digest
+from slipstream.router.protocol.messages import EngineRequest, Failed
+from slipstream.workers.mock.mock_attempt import Attempt, AttemptKey, State
+from slipstream.workers.mock.mock_pages import MockPages
+from slipstream.workers.mock.mock_profile import MockProfile
+
+_ID_BYTES = 4
+
+
+class AttemptBook:
+    def __init__(self, profile: MockProfile, model: str) -> None:
+        self.profile = profile
+        self.pages = MockPages(profile.num_pages)
+        self.refusal: str | None = None  # why new attempts are refused, if they are
+        self.num_queried_tokens = 0
+        self.num_hit_tokens = 0
+        self._model = model
+        self._attempts: dict[AttemptKey, Attempt] = {}
+
+    def __len__(self) -> int:
+        return len(self._attempts)
+
+    def __iter__(self) -> Iterator[Attempt]:
+        return iter(self._attempts.values())
+
+    def __contains__(self, attempt: Attempt) -> bool:
+        return self._attempts.get(attempt.key) is attempt
+
+    def get(self, key: AttemptKey) -> Attempt | None:
+        return self._attempts.get(key)
+
+    def admit(self, request: EngineRequest, state: State, num_room_tokens: int = 0) -> Attempt | Failed:
+        """A new attempt with pages for all its tokens and some more; or the reason for refusing it."""
+        key = (request.request_id, request.attempt)
+        if self.refusal is not None:
+            return Failed(*key, self.refusal, True)
+        if key in self._attempts:
+            return Failed(*key, "this attempt is already here", True)
+        if request.sampling.guide is not None:
+            return Failed(*key, "guide is not served by a mock worker", False)
+        num_prompt = len(request.prompt_ids) // _ID_BYTES
+        num_output = len(request.output_ids) // _ID_BYTES
+        num_tokens = num_prompt + num_output
+        max_output = min(request.sampling.max_tokens, self.profile.max_model_len - num_prompt)
+        if num_prompt == 0 or num_output >= max_output:
+            return Failed(*key, f"{num_tokens} tokens leave nothing to generate", False)
+        tokens, chain = None, None
+        if self.profile.prefix_caching:
+            tokens = array("i", request.prompt_ids + request.output_ids)
+            page_tokens = self.profile.page_tokens
+            chain = HashChain(root_digest(self._model, request.cache_salt), page_tokens)
+            chain.extend(tokens, num_tokens // page_tokens)
+        num_pages = self.profile.pages_for(num_tokens + num_room_tokens)
+        lease = self.pages.take(chain, num_pages, self._max_shared(num_tokens))
+        if lease is None:
+            return Failed(*key, "no pages", True)
+        attempt = Attempt(
+            request=request,
+            key=key,
+            state=state,
+            seed=xxh3_64_intdigest(request.prompt_ids),
+            num_prompt=num_prompt,
+            num_output=num_output,
+            num_uncomputed=0,
+            max_output=max_output,
+            lease=lease,
+            tokens=tokens,
+        )
+        self.num_queried_tokens += num_tokens
+        self._attempts[key] = attempt
+        return attempt
+
+    def remove(self, attempt: Attempt) -> None:
+        """An attempt has ended here; its pages are given back."""
+        del self._attempts[attempt.key]
+        self.pages.give_back(attempt.lease)
+
+    # ---- its pages
+
+    def find_more(self, attempt: Attempt) -> None:
+        """Looks into the prefix cache again, for prompts that were computed since the attempt came."""
+        self.pages.find_more(attempt.lease, self._max_shared(attempt.num_tokens))
+
+    def known_tokens(self, attempt: Attempt) -> int:
+        """How many of its tokens were found in the prefix cache."""
+        return attempt.lease.num_known * self.profile.page_tokens
+
+    def count_cached(self, attempt: Attempt) -> None:
+        num_found = self.known_tokens(attempt)
+        self.num_hit_tokens += num_found - attempt.num_cached
+        attempt.num_cached = num_found
+
+    def fill_page(self, attempt: Attempt) -> None:
+        """The attempt's last page is full: it enters the prefix cache, and the attempt gets another one."""
+        num_full = attempt.num_tokens // self.profile.page_tokens
+        if attempt.lease.chain is not None:
+            assert attempt.tokens is not None
+            attempt.lease.chain.extend(attempt.tokens, num_full)
+            self.pages.remember(attempt.lease, num_full)
+        self.hold(attempt, num_full + 1)
+
+    def hold(self, attempt: Attempt, num_pages: int) -> None:
+        """Gives the attempt at least so many pages."""
+        num_missing = num_pages - attempt.lease.num_pages
+        if num_missing > 0:
+            self.pages.grow(attempt.lease, num_missing)
+
+    def _max_shared(self, num_tokens: int) -> int:
+        """How many pages may be taken from the cache, as the last token is always computed."""
+        return (num_tokens - 1) // self.profile.page_tokens

@@ -1,0 +1,133 @@
+"""A mock worker's pages: how many are in use, and which prefixes the others still hold."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from slipstream.workers.engine.kv_cache.cache_changes import CacheChanges
+
+
+class PageChain(Protocol):
+    """The names of a sequence's full pages, in order."""
+
+    @property
+    def digests(self) -> list[bytes]: ...
+
+
+Chain = TypeVar("Chain", bound=PageChain)
+
+
+@dataclass(slots=True, eq=False)
+class Lease(Generic[Chain]):
+    """The pages of one attempt. The first `num_known` are known by the digests of its chain and may be shared; the
+    others are its own. `chain` is None if there is no prefix cache."""
+
+    chain: Chain | None
+    num_pages: int = 0
+    num_known: int = 0
+
+
+@dataclass(slots=True)
+class MockPages:
+    """Counts pages like the engine's `PagePool`, but without page numbers. A known page that loses its last lease stays
+    known until its room is needed; the least recently used one goes first. Pages with equal content count once."""
+
+    num_pages: int
+    changes: CacheChanges = field(default_factory=CacheChanges)
+    _num_private: int = 0
+    _num_leases: dict[bytes, int] = field(default_factory=dict)  # of known pages that have any
+    _idle: OrderedDict[bytes, None] = field(default_factory=OrderedDict)  # least recently used first
+
+    @property
+    def num_used(self) -> int:
+        return self._num_private + len(self._num_leases)
+
+    @property
+    def num_cached(self) -> int:
+        """The number of known pages without a lease."""
+        return len(self._idle)
+
+    @property
+    def num_free(self) -> int:
+        """The number of pages that hold nothing or could be evicted."""
+        return self.num_pages - self._num_private - len(self._num_leases)
+
+    def digests(self) -> Collection[bytes]:
+        return [*self._num_leases, *self._idle]
+
+    def take(self, chain: Chain | None, num_pages: int, max_shared: int) -> Lease[Chain] | None:
+        """A lease of so many pages, of which at most `max_shared` may be found in the cache by the chain's digests;
+        None if there are not enough."""
+        shared = self._match(chain, 0, max_shared)
+        num_leased = sum(digest in self._num_leases for digest in shared) if shared else 0
+        if num_pages - num_leased > self.num_free:
+            return None
+        for digest in shared:
+            self._share(digest)
+        lease = Lease(chain, len(shared), len(shared))
+        self.grow(lease, num_pages - len(shared))
+        return lease
+
+    def find_more(self, lease: Lease[Chain], max_shared: int) -> None:
+        """Looks again for known pages, because other attempts may have computed some of them meanwhile."""
+        for digest in self._match(lease.chain, lease.num_known, max_shared):
+            self._share(digest)
+            self._num_private -= 1
+            lease.num_known += 1
+
+    def grow(self, lease: Lease[Chain], num_pages: int = 1) -> None:
+        """Adds pages to a lease, even if there are none left: a mock worker overdraws its pages rather than
+        preempting."""
+        lease.num_pages += num_pages
+        self._num_private += num_pages
+        self._evict()
+
+    def remember(self, lease: Lease[Chain], num_full: int) -> None:
+        """The first `num_full` pages hold their KV now. Their digests have to be in the chain."""
+        chain = lease.chain
+        if chain is None:
+            return
+        for digest in chain.digests[lease.num_known : num_full]:
+            if digest in self._num_leases or digest in self._idle:
+                self._share(digest)
+            elif self.num_used > self.num_pages:
+                return  # overdrawn: a real worker would not have this page
+            else:
+                self._num_leases[digest] = 1
+                self.changes.store(digest)
+            self._num_private -= 1
+            lease.num_known += 1
+
+    def give_back(self, lease: Lease[Chain]) -> None:
+        self._num_private -= lease.num_pages - lease.num_known
+        if lease.chain is not None:
+            for digest in reversed(lease.chain.digests[: lease.num_known]):
+                num_left = self._num_leases[digest] - 1
+                if num_left:
+                    self._num_leases[digest] = num_left
+                else:
+                    del self._num_leases[digest]
+                    self._idle[digest] = None
+        lease.num_pages = lease.num_known = 0
+        self._evict()  # if more is leased than there is, less can stay known
+
+    def _match(self, chain: PageChain | None, first: int, end: int) -> list[bytes]:
+        """The known pages of a chain, from number `first` up to `end` or the first one that is unknown."""
+        digests = chain.digests[first:end] if chain is not None else []
+        for at, digest in enumerate(digests):
+            if digest not in self._num_leases and digest not in self._idle:
+                return digests[:at]
+        return digests
+
+    def _evict(self) -> None:
+        while self._idle and self.num_used + len(self._idle) > self.num_pages:
+            self.changes.remove(self._idle.popitem(last=False)[0])
+
+    def _share(self, digest: bytes) -> None:
+        num_leases = self._num_leases.get(digest, 0)
+        if not num_leases:
+            del self._idle[digest]
+        self._num_leases[digest] = num_leases + 1

@@ -1,0 +1,173 @@
+"""The steps of a mock worker: which attempts compute what, how long that takes by its profile, and the tokens."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from slipstream.router.protocol.messages import FinishReason, Role, StepTime, StepTimes, TokenChunk
+from slipstream.workers.mock.attempt_timers import Timers
+from slipstream.workers.mock.mock_attempt import Attempt, AttemptKey, State, token_at
+from slipstream.workers.mock.mock_attempts import AttemptBook
+from slipstream.workers.mock.mock_profile import FIRST_TOKEN_ID
+from slipstream.workers.telemetry.step_times import StepSampler
+
+
+class Batch:
+    """Queued prompts and decoding attempts. A step computes one token of each decoding attempt and then, within
+    `max_step_tokens`, the prompts in order."""
+
+    def __init__(self, book: AttemptBook, timers: Timers, role: Role) -> None:
+        self._book = book
+        self._profile = book.profile
+        self._timers = timers
+        self._role = role
+        self._queue: deque[Attempt] = deque()
+        self._decoding: dict[AttemptKey, Attempt] = {}
+        self._context_tokens = 0  # the sum over decoding attempts
+        self._step_chunks: list[tuple[Attempt, int]] = []  # prompt tokens in the current step
+        self._step_decoding: list[Attempt] = []
+        self._steps = StepSampler(tuple(self._profile.steps()))
+        self.step_ends_s: float | None = None
+        self.num_queued_tokens = 0
+        self.num_steps = 0
+        self.num_sampled_tokens = 0
+
+    @property
+    def num_decoding(self) -> int:
+        return len(self._decoding)
+
+    def decoding(self, key: AttemptKey) -> Attempt | None:
+        """The attempt, if it is decoding here."""
+        return self._decoding.get(key)
+
+    def is_in_step(self, attempt: Attempt) -> bool:
+        """Whether the step under way computes a token of its output."""
+        return attempt in self._step_decoding
+
+    def stopping(self) -> list[Attempt]:
+        """The attempts that are to stop at the end of the step."""
+        return [attempt for attempt in self._decoding.values() if attempt.stops]
+
+    def step_times(self, now_s: float) -> StepTimes | None:
+        """The times of some steps, now and then, which are exactly those of the profile."""
+        return self._steps.due(now_s, self.step_ends_s is None)
+
+    # ---- adding and removing
+
+    def enqueue(self, attempt: Attempt, now_s: float) -> None:
+        """Queues an attempt, whose prompt is to be computed here except for what is cached."""
+        attempt.state = State.QUEUED
+        attempt.due_s = None
+        attempt.num_uncomputed = attempt.num_tokens - self._book.known_tokens(attempt)
+        self.num_queued_tokens += attempt.num_uncomputed
+        self._queue.append(attempt)
+        self.begin_step(now_s)
+
+    def decode(self, attempt: Attempt) -> None:
+        attempt.state = State.DECODING
+        self._decoding[attempt.key] = attempt
+        self._context_tokens += attempt.num_tokens
+
+    def freeze(self, attempt: Attempt) -> None:
+        """Takes an attempt out of the batch."""
+        del self._decoding[attempt.key]
+        attempt.state, attempt.stops = State.FROZEN, False
+        self._context_tokens -= attempt.num_tokens
+
+    def drop(self, attempt: Attempt) -> None:
+        """Drops an attempt that is no longer wanted."""
+        if attempt.state is State.QUEUED:
+            self.num_queued_tokens -= attempt.num_uncomputed
+            if attempt in self._queue:
+                self._queue.remove(attempt)
+        elif attempt.state is State.DECODING:
+            del self._decoding[attempt.key]
+            self._context_tokens -= attempt.num_tokens
+
+    # ---- steps
+
+    def begin_step(self, now_s: float) -> None:
+        """Begins a step, if none is under way and there is something to compute."""
+        if self.step_ends_s is not None or not (self._queue or self._decoding):
+            return
+        profile = self._profile
+        self._step_decoding = list(self._decoding.values())
+        budget = profile.max_step_tokens - len(self._step_decoding)
+        num_prompt_tokens = 0
+        for attempt in self._queue:
+            if budget <= 0:
+                break
+            if not attempt.has_begun:
+                self._begin_prompt(attempt)
+            take = min(budget, attempt.num_uncomputed)
+            self._step_chunks.append((attempt, take))
+            budget -= take
+            num_prompt_tokens += take
+        seconds = profile.step_seconds(len(self._step_decoding), num_prompt_tokens, self._context_tokens)
+        self.step_ends_s = now_s + seconds
+        if self._steps.wants(num_prompt_tokens > 0, now_s):
+            pairs = sum(take * (one.num_tokens - one.num_uncomputed + take // 2) for one, take in self._step_chunks)
+            mean = pairs // num_prompt_tokens if num_prompt_tokens else 0
+            sample = StepTime(num_prompt_tokens, mean, len(self._step_decoding), self._context_tokens, seconds)
+            self._steps.add(sample, now_s)
+
+    def end_step(self, now_s: float) -> list[TokenChunk]:
+        """Ends the step under way and returns its tokens."""
+        self.step_ends_s = None
+        self.num_steps += 1
+        chunks = []
+        for attempt in self._step_decoding:
+            if attempt.state is State.DECODING and attempt in self._book:
+                self._context_tokens += 1
+                chunks.append(self._sample(attempt))
+        for attempt, num_tokens in self._step_chunks:
+            if attempt not in self._book:
+                continue
+            attempt.num_uncomputed -= num_tokens
+            self.num_queued_tokens -= num_tokens
+            num_computed = attempt.num_tokens - attempt.num_uncomputed
+            self._book.pages.remember(attempt.lease, num_computed // self._profile.page_tokens)
+            if attempt.num_uncomputed == 0:
+                self._queue.popleft()
+                chunks.append(self._prompt_computed(attempt, now_s))
+        self._step_decoding, self._step_chunks = [], []
+        return chunks
+
+    def _begin_prompt(self, attempt: Attempt) -> None:
+        attempt.has_begun = True
+        self._book.find_more(attempt)
+        self.num_queued_tokens -= attempt.num_uncomputed
+        attempt.num_uncomputed = attempt.num_tokens - self._book.known_tokens(attempt)
+        self.num_queued_tokens += attempt.num_uncomputed
+        self._book.count_cached(attempt)
+
+    def _prompt_computed(self, attempt: Attempt, now_s: float) -> TokenChunk:
+        """A prompt is complete: returns its first token, and lets the attempt decode here or send its pages."""
+        if self._role == "prefill":
+            assert attempt.ticket is not None
+            attempt.state = State.ARRIVING
+            self._timers.set(now_s + self._profile.arrival_s(attempt.ticket), attempt)
+            return self._next_chunk(attempt)
+        self.decode(attempt)
+        self._context_tokens += 1
+        return self._sample(attempt)
+
+    def _sample(self, attempt: Attempt) -> TokenChunk:
+        if attempt.num_tokens % self._profile.page_tokens == 0:
+            self._book.fill_page(attempt)
+        chunk = self._next_chunk(attempt)
+        if chunk.finish_reason is not None:
+            self.drop(attempt)
+            self._book.remove(attempt)
+        return chunk
+
+    def _next_chunk(self, attempt: Attempt) -> TokenChunk:
+        request_id, number = attempt.key
+        index = attempt.num_output
+        token_id = token_at(attempt.seed, index, self._profile.vocab_size - FIRST_TOKEN_ID)
+        attempt.num_output += 1
+        if attempt.tokens is not None:
+            attempt.tokens.append(token_id)
+        self.num_sampled_tokens += 1
+        reason: FinishReason | None = "length" if attempt.num_output >= attempt.max_output else None
+        return TokenChunk(request_id, number, index, (token_id,), (), reason, None, attempt.num_cached)

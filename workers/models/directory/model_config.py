@@ -1,0 +1,298 @@
+"""Reads `config.json` of a model directory. It imports neither transformers nor torch, which would cost seconds at the
+start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from slipstream.workers.models.directory.json_keys import MAX_INTEGER, Keys, read_json
+from slipstream.workers.models.directory.stored_quantization import Stored, stored_quantization
+
+Family = Literal["llama", "mistral", "qwen2", "qwen3"]
+DtypeName = Literal["float32", "bfloat16", "float16"]
+
+CONFIG_FILE = "config.json"
+MAX_LAYERS = 10_000  # far more than any model has; lists with an entry for each are made before weights are looked at
+
+FAMILIES: dict[str, Family] = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+DTYPES: dict[str, DtypeName] = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
+# What applies to a family if config.json is silent: the defaults of its configuration class in transformers 5.
+DEFAULT_MAX_POSITIONS: dict[Family, int] = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}
+DEFAULT_ROPE_THETA = 10000.0
+DEFAULT_RMS_NORM_EPS = 1e-6
+DEFAULT_WINDOW = 4096
+DEFAULT_QWEN3_HEAD_DIM = 128
+DEFAULT_KV_HEADS: dict[Family, int] = {"mistral": 8, "qwen2": 32, "qwen3": 32}  # if the key is absent; null: all heads
+# Keys that change the computation in models of other families, with the values that ask for nothing. They stand in
+# config.json files that were made for code of their own, which is not run.
+NEUTRAL: dict[str, tuple[object, ...]] = {
+    "attention_multiplier": (),
+    "attn_logit_softcapping": (),
+    "attention_logit_softcapping": (),
+    "final_logit_softcapping": (),
+    "query_pre_attn_scalar": (),
+    "embedding_multiplier": (1,),
+    "residual_multiplier": (1,),
+    "logits_scaling": (1,),
+    "logit_scale": (1,),
+    "use_qk_norm": (False,),
+    "qk_layernorm": (False,),
+    "attention_chunk_size": (),
+    "num_experts": (0,),
+    "num_local_experts": (0,),
+    "no_rope_layers": ([],),
+    "transformers_weights": (),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Positions divided by `factor`."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Llama 3.1's: low frequencies divided by `factor`, high ones kept, a smooth passage between."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """https://arxiv.org/abs/2309.00071. `attention_factor` multiplies cosines and sines."""
+
+    factor: float
+    original_max_positions: int
+    attention_factor: float | None
+    mscale: float | None
+    mscale_all_dim: float | None
+    beta_fast: float
+    beta_slow: float
+    truncate: bool
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Sizes of the whole model; a tensor-parallel rank holds its share of heads, intermediate size and vocabulary."""
+
+    family: Family
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+    max_position_embeddings: int  # tokens of context, the stretch by yarn included
+    layer_windows: tuple[int | None, ...]  # keys that a query of each layer sees, its own included; None: all
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    tie_word_embeddings: bool
+    dtype: DtypeName
+    quantization: Stored | None = None  # of the linear layers in the checkpoint
+
+    @staticmethod
+    def read(model_dir: Path | str) -> ModelConfig:
+        """Reads a local directory in Hugging Face layout. Raises ModelError."""
+        path = Path(model_dir) / CONFIG_FILE
+        keys = Keys(path, read_json(path))
+        family = _family(keys)
+        if (activation := keys.get("hidden_act", "silu")) not in ("silu", "swish"):  # two names of one function
+            raise keys.error("hidden_act", f"only 'silu' is supported, got {activation!r}")
+        _refuse_what_changes_the_model(keys, family)
+        hidden_size = keys.integer("hidden_size")
+        num_heads = keys.integer("num_attention_heads")
+        num_layers = keys.integer("num_hidden_layers")
+        if num_layers > MAX_LAYERS:
+            raise keys.error("num_hidden_layers", f"must be at most {MAX_LAYERS}, got {num_layers}")
+        kv_heads = DEFAULT_KV_HEADS.get(family) if "num_key_value_heads" not in keys.values else None
+        num_kv_heads = keys.integer("num_key_value_heads", kv_heads or num_heads)
+        if num_heads % num_kv_heads:
+            raise keys.error("num_key_value_heads", f"{num_kv_heads} does not divide num_attention_heads = {num_heads}")
+        head_dim = keys.integer("head_dim", DEFAULT_QWEN3_HEAD_DIM if family == "qwen3" else hidden_size // num_heads)
+        if head_dim % 2:
+            raise keys.error("head_dim", f"rotary embedding needs an even number, got {head_dim}")
+        max_positions = keys.integer("max_position_embeddings", DEFAULT_MAX_POSITIONS[family])
+        rope_theta, rope_scaling = _rope(keys, max_positions)
+        if isinstance(rope_scaling, YarnScaling):
+            stretched = rope_scaling.factor * rope_scaling.original_max_positions
+            if stretched > MAX_INTEGER:
+                raise keys.error(
+                    "rope_scaling", f"factor {rope_scaling.factor} makes more than {MAX_INTEGER} positions"
+                )
+            max_positions = max(max_positions, int(stretched))
+        attention_bias = family != "mistral" and keys.flag("attention_bias", False)
+        return ModelConfig(
+            family=family,
+            vocab_size=keys.integer("vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=keys.integer("intermediate_size"),
+            num_layers=num_layers,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            rms_norm_eps=keys.number("rms_norm_eps", DEFAULT_RMS_NORM_EPS),
+            rope_theta=rope_theta,
+            rope_scaling=rope_scaling,
+            max_position_embeddings=max_positions,
+            layer_windows=_layer_windows(keys, family, num_layers),
+            qkv_bias=True if family == "qwen2" else attention_bias,
+            output_bias=False if family == "qwen2" else attention_bias,
+            mlp_bias=family == "llama" and keys.flag("mlp_bias", False),
+            qk_norm=family == "qwen3",
+            tie_word_embeddings=keys.flag("tie_word_embeddings", False),
+            dtype=_dtype(keys),
+            quantization=stored_quantization(keys),
+        )
+
+
+def _family(keys: Keys) -> Family:
+    architectures = keys.get("architectures", [])
+    if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
+        raise keys.error("architectures", f"must be a list of names, got {architectures!r}")
+    if architectures:
+        family = next((FAMILIES[a] for a in architectures if a in FAMILIES), None)
+        key, value = "architectures", ", ".join(architectures)
+    else:
+        key, value = "model_type", keys.get("model_type", "")
+        family = next((f for f in FAMILIES.values() if f == value), None)
+    if family is None:
+        raise keys.error(key, f"{value!r} is not supported, only {', '.join(FAMILIES)}")
+    # vLLM goes by `architectures`, transformers by `model_type`.
+    if keys.get("model_type", family) != family:
+        raise keys.error("model_type", f"{keys.get('model_type')!r} contradicts architectures: {value}")
+    return family
+
+
+def _refuse_what_changes_the_model(keys: Keys, family: Family) -> None:
+    for key, neutral in NEUTRAL.items():
+        value = keys.get(key)
+        if value is not None and not any(value == one and type(value) in (type(one), float) for one in neutral):
+            raise keys.error(key, f"{value!r} is not supported")
+    # transformers takes such a model for a Ministral, whose layers alternate.
+    if family == "mistral" and "layer_types" in keys.values:
+        raise keys.error("layer_types", "is not supported for Mistral")
+
+
+def _rope(keys: Keys, max_positions: int) -> tuple[float, RopeScaling | None]:
+    """The base and the scaling of rotary embeddings. transformers 5 writes `rope_parameters`; older files have
+    `rope_theta` and `rope_scaling`."""
+    scaling = keys.section("rope_scaling")
+    rope = scaling if scaling is not None and scaling.values else keys.section("rope_parameters")
+    theta = keys.number("rope_theta", DEFAULT_ROPE_THETA)
+    if keys.number("partial_rotary_factor", 1.0) != 1:
+        raise keys.error("partial_rotary_factor", "only 1 is supported")
+    if rope is None:
+        return theta, None
+    for key, value in rope.values.items():
+        if isinstance(value, dict):
+            raise rope.error(key, "parameters of single kinds of layers are not supported")
+    for key in ("mrope_section", "llama_4_scaling_beta"):
+        if rope.get(key) is not None:
+            raise rope.error(key, f"{rope.get(key)!r} is not supported")
+    if rope.number("partial_rotary_factor", 1.0) != 1:
+        raise rope.error("partial_rotary_factor", "only 1 is supported")
+    return rope.number("rope_theta", theta), _rope_scaling(keys, rope, max_positions)
+
+
+def _rope_scaling(keys: Keys, rope: Keys, max_positions: int) -> RopeScaling | None:
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+
+    def original_max_positions() -> int:
+        return keys.integer(
+            "original_max_position_embeddings", rope.integer("original_max_position_embeddings", max_positions)
+        )
+
+    match rope_type:
+        case "default":
+            return None
+        case "linear":
+            return LinearScaling(rope.number("factor"))
+        case "llama3":
+            return Llama3Scaling(
+                factor=rope.number("factor"),
+                low_freq_factor=rope.number("low_freq_factor"),
+                high_freq_factor=rope.number("high_freq_factor"),
+                original_max_positions=original_max_positions(),
+            )
+        case "yarn":
+            return YarnScaling(
+                factor=rope.number("factor"),
+                original_max_positions=original_max_positions(),
+                attention_factor=rope.optional_number("attention_factor"),
+                mscale=rope.optional_number("mscale"),
+                mscale_all_dim=rope.optional_number("mscale_all_dim"),
+                beta_fast=rope.number("beta_fast", 32.0),
+                beta_slow=rope.number("beta_slow", 1.0),
+                truncate=rope.flag("truncate", True),
+            )
+        case _:
+            raise rope.error("rope_type", f"{rope_type!r} is not supported, only default, linear, llama3 and yarn")
+
+
+def _layer_windows(keys: Keys, family: Family, num_layers: int) -> tuple[int | None, ...]:
+    layer_types = keys.get("layer_types", [])
+    if not isinstance(layer_types, list):
+        raise keys.error("layer_types", f"must be a list of names, got {layer_types!r}")
+    match family:
+        case "llama":
+            if any(kind != "full_attention" for kind in layer_types):
+                raise keys.error("layer_types", "only full_attention is supported for Llama")
+            return (None,) * num_layers
+        case "mistral":
+            # If this key is absent it means 4096, if it is null it means none. For all other keys, the two are the
+            # same.
+            absent = "sliding_window" not in keys.values
+            window = DEFAULT_WINDOW if absent else keys.get("sliding_window")
+            return (window if window is None else keys.integer("sliding_window", window),) * num_layers
+        case "qwen2" | "qwen3":
+            has_no_window = "sliding_window" in keys.values and keys.get("sliding_window") is None
+            if has_no_window or not keys.flag("use_sliding_window", False):
+                if "sliding_attention" in layer_types:
+                    raise keys.error("layer_types", "sliding_attention needs use_sliding_window and sliding_window")
+                return (None,) * num_layers
+            window = keys.integer("sliding_window", DEFAULT_WINDOW)
+            return tuple(window if slides else None for slides in _sliding_layers(keys, num_layers))
+
+
+def _sliding_layers(keys: Keys, num_layers: int) -> list[bool]:
+    layer_types = keys.get("layer_types")
+    if layer_types is None:
+        first = keys.get("max_window_layers", 28)
+        if type(first) is not int or first < 0:
+            raise keys.error("max_window_layers", f"must be an integer from 0, got {first!r}")
+        return [layer >= first for layer in range(num_layers)]
+    if not isinstance(layer_types, list) or len(layer_types) != num_layers:
+        raise keys.error("layer_types", f"must be a list of {num_layers} names, got {layer_types!r}")
+    for name in layer_types:
+        if name not in ("full_attention", "sliding_attention"):
+            raise keys.error("layer_types", f"{name!r} is not supported, only full_attention and sliding_attention")
+    return [name == "sliding_attention" for name in layer_types]
+
+
+def _dtype(keys: Keys) -> DtypeName:
+    key = "dtype" if keys.get("dtype") is not None else "torch_dtype"
+    name = keys.get(key, "float32")
+    if not isinstance(name, str) or name not in DTYPES:
+        raise keys.error(key, f"{name!r} is not supported, only {', '.join(DTYPES)}")
+    return DTYPES[name]

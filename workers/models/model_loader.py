@@ -1,0 +1,136 @@
+"""Loads a model into memory: each rank reads its share of each tensor, fusing and casting it on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from slipstream.kernels.linear.packed_linear import pack_weight
+from slipstream.kernels.ops import Weight
+from slipstream.kernels.quantization.quantized_weight import QuantizedWeight, dequantize
+from slipstream.workers.models.directory.model_config import DtypeName, ModelConfig
+from slipstream.workers.models.directory.rank_share import LayerShare, LinearShare, Part, RankShare
+from slipstream.workers.models.directory.stored_quantization import OnLoad
+from slipstream.workers.models.directory.tensor_check import checked_vocabulary
+from slipstream.workers.models.interface.tensor_parallel import TensorParallel
+from slipstream.workers.models.llama import LayerWeights, Linear, Llama, LlamaWeights
+from slipstream.workers.models.weights.checkpoint import Checkpoint, open_checkpoint
+from slipstream.workers.models.weights.quantized_reader import QuantizedReader, quantized_on_load
+
+TORCH_DTYPES: dict[DtypeName, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+def load_model(
+    model_dir: Path | str,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    tp: TensorParallel | None = None,
+    quantization: OnLoad = "none",
+    keep_codes: bool | None = None,
+) -> Llama:
+    """Loads a local directory in Hugging Face layout (config.json and safetensors).
+
+    `dtype` None takes the one that config.json names; `tp` None is a group of one. `quantization` is what to make of
+    the linear layers that the checkpoint has not quantised, the output layer excepted. With `keep_codes` quantised
+    weights stay codes, for kernels that read these; without, they are widened here once, because torch's products
+    would do it in each call. None: they stay codes on GPUs. Raises ModelError.
+    """
+    model_dir = Path(model_dir)
+    config = ModelConfig.read(model_dir)
+    tp = TensorParallel() if tp is None else tp
+    share = RankShare.of(config, tp, checked_vocabulary(config, model_dir))
+    with open_checkpoint(model_dir) as checkpoint:
+        device = torch.device(device)
+        quantized = None if config.quantization is None else QuantizedReader(checkpoint, config.quantization)
+        reader = _Reader(
+            checkpoint,
+            dtype or TORCH_DTYPES[config.dtype],
+            device,
+            quantized,
+            quantization,
+            device.type != "cpu" if keep_codes is None else keep_codes,
+        )
+        return Llama(config, reader.model(share), tp)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads a rank's share of the weights."""
+
+    checkpoint: Checkpoint
+    dtype: torch.dtype
+    device: torch.device
+    quantized: QuantizedReader | None
+    quantization: OnLoad
+    keep_codes: bool
+
+    def model(self, share: RankShare) -> LlamaWeights:
+        embedding = self._vocabulary(share.embedding, share.vocab_share)
+        lm_head = embedding if share.is_tied else self._vocabulary(share.lm_head, share.vocab_share)
+        if torch.equal(lm_head, embedding):  # tied, but stored twice
+            lm_head = embedding
+        return LlamaWeights(
+            embedding=embedding,
+            layers=tuple(self._layer(layer) for layer in share.layers),
+            final_norm=self._stacked(share.final_norm),
+            lm_head=pack_weight(lm_head),
+        )
+
+    def _layer(self, share: LayerShare) -> LayerWeights:
+        return LayerWeights(
+            attention_norm=self._stacked(share.attention_norm),
+            qkv=self._linear(share.qkv),
+            qk_norm=self._qk_norm(share),
+            output=self._linear(share.output),
+            mlp_norm=self._stacked(share.mlp_norm),
+            gate_up=self._linear(share.gate_up),
+            down=self._linear(share.down),
+        )
+
+    def _linear(self, share: LinearShare) -> Linear:
+        biases = None if share.biases is None else self._stacked(*share.biases)
+        return Linear(self._weight(share), biases)
+
+    def _weight(self, share: LinearShare) -> Weight:
+        weight: Tensor | QuantizedWeight | None = None if self.quantized is None else self.quantized.read(share)
+        if weight is None:
+            weight = self._stacked(*share.weights)
+            if self.quantization != "none":
+                weight = quantized_on_load(weight, self.quantization)
+        if isinstance(weight, Tensor):
+            return pack_weight(weight)
+        weight = weight.to(self.device)
+        return weight if self.keep_codes else pack_weight(dequantize(weight, self.dtype))
+
+    def _qk_norm(self, share: LayerShare) -> Tensor | None:
+        """[heads + kv_heads, head_dim]: the same weight for all query heads, another for all key heads."""
+        if share.query_norm is None or share.key_norm is None:
+            return None
+        head_dim = share.query_norm.num_rows
+        num_heads, num_kv_heads = (part.num_rows // head_dim for part in share.qkv.weights[:2])
+        q, k = self._stacked(share.query_norm), self._stacked(share.key_norm)
+        return torch.stack([q] * num_heads + [k] * num_kv_heads)
+
+    def _vocabulary(self, part: Part, num_rows: int) -> Tensor:
+        weight = torch.zeros(num_rows, part.num_columns, dtype=self.dtype, device=self.device)
+        self.checkpoint.copy_into(weight[: part.num_rows], part)
+        return weight
+
+    def _stacked(self, *parts: Part) -> Tensor:
+        """Parts of equal width, one below the other."""
+        columns = () if len(parts[0].stored_shape) == 1 else (parts[0].num_columns,)
+        num_rows = sum(part.num_rows for part in parts)
+        stacked = torch.empty((num_rows, *columns), dtype=self.dtype, device=self.device)
+        first = 0
+        for part in parts:
+            self.checkpoint.copy_into(stacked[first : first + part.num_rows], part)
+            first += part.num_rows
+        return stacked

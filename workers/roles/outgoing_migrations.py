@@ -1,0 +1,83 @@
+"""The source's part of a migration: sequences that are leaving for another decode worker.
+
+Migrate(copy) --> sending, and it decodes on --> Sent by all ranks
+Migrate(freeze) --> frozen, sending --Cancel: it goes on elsewhere--> closing --all ranks quiet--> released
+                       |
+                       +--Resume--> decodes on; its pages stay until all ranks are quiet
+
+A failure is reported as `Failed` of the attempt that the sequence was to become. Whether it then continues here is for
+the router to decide, because the destination may already have everything it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from slipstream.kv_transfer.api.ticket import TransferKey
+from slipstream.router.protocol.messages import Failed, Frozen, Migrate, WorkerMessage
+from slipstream.workers.engine.limits.engine_errors import RequestError
+from slipstream.workers.engine.native_engine import Engine
+from slipstream.workers.engine.scheduling.sequence import AttemptKey
+from slipstream.workers.transfers.group_transfers import GroupTransfers, TransferOutcome
+
+
+@dataclass(slots=True)
+class _Departure:
+    key: AttemptKey
+    to_attempt: int
+    is_off: bool = False  # no longer wanted, or ended
+
+
+@dataclass(slots=True)
+class Departures:
+    """The sends under way, each of some pages of a sequence that is moving away."""
+
+    engine: Engine
+    transfers: GroupTransfers
+    _by_transfer: dict[TransferKey, _Departure] = field(default_factory=dict)
+
+    def knows(self, transfer: TransferKey) -> bool:
+        """Whether the transfer belongs to a sequence that is leaving."""
+        return transfer in self._by_transfer
+
+    def begin(self, message: Migrate) -> Sequence[WorkerMessage]:
+        """Begins to send the pages that the ticket asks for, of a sequence that stands still from now on if the message
+        says so. Returns Frozen then, or Failed if the sequence does not have what is asked for."""
+        key, ticket = (message.request_id, message.attempt), message.ticket
+        failed_key = (message.request_id, message.to_attempt)
+        if self.transfers.knows(ticket.key):
+            return [Failed(*failed_key, "its ticket is already here", True)]
+        moves = self.engine.moves
+        out: list[WorkerMessage] = []
+        try:
+            moves.check_ticket(key, ticket, message.freeze)
+            if message.freeze:
+                out.append(Frozen(*key, moves.freeze(key)))
+        except RequestError as error:
+            return [Failed(*failed_key, str(error), True)]
+        self._by_transfer[ticket.key] = _Departure(key, message.to_attempt)
+        self.transfers.send(ticket, moves.begin_send(key, ticket))
+        return out
+
+    def resume(self, key: AttemptKey) -> None:
+        """The move is off: the sequence continues here."""
+        self.end(key)
+        self.engine.moves.resume(key)
+
+    def end(self, key: AttemptKey) -> None:
+        """Cancels the sends of a sequence's pages: nobody wants them any more."""
+        for transfer, departure in self._by_transfer.items():
+            if departure.key == key and not departure.is_off:
+                departure.is_off = True
+                self.transfers.cancel(transfer)
+
+    def transfer_ended(self, outcome: TransferOutcome) -> Sequence[WorkerMessage]:
+        """All ranks have let go of a transfer that `knows` knows."""
+        departure = self._by_transfer.pop(outcome.transfer)
+        self.engine.moves.end_send(departure.key)
+        if outcome.failure is None or departure.is_off:
+            return []
+        request_id = departure.key[0]
+        reason = f"pages could not be sent: {outcome.failure}"
+        return [Failed(request_id, departure.to_attempt, reason, True, outcome.is_unreachable)]

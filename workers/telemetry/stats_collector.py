@@ -1,0 +1,91 @@
+"""Decides when to send statistics to the router, and which."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from slipstream.router.protocol.messages import Stats
+from slipstream.workers.engine.native_engine import Engine
+from slipstream.workers.transfers.group_transfers import GroupTransfers, TransferOutcome
+
+IDLE_STATES = frozenset({"free", "cached"})
+
+
+@dataclass(slots=True)
+class StatsBook:
+    """Sends `Stats` at most every `interval_s` while they change, and at once when the last page has been released.
+
+    The counters are totals since the worker started: `steps`, `computed_tokens`, `step_sequences` (summed over all
+    steps) and `sampled_tokens`; `step_tokens_le_N` and `step_sequences_le_N`, the steps in each bucket; `preemptions`,
+    `prefix_cache_queries` and `prefix_cache_hits` (tokens looked up and found); of hand-offs that have ended on all
+    ranks `kv_transfers`, `kv_transfers_failed`, `kv_transfers_cancelled`, `kv_transfer_seconds` and
+    `kv_transfer_bytes_sent` or `_received`; `kv_transfer_checksum_failures` in messages. `leases_held` are the
+    hand-offs under way now.
+    """
+
+    engine: Engine
+    transfers: GroupTransfers
+    interval_s: float = 1.0
+    _totals: Counter[str] = field(default_factory=Counter)
+    _seconds: float = 0.0
+    _last: Stats | None = None
+    _last_at_s: float = float("-inf")
+    _was_busy: bool = False
+    _is_stale: bool = True  # something may have changed since `_last`
+
+    def count_transfer(self, outcome: TransferOutcome) -> None:
+        self._totals["kv_transfer_bytes_sent" if outcome.is_sent else "kv_transfer_bytes_received"] += outcome.num_bytes
+        if outcome.failure is None:
+            self._totals["kv_transfers"] += 1
+        else:
+            self._totals["kv_transfers_cancelled" if outcome.is_cancelled else "kv_transfers_failed"] += 1
+        self._seconds += outcome.seconds
+
+    def start_over(self) -> None:
+        """A new router connection: it knows nothing yet."""
+        self._last = None
+        self._last_at_s = float("-inf")
+
+    def due(self, now_s: float) -> Stats | None:
+        """The `Stats` to send now, if any. To be called after every turn of the loop."""
+        pages = self.engine.ledger()
+        is_busy = any(count for state, count in pages.items() if state not in IDLE_STATES)
+        came_to_rest = self._was_busy and not is_busy
+        self._was_busy = is_busy
+        self._is_stale = True
+        if not came_to_rest and now_s < self._last_at_s + self.interval_s:
+            return None
+        stats = self._take(pages)
+        self._is_stale = False
+        if stats == self._last:
+            return None
+        self._last, self._last_at_s = stats, now_s
+        return stats
+
+    def next_due_s(self) -> float | None:
+        """When an idle loop should call `due` again; None: only after something has happened."""
+        return self._last_at_s + self.interval_s if self._is_stale else None
+
+    def _take(self, pages: dict[str, int]) -> Stats:
+        engine = self.engine.stats()
+        counters = {
+            "steps": engine.total_steps,
+            "computed_tokens": engine.total_computed_tokens,
+            "sampled_tokens": engine.total_sampled_tokens,
+            "step_sequences": engine.total_step_sequences,
+            "preemptions": engine.total_preemptions,
+            "prefix_cache_queries": engine.total_prefix_queried_tokens,
+            "prefix_cache_hits": engine.total_prefix_hit_tokens,
+            **dict(engine.steps_by_size),
+            **self._totals,
+            "kv_transfer_seconds": self._seconds,
+            "kv_transfer_checksum_failures": self.transfers.total_checksum_failures,
+            "leases_held": self.transfers.num_active,
+        }
+        return Stats(
+            engine.num_running,
+            engine.num_waiting,
+            tuple(pages.items()),
+            tuple((name, float(value)) for name, value in counters.items()),
+        )

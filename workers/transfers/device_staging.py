@@ -1,0 +1,211 @@
+"""Moves pages from device memory to device memory: gathers, sends and scatters them without passing through the host.
+
+    pages --kernel--> [ staging in device memory ] ==UCX, cuda_ipc or RDMA==> [ staging ] --kernel--> pages
+
+UCX knows nothing about streams. So a buffer is given to UCX only after the event behind the gathering kernel has
+occurred, and a staging slot is reused only after the event behind the scattering kernel has.
+
+There is no checksum. On the host it costs nothing beside the copy. Here it would take a separate kernel, and a look at
+its result from the host, for each message at both ends, which costs more than the copy. The errors it would find are
+covered in other ways: device memory and NVLink detect and correct errors, and a wrong message differs from the expected
+one in tag or size. So both ends of a link must be of this kind: for an end that expects a checksum, every message has
+the wrong size, and the transfer fails.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from slipstream.kernels.gpu_modules import gpu_module
+from slipstream.kv_transfer.api.page_transport import Landed, MessagePages
+from slipstream.kv_transfer.api.transport import Buffer, Done, Link, MessageArrival, Transport
+from slipstream.kv_transfer.transports.over_transport import OverTransport
+from slipstream.kv_transfer.transports.staging import StagingError
+from slipstream.workers.transfers.device_pages import DevicePagePool, PageCopy
+
+SLOT_ALIGNMENT = 4096
+MAX_IN_FLIGHT = 8
+SPIN_S = 50e-6  # copying a slab takes less than this
+PAUSE_S = 50e-6
+
+
+class DeviceSlots:
+    """Slots of equal size in one allocation of device memory, which is made when the first slot is taken. Raises
+    StagingError if there is not enough room for two."""
+
+    def __init__(self, slot_bytes: int, total_bytes: int, pool: DevicePagePool) -> None:
+        self._slot_bytes = -(-slot_bytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
+        self.num_slots = total_bytes // self._slot_bytes
+        if self.num_slots < 2:
+            raise StagingError(
+                f"{total_bytes} bytes of staging a direction hold {self.num_slots} messages of {slot_bytes} bytes, "
+                f"at least 2 are needed: raise staging_mib or lower slab_pages"
+            )
+        self._pool = pool
+        self._memory: Tensor | None = None
+        self._free = list(reversed(range(self.num_slots)))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def take(self, num_bytes: int) -> tuple[int, Tensor]:
+        """A free slot, of which there must be one, and the first bytes of its memory."""
+        if self._memory is None:
+            total_bytes = self.num_slots * self._slot_bytes
+            with self._pool.copying():
+                self._memory = torch.empty(total_bytes, dtype=torch.uint8, device=self._pool.device)
+        slot = self._free.pop()
+        return slot, self._memory[slot * self._slot_bytes :][:num_bytes]
+
+    def give_back(self, slot: int) -> None:
+        assert len(self._free) < self.num_slots
+        self._free.append(slot)
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathering:
+    event: torch.cuda.Event | None
+    link: Link
+    tag: int
+    memory: Tensor
+    sent: Done
+
+
+@dataclass(frozen=True, slots=True)
+class _Scattering:
+    event: torch.cuda.Event | None
+    slot: int
+    landed: Landed
+
+
+class DeviceStagedTransport(OverTransport[Transport]):
+    """A `PageTransport` over any `Transport` that accepts device memory. For the arguments see `StagedTransport`."""
+
+    def __init__(self, transport: Transport, pool: DevicePagePool, message_bytes: int, staging_bytes: int) -> None:
+        super().__init__(transport, trailer_bytes=0)
+        self._pool = pool
+        self._outgoing = DeviceSlots(message_bytes, staging_bytes // 2, pool)
+        self._incoming = DeviceSlots(message_bytes, staging_bytes // 2, pool)
+        self._gatherings: deque[_Gathering] = deque()  # in the order in which their stream executes them
+        self._scatterings: deque[_Scattering] = deque()
+        self._is_current = False  # whether the thread has made the device its current one
+        self._spin_until = 0.0
+        # At most half of the slots, so that a peer that has stalled cannot stop the others.
+        self._max_in_flight = max(1, min(MAX_IN_FLIGHT, self._outgoing.num_slots // 2))
+
+    @property
+    def num_in_flight(self) -> int:
+        return super().num_in_flight + len(self._gatherings) + len(self._scatterings)
+
+    def can_send(self, link: Link, num_in_flight: int) -> bool:
+        return num_in_flight < self._max_in_flight and bool(self._outgoing.num_free)
+
+    def can_receive(self, arrival: MessageArrival, num_in_flight: int) -> bool:
+        return num_in_flight < self._max_in_flight and bool(self._incoming.num_free)
+
+    def send(self, link: Link, tag: int, pages: MessagePages, done: Done) -> None:
+        num_bytes = len(pages.page_ids) * len(pages.heads) * self._pool.geometry.head_bytes
+        slot, memory = self._outgoing.take(num_bytes)
+        event = self._pool.queue_gather(pages.layer, pages.page_ids, pages.heads, memory)
+        self._gatherings.append(_Gathering(event, link, tag, memory, partial(self._on_sent, slot, done)))
+
+    def receive(self, arrival: MessageArrival, pages: MessagePages, landed: Landed) -> None:
+        if self.refuses(arrival, pages, landed):
+            return
+        slot, memory = self._incoming.take(arrival.num_bytes)
+        self._transport.receive(arrival, _buffer(memory), partial(self._on_received, pages, slot, memory, landed))
+
+    def progress(self) -> bool:
+        if not self._is_current and self._pool.device.type == "cuda":
+            torch.cuda.set_device(self._pool.device)  # UCX maps memory in the context of the calling thread
+            self._is_current = True
+        busy = super().progress()
+        while self._gatherings and _has_passed(self._gatherings[0].event):
+            self._post(self._gatherings.popleft())
+            busy = True
+        while self._scatterings and _has_passed(self._scatterings[0].event):
+            self._finish(self._scatterings.popleft())
+            busy = True
+        if busy:
+            self._spin_until = time.perf_counter() + SPIN_S
+        return busy
+
+    def wait(self, timeout_s: float) -> None:
+        # Copies take microseconds; what they hold up is not to sleep on a file descriptor. But pages may wait for a
+        # layer that is still to be computed, and a thread that never pauses keeps the interpreter from the one that
+        # queues the model's kernels: that one gives it up at each launch, and would wait up to 5 ms to have it back.
+        if not self._gatherings and not self._scatterings:
+            super().wait(timeout_s)
+        elif time.perf_counter() >= self._spin_until:
+            time.sleep(PAUSE_S)
+
+    def close(self) -> None:
+        while self._gatherings:
+            gathering = self._gatherings.popleft()
+            _wait_for(gathering.event)
+            gathering.sent("the transport is closed")
+        super().close()
+        while self._scatterings:
+            scattering = self._scatterings.popleft()
+            _wait_for(scattering.event)
+            self._finish(scattering)
+
+    # ---- inside
+
+    def _post(self, gathering: _Gathering) -> None:
+        """Sends a message whose pages are gathered. If its link has gone down meanwhile, the link fails the message."""
+        self._transport.send(gathering.link, gathering.tag, _buffer(gathering.memory), gathering.sent)
+
+    def _on_sent(self, slot: int, done: Done, error: str | None) -> None:
+        self._outgoing.give_back(slot)
+        done(error)
+
+    def _on_received(self, pages: MessagePages, slot: int, memory: Tensor, landed: Landed, error: str | None) -> None:
+        if error is None:
+            event = self._pool.queue_scatter(pages.layer, pages.page_ids, pages.heads, memory)
+            self._scatterings.append(_Scattering(event, slot, landed))
+        else:
+            self._incoming.give_back(slot)
+            landed(error, False)
+
+    def _finish(self, scattering: _Scattering) -> None:
+        self._incoming.give_back(scattering.slot)
+        scattering.landed(None, True)
+
+
+class StagedDevicePool(DevicePagePool):
+    """A `DevicePagePool` whose pages travel from device to device."""
+
+    def page_transport(self, transport: Transport, message_bytes: int, staging_bytes: int) -> DeviceStagedTransport:
+        """Raises StagingError."""
+        return DeviceStagedTransport(transport, self, message_bytes, staging_bytes)
+
+
+def device_page_pool(kv: Tensor, tls: str) -> DevicePagePool:
+    """The page pool for a tensor on a GPU. Pages stay on devices if `tls` (UCX_TLS) names a transport that accepts
+    device memory. Otherwise UCX would crash on it, so pages pass through the host."""
+    copy: PageCopy | None = gpu_module("page_copy")
+    return StagedDevicePool(kv, copy) if "cuda" in tls else DevicePagePool(kv, copy)
+
+
+def _buffer(memory: Tensor) -> Buffer:
+    """Device memory in the guise of a buffer: it has a length and says where it is (`__cuda_array_interface__`), and
+    UCX asks for no more."""
+    return cast(Buffer, memory) if memory.is_cuda else memory.numpy()
+
+
+def _has_passed(event: torch.cuda.Event | None) -> bool:
+    return event is None or event.query()  # type: ignore[no-untyped-call]
+
+
+def _wait_for(event: torch.cuda.Event | None) -> None:
+    if event is not None:
+        event.synchronize()
