@@ -9,7 +9,7 @@ from slipstream.kernels.ops import Ops, TorchOps
 
 
 def device_ops(setting: Setting) -> Ops:
-    module = gpu_module("ops") if setting.device.type == "cuda" else None
+    module = gpu_module("gpu.triton_ops") if setting.device.type == "cuda" else None
     if module is None:
         return TorchOps()
     ops: Ops = module.TritonOps()

@@ -17,7 +17,7 @@ from gpu_checks.timing import time_calls
 from slipstream.kernels.benchmark.benchmark_case import Case
 
 STEP = "kernels"
-FOLDER = Path(__file__).resolve().parents[2] / "kernels" / "gpu"
+FOLDER = Path(__file__).resolve().parents[2] / "kernels"
 FIRST = ("decode_attention", "prefill_attention", "fp8_linear")  # should the run be cut off
 
 
@@ -38,9 +38,10 @@ def run(setting: Setting) -> None:
 
 def cases(tune: bool = False) -> Iterator[tuple[str, Case]]:
     """(module, case) of all kernel files."""
-    names = sorted((path.stem for path in FOLDER.glob("*.py")), key=lambda name: (name not in FIRST, name))
-    for name in names:
-        module: Any = importlib.import_module(f"slipstream.kernels.gpu.{name}")
+    paths = sorted(FOLDER.glob("*/gpu/*.py"), key=lambda path: (path.stem not in FIRST, path.stem))
+    for path in paths:
+        name, family = path.stem, path.parts[-3]
+        module: Any = importlib.import_module(f"slipstream.kernels.{family}.gpu.{name}")
         for attribute in ("benchmark_cases", "tune_cases") if tune else ("benchmark_cases",):
             # Files without kernels of their own have neither; only some have anything to tune.
             for case in vars(module).get(attribute, tuple)():

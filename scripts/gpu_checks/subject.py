@@ -125,7 +125,7 @@ def _executor(model: Llama, ops: Ops, kv: torch.Tensor, limits: EngineLimits) ->
         max_model_len=limits.max_model_len,
         max_step_tokens=limits.max_step_tokens,
         recorder=CudaGraphRecorder(kv.device),
-        sampling=gpu_module("sampling"),
+        sampling=gpu_module("sampling.gpu.sampling"),
     )
     runner.record()
     return runner

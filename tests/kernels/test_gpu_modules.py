@@ -18,4 +18,4 @@ def test_starting_up_does_not_import_triton() -> None:
 
 def test_where_there_is_no_triton_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert gpu_module("ops") is None
+    assert gpu_module("gpu.triton_ops") is None

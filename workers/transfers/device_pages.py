@@ -16,7 +16,8 @@ from slipstream.workers.engine.execution.gpu.gpu_inputs import Upload
 
 class PageCopy(Protocol):
     """Copies pages of `pool` [layers, pages, kv_heads, ...] to and from a contiguous `buffer` on the same device, whose
-    bytes are [layers, page_ids, heads, head run]. `page_ids` is [n] int64. `kernels.gpu.page_copy` implements it."""
+    bytes are [layers, page_ids, heads, head run].
+    `page_ids` is [n] int64. Implemented by `kernels.pages.gpu.page_copy`."""
 
     def gather_pages(self, pool: Tensor, page_ids: Tensor, buffer: Tensor, *, layers: range, heads: range) -> None: ...
 

@@ -192,7 +192,7 @@ class StagedDevicePool(DevicePagePool):
 def device_page_pool(kv: Tensor, tls: str) -> DevicePagePool:
     """The page pool for a tensor on a GPU. Pages stay on devices if `tls` (UCX_TLS) names a transport that accepts
     device memory. Otherwise UCX would crash on it, so pages pass through the host."""
-    copy: PageCopy | None = gpu_module("page_copy")
+    copy: PageCopy | None = gpu_module("pages.gpu.page_copy")
     return StagedDevicePool(kv, copy) if "cuda" in tls else DevicePagePool(kv, copy)
 
 

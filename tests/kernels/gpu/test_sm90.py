@@ -15,17 +15,19 @@ from tests.support.kernels.sm90 import SHARED_MEMORY_BYTES, Resources
 
 pytestmark = pytest.mark.timeout(400)  # everything is compiled where nothing has been before
 
-FOLDER = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[3]
 MAX_STACK_BYTES = 64  # a few spilled numbers, outside of the loops that matter
 
 
 @pytest.fixture(scope="module")
 def compiled() -> list[Resources]:
     """Of all launches, in one process in which nothing is interpreted."""
-    modules = sorted(f"tests.kernels.gpu.{path.stem}" for path in FOLDER.glob("*_launches.py"))
+    modules = sorted(
+        f"tests.support.kernels.{path.stem}" for path in (ROOT / "tests/support/kernels").glob("*_launches.py")
+    )
     command = [sys.executable, "-m", "tests.support.kernels.sm90", *modules]
     environment = os.environ | {"TRITON_INTERPRET": "0"}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=FOLDER.parents[2])
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == 0, result.stderr
     return [Resources(**json.loads(line)) for line in result.stdout.splitlines()]
 

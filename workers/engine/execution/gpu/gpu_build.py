@@ -20,7 +20,7 @@ def build_gpu_runner(
 ) -> ModelRunner:
     """A runner with Triton kernels and recorded decode steps; or, after a warning, one with plain torch, if the kernels
     are missing or do not support the model."""
-    ops = gpu_module("ops")
+    ops = gpu_module("gpu.triton_ops")
     if ops is None:
         log.warning("triton is not installed: the GPU is used with plain torch, at a fraction of its speed")
         return ModelRunner(model, kv)
@@ -40,7 +40,7 @@ def build_gpu_runner(
         max_model_len=max_model_len,
         max_step_tokens=max_step_tokens,
         recorder=recorder,
-        sampling=gpu_module("sampling"),
+        sampling=gpu_module("sampling.gpu.sampling"),
     )
     runner.record()
     return runner

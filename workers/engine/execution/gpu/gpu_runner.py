@@ -46,9 +46,9 @@ class DeviceModel(Model, Protocol):
 class GpuRunner(ModelRunner):
     """A `ModelRunner` that waits for the device only to get the tokens of a step.
 
-    `sampling` is `kernels.gpu.sampling`, if it is there. `record` makes the graphs; without it, and where recording
-    fails, every step is queued kernel by kernel. `max_step_tokens` are the most of a prompt that a step computes. All
-    ranks of a group must call the same methods in the same order.
+    `sampling` is `kernels.sampling.gpu.sampling`, if it is there. `record` makes the graphs; without it, and where
+    recording fails, every step is queued kernel by kernel. `max_step_tokens` are the most of a prompt that a step
+    computes. All ranks of a group must call the same methods in the same order.
     """
 
     def __init__(

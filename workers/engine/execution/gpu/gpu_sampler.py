@@ -39,8 +39,8 @@ class TokenReader:
 
 
 class GpuSampler:
-    """`Sampler` for a GPU. `kernels` is `kernels.gpu.sampling`. Log-probabilities (and, without `kernels`, everything
-    but greedy tokens) are left to `Sampler`, which waits for the device where it has to look at numbers."""
+    """`Sampler` for a GPU. `kernels` is `kernels.sampling.gpu.sampling`. Log-probabilities (and, without `kernels`,
+    everything but greedy tokens) are left to `Sampler`, which waits for the device where it has to look at numbers."""
 
     def __init__(self, vocab_size: int, device: torch.device, kernels: Any = None) -> None:
         self._vocab_size = vocab_size
