@@ -1,0 +1,1 @@
+"""Norms, rotary embedding and activations: the torch reference. Imports nothing of the project."""

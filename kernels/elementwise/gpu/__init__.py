@@ -1,0 +1,1 @@
+"""Norm and activation in Triton. Imported on request. May import kernels/benchmark."""

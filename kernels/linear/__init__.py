@@ -1,0 +1,1 @@
+"""Products with constant weights: torch and oneDNN. Imports nothing of the project."""

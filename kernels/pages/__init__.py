@@ -1,0 +1,1 @@
+"""The layout of keys and values in pages, plain and quantised to eight bits. Imports nothing of the project."""

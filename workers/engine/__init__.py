@@ -1,0 +1,1 @@
+"""The native engine: requests in, tokens out, one step at a time. May import its own folders and models/."""

@@ -1,0 +1,1 @@
+"""From scores to tokens: grammar masks, penalties, draws. May import engine/plan."""

@@ -1,0 +1,2 @@
+"""Which sequences compute what in the next step and which pages they own, without clock and device. May import
+engine/kv_cache, engine/limits and engine/plan."""

@@ -1,0 +1,1 @@
+"""The model families over `kernels.ops`, and the loading of their weights. May import its own folders."""

@@ -1,0 +1,1 @@
+"""Threads, priorities and sockets of a worker process. May import workers/config."""

@@ -1,0 +1,1 @@
+"""Prefill and decode: each follows the attempts of a worker to their end. May import engine/ and transfers/."""
