@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from slipstream.router.protocol.messages import EngineRequest, SamplingParams, pack_ids
 from slipstream.workers.engine.execution.model_runner import GreedyTokens, ModelRunner
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
-from slipstream.workers.engine.native_engine import Engine
+from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.models.directory.model_config import ModelConfig
 from slipstream.workers.models.interface.step_batch import StepBatch
 
@@ -67,7 +67,7 @@ class NullScoringModel(NullModel):
         return GreedyTokens(self._token_ids[:n], self._is_sound[:n])
 
 
-def engine_of(model: NullModel, temperature: float, num_seqs: int) -> Engine:
+def engine_of(model: NullModel, temperature: float, num_seqs: int) -> NativeEngine:
     """With `num_seqs` sequences that decode."""
     limits = EngineLimits(
         num_pages=NUM_PAGES,
@@ -81,7 +81,7 @@ def engine_of(model: NullModel, temperature: float, num_seqs: int) -> Engine:
         model_id="null",
     )
     kv = torch.zeros(1, NUM_PAGES, 1, 2, PAGE_TOKENS, 1)
-    engine = Engine(limits, ModelRunner(model, kv))
+    engine = NativeEngine(limits, ModelRunner(model, kv))
     rng = np.random.default_rng(0)
     for i in range(num_seqs):
         prompt = pack_ids(rng.integers(3, VOCAB_SIZE, ISL).tolist())
@@ -92,7 +92,7 @@ def engine_of(model: NullModel, temperature: float, num_seqs: int) -> Engine:
     return engine
 
 
-def step_us(engine: Engine, num_steps: int) -> float:
+def step_us(engine: NativeEngine, num_steps: int) -> float:
     times_s = []
     for _ in range(num_steps):
         begin = time.perf_counter()

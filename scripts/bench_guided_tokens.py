@@ -30,8 +30,8 @@ from slipstream.router.protocol.messages import EngineRequest, SamplingParams, p
 from slipstream.router.structured_output.json_grammar import json_guide  # noqa: E402
 from slipstream.workers.config.worker_config import EngineConfig  # noqa: E402
 from slipstream.workers.engine.engine_builder import build_runner, engine_limits  # noqa: E402
-from slipstream.workers.engine.native_engine import Engine  # noqa: E402
-from slipstream.workers.engine.structured_output.grammars import GuideBook  # noqa: E402
+from slipstream.workers.engine.native_engine import NativeEngine  # noqa: E402
+from slipstream.workers.engine.structured_output.grammars import GrammarCompiler  # noqa: E402
 
 WAYS = {
     "open, any white space": JsonStyle("any", True),
@@ -70,10 +70,10 @@ class Subject:
         self._config = EngineConfig(dtype="float32", page_tokens=PAGE_TOKENS, num_pages=2048)
         self._limits = engine_limits(model_dir, self._config)
         self._runner = build_runner(model_dir, self._config, 2048)
-        self._book = GuideBook(model_dir, self._limits.vocab_size, self._limits.eos_token_ids)
+        self._book = GrammarCompiler(model_dir, self._limits.vocab_size, self._limits.eos_token_ids)
 
     def answer(self, schema: dict[str, Any], style: JsonStyle, seeds: int, tally: Tally) -> None:
-        engine = Engine(self._limits, self._runner, self._book)
+        engine = NativeEngine(self._limits, self._runner, self._book)
         guide = json_guide(json.dumps(schema), style)
         prompt = self._tokenizer.encode(f"Answer in JSON with {', '.join(map(str, schema))}.\n").ids
         for seed in range(seeds):

@@ -46,7 +46,7 @@ from slipstream.router.protocol.messages import EngineRequest, SamplingParams, p
 from slipstream.workers.config.worker_config import EngineConfig, WorkerConfig
 from slipstream.workers.engine.engine_builder import build_engine
 from slipstream.workers.engine.execution.model_runner import PageSink
-from slipstream.workers.engine.native_engine import Engine
+from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.plan.step_plan import PageSend, SendProgress
 from slipstream.workers.group.rank_parts import RankParts, rank_parts
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
@@ -141,7 +141,7 @@ def prefill_worker(connection: Connection, options: argparse.Namespace) -> None:
 
 
 def compute(
-    engine: Engine, sink: WatchedSink, name: str, prompt: Sequence[int], ticket: HandoffTicket | None
+    engine: NativeEngine, sink: WatchedSink, name: str, prompt: Sequence[int], ticket: HandoffTicket | None
 ) -> Computed:
     sink.layers.clear()
     began = time.perf_counter()
@@ -172,7 +172,7 @@ class DecodeWorker:
         self._engine = build_engine(parts.limits, parts.runner)
         self._agent = parts.agent
         self._agent.begin_epoch(DECODE)
-        self._tickets = parts.ticket_office(DECODE, (parts.agent.address,), TransferConfig().slab_pages)
+        self._tickets = parts.ticket_issuer(DECODE, (parts.agent.address,), TransferConfig().slab_pages)
         self._landings = WatchedLandings(parts.agent._agent._transport)
         self._random = np.random.default_rng(0)
         self._vocab_size = parts.limits.vocab_size

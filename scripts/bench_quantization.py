@@ -38,7 +38,7 @@ from slipstream.kernels.quantization.quantized_weight import dequantize, quantiz
 from slipstream.router.protocol.messages import EngineRequest, SamplingParams, pack_ids
 from slipstream.workers.config.worker_config import EngineConfig
 from slipstream.workers.engine.engine_builder import build_engine, build_runner, engine_limits
-from slipstream.workers.engine.native_engine import Engine
+from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.models.directory.stored_quantization import KvCacheDtype, OnLoad
 from slipstream.workers.models.interface.kv_shape import kv_dtype, kv_shape
 from slipstream.workers.models.interface.step_arrays import SequenceSlice
@@ -230,7 +230,9 @@ def print_speeds(model_dir: Path, cells: list[tuple[int, ...]], args: argparse.N
         print(f"| {variant.name} |{row}")
 
 
-def engine_of(model_dir: Path, variant: Variant, cells: list[tuple[int, ...]], args: argparse.Namespace) -> Engine:
+def engine_of(
+    model_dir: Path, variant: Variant, cells: list[tuple[int, ...]], args: argparse.Namespace
+) -> NativeEngine:
     pages = max(seqs * -(-(context + args.steps + PAGE_TOKENS) // PAGE_TOKENS) for seqs, context in cells)
     config = EngineConfig(
         dtype="bfloat16",
@@ -245,7 +247,7 @@ def engine_of(model_dir: Path, variant: Variant, cells: list[tuple[int, ...]], a
     return build_engine(limits, build_runner(model_dir, config, limits.num_pages))
 
 
-def decode_steps_ms(engine: Engine, num_seqs: int, context: int, *, num_steps: int) -> list[float]:
+def decode_steps_ms(engine: NativeEngine, num_seqs: int, context: int, *, num_steps: int) -> list[float]:
     """Of the steps that decode all sequences at once."""
     vocab = engine.limits.vocab_size
     sampling = SamplingParams(max_tokens=num_steps + 2, temperature=0.0, ignore_eos=True)

@@ -20,7 +20,7 @@ from slipstream.kernels.cpu.native_library import native_library
 from slipstream.router.protocol.messages import EngineRequest, SamplingParams, TokenLogprob, pack_ids
 from slipstream.workers.config.worker_config import EngineConfig
 from slipstream.workers.engine.engine_builder import build_runner, engine_limits
-from slipstream.workers.engine.native_engine import Engine
+from slipstream.workers.engine.native_engine import NativeEngine
 
 DEMO = Path(__file__).resolve().parents[1] / "models" / "slipstream-demo"
 NUM_TOKENS = 160
@@ -36,7 +36,7 @@ def request(prompt: list[int], known: list[int], num_tokens: int, seed: int, voc
     return EngineRequest("answer", 0, pack_ids(prompt), pack_ids(known), params)
 
 
-def generated(engine: Engine, asked: EngineRequest) -> tuple[list[int], list[NDArray[np.float64]]]:
+def generated(engine: NativeEngine, asked: EngineRequest) -> tuple[list[int], list[NDArray[np.float64]]]:
     """Tokens, and the distribution [vocab] that each was drawn from."""
     engine.add(asked)
     tokens: list[int] = []
@@ -82,10 +82,10 @@ def main() -> None:
     for seed in range(options.answers):
         prompt = rng.integers(9, limits.vocab_size, size=8 + 40 * seed).tolist()
         whole = request(prompt, [], NUM_TOKENS, seed, limits.vocab_size)
-        tokens, drawn_from = generated(Engine(limits, runner), whole)
+        tokens, drawn_from = generated(NativeEngine(limits, runner), whole)
         for at in range(1 + seed, NUM_TOKENS, RESUMED_EVERY):
             resumed = request(prompt, tokens[:at], at + 1, seed, limits.vocab_size)
-            (token,), (now,) = generated(Engine(limits, runner), resumed)
+            (token,), (now,) = generated(NativeEngine(limits, runner), resumed)
             num_rows += 1
             num_apart += not np.array_equal(now, drawn_from[at])
             num_other += token != tokens[at]

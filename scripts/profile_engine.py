@@ -38,7 +38,7 @@ from slipstream.router.protocol.messages import EngineRequest, SamplingParams, p
 from slipstream.workers.config.worker_config import EngineConfig  # noqa: E402
 from slipstream.workers.engine.engine_builder import build_engine, engine_limits  # noqa: E402
 from slipstream.workers.engine.execution.model_runner import ModelRunner  # noqa: E402
-from slipstream.workers.engine.native_engine import Engine  # noqa: E402
+from slipstream.workers.engine.native_engine import NativeEngine  # noqa: E402
 from slipstream.workers.models.directory.model_config import ModelConfig  # noqa: E402
 from slipstream.workers.models.interface.kv_shape import kv_shape  # noqa: E402
 from slipstream.workers.models.model_loader import TORCH_DTYPES, load_model  # noqa: E402
@@ -56,7 +56,7 @@ Times = dict[str, float]  # milliseconds by op, "engine" and "step" among them
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    engine: Engine
+    engine: NativeEngine
     seconds: Callable[[], dict[str, float]]  # by op, since some moment
     vocab_size: int
 

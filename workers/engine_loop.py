@@ -24,16 +24,16 @@ from slipstream.router.protocol.messages import (
     WorkerMessage,
 )
 from slipstream.router.protocol.messages import Role as RoleName
-from slipstream.workers.engine.native_engine import Engine
+from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.process.inbox import Inbox
 from slipstream.workers.roles.role import Role
 from slipstream.workers.telemetry.block_events import BlockEvents
 from slipstream.workers.telemetry.request_log import RequestLog
-from slipstream.workers.telemetry.stats_collector import StatsBook
+from slipstream.workers.telemetry.stats_collector import StatsCollector
 from slipstream.workers.telemetry.step_times import StepSampler
 from slipstream.workers.telemetry.worker_report import WorkerFailed, WorkerState
 from slipstream.workers.transfers.group_transfers import GroupTransfers, RankOutcome
-from slipstream.workers.transfers.ticket_issuer import TicketOffice
+from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class TransferEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class GuideReady:
+class GrammarReady:
     """A sequence that has waited for its guide can continue."""
 
 
@@ -71,7 +71,7 @@ class Stop:
     within_s: float
 
 
-EngineEvent = RouterMessage | LinkLost | TransferEnded | GuideReady | GroupBroken | Stop
+EngineEvent = RouterMessage | LinkLost | TransferEnded | GrammarReady | GroupBroken | Stop
 
 
 class RouterPort(Protocol):
@@ -95,13 +95,13 @@ class EngineLoop:
     gives seconds that never go back.
     """
 
-    engine: Engine
+    engine: NativeEngine
     role: Role
     transfers: GroupTransfers
-    stats: StatsBook
+    stats: StatsCollector
     inbox: Inbox[EngineEvent]
     router: RouterPort
-    tickets: TicketOffice
+    tickets: TicketIssuer
     hello: Callable[[PeerId], Hello]
     show: Callable[[WorkerState, str], None]
     drain_s: float
@@ -204,7 +204,7 @@ class EngineLoop:
                 if ended is not None:
                     self.stats.count_transfer(ended)
                     self._out += self.role.transfer_ended(ended, self.clock())
-            case GuideReady():
+            case GrammarReady():
                 self.engine.guide_ready()
             case Welcome():
                 self._connected, self._connecting = True, False

@@ -23,7 +23,7 @@ RANK_END_TIMEOUT_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Ended:
+class _ProcessEnded:
     error: WorkerFailed | None
 
 
@@ -38,7 +38,7 @@ class _RankEnded:
     code: int
 
 
-_Event = _Ended | _Signal | _RankEnded
+_Event = _ProcessEnded | _Signal | _RankEnded
 
 
 def run_leader(config: WorkerConfig, path: Path) -> None:
@@ -58,9 +58,9 @@ def run_leader(config: WorkerConfig, path: Path) -> None:
     def run() -> None:
         try:
             worker.run()
-            events.put(_Ended(None))
+            events.put(_ProcessEnded(None))
         except WorkerFailed as error:
-            events.put(_Ended(error))
+            events.put(_ProcessEnded(error))
 
     def watch(rank: int, process: subprocess.Popen[bytes]) -> None:
         events.put(_RankEnded(rank, process.wait()))
@@ -81,7 +81,7 @@ def _follow(worker: Worker, events: queue.SimpleQueue[_Event]) -> WorkerFailed |
     failure: WorkerFailed | None = None
     while True:
         match events.get():
-            case _Ended(error):
+            case _ProcessEnded(error):
                 return error or failure
             case _Signal():
                 worker.stop(drain=drain)

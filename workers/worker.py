@@ -34,9 +34,9 @@ from slipstream.workers.config.worker_config import WorkerConfig
 from slipstream.workers.engine.engine_builder import build_engine
 from slipstream.workers.engine.limits.engine_errors import EngineConfigError
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
-from slipstream.workers.engine.native_engine import Engine
-from slipstream.workers.engine.structured_output.grammars import GuideBook
-from slipstream.workers.engine_loop import EngineEvent, EngineLoop, GroupBroken, GuideReady, Stop, TransferEnded
+from slipstream.workers.engine.native_engine import NativeEngine
+from slipstream.workers.engine.structured_output.grammars import GrammarCompiler
+from slipstream.workers.engine_loop import EngineEvent, EngineLoop, GrammarReady, GroupBroken, Stop, TransferEnded
 from slipstream.workers.group.group_executor import (
     GroupAddress,
     GroupExecutor,
@@ -56,12 +56,12 @@ from slipstream.workers.roles.role import Role
 from slipstream.workers.router_link import RouterLink
 from slipstream.workers.telemetry.engine_build import build_of
 from slipstream.workers.telemetry.reporter import Reporter
-from slipstream.workers.telemetry.stats_collector import StatsBook
+from slipstream.workers.telemetry.stats_collector import StatsCollector
 from slipstream.workers.telemetry.step_timer import time_steps
 from slipstream.workers.telemetry.step_times import StepSampler
 from slipstream.workers.telemetry.worker_report import WorkerFailed, WorkerReport
 from slipstream.workers.transfers.group_transfers import GroupTransfers, RankOutcome
-from slipstream.workers.transfers.ticket_issuer import TicketOffice
+from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
 # Errors that say, in one sentence, what is wrong with the settings, the model or the machine.
 SETUP_ERRORS = (ModelError, FilesChanged, EngineConfigError, StagingError, TransportError)
@@ -221,12 +221,12 @@ class Worker:
             parts = stack.enter_context(rank_parts(config, tp, lambda outcome: self._transfer_ended(0, outcome)))
             addresses = self._await_ranks(ranks, parts)
             transfers = GroupTransfers([parts.agent, *ranks])
-            tickets = parts.ticket_office(self._last_epoch(), addresses, config.transfer.slab_pages)
+            tickets = parts.ticket_issuer(self._last_epoch(), addresses, config.transfer.slab_pages)
             self._reporter.show("warming_up", "generating the first tokens, timing steps")
             self._build, self._layout = build_of(parts.runner), parts.page_layout(tickets)
             build = partial(self._warm_engine, parts, GroupExecutor(parts.runner, ranks, transfers))
             engine, profile = self._compute(build, config.role, parts)
-            stats, steps = StatsBook(engine, transfers), StepSampler(profile)
+            stats, steps = StatsCollector(engine, transfers), StepSampler(profile)
             serving: RoleName | None = config.role
             while serving is not None:
                 work = partial(self._serve_role, serving, engine, transfers, stats, steps, tickets, link)
@@ -242,15 +242,15 @@ class Worker:
         self._compute_thread = thread.thread
         return thread.result()
 
-    def _warm_engine(self, parts: RankParts, executor: GroupExecutor) -> tuple[Engine, Sequence[StepTime]]:
+    def _warm_engine(self, parts: RankParts, executor: GroupExecutor) -> tuple[NativeEngine, Sequence[StepTime]]:
         """An engine that has generated tokens, and how long its steps take."""
         limits = parts.limits
         eos_ids = [token_id for token_id in limits.eos_token_ids if token_id < limits.vocab_size]
-        guides = GuideBook(
+        guides = GrammarCompiler(
             parts.files.model_dir,
             limits.vocab_size,
             eos_ids,
-            on_ready=lambda: self._inbox.put_always(GuideReady()),
+            on_ready=lambda: self._inbox.put_always(GrammarReady()),
             manifest=parts.files.manifest,
         )
         engine = build_engine(limits, executor, guides)
@@ -263,11 +263,11 @@ class Worker:
     def _serve_role(
         self,
         name: RoleName,
-        engine: Engine,
+        engine: NativeEngine,
         transfers: GroupTransfers,
-        stats: StatsBook,
+        stats: StatsCollector,
         steps: StepSampler,
-        tickets: TicketOffice,
+        tickets: TicketIssuer,
         link: RouterLink,
     ) -> RoleName | None:
         """Serves one role to its end. Returns the role to serve next, None if the worker ends."""
@@ -315,7 +315,7 @@ class Worker:
         one although nobody remembers the last."""
         return PeerId(self._config.name, time.time_ns() // 1_000_000)
 
-    def _hello(self, worker: PeerId, role: RoleName, limits: EngineLimits, tickets: TicketOffice) -> Hello:
+    def _hello(self, worker: PeerId, role: RoleName, limits: EngineLimits, tickets: TicketIssuer) -> Hello:
         self._reporter.connects_in(worker.epoch)
         return Hello(
             version=PROTOCOL_VERSION,

@@ -10,7 +10,7 @@ from slipstream.cluster.sim.network import Card, Network
 from slipstream.cluster.sim.page_room import PageRoom
 from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.protocol.messages import EngineRequest, WorkerMessage
-from slipstream.workers.transfers.ticket_issuer import TicketOffice
+from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
 
 class Home(Protocol):
@@ -18,7 +18,7 @@ class Home(Protocol):
     engine: SimEngine
     room: PageRoom
     jobs: dict[Key, Job]
-    tickets: TicketOffice
+    tickets: TicketIssuer
     page_bytes: int
     is_alive: bool
 

@@ -47,7 +47,7 @@ from slipstream.router.protocol.messages import (
     TokenChunk,
     WorkerMessage,
 )
-from slipstream.workers.transfers.ticket_issuer import TicketOffice
+from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
 
 class SimWorker:
@@ -59,7 +59,7 @@ class SimWorker:
         hello: Hello,
         profile: WorkerProfile,
         card: Card,
-        tickets: TicketOffice,
+        tickets: TicketIssuer,
         report_s: float,
         rng: random.Random,
     ) -> None:

@@ -22,7 +22,7 @@ from slipstream.router.protocol.block_hash import BlockChain
 from slipstream.router.protocol.generation import AdmissionError, GenerateRequest
 from slipstream.router.protocol.messages import Hello, Role, SamplingParams, StepOutput, WorkerMessage
 from slipstream.router.requests.request_state import RequestState
-from slipstream.workers.transfers.ticket_issuer import TicketOffice
+from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
 MAX_TOKENS = 4096  # that clients allow, or the answer's length where that is more: the router does not know it
 PROMPT_CACHE_BYTES = 128 << 20
@@ -205,7 +205,7 @@ class World:
         """A worker that is ready says hello."""
         config, profile, peer = self.config, self.config.profile, PeerId(name, epoch)
         hello = profile.hello(peer, role, host, config.page_tokens, config.prefix_caching)
-        tickets = TicketOffice(peer, hello.addresses, 1, profile.num_layers, HEADS, HEAD_BYTES)
+        tickets = TicketIssuer(peer, hello.addresses, 1, profile.num_layers, HEADS, HEAD_BYTES)
         rng = random.Random(f"{config.seed} {name} {epoch}")
         worker = SimWorker(self, hello, profile, self.card(host), tickets, config.report_s, rng)
         self.workers[peer] = worker

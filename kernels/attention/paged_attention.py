@@ -85,7 +85,7 @@ def plan_attention(
     `device` are those of the queries.
     """
     starts = np.cumsum([0, *query_lens])
-    pages = _Pages(page_table.numpy(), num_kv_heads, page_tokens, window, dtype, device)
+    pages = _LayerPages(page_table.numpy(), num_kv_heads, page_tokens, window, dtype, device)
     order: list[int] = []
     groups = []
     for seqs in _group_by_length([i for i, n in enumerate(query_lens) if n == 1], kv_lens, page_tokens, window):
@@ -167,7 +167,7 @@ def _group_by_length(seqs: list[int], kv_lens: Sequence[int], page_tokens: int, 
 
 
 @dataclass(frozen=True, slots=True)
-class _Pages:
+class _LayerPages:
     """The page tables of a step and how to address them."""
 
     table: NDArray[np.int64]  # [seqs, max_pages]

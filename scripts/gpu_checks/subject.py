@@ -16,7 +16,7 @@ from slipstream.workers.engine.execution.gpu.cuda_graphs import CudaGraphRecorde
 from slipstream.workers.engine.execution.gpu.gpu_runner import GpuRunner
 from slipstream.workers.engine.execution.model_runner import ModelRunner
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
-from slipstream.workers.engine.native_engine import Engine
+from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.plan.executor import Executor
 from slipstream.workers.engine.plan.step_plan import StepPlan
 from slipstream.workers.models.interface.step_arrays import SequenceSlice, StepArrays
@@ -51,8 +51,8 @@ class Subject:
     executor: Executor
     limits: EngineLimits
 
-    def engine(self) -> Engine:
-        return Engine(self.limits, self.executor)
+    def engine(self) -> NativeEngine:
+        return NativeEngine(self.limits, self.executor)
 
     def decode_plan(self, num_seqs: int, context: int) -> StepPlan:
         """A step in which every sequence computes its token number `context`."""

@@ -25,7 +25,7 @@ from slipstream.router.protocol.messages import (
 from slipstream.workers.mock.mock_engine import MockEngine
 from slipstream.workers.mock.mock_profile import MockProfile
 from slipstream.workers.telemetry.block_events import BlockEvents
-from slipstream.workers.transfers.ticket_issuer import TicketOffice
+from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
 MODEL = "mock"
 NETWORK_S = 2e-4  # one way
@@ -137,7 +137,7 @@ class World:
 
     def _join(self, name: str, role: Role, profile: MockProfile) -> None:
         peer, address = PeerId(name, 1), TransferAddress("127.0.0.1", 1)
-        engine = MockEngine(profile, role, TicketOffice(peer, (address,), 8, 32, 8, 4096), MODEL)
+        engine = MockEngine(profile, role, TicketIssuer(peer, (address,), 8, 32, 8, 4096), MODEL)
         hello = profile.hello(peer, role, MODEL, address)
         worker = self.workers[peer] = _Worker(hello, engine, BlockEvents(engine.pages))
         self._perform(self.dispatcher.worker_joined(hello, self.now_s))

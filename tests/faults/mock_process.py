@@ -18,7 +18,7 @@ from slipstream.router.protocol.messages import (
 from slipstream.workers.mock.mock_engine import MockEngine
 from slipstream.workers.mock.mock_profile import MockProfile
 from slipstream.workers.telemetry.block_events import BlockEvents
-from slipstream.workers.transfers.ticket_issuer import TicketOffice
+from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 from tests.faults.clockwork import Clockwork
 from tests.faults.process import Chances, Process, RouterDoor
 from tests.faults.toy_model import PAGE_TOKENS, VOCAB_SIZE
@@ -65,7 +65,7 @@ class MockProcess(Process):
             transfer_page_s=0.0005,
             start_lease_s=2.0,
         )
-        self.tickets = TicketOffice(PeerId(name, last_epoch), (NOWHERE,), 8, 2, 2, 32)
+        self.tickets = TicketIssuer(PeerId(name, last_epoch), (NOWHERE,), 8, 2, 2, 32)
         self._is_draining = False
         self._next_role: Role | None = None
         self._begin()

@@ -35,7 +35,7 @@ from slipstream.router.protocol.messages import (
 )
 from slipstream.workers.engine.kv_cache.page_states import PageState
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
-from slipstream.workers.engine.native_engine import Engine
+from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.plan.step_plan import PageSend, SampledTokens, SamplingRow, SendProgress, StepPlan
 from slipstream.workers.engine.scheduling.sequence import SequenceState
 from slipstream.workers.engine_loop import EngineEvent, EngineLoop, LinkLost, TransferEnded
@@ -43,9 +43,9 @@ from slipstream.workers.group.rank_parts import RankAgent
 from slipstream.workers.process.inbox import Inbox
 from slipstream.workers.roles.decode import DecodeRole
 from slipstream.workers.roles.prefill import PrefillRole
-from slipstream.workers.telemetry.stats_collector import StatsBook
+from slipstream.workers.telemetry.stats_collector import StatsCollector
 from slipstream.workers.transfers.group_transfers import GroupTransfers, RankOutcome
-from slipstream.workers.transfers.ticket_issuer import TicketOffice
+from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 from tests.faults.clockwork import Clockwork
 from tests.faults.mock_process import MAX_MODEL_LEN, MAX_QUEUED_TOKENS
 from tests.faults.page_wire import PageWire, VirtualTransport
@@ -263,13 +263,13 @@ class WorkerProcess(Process):
         self.ranks = [VirtualRank(self, rank, pool) for rank, pool in enumerate(pools)]
         self._transfers = GroupTransfers(self.ranks)
         self._runner = ToyRunner(self._pools, self.ranks, chances.sick, self._check_writes)
-        self.engine = Engine(self.limits, self)
+        self.engine = NativeEngine(self.limits, self)
         ledger = self.engine._scheduler.pages._pool._ledger
         for pool in pools:
             pool.state = ledger.state
         self._page_state = ledger.state
         addresses = tuple(rank.transport.address for rank in self.ranks)
-        self.tickets = TicketOffice(
+        self.tickets = TicketIssuer(
             PeerId(name, last_epoch), addresses, transfer.slab_pages, NUM_LAYERS, NUM_HEADS, HEAD_BYTES, PAGE_DTYPE
         )
         self._loop = self._serve()
@@ -283,7 +283,7 @@ class WorkerProcess(Process):
             if self.role == "prefill"
             else DecodeRole(self.engine, self._transfers, self.tickets, self.transfer.lease_s),
             transfers=self._transfers,
-            stats=StatsBook(self.engine, self._transfers),
+            stats=StatsCollector(self.engine, self._transfers),
             inbox=self.inbox,
             router=self,
             tickets=self.tickets,
@@ -437,7 +437,7 @@ class WorkerProcess(Process):
     def check_at_rest(self) -> None:
         """Nothing is left here of any request."""
         self.engine.check_integrity()
-        left = {state: count for state, count in self.engine.ledger().items() if state not in ("free", "cached")}
+        left = {state: count for state, count in self.engine.page_counts().items() if state not in ("free", "cached")}
         assert not any(left.values()), f"{self.name}: pages left: {left}"
         assert not self.engine.keys(), f"{self.name}: sequences left: {self.engine.keys()}"
         assert self._loop.role.num_attempts == 0

@@ -27,17 +27,17 @@ from slipstream.router.protocol.messages import (
     Welcome,
     WorkerMessage,
 )
-from slipstream.workers.engine.native_engine import Engine
+from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.plan.executor import Executor
 from slipstream.workers.engine.plan.step_plan import SampledTokens, SamplingRow, StepPlan
 from slipstream.workers.engine_loop import EngineEvent, EngineLoop, GroupBroken, LinkLost, Stop
 from slipstream.workers.group.group_executor import GroupExecutor
 from slipstream.workers.process.inbox import Inbox
 from slipstream.workers.roles.decode import DecodeRole
-from slipstream.workers.telemetry.stats_collector import StatsBook
+from slipstream.workers.telemetry.stats_collector import StatsCollector
 from slipstream.workers.telemetry.worker_report import WorkerFailed
 from slipstream.workers.transfers.group_transfers import GroupTransfers
-from slipstream.workers.transfers.ticket_issuer import TicketOffice
+from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 from tests.support.workers.engine_driver import make_limits, make_request
 from tests.support.workers.fake_executor import FakeExecutor
 
@@ -122,15 +122,15 @@ def running(
     limits = make_limits()
     transfers = GroupTransfers(())
     executor = executor or FakeExecutor(limits.num_pages, limits.page_tokens, limits.vocab_size)
-    engine = Engine(limits, GroupExecutor(executor, (), transfers))
-    office = TicketOffice(PeerId("d", 10), (TransferAddress("h", 1),), 2, 1, 1, 1)
+    engine = NativeEngine(limits, GroupExecutor(executor, (), transfers))
+    office = TicketIssuer(PeerId("d", 10), (TransferAddress("h", 1),), 2, 1, 1, 1)
     inbox: Inbox[EngineEvent] = Inbox(1000)
     port = KeptPort()
     loop = EngineLoop(
         engine=engine,
         role=DecodeRole(engine, transfers, office, 5.0),
         transfers=transfers,
-        stats=StatsBook(engine, transfers, interval_s=stats_interval_s),
+        stats=StatsCollector(engine, transfers, interval_s=stats_interval_s),
         inbox=inbox,
         router=port,
         tickets=office,
@@ -280,7 +280,7 @@ def test_a_drain_to_another_role_hands_back_at_its_deadline_what_has_not_ended()
         assert it.next_roles == ["prefill"]
         (failed,) = it.port.all(Failed)
         assert (failed.request_id, failed.retryable) == ("a", True)
-        pages = it.loop.engine.ledger()
+        pages = it.loop.engine.page_counts()
         assert pages["active"] == pages["reserved"] == pages["held"] == 0
 
 

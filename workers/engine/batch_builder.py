@@ -20,7 +20,7 @@ from slipstream.workers.engine.scheduling.sequence import Sequence
 from slipstream.workers.models.interface.step_arrays import StepArrays
 
 
-class Composer:
+class BatchBuilder:
     """Makes step plans. Their arrays are views of memory that the next `compose` overwrites."""
 
     def __init__(self, limits: EngineLimits) -> None:

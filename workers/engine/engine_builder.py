@@ -19,9 +19,9 @@ from slipstream.workers.engine.limits.engine_errors import EngineConfigError
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.limits.kv_budget import auto_num_pages, require_room
 from slipstream.workers.engine.limits.pool_size import longest_sequence, page_bytes, pool_source, stated_num_pages
-from slipstream.workers.engine.native_engine import Engine
+from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.plan.executor import Executor
-from slipstream.workers.engine.structured_output.grammars import GuideBook
+from slipstream.workers.engine.structured_output.grammars import GrammarCompiler
 from slipstream.workers.models.directory.end_tokens import end_token_ids
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.model_config import ModelConfig
@@ -138,16 +138,16 @@ def build_runner(
     return ModelRunner(model, kv)
 
 
-def build_engine(limits: EngineLimits, executor: Executor, guides: GuideBook | None = None) -> Engine:
+def build_engine(limits: EngineLimits, executor: Executor, guides: GrammarCompiler | None = None) -> NativeEngine:
     """A new engine that is ready to serve: tokens have already been generated with `executor` (in another engine, of
     which nothing is left but warm caches)."""
     warm_up(limits, executor)
-    return Engine(limits, executor, guides)
+    return NativeEngine(limits, executor, guides)
 
 
 def warm_up(limits: EngineLimits, executor: Executor) -> None:
     """Generates tokens, greedily and sampled, in one batch. Raises ModelError if that fails."""
-    engine = Engine(limits, executor)
+    engine = NativeEngine(limits, executor)
     num_prompt = max(1, min(WARM_UP_TOKENS, limits.max_model_len - 2))
     prompt = pack_ids(position % limits.vocab_size for position in range(num_prompt))
     drawn = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9, ignore_eos=True)

@@ -10,18 +10,18 @@ import numpy as np
 from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.router.protocol.block_hash import HashChain, root_digest
 from slipstream.router.protocol.messages import EngineRequest, SamplingParams
-from slipstream.workers.engine.limits.engine_errors import RequestError
+from slipstream.workers.engine.limits.engine_errors import EngineRequestError
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.plan.step_plan import is_plainly_greedy
 from slipstream.workers.engine.plan.token_counts import TokenCounts
 from slipstream.workers.engine.scheduling.sequence import Sequence
-from slipstream.workers.engine.structured_output.grammars import GuideBook
+from slipstream.workers.engine.structured_output.grammars import GrammarCompiler
 
 
-class Intake:
+class InputProcessor:
     """Sequences are numbered in order of arrival. Without `guides`, guided requests are refused."""
 
-    def __init__(self, limits: EngineLimits, guides: GuideBook | None) -> None:
+    def __init__(self, limits: EngineLimits, guides: GrammarCompiler | None) -> None:
         self.limits = limits
         self._guides = guides
         self._arrivals = count()
@@ -29,25 +29,25 @@ class Intake:
         self._eos_ids = frozenset(t for t in limits.eos_token_ids if t < limits.vocab_size)
 
     def sequence(self, request: EngineRequest, ticket: HandoffTicket | None = None) -> Sequence:
-        """A new sequence from a request. Raises RequestError for what could never run."""
+        """A new sequence from a request. Raises EngineRequestError for what could never run."""
         params = request.sampling
         prompt = _token_ids("prompt_ids", request.prompt_ids, self.limits.vocab_size)
         resumed = _token_ids("output_ids", request.output_ids, self.limits.vocab_size)
         num_tokens = len(prompt) + len(resumed)
         if len(prompt) == 0:
-            raise RequestError("prompt_ids", "is empty")
+            raise EngineRequestError("prompt_ids", "is empty")
         if num_tokens >= self.limits.max_model_len:
-            raise RequestError(
+            raise EngineRequestError(
                 "prompt_ids",
                 f"{num_tokens} tokens leave no room for output: max_model_len is {self.limits.max_model_len}",
             )
         if len(resumed) >= params.max_tokens:
-            raise RequestError("max_tokens", f"{params.max_tokens} with {len(resumed)} tokens generated already")
+            raise EngineRequestError("max_tokens", f"{params.max_tokens} with {len(resumed)} tokens generated already")
         for token_id, _ in params.logit_bias:
             if not 0 <= token_id < self.limits.vocab_size:
-                raise RequestError("logit_bias", f"token id {token_id} is not in the vocabulary")
+                raise EngineRequestError("logit_bias", f"token id {token_id} is not in the vocabulary")
         if params.guide is not None and self._guides is None:
-            raise RequestError("guide", "is not served by this engine")
+            raise EngineRequestError("guide", "is not served by this engine")
         tokens = array("i", request.prompt_ids)
         tokens.frombytes(request.output_ids)
         ignores_eos = params.ignore_eos and params.guide is None  # a guide determines where the output ends
@@ -76,10 +76,10 @@ class Intake:
 
 def _token_ids(field: str, packed: bytes, vocab_size: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     if len(packed) % 4:
-        raise RequestError(field, f"{len(packed)} bytes are not whole int32 values")
+        raise EngineRequestError(field, f"{len(packed)} bytes are not whole int32 values")
     ids = np.frombuffer(packed, np.int32)
     if len(ids) and not (ids.min() >= 0 and ids.max() < vocab_size):
-        raise RequestError(field, f"token ids must be in 0 .. {vocab_size - 1}, got {ids.min()} .. {ids.max()}")
+        raise EngineRequestError(field, f"token ids must be in 0 .. {vocab_size - 1}, got {ids.min()} .. {ids.max()}")
     return ids
 
 

@@ -6,20 +6,20 @@ from dataclasses import dataclass
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.router.protocol.messages import EngineRequest, FinishReason, StepTime, TokenChunk, TokenLogprob
-from slipstream.workers.engine.batch_builder import Composer
-from slipstream.workers.engine.input_processor import Intake
+from slipstream.workers.engine.batch_builder import BatchBuilder
+from slipstream.workers.engine.input_processor import InputProcessor
 from slipstream.workers.engine.kv_cache.prefix_cache import PrefixCache
-from slipstream.workers.engine.limits.engine_errors import RequestError
+from slipstream.workers.engine.limits.engine_errors import EngineRequestError
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.plan.executor import Executor
 from slipstream.workers.engine.plan.step_plan import SampledTokens
-from slipstream.workers.engine.scheduling.migrations import Moves
+from slipstream.workers.engine.scheduling.migrations import EngineMigrations
 from slipstream.workers.engine.scheduling.reservation import Reservation
 from slipstream.workers.engine.scheduling.scheduled_step import ScheduledStep
 from slipstream.workers.engine.scheduling.scheduler import Scheduler
 from slipstream.workers.engine.scheduling.sequence import AttemptKey, Sequence, SequenceState
 from slipstream.workers.engine.step_counts import StepCounts
-from slipstream.workers.engine.structured_output.grammars import GuideBook
+from slipstream.workers.engine.structured_output.grammars import GrammarCompiler
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class EngineStats:
     steps_by_size: tuple[tuple[str, int], ...]
 
 
-class Engine:
+class NativeEngine:
     """Turns requests into tokens, one `step` at a time. It is owned by one thread. Without `guides`, guided requests
     are refused.
 
@@ -57,13 +57,13 @@ class Engine:
     given back, except after `add_prefill`, where they are held until `release`), `abort`, or `release`.
     """
 
-    def __init__(self, limits: EngineLimits, executor: Executor, guides: GuideBook | None = None) -> None:
+    def __init__(self, limits: EngineLimits, executor: Executor, guides: GrammarCompiler | None = None) -> None:
         self.limits = limits
         self._executor = executor
-        self._intake = Intake(limits, guides)
+        self._input_processor = InputProcessor(limits, guides)
         self._scheduler = Scheduler(limits)
-        self.moves = Moves(limits, self._scheduler)
-        self._composer = Composer(limits)
+        self.migrations = EngineMigrations(limits, self._scheduler)
+        self._composer = BatchBuilder(limits)
         self._last_step = ScheduledStep([])
         self._steps = StepCounts()
         self._num_sampled_tokens = 0
@@ -71,38 +71,38 @@ class Engine:
     def change_limits(self, limits: EngineLimits) -> None:
         """Changes the limits. Pages and what is cached in them stay. The engine must have no sequences."""
         self._scheduler.change_limits(limits)
-        self._composer = Composer(limits)
-        self.limits = self._intake.limits = limits
+        self._composer = BatchBuilder(limits)
+        self.limits = self._input_processor.limits = limits
 
     # ---- requests
 
     def add(self, request: EngineRequest) -> None:
         """Compute a request here, prompt and output. If it is reserved and not started, the reservation becomes it.
 
-        Raises RequestError if it can never run here or its key is in use.
+        Raises EngineRequestError if it can never run here or its key is in use.
         """
         reserved = self._scheduler.get(_key(request))
         if reserved is None:
-            self._scheduler.add(self._intake.sequence(request))
+            self._scheduler.add(self._input_processor.sequence(request))
             return
         if reserved.state not in (SequenceState.RESERVED, SequenceState.LANDED):
-            raise RequestError("request_id", f"{reserved.key} is {reserved.state.value} here already")
+            raise EngineRequestError("request_id", f"{reserved.key} is {reserved.state.value} here already")
         if reserved.tokens.tobytes() != request.prompt_ids + request.output_ids:
-            raise RequestError("prompt_ids", f"{reserved.key} was reserved for other tokens")
+            raise EngineRequestError("prompt_ids", f"{reserved.key} was reserved for other tokens")
         self._scheduler.convert(reserved)
 
     def add_prefill(self, request: EngineRequest, ticket: HandoffTicket) -> None:
         """Compute a prompt, sample one token, and send the pages that the ticket asks for as they become complete.
         The pages are then held until `release`.
 
-        Raises RequestError if it can never run here, its key is in use, or the ticket does not fit the prompt.
+        Raises EngineRequestError if it can never run here, its key is in use, or the ticket does not fit the prompt.
         """
-        sequence = self._intake.sequence(request, ticket)
+        sequence = self._input_processor.sequence(request, ticket)
         if self._scheduler.get(sequence.key) is not None:
-            raise RequestError("request_id", f"{sequence.key} is here already")
+            raise EngineRequestError("request_id", f"{sequence.key} is here already")
         num_pages = self.limits.pages_for(sequence.num_tokens)
         if ticket.first_page < 0 or ticket.num_pages < 1 or ticket.first_page + ticket.num_pages != num_pages:
-            raise RequestError(
+            raise EngineRequestError(
                 "ticket",
                 f"asks for {ticket.num_pages} pages from page {ticket.first_page} on; the prompt has {num_pages} pages",
             )
@@ -111,11 +111,11 @@ class Engine:
     def reserve(self, request: EngineRequest) -> Reservation | None:
         """Take a slot and pages for a prompt that is computed elsewhere; None if there are not enough now.
 
-        Raises RequestError if it can never run here or its key is in use.
+        Raises EngineRequestError if it can never run here or its key is in use.
         """
-        sequence = self._intake.sequence(request)
+        sequence = self._input_processor.sequence(request)
         if self._scheduler.get(sequence.key) is not None:
-            raise RequestError("request_id", f"{sequence.key} is here already")
+            raise EngineRequestError("request_id", f"{sequence.key} is here already")
         if not self._scheduler.reserve(sequence):
             return None
         first_page = sequence.num_computed // self.limits.page_tokens
@@ -125,12 +125,12 @@ class Engine:
     def adopt(self, request: EngineRequest, num_room_tokens: int) -> Reservation | None:
         """Take a slot and pages for a sequence that decodes elsewhere; None if there are not enough now. See `moves`.
 
-        Raises RequestError if it can never run here or its key is in use.
+        Raises EngineRequestError if it can never run here or its key is in use.
         """
-        sequence = self._intake.sequence(request)
+        sequence = self._input_processor.sequence(request)
         if self._scheduler.get(sequence.key) is not None:
-            raise RequestError("request_id", f"{sequence.key} is here already")
-        return self.moves.adopt(sequence, num_room_tokens)
+            raise EngineRequestError("request_id", f"{sequence.key} is here already")
+        return self.migrations.adopt(sequence, num_room_tokens)
 
     def land(self, key: AttemptKey) -> bool:
         """All pages that a reservation waited for have arrived. Returns False if there is no such reservation (any
@@ -145,34 +145,36 @@ class Engine:
         """The first tokens of a reserved sequence are known; none of them ended it. It runs once it has also landed.
         False if there is no such reservation (any more).
 
-        Raises RequestError if there is no token, one is out of range, or they leave nothing to generate. An adopted
-        sequence may lack no token.
+        Raises EngineRequestError if there is no token, one is out of range, or they leave nothing to generate. An
+        adopted sequence may lack no token.
         """
         sequence = self._scheduler.get(key)
         if sequence is None or sequence.state not in (SequenceState.RESERVED, SequenceState.LANDED):
             return False
         if sequence.is_adopted:
-            self.moves.check_start(sequence, token_ids)
+            self.migrations.check_start(sequence, token_ids)
         elif not token_ids:
-            raise RequestError("token_ids", f"{key} cannot start without a token")
+            raise EngineRequestError("token_ids", f"{key} cannot start without a token")
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.limits.vocab_size:
-            raise RequestError("token_ids", f"{key} cannot start with {token_ids}")
+            raise EngineRequestError("token_ids", f"{key} cannot start with {token_ids}")
         num_left = min(
             sequence.params.max_tokens - sequence.num_output, self.limits.max_model_len - sequence.num_tokens
         )
         if len(token_ids) >= num_left:
-            raise RequestError("token_ids", f"{key} may have {num_left} more tokens and starts with {len(token_ids)}")
+            raise EngineRequestError(
+                "token_ids", f"{key} may have {num_left} more tokens and starts with {len(token_ids)}"
+            )
         self._scheduler.start(sequence, token_ids)
         return True
 
     def release(self, key: AttemptKey) -> bool:
         """Give back a reservation, or held or draining pages; full pages become prefix cache. False if the key is
-        unknown. Raises RequestError if the sequence still waits or runs: that takes an `abort`."""
+        unknown. Raises EngineRequestError if the sequence still waits or runs: that takes an `abort`."""
         sequence = self._scheduler.get(key)
         if sequence is None:
             return False
         if sequence.state in (SequenceState.WAITING, SequenceState.RUNNING):
-            raise RequestError("request_id", f"{key} is {sequence.state.value} and cannot be released")
+            raise EngineRequestError("request_id", f"{key} is {sequence.state.value} and cannot be released")
         self._scheduler.release(sequence)
         return True
 
@@ -244,7 +246,7 @@ class Engine:
             max(0, self.limits.max_queued_tokens - scheduler.num_uncomputed_tokens),
         )
 
-    def ledger(self) -> dict[str, int]:
+    def page_counts(self) -> dict[str, int]:
         """Number of pages by state: active, reserved, held, draining, cached, free. They sum to `num_pages`."""
         return self._scheduler.pages.counts()
 

@@ -34,7 +34,7 @@ from slipstream.workers.models.directory.steady_files import SteadyFiles
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
 from slipstream.workers.transfers.device_staging import device_page_pool
 from slipstream.workers.transfers.group_transfers import RankOutcome
-from slipstream.workers.transfers.ticket_issuer import TicketOffice
+from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
 
 class RankAgent:
@@ -162,7 +162,7 @@ class RankParts:
             max_queued_tokens=config.in_role(role).max_queued_tokens,
         )
 
-    def page_layout(self, tickets: TicketOffice) -> PageLayout:
+    def page_layout(self, tickets: TicketIssuer) -> PageLayout:
         """What a page is made of, for the greeting: the same as on tickets."""
         return PageLayout(
             num_layers=tickets.num_layers,
@@ -173,12 +173,12 @@ class RankParts:
             transfer=PROTOCOL_NAME,
         )
 
-    def ticket_office(self, worker: PeerId, addresses: tuple[TransferAddress, ...], slab_pages: int) -> TicketOffice:
+    def ticket_issuer(self, worker: PeerId, addresses: tuple[TransferAddress, ...], slab_pages: int) -> TicketIssuer:
         """An office that issues tickets for pools of this rank's shape."""
         kv = self.runner.kv  # [layers, pages, kv_heads, ...]
         num_heads = kv.shape[2] * len(addresses)
         head_bytes = math.prod(kv.shape[3:]) * kv.element_size()
-        return TicketOffice(worker, addresses, slab_pages, kv.shape[0], num_heads, head_bytes, page_dtype(self.runner))
+        return TicketIssuer(worker, addresses, slab_pages, kv.shape[0], num_heads, head_bytes, page_dtype(self.runner))
 
 
 def page_dtype(runner: ModelRunner) -> str:

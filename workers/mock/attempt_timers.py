@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import heapq
 
-from slipstream.workers.mock.mock_attempt import Attempt
+from slipstream.workers.mock.mock_attempt import MockAttempt
 
 
-class Timers:
+class AttemptTimers:
     """The timers. An attempt has at most one, the last that was set: `attempt.due_s`."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Attempt]] = []
+        self._heap: list[tuple[float, int, MockAttempt]] = []
         self._num_set = 0
 
-    def set(self, due_s: float, attempt: Attempt) -> None:
+    def set(self, due_s: float, attempt: MockAttempt) -> None:
         self._num_set += 1
         attempt.due_s = due_s
         heapq.heappush(self._heap, (due_s, self._num_set, attempt))
@@ -24,7 +24,7 @@ class Timers:
         """The time of the next timer, or an earlier time at which a replaced timer would have been due."""
         return self._heap[0][0] if self._heap else None
 
-    def pop_due(self, now_s: float) -> Attempt | None:
+    def pop_due(self, now_s: float) -> MockAttempt | None:
         """The first attempt whose time has come, and whose timer is thereby removed."""
         while self._heap and self._heap[0][0] <= now_s:
             due_s, _, attempt = heapq.heappop(self._heap)

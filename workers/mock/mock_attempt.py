@@ -30,7 +30,7 @@ def token_at(seed: int, position: int, num_choices: int) -> int:
 AttemptKey = tuple[str, int]
 
 
-class State(Enum):
+class MockState(Enum):
     RESERVED = "reserved"  # pages are taken, the first token is not known yet
     QUEUED = "queued"  # its prompt is to be computed here
     ARRIVING = "arriving"  # pages are on their way in, or, on a prefill worker, out
@@ -41,13 +41,13 @@ class State(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Attempt:
+class MockAttempt:
     """One attempt. Counts are in tokens. `num_output` is the whole answer so far, including that of earlier
     attempts."""
 
     request: EngineRequest
     key: AttemptKey
-    state: State
+    state: MockState
     seed: int
     num_prompt: int
     num_output: int

@@ -9,14 +9,14 @@ from xxhash import xxh3_64_intdigest
 
 from slipstream.router.protocol.block_hash import HashChain, root_digest
 from slipstream.router.protocol.messages import EngineRequest, Failed
-from slipstream.workers.mock.mock_attempt import Attempt, AttemptKey, State
+from slipstream.workers.mock.mock_attempt import AttemptKey, MockAttempt, MockState
 from slipstream.workers.mock.mock_pages import MockPages
 from slipstream.workers.mock.mock_profile import MockProfile
 
 _ID_BYTES = 4
 
 
-class AttemptBook:
+class MockAttempts:
     def __init__(self, profile: MockProfile, model: str) -> None:
         self.profile = profile
         self.pages = MockPages(profile.num_pages)
@@ -24,21 +24,21 @@ class AttemptBook:
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self._model = model
-        self._attempts: dict[AttemptKey, Attempt] = {}
+        self._attempts: dict[AttemptKey, MockAttempt] = {}
 
     def __len__(self) -> int:
         return len(self._attempts)
 
-    def __iter__(self) -> Iterator[Attempt]:
+    def __iter__(self) -> Iterator[MockAttempt]:
         return iter(self._attempts.values())
 
-    def __contains__(self, attempt: Attempt) -> bool:
+    def __contains__(self, attempt: MockAttempt) -> bool:
         return self._attempts.get(attempt.key) is attempt
 
-    def get(self, key: AttemptKey) -> Attempt | None:
+    def get(self, key: AttemptKey) -> MockAttempt | None:
         return self._attempts.get(key)
 
-    def admit(self, request: EngineRequest, state: State, num_room_tokens: int = 0) -> Attempt | Failed:
+    def admit(self, request: EngineRequest, state: MockState, num_room_tokens: int = 0) -> MockAttempt | Failed:
         """A new attempt with pages for all its tokens and some more; or the reason for refusing it."""
         key = (request.request_id, request.attempt)
         if self.refusal is not None:
@@ -63,7 +63,7 @@ class AttemptBook:
         lease = self.pages.take(chain, num_pages, self._max_shared(num_tokens))
         if lease is None:
             return Failed(*key, "no pages", True)
-        attempt = Attempt(
+        attempt = MockAttempt(
             request=request,
             key=key,
             state=state,
@@ -79,27 +79,27 @@ class AttemptBook:
         self._attempts[key] = attempt
         return attempt
 
-    def remove(self, attempt: Attempt) -> None:
+    def remove(self, attempt: MockAttempt) -> None:
         """An attempt has ended here; its pages are given back."""
         del self._attempts[attempt.key]
         self.pages.give_back(attempt.lease)
 
     # ---- its pages
 
-    def find_more(self, attempt: Attempt) -> None:
+    def find_more(self, attempt: MockAttempt) -> None:
         """Looks into the prefix cache again, for prompts that were computed since the attempt came."""
         self.pages.find_more(attempt.lease, self._max_shared(attempt.num_tokens))
 
-    def known_tokens(self, attempt: Attempt) -> int:
+    def known_tokens(self, attempt: MockAttempt) -> int:
         """How many of its tokens were found in the prefix cache."""
         return attempt.lease.num_known * self.profile.page_tokens
 
-    def count_cached(self, attempt: Attempt) -> None:
+    def count_cached(self, attempt: MockAttempt) -> None:
         num_found = self.known_tokens(attempt)
         self.num_hit_tokens += num_found - attempt.num_cached
         attempt.num_cached = num_found
 
-    def fill_page(self, attempt: Attempt) -> None:
+    def fill_page(self, attempt: MockAttempt) -> None:
         """The attempt's last page is full: it enters the prefix cache, and the attempt gets another one."""
         num_full = attempt.num_tokens // self.profile.page_tokens
         if attempt.lease.chain is not None:
@@ -108,7 +108,7 @@ class AttemptBook:
             self.pages.remember(attempt.lease, num_full)
         self.hold(attempt, num_full + 1)
 
-    def hold(self, attempt: Attempt, num_pages: int) -> None:
+    def hold(self, attempt: MockAttempt, num_pages: int) -> None:
         """Gives the attempt at least so many pages."""
         num_missing = num_pages - attempt.lease.num_pages
         if num_missing > 0:

@@ -39,14 +39,14 @@ from slipstream.router.protocol.messages import (
     StepTimes,
     WorkerMessage,
 )
-from slipstream.workers.mock.attempt_timers import Timers
-from slipstream.workers.mock.mock_attempt import Attempt, AttemptKey, State
-from slipstream.workers.mock.mock_attempts import AttemptBook
-from slipstream.workers.mock.mock_migrations import Moves
+from slipstream.workers.mock.attempt_timers import AttemptTimers
+from slipstream.workers.mock.mock_attempt import AttemptKey, MockAttempt, MockState
+from slipstream.workers.mock.mock_attempts import MockAttempts
+from slipstream.workers.mock.mock_migrations import MockMigrations
 from slipstream.workers.mock.mock_pages import MockPages
 from slipstream.workers.mock.mock_profile import MockProfile
-from slipstream.workers.mock.mock_steps import Batch
-from slipstream.workers.transfers.ticket_issuer import TicketOffice
+from slipstream.workers.mock.mock_steps import MockSteps
+from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
 SPENDING = (Generate, Reserve, Prefill, Adopt, Extend)  # messages that spend credits
 
@@ -54,14 +54,14 @@ SPENDING = (Generate, Reserve, Prefill, Adopt, Extend)  # messages that spend cr
 class MockEngine:
     """One incarnation of a worker. A lost connection ends it; the next connection begins with a new one."""
 
-    def __init__(self, profile: MockProfile, role: Role, tickets: TicketOffice, model: str = "") -> None:
+    def __init__(self, profile: MockProfile, role: Role, tickets: TicketIssuer, model: str = "") -> None:
         self._profile = profile
         self._role = role
         self._tickets = tickets
-        self._book = AttemptBook(profile, model)
-        self._timers = Timers()
-        self._batch = Batch(self._book, self._timers, role)
-        self._moves = Moves(self._book, self._batch, self._timers, tickets)
+        self._book = MockAttempts(profile, model)
+        self._timers = AttemptTimers()
+        self._batch = MockSteps(self._book, self._timers, role)
+        self._moves = MockMigrations(self._book, self._batch, self._timers, tickets)
         self._last_seq = 0
         self._told: Credits | None = None
 
@@ -183,7 +183,7 @@ class MockEngine:
         if (refusal := self._not_of_role("decode", request)) is not None:
             return refusal
         reserved = self._book.get((request.request_id, request.attempt))
-        if reserved is not None and reserved.state is State.RESERVED:
+        if reserved is not None and reserved.state is MockState.RESERVED:
             self._batch.enqueue(reserved, now_s)
             return None
         return self._enqueue(request, None, now_s)
@@ -191,7 +191,7 @@ class MockEngine:
     def _reserve(self, request: EngineRequest, now_s: float) -> WorkerMessage:
         if (refusal := self._not_of_role("decode", request)) is not None:
             return refusal
-        attempt = self._book.admit(request, State.RESERVED)
+        attempt = self._book.admit(request, MockState.RESERVED)
         if isinstance(attempt, Failed):
             return attempt
         lease = attempt.lease
@@ -204,7 +204,7 @@ class MockEngine:
         return self._not_of_role("prefill", request) or self._enqueue(request, ticket, now_s)
 
     def _enqueue(self, request: EngineRequest, ticket: HandoffTicket | None, now_s: float) -> Failed | None:
-        attempt = self._book.admit(request, State.QUEUED)
+        attempt = self._book.admit(request, MockState.QUEUED)
         if isinstance(attempt, Failed):
             return attempt
         attempt.ticket = ticket
@@ -213,10 +213,10 @@ class MockEngine:
 
     def _start(self, key: AttemptKey, token_ids: tuple[int, ...], now_s: float) -> None:
         attempt = self._book.get(key)
-        if attempt is None or attempt.state is not State.RESERVED:
+        if attempt is None or attempt.state is not MockState.RESERVED:
             return
         assert attempt.ticket is not None
-        attempt.state = State.ARRIVING
+        attempt.state = MockState.ARRIVING
         attempt.know(token_ids)
         self._timers.set(now_s + self._profile.arrival_s(attempt.ticket), attempt)
 
@@ -225,7 +225,7 @@ class MockEngine:
         if attempt is not None:
             self._drop(attempt)
 
-    def _drop(self, attempt: Attempt) -> None:
+    def _drop(self, attempt: MockAttempt) -> None:
         self._book.remove(attempt)
         self._batch.drop(attempt)
 
@@ -234,7 +234,7 @@ class MockEngine:
         out: list[WorkerMessage] = []
         for attempt in list(self._book):
             ticket = attempt.ticket
-            if attempt.source == peer and attempt.state in (State.COPYING, State.RESERVED, State.ARRIVING):
+            if attempt.source == peer and attempt.state in (MockState.COPYING, MockState.RESERVED, MockState.ARRIVING):
                 out.append(Failed(*attempt.key, f"pages did not arrive: {peer.name} is gone", True))
             elif self._role == "prefill" and ticket is not None and ticket.destination == peer:
                 out.append(Failed(*attempt.key, f"pages could not be sent: {peer.name} is gone", True))
@@ -243,11 +243,11 @@ class MockEngine:
             self._drop(attempt)
         return out
 
-    def _timer_due(self, attempt: Attempt, now_s: float) -> WorkerMessage | None:
-        if attempt.state in (State.RESERVED, State.COPIED):
+    def _timer_due(self, attempt: MockAttempt, now_s: float) -> WorkerMessage | None:
+        if attempt.state in (MockState.RESERVED, MockState.COPIED):
             self._drop(attempt)
             return Failed(*attempt.key, "no word came within the lease", True)
-        if attempt.state is State.COPYING:
+        if attempt.state is MockState.COPYING:
             return self._moves.copied(attempt, now_s)
         if self._role == "prefill":  # its pages have left
             self._drop(attempt)

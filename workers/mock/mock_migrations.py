@@ -11,15 +11,15 @@ profile.
 from __future__ import annotations
 
 from slipstream.router.protocol.messages import Adopt, Copied, Extend, Failed, Frozen, Migrate, Reserved, WorkerMessage
-from slipstream.workers.mock.attempt_timers import Timers
-from slipstream.workers.mock.mock_attempt import Attempt, AttemptKey, State
-from slipstream.workers.mock.mock_attempts import AttemptBook
-from slipstream.workers.mock.mock_steps import Batch
-from slipstream.workers.transfers.ticket_issuer import TicketOffice
+from slipstream.workers.mock.attempt_timers import AttemptTimers
+from slipstream.workers.mock.mock_attempt import AttemptKey, MockAttempt, MockState
+from slipstream.workers.mock.mock_attempts import MockAttempts
+from slipstream.workers.mock.mock_steps import MockSteps
+from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
 
-class Moves:
-    def __init__(self, book: AttemptBook, batch: Batch, timers: Timers, tickets: TicketOffice) -> None:
+class MockMigrations:
+    def __init__(self, book: MockAttempts, batch: MockSteps, timers: AttemptTimers, tickets: TicketIssuer) -> None:
         self._book = book
         self._batch = batch
         self._profile = book.profile
@@ -29,7 +29,7 @@ class Moves:
     # ---- destination
 
     def adopt(self, message: Adopt, now_s: float) -> WorkerMessage:
-        attempt = self._book.admit(message.request, State.RESERVED, message.num_room_tokens)
+        attempt = self._book.admit(message.request, MockState.RESERVED, message.num_room_tokens)
         if isinstance(attempt, Failed):
             return attempt
         self._book.count_cached(attempt)
@@ -39,24 +39,24 @@ class Moves:
     def extend(self, message: Extend, now_s: float) -> WorkerMessage | None:
         """The attempt has grown at its source, so the next pages are wanted. None if no attempt here waits for that."""
         attempt = self._book.get((message.request_id, message.attempt))
-        if attempt is None or attempt.state is not State.COPIED:
+        if attempt is None or attempt.state is not MockState.COPIED:
             return None
         attempt.know(message.token_ids)
         self._book.hold(attempt, self._profile.pages_for(attempt.num_tokens + message.num_room_tokens))
         return self._expect(attempt, message.num_room_tokens, now_s)
 
-    def _expect(self, attempt: Attempt, num_room_tokens: int, now_s: float) -> WorkerMessage:
+    def _expect(self, attempt: MockAttempt, num_room_tokens: int, now_s: float) -> WorkerMessage:
         """Begins the next round. Full pages arrive by themselves, the last ones once the first token here is known."""
         lease, num_full = attempt.lease, (attempt.num_tokens - 1) // self._profile.page_tokens
         first = min(lease.num_known, num_full)
         end = lease.num_pages if num_room_tokens else num_full
         attempt.ticket = self._tickets.issue(first, end - first)
-        attempt.state = State.RESERVED if num_room_tokens else State.COPYING
+        attempt.state = MockState.RESERVED if num_room_tokens else MockState.COPYING
         wait_s = self._profile.start_lease_s if num_room_tokens else self._profile.arrival_s(attempt.ticket)
         self._timers.set(now_s + wait_s, attempt)
         return Reserved(*attempt.key, attempt.num_cached, attempt.ticket)
 
-    def copied(self, attempt: Attempt, now_s: float) -> WorkerMessage:
+    def copied(self, attempt: MockAttempt, now_s: float) -> WorkerMessage:
         """The pages of a round have arrived that is not the last one."""
         ticket, chain = attempt.ticket, attempt.lease.chain
         assert ticket is not None
@@ -64,7 +64,7 @@ class Moves:
         if chain is not None and attempt.tokens is not None:
             chain.extend(attempt.tokens, end)
             self._book.pages.remember(attempt.lease, end)
-        attempt.state = State.COPIED
+        attempt.state = MockState.COPIED
         self._timers.set(now_s + self._profile.start_lease_s, attempt)
         return Copied(*attempt.key, ticket.transfer_id, attempt.num_sent_bytes, self._profile.arrival_s(ticket))
 
@@ -85,7 +85,7 @@ class Moves:
             return None
         return self.freeze(attempt)
 
-    def freeze(self, attempt: Attempt) -> WorkerMessage:
+    def freeze(self, attempt: MockAttempt) -> WorkerMessage:
         self._batch.freeze(attempt)
         return Frozen(*attempt.key, attempt.num_output)
 
@@ -95,6 +95,6 @@ class Moves:
         if attempt is None:
             return
         attempt.stops = False
-        if attempt.state is State.FROZEN:
+        if attempt.state is MockState.FROZEN:
             self._batch.decode(attempt)
             self._batch.begin_step(now_s)

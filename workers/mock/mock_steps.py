@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections import deque
 
 from slipstream.router.protocol.messages import FinishReason, Role, StepTime, StepTimes, TokenChunk
-from slipstream.workers.mock.attempt_timers import Timers
-from slipstream.workers.mock.mock_attempt import Attempt, AttemptKey, State, token_at
-from slipstream.workers.mock.mock_attempts import AttemptBook
+from slipstream.workers.mock.attempt_timers import AttemptTimers
+from slipstream.workers.mock.mock_attempt import AttemptKey, MockAttempt, MockState, token_at
+from slipstream.workers.mock.mock_attempts import MockAttempts
 from slipstream.workers.mock.mock_profile import FIRST_TOKEN_ID
 from slipstream.workers.telemetry.step_times import StepSampler
 
 
-class Batch:
+class MockSteps:
     """Queued prompts and decoding attempts. A step computes one token of each decoding attempt and then, within
     `max_step_tokens`, the prompts in order."""
 
-    def __init__(self, book: AttemptBook, timers: Timers, role: Role) -> None:
+    def __init__(self, book: MockAttempts, timers: AttemptTimers, role: Role) -> None:
         self._book = book
         self._profile = book.profile
         self._timers = timers
         self._role = role
-        self._queue: deque[Attempt] = deque()
-        self._decoding: dict[AttemptKey, Attempt] = {}
+        self._queue: deque[MockAttempt] = deque()
+        self._decoding: dict[AttemptKey, MockAttempt] = {}
         self._context_tokens = 0  # the sum over decoding attempts
-        self._step_chunks: list[tuple[Attempt, int]] = []  # prompt tokens in the current step
-        self._step_decoding: list[Attempt] = []
+        self._step_chunks: list[tuple[MockAttempt, int]] = []  # prompt tokens in the current step
+        self._step_decoding: list[MockAttempt] = []
         self._steps = StepSampler(tuple(self._profile.steps()))
         self.step_ends_s: float | None = None
         self.num_queued_tokens = 0
@@ -36,15 +36,15 @@ class Batch:
     def num_decoding(self) -> int:
         return len(self._decoding)
 
-    def decoding(self, key: AttemptKey) -> Attempt | None:
+    def decoding(self, key: AttemptKey) -> MockAttempt | None:
         """The attempt, if it is decoding here."""
         return self._decoding.get(key)
 
-    def is_in_step(self, attempt: Attempt) -> bool:
+    def is_in_step(self, attempt: MockAttempt) -> bool:
         """Whether the step under way computes a token of its output."""
         return attempt in self._step_decoding
 
-    def stopping(self) -> list[Attempt]:
+    def stopping(self) -> list[MockAttempt]:
         """The attempts that are to stop at the end of the step."""
         return [attempt for attempt in self._decoding.values() if attempt.stops]
 
@@ -54,33 +54,33 @@ class Batch:
 
     # ---- adding and removing
 
-    def enqueue(self, attempt: Attempt, now_s: float) -> None:
+    def enqueue(self, attempt: MockAttempt, now_s: float) -> None:
         """Queues an attempt, whose prompt is to be computed here except for what is cached."""
-        attempt.state = State.QUEUED
+        attempt.state = MockState.QUEUED
         attempt.due_s = None
         attempt.num_uncomputed = attempt.num_tokens - self._book.known_tokens(attempt)
         self.num_queued_tokens += attempt.num_uncomputed
         self._queue.append(attempt)
         self.begin_step(now_s)
 
-    def decode(self, attempt: Attempt) -> None:
-        attempt.state = State.DECODING
+    def decode(self, attempt: MockAttempt) -> None:
+        attempt.state = MockState.DECODING
         self._decoding[attempt.key] = attempt
         self._context_tokens += attempt.num_tokens
 
-    def freeze(self, attempt: Attempt) -> None:
+    def freeze(self, attempt: MockAttempt) -> None:
         """Takes an attempt out of the batch."""
         del self._decoding[attempt.key]
-        attempt.state, attempt.stops = State.FROZEN, False
+        attempt.state, attempt.stops = MockState.FROZEN, False
         self._context_tokens -= attempt.num_tokens
 
-    def drop(self, attempt: Attempt) -> None:
+    def drop(self, attempt: MockAttempt) -> None:
         """Drops an attempt that is no longer wanted."""
-        if attempt.state is State.QUEUED:
+        if attempt.state is MockState.QUEUED:
             self.num_queued_tokens -= attempt.num_uncomputed
             if attempt in self._queue:
                 self._queue.remove(attempt)
-        elif attempt.state is State.DECODING:
+        elif attempt.state is MockState.DECODING:
             del self._decoding[attempt.key]
             self._context_tokens -= attempt.num_tokens
 
@@ -117,7 +117,7 @@ class Batch:
         self.num_steps += 1
         chunks = []
         for attempt in self._step_decoding:
-            if attempt.state is State.DECODING and attempt in self._book:
+            if attempt.state is MockState.DECODING and attempt in self._book:
                 self._context_tokens += 1
                 chunks.append(self._sample(attempt))
         for attempt, num_tokens in self._step_chunks:
@@ -133,7 +133,7 @@ class Batch:
         self._step_decoding, self._step_chunks = [], []
         return chunks
 
-    def _begin_prompt(self, attempt: Attempt) -> None:
+    def _begin_prompt(self, attempt: MockAttempt) -> None:
         attempt.has_begun = True
         self._book.find_more(attempt)
         self.num_queued_tokens -= attempt.num_uncomputed
@@ -141,18 +141,18 @@ class Batch:
         self.num_queued_tokens += attempt.num_uncomputed
         self._book.count_cached(attempt)
 
-    def _prompt_computed(self, attempt: Attempt, now_s: float) -> TokenChunk:
+    def _prompt_computed(self, attempt: MockAttempt, now_s: float) -> TokenChunk:
         """A prompt is complete: returns its first token, and lets the attempt decode here or send its pages."""
         if self._role == "prefill":
             assert attempt.ticket is not None
-            attempt.state = State.ARRIVING
+            attempt.state = MockState.ARRIVING
             self._timers.set(now_s + self._profile.arrival_s(attempt.ticket), attempt)
             return self._next_chunk(attempt)
         self.decode(attempt)
         self._context_tokens += 1
         return self._sample(attempt)
 
-    def _sample(self, attempt: Attempt) -> TokenChunk:
+    def _sample(self, attempt: MockAttempt) -> TokenChunk:
         if attempt.num_tokens % self._profile.page_tokens == 0:
             self._book.fill_page(attempt)
         chunk = self._next_chunk(attempt)
@@ -161,7 +161,7 @@ class Batch:
             self._book.remove(attempt)
         return chunk
 
-    def _next_chunk(self, attempt: Attempt) -> TokenChunk:
+    def _next_chunk(self, attempt: MockAttempt) -> TokenChunk:
         request_id, number = attempt.key
         index = attempt.num_output
         token_id = token_at(attempt.seed, index, self._profile.vocab_size - FIRST_TOKEN_ID)

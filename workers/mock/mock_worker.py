@@ -34,7 +34,7 @@ from slipstream.workers.mock.mock_profile import MockProfile
 from slipstream.workers.process.keep_alive import keep_alive
 from slipstream.workers.telemetry.block_events import BlockEvents
 from slipstream.workers.telemetry.worker_report import WorkerFailed
-from slipstream.workers.transfers.ticket_issuer import TicketOffice
+from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
 RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 1.0
@@ -71,7 +71,7 @@ class MockWorker:
         self._config = config  # with the role of the next incarnation
         # Epochs follow the wall clock, so a restarted process has a later one.
         worker = PeerId(config.name, time.time_ns() // 1_000_000)
-        self._tickets = TicketOffice(worker, (NOWHERE,), SLAB_PAGES, NUM_LAYERS, NUM_KV_HEADS, HEAD_BYTES)
+        self._tickets = TicketIssuer(worker, (NOWHERE,), SLAB_PAGES, NUM_LAYERS, NUM_KV_HEADS, HEAD_BYTES)
         self._serving: _Serving | None = None
         self._draining = False
 
@@ -111,7 +111,7 @@ class MockWorker:
 class _Serving:
     """One connection: an incarnation of the worker."""
 
-    def __init__(self, config: MockConfig, tickets: TicketOffice) -> None:
+    def __init__(self, config: MockConfig, tickets: TicketIssuer) -> None:
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._worker = tickets.open_epoch()

@@ -12,7 +12,7 @@ from slipstream.kernels.linear.packed_linear import pack_weight
 from slipstream.kernels.ops import Weight
 from slipstream.kernels.quantization.quantized_weight import QuantizedWeight, dequantize
 from slipstream.workers.models.directory.model_config import DtypeName, ModelConfig
-from slipstream.workers.models.directory.rank_share import LayerShare, LinearShare, Part, RankShare
+from slipstream.workers.models.directory.rank_share import LayerShare, LinearShare, RankShare, TensorPart
 from slipstream.workers.models.directory.stored_quantization import OnLoad
 from slipstream.workers.models.directory.tensor_check import checked_vocabulary
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
@@ -119,12 +119,12 @@ class _Reader:
         q, k = self._stacked(share.query_norm), self._stacked(share.key_norm)
         return torch.stack([q] * num_heads + [k] * num_kv_heads)
 
-    def _vocabulary(self, part: Part, num_rows: int) -> Tensor:
+    def _vocabulary(self, part: TensorPart, num_rows: int) -> Tensor:
         weight = torch.zeros(num_rows, part.num_columns, dtype=self.dtype, device=self.device)
         self.checkpoint.copy_into(weight[: part.num_rows], part)
         return weight
 
-    def _stacked(self, *parts: Part) -> Tensor:
+    def _stacked(self, *parts: TensorPart) -> Tensor:
         """Parts of equal width, one below the other."""
         columns = () if len(parts[0].stored_shape) == 1 else (parts[0].num_columns,)
         num_rows = sum(part.num_rows for part in parts)

@@ -10,7 +10,7 @@ Reserve --> landing --all ranks Received--> landed --Start--> running        (St
 
 Adopt --> landing --all ranks Received--> copied --Extend--> landing ...  the last round goes on like a `Reserve`
 
-`departures` handles sequences that leave for another worker.
+`outgoing_migrations` handles sequences that leave for another worker.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from slipstream.router.protocol.messages import (
     TokenChunk,
     WorkerMessage,
 )
-from slipstream.workers.engine.limits.engine_errors import RequestError
-from slipstream.workers.engine.native_engine import Engine
+from slipstream.workers.engine.limits.engine_errors import EngineRequestError
+from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.scheduling.reservation import Reservation
 from slipstream.workers.engine.scheduling.sequence import AttemptKey
-from slipstream.workers.roles.outgoing_migrations import Departures
+from slipstream.workers.roles.outgoing_migrations import OutgoingMigrations
 from slipstream.workers.transfers.group_transfers import GroupTransfers, TransferOutcome
-from slipstream.workers.transfers.ticket_issuer import TicketOffice
+from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
 
 @dataclass(slots=True)
-class _Landing:
+class _IncomingTransfer:
     transfer: TransferKey
     source: PeerId
     source_tp: int
@@ -67,7 +67,7 @@ class _Landing:
 
 
 @dataclass(frozen=True, slots=True)
-class _Copied:
+class _CopiedPages:
     """The pages that have landed of a sequence that is still decoding at `source`."""
 
     source: PeerId
@@ -80,20 +80,20 @@ class DecodeRole:
     """Follows the attempts of a decode worker. Landed pages wait `start_lease_s` for the router's next message before
     they are released."""
 
-    engine: Engine
+    engine: NativeEngine
     transfers: GroupTransfers
-    tickets: TicketOffice
+    tickets: TicketIssuer
     start_lease_s: float
-    _landings: dict[AttemptKey, _Landing] = field(default_factory=dict)
+    _landings: dict[AttemptKey, _IncomingTransfer] = field(default_factory=dict)
     _by_transfer: dict[TransferKey, AttemptKey] = field(default_factory=dict)
     _landed: dict[AttemptKey, float] = field(default_factory=dict)  # with their deadlines, in that order
-    _copied: dict[AttemptKey, _Copied] = field(default_factory=dict)  # also in the order of their deadlines
+    _copied: dict[AttemptKey, _CopiedPages] = field(default_factory=dict)  # also in the order of their deadlines
     _running: set[AttemptKey] = field(default_factory=set)  # including frozen ones
-    _departures: Departures = field(init=False)
+    _outgoing: OutgoingMigrations = field(init=False)
     _refusal: str | None = None
 
     def __post_init__(self) -> None:
-        self._departures = Departures(self.engine, self.transfers)
+        self._outgoing = OutgoingMigrations(self.engine, self.transfers)
 
     @property
     def num_attempts(self) -> int:
@@ -112,9 +112,9 @@ class DecodeRole:
             case Extend():
                 return self._extend(message)
             case Migrate():
-                return self._departures.begin(message)
+                return self._outgoing.begin(message)
             case Resume(request_id, attempt):
-                self._departures.resume((request_id, attempt))
+                self._outgoing.resume((request_id, attempt))
             case Cancel(request_id, attempt):
                 self._cancel((request_id, attempt))
             case PeerLost(peer):
@@ -141,7 +141,7 @@ class DecodeRole:
     def _add(self, key: AttemptKey, request: EngineRequest) -> Sequence[WorkerMessage]:
         try:
             self.engine.add(request)
-        except RequestError as error:
+        except EngineRequestError as error:
             self.engine.abort(key)  # also drops a reservation that was to become this sequence
             return [Failed(*key, str(error), False)]
         self._running.add(key)
@@ -154,7 +154,7 @@ class DecodeRole:
             return [Failed(*key, refusal, True)]
         try:
             reservation = self.engine.reserve(message.request)
-        except RequestError as error:
+        except EngineRequestError as error:
             return [Failed(*key, str(error), False)]
         return self._expect(key, reservation, message.source, message.source_tp)
 
@@ -165,7 +165,7 @@ class DecodeRole:
             return [Failed(*key, refusal, True)]
         try:
             reservation = self.engine.adopt(message.request, message.num_room_tokens)
-        except RequestError as error:
+        except EngineRequestError as error:
             return [Failed(*key, str(error), True)]
         return self._expect(key, reservation, message.source, message.source_tp, is_copy=not message.num_room_tokens)
 
@@ -175,8 +175,8 @@ class DecodeRole:
         if copied is None:
             return []
         try:
-            reservation = self.engine.moves.extend(key, message.token_ids, message.num_room_tokens)
-        except RequestError as error:
+            reservation = self.engine.migrations.extend(key, message.token_ids, message.num_room_tokens)
+        except EngineRequestError as error:
             self.engine.abort(key)
             return [Failed(*key, str(error), True)]
         if reservation is None:
@@ -195,7 +195,7 @@ class DecodeRole:
         if reservation is None:
             return [Failed(*key, "no pages", True)]
         ticket = self.tickets.issue(reservation.first_page, len(reservation.page_ids))
-        self._landings[key] = _Landing(ticket.key, source, source_tp, is_copy)
+        self._landings[key] = _IncomingTransfer(ticket.key, source, source_tp, is_copy)
         self._by_transfer[ticket.key] = key
         self.transfers.expect(ticket, reservation.page_ids, source, source_tp)
         return [Reserved(*key, reservation.num_cached_tokens, ticket)]
@@ -206,7 +206,7 @@ class DecodeRole:
             return []
         try:
             self.engine.start(key, token_ids)
-        except RequestError as error:
+        except EngineRequestError as error:
             failed = Failed(*key, str(error), False)
             self._cancel(key)
             if landing is None:
@@ -230,12 +230,12 @@ class DecodeRole:
             self._running.discard(key)
             self._landed.pop(key, None)
             self._copied.pop(key, None)
-            self._departures.end(key)
+            self._outgoing.end(key)
             self.engine.abort(key)
 
     def transfer_ended(self, outcome: TransferOutcome, now_s: float) -> Sequence[WorkerMessage]:
-        if self._departures.knows(outcome.transfer):
-            return self._departures.transfer_ended(outcome)
+        if self._outgoing.knows(outcome.transfer):
+            return self._outgoing.transfer_ended(outcome)
         key = self._by_transfer.pop(outcome.transfer)
         landing = self._landings.pop(key)
         if landing.closing:
@@ -247,8 +247,8 @@ class DecodeRole:
             self.engine.abort(key)
             return [Failed(*key, f"pages did not arrive: {outcome.failure}", True, outcome.is_unreachable)]
         if landing.is_copy:
-            self.engine.moves.copied(key)
-            self._copied[key] = _Copied(landing.source, landing.source_tp, now_s + self.start_lease_s)
+            self.engine.migrations.copied(key)
+            self._copied[key] = _CopiedPages(landing.source, landing.source_tp, now_s + self.start_lease_s)
             return [Copied(*key, outcome.transfer.transfer_id, outcome.num_bytes, outcome.seconds)]
         self.engine.land(key)
         if landing.started:
@@ -262,7 +262,7 @@ class DecodeRole:
             if output.finish_reason is not None:
                 key = (output.request_id, output.attempt)
                 self._running.discard(key)
-                self._departures.end(key)
+                self._outgoing.end(key)
         return [StepOutput(tuple(outputs))] if outputs else []
 
     def expire(self, now_s: float) -> Sequence[WorkerMessage]:

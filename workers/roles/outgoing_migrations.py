@@ -16,26 +16,26 @@ from dataclasses import dataclass, field
 
 from slipstream.kv_transfer.api.ticket import TransferKey
 from slipstream.router.protocol.messages import Failed, Frozen, Migrate, WorkerMessage
-from slipstream.workers.engine.limits.engine_errors import RequestError
-from slipstream.workers.engine.native_engine import Engine
+from slipstream.workers.engine.limits.engine_errors import EngineRequestError
+from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.scheduling.sequence import AttemptKey
 from slipstream.workers.transfers.group_transfers import GroupTransfers, TransferOutcome
 
 
 @dataclass(slots=True)
-class _Departure:
+class _OutgoingMigration:
     key: AttemptKey
     to_attempt: int
     is_off: bool = False  # no longer wanted, or ended
 
 
 @dataclass(slots=True)
-class Departures:
+class OutgoingMigrations:
     """The sends under way, each of some pages of a sequence that is moving away."""
 
-    engine: Engine
+    engine: NativeEngine
     transfers: GroupTransfers
-    _by_transfer: dict[TransferKey, _Departure] = field(default_factory=dict)
+    _by_transfer: dict[TransferKey, _OutgoingMigration] = field(default_factory=dict)
 
     def knows(self, transfer: TransferKey) -> bool:
         """Whether the transfer belongs to a sequence that is leaving."""
@@ -48,22 +48,22 @@ class Departures:
         failed_key = (message.request_id, message.to_attempt)
         if self.transfers.knows(ticket.key):
             return [Failed(*failed_key, "its ticket is already here", True)]
-        moves = self.engine.moves
+        migrations = self.engine.migrations
         out: list[WorkerMessage] = []
         try:
-            moves.check_ticket(key, ticket, message.freeze)
+            migrations.check_ticket(key, ticket, message.freeze)
             if message.freeze:
-                out.append(Frozen(*key, moves.freeze(key)))
-        except RequestError as error:
+                out.append(Frozen(*key, migrations.freeze(key)))
+        except EngineRequestError as error:
             return [Failed(*failed_key, str(error), True)]
-        self._by_transfer[ticket.key] = _Departure(key, message.to_attempt)
-        self.transfers.send(ticket, moves.begin_send(key, ticket))
+        self._by_transfer[ticket.key] = _OutgoingMigration(key, message.to_attempt)
+        self.transfers.send(ticket, migrations.begin_send(key, ticket))
         return out
 
     def resume(self, key: AttemptKey) -> None:
         """The move is off: the sequence continues here."""
         self.end(key)
-        self.engine.moves.resume(key)
+        self.engine.migrations.resume(key)
 
     def end(self, key: AttemptKey) -> None:
         """Cancels the sends of a sequence's pages: nobody wants them any more."""
@@ -75,7 +75,7 @@ class Departures:
     def transfer_ended(self, outcome: TransferOutcome) -> Sequence[WorkerMessage]:
         """All ranks have let go of a transfer that `knows` knows."""
         departure = self._by_transfer.pop(outcome.transfer)
-        self.engine.moves.end_send(departure.key)
+        self.engine.migrations.end_send(departure.key)
         if outcome.failure is None or departure.is_off:
             return []
         request_id = departure.key[0]

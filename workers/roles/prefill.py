@@ -25,14 +25,14 @@ from slipstream.router.protocol.messages import (
     TokenChunk,
     WorkerMessage,
 )
-from slipstream.workers.engine.limits.engine_errors import RequestError
-from slipstream.workers.engine.native_engine import Engine
+from slipstream.workers.engine.limits.engine_errors import EngineRequestError
+from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.scheduling.sequence import AttemptKey
 from slipstream.workers.transfers.group_transfers import GroupTransfers, TransferOutcome
 
 
 @dataclass(slots=True)
-class _Sending:
+class _PromptTransfer:
     transfer: TransferKey
     closing: bool = False  # no longer wanted: the pages are released once the transfer lets go of them
 
@@ -41,9 +41,9 @@ class _Sending:
 class PrefillRole:
     """Follows the attempts of a prefill group until their pages have been sent."""
 
-    engine: Engine
+    engine: NativeEngine
     transfers: GroupTransfers
-    _attempts: dict[AttemptKey, _Sending] = field(default_factory=dict)
+    _attempts: dict[AttemptKey, _PromptTransfer] = field(default_factory=dict)
     _by_transfer: dict[TransferKey, AttemptKey] = field(default_factory=dict)
     _refusal: str | None = None
 
@@ -72,9 +72,9 @@ class PrefillRole:
             return [Failed(*key, "this attempt or its ticket is already here", True)]
         try:
             self.engine.add_prefill(request, ticket)
-        except RequestError as error:
+        except EngineRequestError as error:
             return [Failed(*key, str(error), False)]
-        self._attempts[key] = _Sending(ticket.key)
+        self._attempts[key] = _PromptTransfer(ticket.key)
         self._by_transfer[ticket.key] = key
         return []
 

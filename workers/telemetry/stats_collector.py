@@ -6,14 +6,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from slipstream.router.protocol.messages import Stats
-from slipstream.workers.engine.native_engine import Engine
+from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.transfers.group_transfers import GroupTransfers, TransferOutcome
 
 IDLE_STATES = frozenset({"free", "cached"})
 
 
 @dataclass(slots=True)
-class StatsBook:
+class StatsCollector:
     """Sends `Stats` at most every `interval_s` while they change, and at once when the last page has been released.
 
     The counters are totals since the worker started: `steps`, `computed_tokens`, `step_sequences` (summed over all
@@ -24,7 +24,7 @@ class StatsBook:
     hand-offs under way now.
     """
 
-    engine: Engine
+    engine: NativeEngine
     transfers: GroupTransfers
     interval_s: float = 1.0
     _totals: Counter[str] = field(default_factory=Counter)
@@ -49,7 +49,7 @@ class StatsBook:
 
     def due(self, now_s: float) -> Stats | None:
         """The `Stats` to send now, if any. To be called after every turn of the loop."""
-        pages = self.engine.ledger()
+        pages = self.engine.page_counts()
         is_busy = any(count for state, count in pages.items() if state not in IDLE_STATES)
         came_to_rest = self._was_busy and not is_busy
         self._was_busy = is_busy

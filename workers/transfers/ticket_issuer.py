@@ -10,7 +10,7 @@ from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferAdd
 
 
 @dataclass(slots=True)
-class TicketOffice:
+class TicketIssuer:
     """Issues tickets of the worker's present incarnation. `transfer_id`s are unique even across incarnations."""
 
     worker: PeerId  # before the first `open_epoch`, with the epoch before the first

@@ -34,7 +34,7 @@ from slipstream.kernels.pages.gpu.kv_layer import LOG2_E, KvLayer, room_for_seqs
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeConfig:
+class DecodeAttentionConfig:
     """How one launch is cut. By reasoning and the compiler's report of resources, not yet by measurement.
 
     A multiprocessor of an H200 can read 34 bytes a nanosecond and waits about a microsecond for them under load, so
@@ -49,9 +49,9 @@ class DecodeConfig:
     programs_per_multiprocessor: int = 2
 
     @staticmethod
-    def choose(head_dim: int, item_bytes: int) -> DecodeConfig:
+    def choose(head_dim: int, item_bytes: int) -> DecodeAttentionConfig:
         tile_keys = 16384 // (triton.next_power_of_2(head_dim) * item_bytes)
-        return DecodeConfig(block_keys=min(max(tile_keys, 16), 128))
+        return DecodeAttentionConfig(block_keys=min(max(tile_keys, 16), 128))
 
 
 def decode_attention(
@@ -63,7 +63,7 @@ def decode_attention(
     window: int | None = None,
     *,
     out: Tensor | None = None,
-    config: DecodeConfig | None = None,
+    config: DecodeAttentionConfig | None = None,
     num_programs: int | None = None,
 ) -> Tensor:
     """Attends the last position of each sequence to its `kv_lens` first positions.
@@ -81,7 +81,7 @@ def decode_attention(
     kv.check_step(q, out, page_table, kv_lens, scale, window)
     if not num_seqs:
         return out
-    config = config or DecodeConfig.choose(head_dim, kv.numbers.element_size())
+    config = config or DecodeAttentionConfig.choose(head_dim, kv.numbers.element_size())
     programs = num_programs or num_multiprocessors(q.device) * config.programs_per_multiprocessor
     group = num_heads // kv.num_kv_heads
     parts = torch.empty((programs, 2, group, head_dim), dtype=torch.float32, device=q.device)
@@ -167,7 +167,7 @@ def benchmark_cases() -> tuple[Case, ...]:
 
 def tune_cases() -> tuple[Case, ...]:
     configs = [
-        DecodeConfig(block_keys, num_warps, num_stages, programs)
+        DecodeAttentionConfig(block_keys, num_warps, num_stages, programs)
         for block_keys, num_warps, num_stages, programs in (
             (64, 4, 3, 2), (64, 4, 3, 3), (64, 4, 4, 2), (64, 8, 4, 2), (32, 4, 4, 3), (32, 4, 4, 4), (32, 4, 5, 3),
             (128, 4, 3, 2), (128, 4, 4, 2), (128, 8, 3, 1),
@@ -181,7 +181,7 @@ def tune_cases() -> tuple[Case, ...]:
     )
 
 
-def _label(config: DecodeConfig) -> str:
+def _label(config: DecodeAttentionConfig) -> str:
     return (
         f"keys {config.block_keys} warps {config.num_warps} stages {config.num_stages}"
         f" programs {config.programs_per_multiprocessor}"
@@ -195,7 +195,7 @@ def _case(
     head_dim: int = 128,
     kv_dtype: torch.dtype = torch.bfloat16,
     window: int | None = None,
-    config: DecodeConfig | None = None,
+    config: DecodeAttentionConfig | None = None,
     target: float | None = None,
 ) -> Case:
     seen = sum(min(kv_len, window or kv_len) for kv_len in kv_lens)
@@ -214,7 +214,7 @@ def _call(
     head_dim: int,
     kv_dtype: torch.dtype,
     window: int | None,
-    config: DecodeConfig | None,
+    config: DecodeAttentionConfig | None,
     device: torch.device,
 ) -> Callable[[], object]:
     layer, page_table, lens = random_pages(kv_lens, 8, head_dim, 16, kv_dtype, device)

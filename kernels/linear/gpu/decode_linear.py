@@ -35,7 +35,7 @@ NUM_MULTIPROCESSORS = 132  # H100 and H200
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeConfig:
+class DecodeLinearConfig:
     """How a product is cut up. `block_rows` 1 is the gemv."""
 
     block_rows: int
@@ -54,7 +54,7 @@ def choose_config(
     *,
     gated: bool = False,
     scale_block: tuple[int, int] | None = None,
-) -> DecodeConfig:
+) -> DecodeLinearConfig:
     """`num_outputs` are the product's (half of a gated weight's rows), `weight_bytes` the size of one weight,
     `scale_block` the block that a scale serves, None where it serves whole rows.
 
@@ -71,7 +71,7 @@ def choose_config(
         block_outputs = min(rows_of_weight // halves, most_outputs)
         block_inputs = min(8192 // rows_of_weight, _power_below(num_inputs), most_inputs)
         tile_bytes = rows_of_weight * block_inputs * weight_bytes
-        return DecodeConfig(1, block_outputs, block_inputs, 1, num_warps=4, num_stages=_stages(32, tile_bytes))
+        return DecodeLinearConfig(1, block_outputs, block_inputs, 1, num_warps=4, num_stages=_stages(32, tile_bytes))
     block_rows = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
     rows_of_weight = 32 if num_rows <= 4 else 64 if num_rows <= 16 or weight_bytes > 1 else 128
     block_outputs = max(16, min(rows_of_weight // halves, most_outputs))
@@ -79,7 +79,7 @@ def choose_config(
     programs, steps = -(-num_outputs // block_outputs), -(-num_inputs // block_inputs)
     num_splits = max(1, min(round(NUM_MULTIPROCESSORS / programs), steps, 16))
     tile_bytes = (rows_of_weight * weight_bytes + block_rows * 2) * block_inputs
-    return DecodeConfig(
+    return DecodeLinearConfig(
         block_rows, block_outputs, block_inputs, num_splits, num_warps=4, num_stages=_stages(48, tile_bytes)
     )
 
@@ -98,7 +98,7 @@ def decode_linear(
     eps: float = 0.0,
     gated: bool = False,
     add_to: Tensor | None = None,
-    config: DecodeConfig | None = None,
+    config: DecodeLinearConfig | None = None,
 ) -> Tensor:
     """See above. `x` [rows, in] with 1 to 64 dense rows; `weight` [out, in]; `bias` [out]; `norm_weight` [in] and
     `eps` norm x first; `gated` takes the first half of the outputs as the gate of the second; `add_to` [rows, out] is

@@ -5,15 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slipstream.kernels.attention.gpu.decode_attention import DecodeConfig, decode_attention
+from slipstream.kernels.attention.gpu.decode_attention import DecodeAttentionConfig, decode_attention
 from tests.support.kernels.paged_sequences import PagedSequences, assert_close
 
 RAGGED = [1, 40, 0, 17, 130, 16, 0, 5]
-SMALL_BLOCKS = DecodeConfig(block_keys=16)  # so that short sequences have many
+SMALL_BLOCKS = DecodeAttentionConfig(block_keys=16)  # so that short sequences have many
 
 
 def check(
-    step: PagedSequences, window: int | None = None, *, config: DecodeConfig | None = None, num_programs: int = 5
+    step: PagedSequences,
+    window: int | None = None,
+    *,
+    config: DecodeAttentionConfig | None = None,
+    num_programs: int = 5,
 ) -> None:
     out = torch.full_like(step.q, float("nan"))
     decode_attention(

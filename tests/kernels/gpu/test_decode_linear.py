@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.linear.gpu.decode_linear import (
-    DecodeConfig,
+    DecodeLinearConfig,
     choose_config,
     decode_linear,
     decode_linear_reference,
@@ -48,7 +48,7 @@ def test_product_with_bias(device: torch.device, dtype: torch.dtype, rows: int, 
 @pytest.mark.parametrize("splits", [1, 3])
 def test_norm_before_and_addition_after(device: torch.device, rows: int, gated: bool, splits: int) -> None:
     x, weight, bias, norm_weight = random_inputs(device, torch.float32, rows, 44, 160)
-    config = DecodeConfig(1 if rows == splits == 1 else 16, 16, 32, splits, num_warps=4, num_stages=2)
+    config = DecodeLinearConfig(1 if rows == splits == 1 else 16, 16, 32, splits, num_warps=4, num_stages=2)
     stream = torch.randn(rows, 50, device=device)
     add_to = stream[:, : 22 if gated else 44]
     kept = stream.clone()
@@ -83,7 +83,7 @@ def test_every_output_is_written(device: torch.device, monkeypatch: pytest.Monke
     x, weight, _, _ = random_inputs(device, torch.float32, 3, 45, 64)
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *size, **options: empty(*size, **options).fill_(float("nan")))
-    config = DecodeConfig(16, 16, 16, 2, num_warps=4, num_stages=2)
+    config = DecodeLinearConfig(16, 16, 16, 2, num_warps=4, num_stages=2)
     assert decode_linear(x, weight, config=config).isfinite().all()
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from slipstream.kernels.elementwise.gpu.rms_norm import rms_norm
 from slipstream.kernels.elementwise.gpu.silu_mul import silu_mul
-from slipstream.kernels.linear.gpu.decode_linear import DecodeConfig, decode_linear
+from slipstream.kernels.linear.gpu.decode_linear import DecodeLinearConfig, decode_linear
 from slipstream.kernels.linear.gpu.fp8_linear import fp8_linear
 from slipstream.kernels.linear.gpu.int4_linear import int4_linear
 from slipstream.kernels.pages.gpu.page_copy import gather_pages, scatter_pages
@@ -83,7 +83,9 @@ def launches() -> dict[str, Callable[[], object]]:
         )
     gated = partial(decode_linear, weight=bf16(28672, 4096), norm_weight=norm_weight, eps=1e-5, gated=True)
     calls[f"decode_linear bf16 9 gated{NOTHING_NEW}"] = partial(gated, bf16(9, 4096))
-    split = DecodeConfig(block_rows=16, block_outputs=16, block_inputs=256, num_splits=2, num_warps=4, num_stages=3)
+    split = DecodeLinearConfig(
+        block_rows=16, block_outputs=16, block_inputs=256, num_splits=2, num_warps=4, num_stages=3
+    )
     calls["decode_linear bf16 1 gated by splits"] = partial(gated, bf16(1, 4096), config=split)
     for name, num_rows, weight in (
         ("bf16", 4, bf16(4096, 14336)),

@@ -26,7 +26,7 @@ from slipstream.router.protocol.messages import (
 from slipstream.workers.mock.mock_engine import MockEngine
 from slipstream.workers.mock.mock_profile import MockProfile
 from slipstream.workers.telemetry.block_events import BlockEvents
-from slipstream.workers.transfers.ticket_issuer import TicketOffice
+from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 from tests.support.router.greetings import make_hello
 
 PROFILE = MockProfile(step_s=0.002, prefill_token_s=1e-4, decode_token_s=1e-4, transfer_s=0.001, transfer_page_s=1e-4)
@@ -47,7 +47,7 @@ class Answer:
 class MockWorker:
     def __init__(self, peer: PeerId, role: Role, profile: MockProfile) -> None:
         self.peer, self.role = peer, role
-        self.engine = MockEngine(profile, role, TicketOffice(peer, (TransferAddress("h", 1),), 8, 2, 2, 64), "m")
+        self.engine = MockEngine(profile, role, TicketIssuer(peer, (TransferAddress("h", 1),), 8, 2, 2, 64), "m")
         self.blocks = BlockEvents(self.engine.pages)
         self.loses_blocks = False  # what it tells of them does not arrive
 

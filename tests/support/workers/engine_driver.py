@@ -16,7 +16,7 @@ from slipstream.router.protocol.messages import (
     pack_ids,
 )
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
-from slipstream.workers.engine.native_engine import Engine
+from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.scheduling.sequence import AttemptKey
 
 
@@ -77,7 +77,7 @@ class Generated:
         self.stop_token_id = output.stop_token_id
 
 
-def run(engine: Engine, *, check: bool = True) -> dict[AttemptKey, Generated]:
+def run(engine: NativeEngine, *, check: bool = True) -> dict[AttemptKey, Generated]:
     """Steps until there is no work; checks the books after each step, and that no finish comes twice."""
     generated: dict[AttemptKey, Generated] = {}
     while engine.has_work:
@@ -89,7 +89,7 @@ def run(engine: Engine, *, check: bool = True) -> dict[AttemptKey, Generated]:
     return generated
 
 
-def tokens_of(engine: Engine, *requests: EngineRequest) -> list[list[int]]:
+def tokens_of(engine: NativeEngine, *requests: EngineRequest) -> list[list[int]]:
     """Adds the requests, runs the engine, and returns what each generated."""
     for request in requests:
         engine.add(request)
@@ -100,6 +100,6 @@ def tokens_of(engine: Engine, *requests: EngineRequest) -> list[list[int]]:
     return [result.token_ids for result in results]
 
 
-def owned(engine: Engine) -> int:
+def owned(engine: NativeEngine) -> int:
     """Pages that any sequence owns."""
-    return sum(num for state, num in engine.ledger().items() if state not in ("free", "cached"))
+    return sum(num for state, num in engine.page_counts().items() if state not in ("free", "cached"))

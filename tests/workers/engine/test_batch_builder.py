@@ -8,7 +8,7 @@ from array import array
 import numpy as np
 
 from slipstream.router.protocol.messages import SamplingParams
-from slipstream.workers.engine.batch_builder import Composer
+from slipstream.workers.engine.batch_builder import BatchBuilder
 from slipstream.workers.engine.plan.step_plan import is_plainly_greedy
 from slipstream.workers.engine.scheduling.scheduled_step import ScheduledStep
 from slipstream.workers.engine.scheduling.scheduler import Scheduler
@@ -64,7 +64,7 @@ def assert_same(arrays: StepArrays, expected: StepArrays) -> None:
 
 def test_steps_of_a_changing_batch_are_laid_out_as_from_nothing() -> None:
     rng = random.Random(0)
-    scheduler, composer = Scheduler(LIMITS), Composer(LIMITS)
+    scheduler, batch_builder = Scheduler(LIMITS), BatchBuilder(LIMITS)
     num_decode_steps = 0
     for arrival in range(40):
         scheduler.add(new_sequence(arrival, rng.randint(1, 40)))
@@ -72,7 +72,7 @@ def test_steps_of_a_changing_batch_are_laid_out_as_from_nothing() -> None:
             step = scheduler.schedule()
             if not step:
                 break
-            plan, _ = composer.compose(step)
+            plan, _ = batch_builder.compose(step)
             assert_same(plan.arrays, from_nothing(step))
             assert_same(plan.arrays.pack().unpack(), from_nothing(step))
             scheduler.computed(step)
@@ -86,7 +86,7 @@ def test_steps_of_a_changing_batch_are_laid_out_as_from_nothing() -> None:
 
 
 def test_a_step_is_greedy_as_long_as_every_row_takes_the_best_token_unmasked() -> None:
-    scheduler, composer = Scheduler(LIMITS), Composer(LIMITS)
+    scheduler, batch_builder = Scheduler(LIMITS), BatchBuilder(LIMITS)
     first = new_sequence(0, 3, min_tokens=2)
     scheduler.add(first)
     greedy, masked = [], []
@@ -94,7 +94,7 @@ def test_a_step_is_greedy_as_long_as_every_row_takes_the_best_token_unmasked() -
         if at == 3:
             scheduler.add(new_sequence(1, 3, temperature=1.0))
         step = scheduler.schedule()
-        plan, rows = composer.compose(step)
+        plan, rows = batch_builder.compose(step)
         greedy.append(plan.greedy)
         masked.append([row.masked_ids for row in rows])
         scheduler.computed(step)

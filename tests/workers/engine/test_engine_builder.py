@@ -75,7 +75,7 @@ def test_engine_is_warm_and_empty_when_built(model_dir: Path) -> None:
     assert not runner.kv.any()
     engine = build_engine(limits, runner)
     assert runner.kv.any()
-    assert (engine.keys(), engine.ledger()["free"], engine.stats().total_steps) == ([], 32, 0)
+    assert (engine.keys(), engine.page_counts()["free"], engine.stats().total_steps) == ([], 32, 0)
     assert len(tokens_of(engine, make_request("a", [1, 2, 3]))[0]) == 8
 
 

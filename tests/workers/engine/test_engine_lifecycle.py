@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipstream.workers.engine.limits.engine_errors import EngineConfigError, RequestError
-from slipstream.workers.engine.native_engine import Capacity, Engine
+from slipstream.workers.engine.limits.engine_errors import EngineConfigError, EngineRequestError
+from slipstream.workers.engine.native_engine import Capacity, NativeEngine
 from slipstream.workers.engine.plan.step_plan import StepPlan
 from slipstream.workers.engine.scheduling.sequence import SequenceState
 from tests.support.workers.engine_driver import make_limits, make_request, make_ticket, owned, run, tokens_of
@@ -17,10 +17,10 @@ from tests.support.workers.fake_executor import FakeExecutor, continuation, next
 VOCAB = 100
 
 
-def make_engine(**overrides: Any) -> tuple[Engine, FakeExecutor]:
+def make_engine(**overrides: Any) -> tuple[NativeEngine, FakeExecutor]:
     limits = make_limits(**overrides)
     executor = FakeExecutor(limits.num_pages, limits.page_tokens, limits.vocab_size)
-    return Engine(limits, executor), executor
+    return NativeEngine(limits, executor), executor
 
 
 def tokens_by_slice(plan: StepPlan) -> list[int]:
@@ -105,7 +105,7 @@ def test_min_tokens_masks_what_would_end_the_output() -> None:
             seen.extend(row.masked_ids for row in sampling)
             return executor.execute(plan, sampling)
 
-    engine = Engine(engine.limits, Spy(16, 4, VOCAB))
+    engine = NativeEngine(engine.limits, Spy(16, 4, VOCAB))
     engine.add(make_request("a", range(5), max_tokens=4, min_tokens=2, stop_token_ids=(4, 1000)))
     run(engine)
     assert [sorted(masked) for masked in seen] == [[3, 4], [3, 4]]  # then greedy, without rows
@@ -132,7 +132,7 @@ def test_finished_sequence_leaves_its_full_pages_to_the_next() -> None:
     engine, executor = make_engine()
     engine.add(make_request("a", range(10), max_tokens=4))
     run(engine)
-    assert engine.ledger()["cached"] == 3  # 10 + 3 tokens have KV
+    assert engine.page_counts()["cached"] == 3  # 10 + 3 tokens have KV
     engine.add(make_request("b", range(10), max_tokens=4))
     assert run(engine)["b", 0].num_cached_tokens == 8
     assert slices_of(executor.plans[-4].arrays, 4)[0].start == 8
@@ -162,7 +162,7 @@ def test_without_prefix_caching_nothing_is_kept() -> None:
     for name in ("a", "b"):
         engine.add(make_request(name, range(10)))
         assert run(engine)[name, 0].num_cached_tokens == 0
-    assert engine.ledger()["free"] == 16
+    assert engine.page_counts()["free"] == 16
 
 
 def test_prefill_aborted_half_way_leaves_only_computed_pages_behind() -> None:
@@ -170,7 +170,7 @@ def test_prefill_aborted_half_way_leaves_only_computed_pages_behind() -> None:
     engine.add(make_request("a", range(20)))
     engine.step()
     assert not engine.abort(("a", 0))
-    assert engine.ledger() == {"active": 0, "reserved": 0, "held": 0, "draining": 0, "cached": 2, "free": 14}
+    assert engine.page_counts() == {"active": 0, "reserved": 0, "held": 0, "draining": 0, "cached": 2, "free": 14}
     assert tokens_of(engine, make_request("b", range(20))) == [continuation(range(20), 8, VOCAB)]
 
 
@@ -236,10 +236,10 @@ def test_prefill_sends_pages_as_they_become_complete_and_holds_them() -> None:
     assert np.frombuffer(send.page_ids, np.int32).tolist() == page_ids[1:].tolist()
     assert [[p.num_pages for p in plan.progress] for plan in executor.plans] == [[2], [4], [5]]
     assert [plan.sends for plan in executor.plans[1:]] == [(), ()]
-    assert engine.ledger()["held"] == 5
+    assert engine.page_counts()["held"] == 5
     assert engine.capacity().free_slots == 4
     assert engine.release(("a", 0))
-    assert engine.ledger() == {"active": 0, "reserved": 0, "held": 0, "draining": 0, "cached": 4, "free": 12}
+    assert engine.page_counts() == {"active": 0, "reserved": 0, "held": 0, "draining": 0, "cached": 4, "free": 12}
 
 
 def test_cached_prefix_counts_as_sent_progress_from_the_first_step() -> None:
@@ -279,7 +279,7 @@ def test_prefill_without_a_token_ends_with_error_and_is_still_held() -> None:
     assert run(engine)["a", 0].finish_reason == "error"
     assert engine.state(("a", 0)) is SequenceState.HELD
     engine.release(("a", 0))
-    assert engine.ledger()["free"] == 16
+    assert engine.page_counts()["free"] == 16
 
 
 def test_prefill_aborted_while_it_sends_drains_until_released() -> None:
@@ -287,7 +287,7 @@ def test_prefill_aborted_while_it_sends_drains_until_released() -> None:
     engine.add_prefill(make_request("a", range(18)), make_ticket(1, 0, 5))
     engine.step()
     assert engine.abort(("a", 0), keep_pages=True)
-    assert (engine.ledger()["draining"], engine.has_work) == (5, False)
+    assert (engine.page_counts()["draining"], engine.has_work) == (5, False)
     assert engine.abort(("a", 0), keep_pages=True)
     assert engine.release(("a", 0))
     assert owned(engine) == 0
@@ -297,7 +297,7 @@ def test_prefill_aborted_while_it_sends_drains_until_released() -> None:
 @pytest.mark.parametrize(("first_page", "num_pages"), [(0, 4), (1, 5), (5, 0), (-1, 6)])
 def test_ticket_that_does_not_fit_the_prompt_is_refused(first_page: int, num_pages: int) -> None:
     engine, _ = make_engine()
-    with pytest.raises(RequestError, match="ticket") as error:
+    with pytest.raises(EngineRequestError, match="ticket") as error:
         engine.add_prefill(make_request("a", range(18)), make_ticket(1, first_page, num_pages))
     assert error.value.field == "ticket"
 
@@ -313,7 +313,7 @@ def test_reserved_sequence_runs_once_landed_and_started(start_first: bool) -> No
     reservation = engine.reserve(make_request("a", prompt))
     assert reservation is not None
     assert (reservation.first_page, len(reservation.page_ids), reservation.num_cached_tokens) == (0, 3, 0)
-    assert engine.ledger()["reserved"] == 3  # with room for the next token
+    assert engine.page_counts()["reserved"] == 3  # with room for the next token
     executor.fill(reservation.page_ids, 0, prompt)
     for starts in (start_first, not start_first):
         assert not engine.has_work
@@ -396,18 +396,18 @@ def test_aborted_reservation_drains_while_pages_may_arrive() -> None:
     engine, _ = make_engine()
     assert engine.reserve(make_request("a", range(10))) is not None
     assert engine.abort(("a", 0), keep_pages=True)
-    assert engine.ledger()["draining"] == 3
+    assert engine.page_counts()["draining"] == 3
     assert not engine.land(("a", 0))
     assert not engine.start(("a", 0), (1,))
     engine.release(("a", 0))
-    assert engine.ledger()["free"] == 16
+    assert engine.page_counts()["free"] == 16
 
 
 def test_start_that_leaves_nothing_to_generate_is_refused() -> None:
     engine, _ = make_engine()
     engine.reserve(make_request("a", range(10), max_tokens=2))
     for token_ids in ((), (1, 2), (VOCAB,), (-1,)):
-        with pytest.raises(RequestError, match="token_ids"):
+        with pytest.raises(EngineRequestError, match="token_ids"):
             engine.start(("a", 0), token_ids)
     assert engine.start(("a", 0), (1,))
 
@@ -431,7 +431,7 @@ def test_request_that_can_never_run_is_refused(call: str, field: str, prompt: An
     engine, _ = make_engine()
     request = make_request("a", prompt, **sampling)
     arguments = (request, make_ticket(1, 0, 1)) if call == "add_prefill" else (request,)
-    with pytest.raises(RequestError) as error:
+    with pytest.raises(EngineRequestError) as error:
         getattr(engine, call)(*arguments)
     assert error.value.field == field
     assert engine.keys() == []
@@ -441,7 +441,7 @@ def test_key_in_use_is_refused_and_the_first_goes_on() -> None:
     engine, _ = make_engine()
     engine.add(make_request("a", range(5)))
     for call in (engine.add, engine.reserve, lambda r: engine.add_prefill(r, make_ticket(1, 0, 2))):
-        with pytest.raises(RequestError, match="request_id"):
+        with pytest.raises(EngineRequestError, match="request_id"):
             call(make_request("a", range(5)))
     engine.add(make_request("a", range(5), attempt=1))
     assert {key: result.finish_reason for key, result in run(engine).items()} == {
@@ -460,7 +460,7 @@ def test_unknown_keys_are_ignored() -> None:
 def test_running_sequence_cannot_be_released() -> None:
     engine, _ = make_engine()
     engine.add(make_request("a", range(5)))
-    with pytest.raises(RequestError, match="waiting"):
+    with pytest.raises(EngineRequestError, match="waiting"):
         engine.release(("a", 0))
 
 

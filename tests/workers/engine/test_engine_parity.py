@@ -16,7 +16,7 @@ from slipstream.router.protocol.messages import EngineRequest
 from slipstream.workers.config.worker_config import EngineConfig
 from slipstream.workers.engine.engine_builder import build_runner, engine_limits
 from slipstream.workers.engine.execution.model_runner import ModelRunner
-from slipstream.workers.engine.native_engine import Engine
+from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.plan.step_plan import PageSend, SendProgress
 from slipstream.workers.engine.scheduling.sequence import AttemptKey
 from tests.support.workers.engine_driver import Generated, make_request, make_ticket, owned, run, tokens_of
@@ -65,11 +65,11 @@ class Reference:
         """With a pool of its own."""
         return build_runner(self.model_dir, EngineConfig(dtype="float32", page_tokens=PAGE_TOKENS), 512)
 
-    def engine(self, **overrides: Any) -> Engine:
+    def engine(self, **overrides: Any) -> NativeEngine:
         """A fresh engine on the family's own runner; all engines of a family share model and memory."""
         values: dict[str, Any] = {"num_pages": 512, "max_model_len": 128, "max_num_seqs": 16, "max_step_tokens": 256}
         config = EngineConfig(dtype="float32", page_tokens=PAGE_TOKENS, **{**values, **overrides})
-        return Engine(engine_limits(self.model_dir, config), self.runner)
+        return NativeEngine(engine_limits(self.model_dir, config), self.runner)
 
 
 @pytest.fixture(scope="module")
@@ -162,8 +162,8 @@ def test_prompt_computed_elsewhere_goes_on_identically(family: str, reference: C
     """Prefill in one engine, pages copied layer by layer into the pool of another while it computes, decoding there."""
     known = reference(family)
     source, target = known.new_runner(), known.new_runner()
-    prefill = Engine(known.engine(max_step_tokens=40, max_num_seqs=8).limits, source)
-    decode = Engine(known.engine(max_num_seqs=64).limits, target)
+    prefill = NativeEngine(known.engine(max_step_tokens=40, max_num_seqs=8).limits, source)
+    decode = NativeEngine(known.engine(max_num_seqs=64).limits, target)
     source.sink = sink = CopyingSink(source, target)
     for number, request in enumerate(requests()):
         reservation = decode.reserve(request)

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from slipstream.workers.engine.native_engine import Engine, Reservation
+from slipstream.workers.engine.native_engine import NativeEngine, Reservation
 from slipstream.workers.engine.plan.step_plan import StepPlan
 from slipstream.workers.engine.scheduling.sequence import AttemptKey, SequenceState
 from tests.support.workers.engine_driver import make_limits, make_request, make_ticket
@@ -75,7 +75,7 @@ class EngineMachine(RuleBasedStateMachine):
             prefix_caching=prefix_caching,
         )
         self.executor = FakeExecutor(num_pages, limits.page_tokens, VOCAB_SIZE)
-        self.engine = Engine(limits, self.executor)
+        self.engine = NativeEngine(limits, self.executor)
 
     # ---- what a worker does
 
@@ -115,10 +115,10 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(prompt=prompts, max_tokens=st.integers(2, 10))
     def reserve(self, prompt: list[int], max_tokens: int) -> None:
         name = self._name()
-        before, capacity = self.engine.ledger(), self.engine.capacity()
+        before, capacity = self.engine.page_counts(), self.engine.capacity()
         reservation = self.engine.reserve(make_request(name, prompt, max_tokens=max_tokens, ignore_eos=True))
         if reservation is None:
-            assert self.engine.ledger() == before
+            assert self.engine.page_counts() == before
             # What is told to be free can be had: the router counts pages for the prompt and one token more.
             assert capacity.free_slots < 1 or capacity.free_pages < self.engine.limits.pages_for(len(prompt) + 1)
             return
@@ -276,7 +276,7 @@ class EngineMachine(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             return
         self.engine.check_integrity()
-        assert sum(self.engine.ledger().values()) == self.engine.limits.num_pages
+        assert sum(self.engine.page_counts().values()) == self.engine.limits.num_pages
         assert set(self.engine.keys()) == self.live.keys() | self.draining.keys()
         capacity = self.engine.capacity()
         assert min(capacity.free_slots, capacity.free_pages, capacity.free_tokens) >= 0
@@ -303,7 +303,7 @@ class EngineMachine(RuleBasedStateMachine):
                 break
         assert not self.live, f"without an end: {self.engine.keys()}"
         assert self.num_ended == self.num_accepted
-        ledger = self.engine.ledger()
+        ledger = self.engine.page_counts()
         assert ledger["free"] + ledger["cached"] == self.engine.limits.num_pages
         assert not +self.executor.pinned
 

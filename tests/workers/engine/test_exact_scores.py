@@ -14,7 +14,7 @@ from slipstream.kernels.cpu.native_library import native_library
 from slipstream.router.protocol.messages import EngineRequest
 from slipstream.workers.config.worker_config import EngineConfig
 from slipstream.workers.engine.engine_builder import build_runner, engine_limits
-from slipstream.workers.engine.native_engine import Engine
+from slipstream.workers.engine.native_engine import NativeEngine
 from tests.support.workers.engine_driver import Generated, make_request, run
 
 DEMO = Path(__file__).parents[3] / "models" / "slipstream-demo"
@@ -42,8 +42,8 @@ class Kind:
         for number in range(len(PROMPT_LENGTHS)):
             self.answers |= told(self.engine(), asked(number))
 
-    def engine(self, **limits: Any) -> Engine:
-        return Engine(engine_limits(DEMO, EngineConfig(**{**self._settings, **limits})), self._runner)
+    def engine(self, **limits: Any) -> NativeEngine:
+        return NativeEngine(engine_limits(DEMO, EngineConfig(**{**self._settings, **limits})), self._runner)
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda settings: "-".join(settings.values()))
@@ -57,7 +57,7 @@ def asked(number: int, known: tuple[int, ...] = ()) -> EngineRequest:
     return make_request(f"r{number}", prompt, known, seed=7 * number, **DRAWN)
 
 
-def told(engine: Engine, *requests: EngineRequest) -> dict[str, list[Any]]:
+def told(engine: NativeEngine, *requests: EngineRequest) -> dict[str, list[Any]]:
     """Of each request its tokens, each with its log-probability and those of the four best."""
     for request in requests:
         engine.add(request)

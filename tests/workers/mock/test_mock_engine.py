@@ -29,14 +29,14 @@ from slipstream.router.protocol.messages import (
 from slipstream.workers.mock.mock_attempt import expected_token
 from slipstream.workers.mock.mock_engine import MockEngine
 from slipstream.workers.mock.mock_profile import MockProfile
-from slipstream.workers.transfers.ticket_issuer import TicketOffice
+from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
 PROMPT = pack_ids(range(20, 60))
 PREFILL_PEER = PeerId("p", 1)
 
 
-def make_tickets() -> TicketOffice:
-    return TicketOffice(PeerId("mock", 1), (TransferAddress("127.0.0.1", 1),), 8, 2, 2, 64)
+def make_tickets() -> TicketIssuer:
+    return TicketIssuer(PeerId("mock", 1), (TransferAddress("127.0.0.1", 1),), 8, 2, 2, 64)
 
 
 def make_engine(role: Role = "decode", **profile: float) -> MockEngine:

@@ -255,7 +255,7 @@ def test_a_sequence_whose_pages_are_sent_is_not_preempted_but_waits_for_a_page()
     ticket = HandoffTicket(1, PeerId("other", 1), (TransferAddress("h", 1),), 0, 1, 2, 1, 1, 1)
     bench.say(Migrate("a", 0, 1, ticket, False))
     pool = bench.engine._scheduler.pages._pool
-    taken = pool.acquire((), bench.engine.ledger()["free"], PageState.HELD)
+    taken = pool.acquire((), bench.engine.page_counts()["free"], PageState.HELD)
     assert taken is not None
     told = bench.run()
     assert bench.engine.state(("a", 0)) is SequenceState.RUNNING

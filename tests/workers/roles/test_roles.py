@@ -26,14 +26,14 @@ from slipstream.router.protocol.messages import (
     WorkerMessage,
     pack_ids,
 )
-from slipstream.workers.engine.native_engine import Engine
+from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.scheduling.sequence import SequenceState
 from slipstream.workers.group.group_executor import GroupExecutor
 from slipstream.workers.roles.decode import DecodeRole
 from slipstream.workers.roles.prefill import PrefillRole
 from slipstream.workers.roles.role import Role
 from slipstream.workers.transfers.group_transfers import GroupTransfers, RankOutcome
-from slipstream.workers.transfers.ticket_issuer import TicketOffice
+from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 from tests.support.workers.engine_driver import make_limits
 from tests.support.workers.fake_executor import FakeExecutor
 
@@ -80,8 +80,8 @@ class Bench:
         self.transfers = GroupTransfers(self.ranks)
         executor = FakeExecutor(limits.num_pages, limits.page_tokens, limits.vocab_size)
         self.executor = executor
-        self.engine = Engine(limits, GroupExecutor(executor, (), self.transfers))
-        office = TicketOffice(DECODE, (TransferAddress("h", 1),), 2, 1, 1, 1)
+        self.engine = NativeEngine(limits, GroupExecutor(executor, (), self.transfers))
+        office = TicketIssuer(DECODE, (TransferAddress("h", 1),), 2, 1, 1, 1)
         self.role: Role = (
             PrefillRole(self.engine, self.transfers)
             if role == "prefill"
@@ -111,7 +111,7 @@ class Bench:
         return messages
 
     def busy_pages(self) -> dict[str, int]:
-        return {s: n for s, n in self.engine.ledger().items() if n and s not in ("free", "cached")}
+        return {s: n for s, n in self.engine.page_counts().items() if n and s not in ("free", "cached")}
 
 
 def make_request(name: str = "r", attempt: int = 0, num_prompt: int = 10, max_tokens: int = 3) -> EngineRequest:

@@ -23,11 +23,11 @@ from slipstream.router.protocol.messages import pack_ids as pack
 from slipstream.router.registry.worker_registry import WorkerState
 from slipstream.workers.engine.kv_cache.cache_changes import CacheChanges
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
-from slipstream.workers.engine.native_engine import Engine
+from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.mock.mock_engine import MockEngine
 from slipstream.workers.mock.mock_profile import MockProfile
 from slipstream.workers.telemetry.block_events import INTERVAL_S, MAX_BLOCKS_A_MESSAGE, BlockEvents
-from slipstream.workers.transfers.ticket_issuer import TicketOffice
+from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 from tests.support.router.greetings import make_hello
 from tests.support.workers.fake_executor import FakeExecutor
 
@@ -173,7 +173,7 @@ def make_request(number: int, prompt: list[int], salt: str, num_output: int) -> 
 class RealEngine:
     def __init__(self) -> None:
         limits = EngineLimits(NUM_PAGES, PAGE_TOKENS, 40, 4, 8, 1000, 100, (), "m")
-        self._engine = Engine(limits, FakeExecutor(NUM_PAGES, PAGE_TOKENS, 100))
+        self._engine = NativeEngine(limits, FakeExecutor(NUM_PAGES, PAGE_TOKENS, 100))
         self.cache = self._engine.prefix_cache
 
     def add(self, request: EngineRequest) -> None:
@@ -188,7 +188,7 @@ class RealEngine:
 
 class Mock:
     def __init__(self) -> None:
-        tickets = TicketOffice(PeerId("d", 1), (TransferAddress("h", 1),), 8, 2, 2, 64)
+        tickets = TicketIssuer(PeerId("d", 1), (TransferAddress("h", 1),), 8, 2, 2, 64)
         profile = MockProfile(page_tokens=PAGE_TOKENS, num_pages=NUM_PAGES, max_step_tokens=8, max_model_len=40)
         self._engine = MockEngine(profile, "decode", tickets, "m")
         self.cache = self._engine.pages

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from slipstream.kv_transfer.api.ticket import PeerId, TransferKey
-from slipstream.workers.engine.native_engine import Engine
-from slipstream.workers.telemetry.stats_collector import StatsBook
+from slipstream.workers.engine.native_engine import NativeEngine
+from slipstream.workers.telemetry.stats_collector import StatsCollector
 from slipstream.workers.transfers.group_transfers import GroupTransfers, RankOutcome
 from tests.support.workers.engine_driver import make_limits
 from tests.support.workers.fake_executor import FakeExecutor
@@ -13,7 +13,7 @@ from tests.workers.roles.test_roles import RecordingRank
 
 def test_hand_offs_are_counted_by_how_they_ended() -> None:
     transfers = GroupTransfers([RecordingRank(), RecordingRank()])
-    book = StatsBook(Engine(make_limits(), FakeExecutor(16, 4, 100)), transfers)
+    book = StatsCollector(NativeEngine(make_limits(), FakeExecutor(16, 4, 100)), transfers)
     whole, failed, cancelled, under_way = (TransferKey(PeerId("d", 1), number) for number in range(4))
     for key in (whole, failed, cancelled, under_way):
         transfers.sending(key)
@@ -42,7 +42,7 @@ def test_hand_offs_are_counted_by_how_they_ended() -> None:
 
 def test_statistics_come_no_more_often_than_once_an_interval_and_only_when_changed() -> None:
     transfers = GroupTransfers([RecordingRank()])
-    book = StatsBook(Engine(make_limits(), FakeExecutor(16, 4, 100)), transfers, interval_s=1.0)
+    book = StatsCollector(NativeEngine(make_limits(), FakeExecutor(16, 4, 100)), transfers, interval_s=1.0)
     assert book.due(10.0) is not None
     assert book.due(10.5) is None
     assert book.next_due_s() == 11.0

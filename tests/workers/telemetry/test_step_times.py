@@ -12,7 +12,7 @@ from slipstream.router.registry.service_times import ServiceTimes
 from slipstream.workers.mock.mock_engine import MockEngine
 from slipstream.workers.mock.mock_profile import MockProfile
 from slipstream.workers.telemetry.step_times import SAMPLE_EVERY_S, TELL_EVERY_S, StepSampler
-from slipstream.workers.transfers.ticket_issuer import TicketOffice
+from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
 DECODE = StepTime(0, 0, 3, 300, 0.01)
 PREFILL = StepTime(64, 32, 0, 0, 0.02)
@@ -131,7 +131,7 @@ def test_what_is_learned_in_a_slice_of_a_processor_is_the_mean_step(step_s, by_s
 
 
 def test_the_samples_of_a_mock_worker_are_the_times_of_its_profile():
-    tickets = TicketOffice(PeerId("mock", 1), (TransferAddress("127.0.0.1", 1),), 8, 2, 2, 64)
+    tickets = TicketIssuer(PeerId("mock", 1), (TransferAddress("127.0.0.1", 1),), 8, 2, 2, 64)
     profile = MockProfile(step_s=1.0, decode_token_s=0.5, prefill_token_s=0.25, context_token_s=0.001)
     engine = MockEngine(profile, "decode", tickets)
     prompt = pack_ids(array("i", range(20, 60)))

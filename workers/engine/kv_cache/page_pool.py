@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 
 from slipstream.router.protocol.block_hash import HashChain
-from slipstream.workers.engine.kv_cache.page_states import PageLedger, PageState
+from slipstream.workers.engine.kv_cache.page_states import PageState, PageStates
 from slipstream.workers.engine.kv_cache.prefix_cache import PrefixCache
 
 
@@ -22,7 +22,7 @@ class PagePool:
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
-        self._ledger = PageLedger(num_pages)
+        self._ledger = PageStates(num_pages)
         self.cache = PrefixCache()
         self._free = list(range(num_pages - 1, -1, -1))  # a stack: recently freed (warm) pages first, then low numbers
 

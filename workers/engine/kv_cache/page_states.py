@@ -28,7 +28,7 @@ class PageState(IntEnum):
 OWNERS = (PageState.ACTIVE, PageState.RESERVED, PageState.HELD, PageState.DRAINING)  # in order of precedence
 
 
-class PageLedger:
+class PageStates:
     """Owners of `num_pages` pages, all free at first."""
 
     def __init__(self, num_pages: int) -> None:

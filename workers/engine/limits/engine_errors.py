@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class RequestError(ValueError):
+class EngineRequestError(ValueError):
     """The request itself is at fault: no worker with this model and these limits could run it. `field` names the
     part of the request."""
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.router.protocol.messages import SamplingParams, TokenLogprob
 from slipstream.workers.engine.plan.token_counts import TokenCounts
-from slipstream.workers.engine.structured_output.grammars import TokenGuide
+from slipstream.workers.engine.structured_output.grammars import GrammarMatcher
 from slipstream.workers.models.interface.step_arrays import StepArrays
 
 GREEDY_BELOW = 1e-5  # colder than this is greedy: vLLM's _SAMPLING_EPS
@@ -65,7 +65,7 @@ class SamplingRow:
     position: int  # of the token in the output; with the seed it decides the draw
     counts: TokenCounts | None = None
     masked_ids: tuple[int, ...] = ()
-    guide: TokenGuide | None = None
+    guide: GrammarMatcher | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from slipstream.workers.engine.plan.step_plan import SamplingRow
 
 
-def keep_allowed(logits: Tensor, rows: Sequence[SamplingRow]) -> None:
+def apply_grammar_masks(logits: Tensor, rows: Sequence[SamplingRow]) -> None:
     """Sets the scores [rows, vocab] of tokens that a row's guide does not allow to -inf. Rows without a guide are not
     touched. With a GPU, the masks are made while it computes what is queued."""
     guided = [i for i, row in enumerate(rows) if row.guide is not None]

@@ -34,7 +34,7 @@ from xxhash import xxh3_64_intdigest
 
 from slipstream.router.protocol.messages import SamplingParams, TokenLogprob
 from slipstream.workers.engine.plan.step_plan import GREEDY_BELOW, SampledTokens, SamplingRow
-from slipstream.workers.engine.sampling.grammar_mask import keep_allowed
+from slipstream.workers.engine.sampling.grammar_mask import apply_grammar_masks
 
 NUCLEUS_CANDIDATES = 256  # top_p looks at so many tokens first
 WIDENING = 16  # and at so many times more if these do not suffice
@@ -52,7 +52,7 @@ def uniform(seed: int, position: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Draws:
+class _RowDraws:
     """Rows of the batch that draw in the same way."""
 
     rows: Tensor  # [n] int64
@@ -70,8 +70,8 @@ class _Layout:
 
     params: tuple[SamplingParams, ...]
     has_greedy: bool
-    uncut: _Draws | None  # rows that draw from all tokens or those above min_p
-    cut: _Draws | None  # rows with top_k or top_p
+    uncut: _RowDraws | None  # rows that draw from all tokens or those above min_p
+    cut: _RowDraws | None  # rows with top_k or top_p
     bias: tuple[Tensor, Tensor, Tensor] | None  # row, token id, value: [n] each
     logprob_rows: Tensor | None  # [n] int64
     num_top: int
@@ -96,7 +96,7 @@ class Sampler:
         overwritten."""
         layout = self._layout_of(rows)
         is_sound = logits.amax(dim=-1).isfinite()  # nan is above every number
-        keep_allowed(logits, rows)
+        apply_grammar_masks(logits, rows)
         raw = self._raw_logprobs(logits, layout)
         self._penalise(logits, rows)
         if layout.bias is not None:
@@ -138,14 +138,14 @@ class Sampler:
             num_top=min(self._vocab_size, max((params[i].logprobs or 0 for i in wanted), default=0)),
         )
 
-    def _draws(self, rows: list[int], params: Sequence[SamplingParams]) -> _Draws | None:
+    def _draws(self, rows: list[int], params: Sequence[SamplingParams]) -> _RowDraws | None:
         if not rows:
             return None
         chosen = [params[i] for i in rows]
         top_k = [p.top_k if 0 < p.top_k < self._vocab_size else self._vocab_size for p in chosen]
         widths = [k if k < self._vocab_size else NUCLEUS_CANDIDATES for k in top_k]
         min_p = self._tensor([p.min_p for p in chosen], torch.float32)
-        return _Draws(
+        return _RowDraws(
             rows=self._tensor(rows, torch.int64),
             row_list=tuple(rows),
             temperature=self._tensor([p.temperature for p in chosen], torch.float32)[:, None],
@@ -209,7 +209,7 @@ class Sampler:
             tokens[draws.rows] = _draw_cut(x, draws.top_k, draws.top_p, uniforms, draws.num_candidates)
         return tokens
 
-    def _uniforms(self, rows: Sequence[SamplingRow], draws: _Draws) -> Tensor:
+    def _uniforms(self, rows: Sequence[SamplingRow], draws: _RowDraws) -> Tensor:
         numbers = [uniform(rows[i].params.seed, rows[i].position) for i in draws.row_list]
         return self._tensor(numbers, torch.float64)[:, None]
 
@@ -250,7 +250,7 @@ def sampled_tokens(
     return SampledTokens(ids, logprobs)
 
 
-def _relative_logits(logits: Tensor, highest: Tensor, draws: _Draws) -> Tensor:
+def _relative_logits(logits: Tensor, highest: Tensor, draws: _RowDraws) -> Tensor:
     """[n, vocab], scaled by temperature and moved so that each row's highest is 0; below min_p it is -inf. Relative to
     the highest, min_p is a plain threshold."""
     x = logits

@@ -14,7 +14,7 @@ from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.scheduling.sequence import Sequence, SequenceState
 
 
-class SequencePages:
+class KvCacheManager:
     """Takes and gives back the pages of sequences. Where a method has `spare`, it leaves so many pages to others."""
 
     def __init__(self, limits: EngineLimits) -> None:

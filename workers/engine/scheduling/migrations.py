@@ -12,16 +12,16 @@ so at both ends, and the destination continues with exactly the step that the so
 from __future__ import annotations
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket
-from slipstream.workers.engine.limits.engine_errors import RequestError
+from slipstream.workers.engine.limits.engine_errors import EngineRequestError
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.scheduling.reservation import Reservation
 from slipstream.workers.engine.scheduling.scheduler import Scheduler
 from slipstream.workers.engine.scheduling.sequence import AttemptKey, Sequence, SequenceState
 
 
-class Moves:
-    """Part of `Engine`, for its one thread. `num_room_tokens` 0 asks only for the pages that are full at the source by
-    now; otherwise it is the number of tokens that may be added before the source has stopped."""
+class EngineMigrations:
+    """Part of `NativeEngine`, for its one thread. `num_room_tokens` 0 asks only for the pages that are full at the
+    source by now; otherwise it is the number of tokens that may be added before the source has stopped."""
 
     def __init__(self, limits: EngineLimits, scheduler: Scheduler) -> None:
         self._limits = limits
@@ -39,15 +39,15 @@ class Moves:
     def extend(self, key: AttemptKey, token_ids: tuple[int, ...], num_room_tokens: int) -> Reservation | None:
         """The sequence has grown at its source. Returns what is wanted next; None if there are too few pages now.
 
-        Raises RequestError if it does not wait for that, or a token is out of range.
+        Raises EngineRequestError if it does not wait for that, or a token is out of range.
         """
         sequence = self._scheduler.get(key)
         if sequence is None or not sequence.is_adopted or sequence.state is not SequenceState.RESERVED:
-            raise RequestError("request_id", f"{key} is not being copied here")
+            raise EngineRequestError("request_id", f"{key} is not being copied here")
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._limits.vocab_size:
-            raise RequestError("token_ids", f"{key} cannot go on with {token_ids}")
+            raise EngineRequestError("token_ids", f"{key} cannot go on with {token_ids}")
         if sequence.num_tokens + len(token_ids) >= sequence.max_tokens:
-            raise RequestError("token_ids", f"{key} has nothing left to generate")
+            raise EngineRequestError("token_ids", f"{key} has nothing left to generate")
         if not self._scheduler.extend(sequence, sequence.num_tokens + len(token_ids) + max(num_room_tokens, 1)):
             return None
         for token_id in token_ids:
@@ -63,10 +63,10 @@ class Moves:
         return True
 
     def check_start(self, sequence: Sequence, token_ids: tuple[int, ...]) -> None:
-        """Raises RequestError if an adopted sequence cannot have the KV before the last of these tokens."""
+        """Raises EngineRequestError if an adopted sequence cannot have the KV before the last of these tokens."""
         num_held = len(sequence.pages) * self._limits.page_tokens
         if sequence.num_tokens + len(token_ids) - 1 > num_held:
-            raise RequestError("token_ids", f"{sequence.key} has pages for {num_held} tokens")
+            raise EngineRequestError("token_ids", f"{sequence.key} has pages for {num_held} tokens")
 
     def _wanted(self, sequence: Sequence, num_room_tokens: int) -> Reservation:
         first_page = sequence.num_computed // self._limits.page_tokens
@@ -83,7 +83,7 @@ class Moves:
     def freeze(self, key: AttemptKey) -> int:
         """Stop a sequence between two steps; returns how many tokens of output it has.
 
-        Raises RequestError if it does not decode here.
+        Raises EngineRequestError if it does not decode here.
         """
         sequence = self._decoding(key)
         self._scheduler.freeze(sequence)
@@ -98,15 +98,17 @@ class Moves:
         return True
 
     def check_ticket(self, key: AttemptKey, ticket: HandoffTicket, freeze: bool) -> None:
-        """Raises RequestError if the sequence does not decode here, or the ticket is not for what it has."""
+        """Raises EngineRequestError if the sequence does not decode here, or the ticket is not for what it has."""
         sequence = self._decoding(key)
         end_page, page_tokens = ticket.first_page + ticket.num_pages, self._limits.page_tokens
         if freeze and self._limits.pages_for(sequence.num_computed) > end_page:
-            raise RequestError(
+            raise EngineRequestError(
                 "ticket", f"ends before page {end_page}; {key} has {sequence.num_computed} tokens by now"
             )
         if not freeze and end_page > sequence.num_computed // page_tokens:
-            raise RequestError("ticket", f"asks for {end_page} full pages; {key} has {sequence.num_computed} tokens")
+            raise EngineRequestError(
+                "ticket", f"asks for {end_page} full pages; {key} has {sequence.num_computed} tokens"
+            )
 
     def begin_send(self, key: AttemptKey, ticket: HandoffTicket) -> tuple[int, ...]:
         """The ticket's pages, which stay in place until `end_send`. If it asks for more pages than the sequence has,
@@ -129,5 +131,5 @@ class Moves:
         sequence = self._scheduler.get(key)
         if sequence is None or sequence.state is not SequenceState.RUNNING or sequence.num_uncomputed != 1:
             where = "unknown" if sequence is None else sequence.state.value
-            raise RequestError("request_id", f"{key} is {where} here and does not decode")
+            raise EngineRequestError("request_id", f"{key} is {where} here and does not decode")
         return sequence

@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 
 from slipstream.workers.engine.kv_cache.page_states import PageState
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
-from slipstream.workers.engine.scheduling.kv_cache_manager import SequencePages
+from slipstream.workers.engine.scheduling.kv_cache_manager import KvCacheManager
 from slipstream.workers.engine.scheduling.scheduled_step import ScheduledStep
 from slipstream.workers.engine.scheduling.sequence import AttemptKey, Sequence, SequenceState
 
@@ -34,7 +34,7 @@ class Scheduler:
 
     def __init__(self, limits: EngineLimits) -> None:
         self._limits = limits
-        self.pages = SequencePages(limits)
+        self.pages = KvCacheManager(limits)
         self._sequences: dict[AttemptKey, Sequence] = {}
         self._waiting: list[Sequence] = []  # sorted by order
         self._running: list[Sequence] = []  # sorted by order

@@ -11,7 +11,7 @@ from slipstream.router.protocol.block_hash import HashChain
 from slipstream.router.protocol.messages import SamplingParams
 from slipstream.workers.engine.kv_cache.page_states import PageState
 from slipstream.workers.engine.plan.token_counts import TokenCounts
-from slipstream.workers.engine.structured_output.grammars import TokenGuide
+from slipstream.workers.engine.structured_output.grammars import GrammarMatcher
 
 AttemptKey = tuple[str, int]  # (request_id, attempt)
 
@@ -89,7 +89,7 @@ class Sequence:
     counts: TokenCounts | None  # None: no penalties
     max_model_len: int
     is_plainly_greedy: bool  # nothing is wanted of the scores but the highest
-    guide: TokenGuide | None = None  # reads the same tokens
+    guide: GrammarMatcher | None = None  # reads the same tokens
     ticket: HandoffTicket | None = None  # set: prefill only
     state: SequenceState = SequenceState.WAITING
     pages: array[int] = field(default_factory=lambda: array("i"))

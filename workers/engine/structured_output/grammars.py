@@ -35,7 +35,7 @@ MAX_COMPILED = 64
 log = logging.getLogger(__name__)
 
 
-class GuideBook:
+class GrammarCompiler:
     """The compiled grammars of one model, whose `vocab_size` may be padded beyond its tokenizer's. For one thread.
 
     `on_ready` is called, on any thread, when a grammar is ready. Without it, callers wait for the grammars they need.
@@ -60,7 +60,7 @@ class GuideBook:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="guides")
         self._compiled: OrderedDict[GrammarSpec, Future[LLMatcher | None]] = OrderedDict()
 
-    def follow(self, guide: GrammarSpec, tokens: array[int], num_prompt: int) -> TokenGuide:
+    def follow(self, guide: GrammarSpec, tokens: array[int], num_prompt: int) -> GrammarMatcher:
         """The guide of a sequence, which follows the output in its `tokens` as they grow."""
         compiled = self._compiled.get(guide)
         if compiled is None or (compiled.done() and self._tokenizer is None):  # which may be readable by now
@@ -71,7 +71,7 @@ class GuideBook:
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(guide)
-        return TokenGuide(compiled, tokens, num_prompt, is_waited_for=self._on_ready is None)
+        return GrammarMatcher(compiled, tokens, num_prompt, is_waited_for=self._on_ready is None)
 
     def _compile(self, guide: GrammarSpec) -> LLMatcher | None:
         """Compiles a guide. If that fails, it logs why and returns None; sequences with the guide then end in an
@@ -110,7 +110,7 @@ def vocabulary(model_dir: Path) -> str:
     return complete_json(TokenizerFiles.read(model_dir))
 
 
-class TokenGuide:
+class GrammarMatcher:
     """The guide of one sequence, whose tokens it reads as they grow."""
 
     __slots__ = ("_compiled", "_is_waited_for", "_matcher", "_num_read", "_tokens")

@@ -6,11 +6,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from slipstream.workers.models.directory.json_keys import ModelError
-from slipstream.workers.models.directory.rank_share import Part
+from slipstream.workers.models.directory.rank_share import TensorPart
 from slipstream.workers.models.directory.stored_quantization import CODES_PER_WORD, Fp8Stored, Stored
 
 
-def columns_of(part: Part) -> slice:
+def columns_of(part: TensorPart) -> slice:
     """The columns of a matrix that a rank holds."""
     return slice(0, part.stored_shape[1]) if part.columns is None else part.columns
 
@@ -23,7 +23,7 @@ def reordered_sentence(model_dir: Path, name: str) -> str:
     )
 
 
-def check_share(model_dir: Path, part: Part, stored: Stored) -> None:
+def check_share(model_dir: Path, part: TensorPart, stored: Stored) -> None:
     """Raises ModelError, naming the tensor, if the share cuts a block, group or word of codes."""
     num_rows, num_columns = part.stored_shape
     columns = columns_of(part)
@@ -45,7 +45,7 @@ def check_share(model_dir: Path, part: Part, stored: Stored) -> None:
     _check_aligned(model_dir, part, "columns", columns, CODES_PER_WORD, num_columns)
 
 
-def _check_aligned(model_dir: Path, part: Part, what: str, share: slice, size: int, count: int) -> None:
+def _check_aligned(model_dir: Path, part: TensorPart, what: str, share: slice, size: int, count: int) -> None:
     if share.start % size or (share.stop % size and share.stop != count):
         raise ModelError(
             f"{model_dir}: tensor {part.name}: a rank's {what} {share.start} to {share.stop} of"

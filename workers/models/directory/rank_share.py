@@ -57,7 +57,7 @@ class VocabularyTensors:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TensorPart:
     """Some rows of a stored tensor, [rows] or [rows, some columns]."""
 
     name: str
@@ -83,8 +83,8 @@ class LinearShare:
     """A projection fused from parts, one below the other. `biases` go with the parts; where the results of ranks are
     summed, only rank 0 has any."""
 
-    weights: tuple[Part, ...]
-    biases: tuple[Part, ...] | None
+    weights: tuple[TensorPart, ...]
+    biases: tuple[TensorPart, ...] | None
 
     @property
     def num_rows(self) -> int:
@@ -97,12 +97,12 @@ class LinearShare:
 
 @dataclass(frozen=True, slots=True)
 class LayerShare:
-    attention_norm: Part
+    attention_norm: TensorPart
     qkv: LinearShare  # query heads, key heads, value heads
-    query_norm: Part | None  # [head_dim], the same for all heads
-    key_norm: Part | None
+    query_norm: TensorPart | None  # [head_dim], the same for all heads
+    key_norm: TensorPart | None
     output: LinearShare
-    mlp_norm: Part
+    mlp_norm: TensorPart
     gate_up: LinearShare  # gate, up
     down: LinearShare
 
@@ -112,10 +112,10 @@ class RankShare:
     """The vocabulary is dealt out in equal runs of `vocab_share`; the last ranks hold fewer rows than that or none."""
 
     vocab_share: int
-    embedding: Part
+    embedding: TensorPart
     layers: tuple[LayerShare, ...]
-    final_norm: Part
-    lm_head: Part
+    final_norm: TensorPart
+    lm_head: TensorPart
 
     @property
     def is_tied(self) -> bool:
@@ -162,25 +162,25 @@ def _layer(name: str, config: ModelConfig, tp: Rank) -> LayerShare:
 
 def _by_rows(projections: tuple[tuple[str, int, slice], ...], num_columns: int, *, has_bias: bool) -> LinearShare:
     """The rank's rows of several projections of the same input: their name, number of rows, own rows."""
-    weights = tuple(Part(f"{name}.weight", (count, num_columns), rows) for name, count, rows in projections)
-    biases = tuple(Part(f"{name}.bias", (count,), rows) for name, count, rows in projections)
+    weights = tuple(TensorPart(f"{name}.weight", (count, num_columns), rows) for name, count, rows in projections)
+    biases = tuple(TensorPart(f"{name}.bias", (count,), rows) for name, count, rows in projections)
     return LinearShare(weights, biases if has_bias else None)
 
 
 def _by_columns(name: str, num_rows: int, num_columns: int, columns: slice, tp: Rank, *, has_bias: bool) -> LinearShare:
     """The rank's columns of a projection whose results are summed over ranks; the sum takes the bias once."""
-    weight = Part(f"{name}.weight", (num_rows, num_columns), slice(0, num_rows), columns)
+    weight = TensorPart(f"{name}.weight", (num_rows, num_columns), slice(0, num_rows), columns)
     return LinearShare((weight,), (_whole(f"{name}.bias", num_rows),) if has_bias and tp.rank == 0 else None)
 
 
-def _vocabulary(name: str, config: ModelConfig, tp: Rank) -> Part:
+def _vocabulary(name: str, config: ModelConfig, tp: Rank) -> TensorPart:
     share, size = tp.padded_share(config.vocab_size), config.vocab_size
     rows = slice(min(tp.rank * share, size), min((tp.rank + 1) * share, size))
-    return Part(name, (size, config.hidden_size), rows)
+    return TensorPart(name, (size, config.hidden_size), rows)
 
 
-def _whole(name: str, size: int) -> Part:
-    return Part(name, (size,), slice(0, size))
+def _whole(name: str, size: int) -> TensorPart:
+    return TensorPart(name, (size,), slice(0, size))
 
 
 def _scale(run: slice, factor: int) -> slice:

@@ -15,7 +15,7 @@ from pathlib import Path
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.model_config import CONFIG_FILE, ModelConfig
 from slipstream.workers.models.directory.quantized_shares import check_share, reordered_sentence
-from slipstream.workers.models.directory.rank_share import Part, Rank, RankShare, VocabularyTensors
+from slipstream.workers.models.directory.rank_share import Rank, RankShare, TensorPart, VocabularyTensors
 from slipstream.workers.models.directory.stored_quantization import CODES_PER_WORD, AwqStored, Fp8Stored, GptqStored
 from slipstream.workers.models.directory.weight_files import StoredTensor, WeightFiles
 
@@ -74,7 +74,7 @@ def check_ranks(config: ModelConfig, files: WeightFiles, num_ranks: int) -> None
                     _check_order(config.quantization, files, part)
 
 
-def _check_order(stored: GptqStored, files: WeightFiles, part: Part) -> None:
+def _check_order(stored: GptqStored, files: WeightFiles, part: TensorPart) -> None:
     """Raises ModelError if a rank's inputs are in groups (GPTQ's act-order) that other ranks hold."""
     name = f"{part.name.removesuffix('weight')}g_idx"
     if part.columns is None or stored.group_size is None or name not in files.tensors:
@@ -85,12 +85,12 @@ def _check_order(stored: GptqStored, files: WeightFiles, part: Part) -> None:
         raise ModelError(reordered_sentence(files.model_dir, part.name))
 
 
-def parts_of(share: RankShare) -> list[Part]:
+def parts_of(share: RankShare) -> list[TensorPart]:
     """All parts, each tensor once."""
     return list({part.name: part for part in (*_plain_parts(share), *_linear_parts(share))}.values())
 
 
-def _plain_parts(share: RankShare) -> Iterator[Part]:
+def _plain_parts(share: RankShare) -> Iterator[TensorPart]:
     """All that is never quantised."""
     yield from (share.embedding, share.final_norm, share.lm_head)
     for layer in share.layers:
@@ -100,14 +100,14 @@ def _plain_parts(share: RankShare) -> Iterator[Part]:
             yield from linear.biases or ()
 
 
-def _linear_parts(share: RankShare) -> Iterator[Part]:
+def _linear_parts(share: RankShare) -> Iterator[TensorPart]:
     for layer in share.layers:
         for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
             yield from linear.weights
 
 
 def _stored_as(
-    config: ModelConfig, files: WeightFiles, part: Part
+    config: ModelConfig, files: WeightFiles, part: TensorPart
 ) -> Iterator[tuple[str, tuple[int, ...], tuple[str, ...]]]:
     """The tensors that a matrix is stored as: name, shape, possible types."""
     stored, tensors = config.quantization, files.tensors

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from slipstream.workers.models.directory.json_keys import ModelError
-from slipstream.workers.models.directory.rank_share import Part
+from slipstream.workers.models.directory.rank_share import TensorPart
 from slipstream.workers.models.directory.weight_files import weight_file_names
 
 READABLE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -27,7 +27,7 @@ class Checkpoint:
     files: dict[str, Any]  # safe_open handle by file name
     file_of: dict[str, str]  # file name by tensor name
 
-    def copy_into(self, out: Tensor, part: Part) -> None:
+    def copy_into(self, out: Tensor, part: TensorPart) -> None:
         """Fills `out` with a part of a tensor, cast to its dtype. Raises ModelError if the tensor is missing, is not of
         floating point or has not the shape that the part asks for."""
         out.copy_(self.mapped(part))
@@ -41,7 +41,7 @@ class Checkpoint:
         except SafetensorError as error:
             raise ModelError(f"{self.model_dir / self.file_of[name]}: tensor {name} cannot be read: {error}") from error
 
-    def mapped(self, part: Part, dtypes: Collection[torch.dtype] = READABLE_DTYPES) -> Tensor:
+    def mapped(self, part: TensorPart, dtypes: Collection[torch.dtype] = READABLE_DTYPES) -> Tensor:
         """The part as it is stored, in one of `dtypes`: a view of the file, which nothing has read yet. A single number
         is [1]. Raises ModelError as `copy_into` does."""
         name = part.name

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.cpu.c_interface import PackedWeight, PackJob, SourceRows, WeightShape
-from slipstream.workers.models.directory.rank_share import LayerShare, LinearShare, Part, RankShare
+from slipstream.workers.models.directory.rank_share import LayerShare, LinearShare, RankShare, TensorPart
 from slipstream.workers.models.directory.steady_files import SteadyFiles
 from slipstream.workers.models.directory.stored_quantization import OnLoad, Stored
 from slipstream.workers.models.weights.checkpoint import Checkpoint, open_checkpoint
@@ -35,7 +35,7 @@ class PlainSlot:
 
     offset: int
     dtype: torch.dtype
-    parts: tuple[Part, ...]
+    parts: tuple[TensorPart, ...]
 
     @property
     def num_bytes(self) -> int:
@@ -82,7 +82,7 @@ class PackedLayout:
 
     @staticmethod
     def of(share: RankShare, reader: LinearReader, library: ctypes.CDLL) -> PackedLayout:
-        planner = _Planner(reader, library)
+        planner = _LayoutBuilder(reader, library)
         lm_head = LinearShare((share.lm_head,), None)
         return PackedLayout(
             embedding=planner.plain(share.embedding),
@@ -178,11 +178,11 @@ def _weight_shape(share: LinearShare, form: PackedForm, paired: bool) -> WeightS
     return WeightShape(form.kind, paired, share.num_rows, share.num_columns, form.group)
 
 
-def _num_elements(part: Part) -> int:
+def _num_elements(part: TensorPart) -> int:
     return part.num_rows * (1 if len(part.stored_shape) == 1 else part.num_columns)
 
 
-class _Planner:
+class _LayoutBuilder:
     """Assigns places, one after the other."""
 
     def __init__(self, reader: LinearReader, library: ctypes.CDLL) -> None:
@@ -201,7 +201,7 @@ class _Planner:
             down=self.linear(share.down),
         )
 
-    def plain(self, *parts: Part, dtype: torch.dtype | None = None) -> PlainSlot:
+    def plain(self, *parts: TensorPart, dtype: torch.dtype | None = None) -> PlainSlot:
         slot = PlainSlot(self.num_bytes, dtype or self._reader.dtype, parts)
         self._take(slot.num_bytes)
         return slot

@@ -20,7 +20,7 @@ from slipstream.kernels.quantization.quantized_weight import (
 )
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.quantized_shares import check_share, columns_of, reordered_sentence
-from slipstream.workers.models.directory.rank_share import LinearShare, Part
+from slipstream.workers.models.directory.rank_share import LinearShare, TensorPart
 from slipstream.workers.models.directory.stored_quantization import (
     AwqStored,
     Fp8Stored,
@@ -62,18 +62,18 @@ class QuantizedReader:
         for part in share.weights:
             name = _sibling(part, "g_idx")
             if self.checkpoint.shape_of(name) is not None:
-                groups = Part(name, (part.stored_shape[1],), columns_of(part))
+                groups = TensorPart(name, (part.stored_shape[1],), columns_of(part))
                 g_idx = self.checkpoint.mapped(groups, (torch.int32, torch.int64))
                 if (g_idx.diff() < 0).any():
                     return True
         return False
 
-    def _is_quantized(self, part: Part) -> bool:
+    def _is_quantized(self, part: TensorPart) -> bool:
         if isinstance(self.stored, Fp8Stored):
             return self._scale_name(part) is not None
         return self.checkpoint.shape_of(_sibling(part, "qweight")) is not None
 
-    def _part(self, part: Part) -> QuantizedWeight:
+    def _part(self, part: TensorPart) -> QuantizedWeight:
         check_share(self.checkpoint.model_dir, part, self.stored)
         match self.stored:
             case Fp8Stored(block=block):
@@ -85,7 +85,7 @@ class QuantizedReader:
 
     # ---- fp8
 
-    def _fp8(self, part: Part, block: tuple[int, int] | None) -> QuantizedWeight:
+    def _fp8(self, part: TensorPart, block: tuple[int, int] | None) -> QuantizedWeight:
         codes = self.checkpoint.mapped(part, (torch.float8_e4m3fn,))
         name = self._scale_name(part)
         assert name is not None
@@ -95,21 +95,21 @@ class QuantizedReader:
         num_rows, num_columns = part.stored_shape
         if block is None:
             own = rows if shape and shape[0] == num_rows else slice(0, 1)  # of channels, or of the whole tensor
-            return fp8_from_scaled(codes, self.checkpoint.mapped(Part(name, shape, own)))
+            return fp8_from_scaled(codes, self.checkpoint.mapped(TensorPart(name, shape, own)))
         own_rows = slice(rows.start // block[0], -(-rows.stop // block[0]))
         own_columns = slice(columns.start // block[1], -(-columns.stop // block[1]))
         stored_shape = (-(-num_rows // block[0]), -(-num_columns // block[1]))
-        scales = self.checkpoint.mapped(Part(name, stored_shape, own_rows, own_columns), READABLE_DTYPES)
+        scales = self.checkpoint.mapped(TensorPart(name, stored_shape, own_rows, own_columns), READABLE_DTYPES)
         return fp8_from_scaled(codes, scales, block)
 
-    def _scale_name(self, part: Part) -> str | None:
+    def _scale_name(self, part: TensorPart) -> str | None:
         names = (f"{part.name}_scale_inv", f"{part.name}_scale")
         return next((name for name in names if self.checkpoint.shape_of(name) is not None), None)
 
     # ---- 4 bits
 
     def _int4(
-        self, part: Part, group_size: int | None, read: Callable[[Part, int, slice, slice], Int4Weight]
+        self, part: TensorPart, group_size: int | None, read: Callable[[TensorPart, int, slice, slice], Int4Weight]
     ) -> Int4Weight:
         """`read(part, groups, words of outputs, own groups)` with the number of groups that are stored."""
         num_columns = part.stored_shape[1]
@@ -119,24 +119,24 @@ class QuantizedReader:
         words = slice(part.rows.start // CODES_PER_WORD, part.rows.stop // CODES_PER_WORD)
         return read(part, num_columns // group_size, words, own_groups)
 
-    def _awq(self, part: Part, num_groups: int, words: slice, groups: slice) -> Int4Weight:
+    def _awq(self, part: TensorPart, num_groups: int, words: slice, groups: slice) -> Int4Weight:
         num_rows, num_columns = part.stored_shape
         num_words = num_rows // CODES_PER_WORD
-        qweight = Part(_sibling(part, "qweight"), (num_columns, num_words), columns_of(part), words)
+        qweight = TensorPart(_sibling(part, "qweight"), (num_columns, num_words), columns_of(part), words)
         return int4_from_awq(
             self.checkpoint.mapped(qweight, (torch.int32,)), *self._grid(part, num_groups, words, groups)
         )
 
-    def _gptq(self, part: Part, num_groups: int, words: slice, groups: slice) -> Int4Weight:
+    def _gptq(self, part: TensorPart, num_groups: int, words: slice, groups: slice) -> Int4Weight:
         assert isinstance(self.stored, GptqStored)
         num_rows, num_columns = part.stored_shape
         columns = columns_of(part)
         own_words = slice(columns.start // CODES_PER_WORD, columns.stop // CODES_PER_WORD)
-        qweight = Part(_sibling(part, "qweight"), (num_columns // CODES_PER_WORD, num_rows), own_words, part.rows)
+        qweight = TensorPart(_sibling(part, "qweight"), (num_columns // CODES_PER_WORD, num_rows), own_words, part.rows)
         qzeros, scales = self._grid(part, num_groups, words, groups)
         g_idx = None
         if self.checkpoint.shape_of(_sibling(part, "g_idx")) is not None:
-            stored = Part(_sibling(part, "g_idx"), (num_columns,), columns)
+            stored = TensorPart(_sibling(part, "g_idx"), (num_columns,), columns)
             g_idx = self.checkpoint.mapped(stored, (torch.int32, torch.int64)) - groups.start
             if g_idx.min() < 0 or g_idx.max() >= groups.stop - groups.start:
                 raise ModelError(reordered_sentence(self.checkpoint.model_dir, part.name))
@@ -148,11 +148,11 @@ class QuantizedReader:
             zeros_minus_one=self.stored.zeros_minus_one,
         )
 
-    def _grid(self, part: Part, num_groups: int, words: slice, groups: slice) -> tuple[Tensor, Tensor]:
+    def _grid(self, part: TensorPart, num_groups: int, words: slice, groups: slice) -> tuple[Tensor, Tensor]:
         """Zeros and scales, which AWQ and GPTQ store alike."""
         num_rows = part.stored_shape[0]
-        qzeros = Part(_sibling(part, "qzeros"), (num_groups, num_rows // CODES_PER_WORD), groups, words)
-        scales = Part(_sibling(part, "scales"), (num_groups, num_rows), groups, part.rows)
+        qzeros = TensorPart(_sibling(part, "qzeros"), (num_groups, num_rows // CODES_PER_WORD), groups, words)
+        scales = TensorPart(_sibling(part, "scales"), (num_groups, num_rows), groups, part.rows)
         return self.checkpoint.mapped(qzeros, (torch.int32,)), self.checkpoint.mapped(scales)
 
 
@@ -171,6 +171,6 @@ def quantized_on_load(weight: Tensor, kind: OnLoad) -> QuantizedWeight:
             raise ValueError("quantization none is no form")
 
 
-def _sibling(part: Part, kind: str) -> str:
+def _sibling(part: TensorPart, kind: str) -> str:
     """`...q_proj.weight` -> `...q_proj.qweight`"""
     return f"{part.name.removesuffix('weight')}{kind}"

@@ -15,7 +15,7 @@ from slipstream.workers.config.worker_config import EngineConfig
 from slipstream.workers.engine.engine_builder import build_runner, engine_limits
 from slipstream.workers.engine.execution.gpu.batch_buckets import batch_buckets, bucket_for
 from slipstream.workers.engine.execution.gpu.gpu_runner import GpuRunner
-from slipstream.workers.engine.native_engine import Engine
+from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.plan.executor import Executor
 from slipstream.workers.engine.plan.step_plan import PageSend, SendProgress
 from slipstream.workers.models.interface.kv_shape import kv_shape
@@ -59,13 +59,13 @@ class Subject:
         )
         self.limits = engine_limits(model_dir, CONFIG)
 
-    def engine(self) -> Engine:
-        return Engine(self.limits, self.runner)
+    def engine(self) -> NativeEngine:
+        return NativeEngine(self.limits, self.runner)
 
 
 def expected(model_dir: Path) -> list[list[int]]:
     executor: Executor = build_runner(model_dir, CONFIG, 96)
-    return tokens_of(Engine(engine_limits(model_dir, CONFIG), executor), *requests())
+    return tokens_of(NativeEngine(engine_limits(model_dir, CONFIG), executor), *requests())
 
 
 @pytest.fixture(params=["llama", "qwen3", "mistral"])

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from slipstream.router.protocol.block_hash import HashChain, root_digest
 from slipstream.workers.engine.kv_cache.page_pool import PagePool
-from slipstream.workers.engine.kv_cache.page_states import OWNERS, PageLedger, PageState
+from slipstream.workers.engine.kv_cache.page_states import OWNERS, PageState, PageStates
 
 PAGE_TOKENS = 2
 ROOT = root_digest("m", "")
@@ -92,7 +92,7 @@ TestPagePool = PagePoolMachine.TestCase
 
 
 def test_strongest_owner_names_the_state_of_a_shared_page() -> None:
-    ledger = PageLedger(1)
+    ledger = PageStates(1)
     for owner in reversed(OWNERS):
         ledger.own(0, owner)
         assert ledger.state(0) is owner

@@ -11,7 +11,7 @@ import torch
 
 from slipstream.workers.config.worker_config import EngineConfig
 from slipstream.workers.engine.engine_builder import build_engine, build_runner, engine_limits
-from slipstream.workers.engine.native_engine import Engine
+from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.models.llama import Llama
 from slipstream.workers.models.native_llama import NativeLlama
 from tests.support.workers.engine_driver import make_request, tokens_of
@@ -25,7 +25,7 @@ def model_dir(tiny_model_dir: Callable[[str], Path]) -> Path:
     return tiny_model_dir("llama")
 
 
-def engine(model_dir: Path, **settings: Any) -> Engine:
+def engine(model_dir: Path, **settings: Any) -> NativeEngine:
     config = EngineConfig(dtype="float32", num_threads=1, weight_cache_dir=None, **{"num_pages": 96, **settings})
     limits = engine_limits(model_dir, config)
     return build_engine(limits, build_runner(model_dir, config, limits.num_pages))

@@ -12,7 +12,7 @@ import pytest
 from slipstream.router.protocol.messages import EngineRequest
 from slipstream.workers.config.worker_config import EngineConfig
 from slipstream.workers.engine.engine_builder import build_runner, engine_limits
-from slipstream.workers.engine.native_engine import Engine
+from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.scheduling.sequence import SequenceState
 from tests.support.workers.engine_driver import Generated, make_request, owned, run
 
@@ -57,7 +57,7 @@ def test_ten_times_too_much_changes_no_output_and_leaves_no_page_behind(
         dtype="float32", page_tokens=PAGE_TOKENS, num_pages=OVERCOMMITMENT * NUM_PAGES * 2, max_num_seqs=len(requests)
     )
     runner = build_runner(model_dir, config, OVERCOMMITMENT * NUM_PAGES * 2)
-    undisturbed = Engine(engine_limits(model_dir, config), runner)
+    undisturbed = NativeEngine(engine_limits(model_dir, config), runner)
     for request in requests:
         undisturbed.add(request)
     expected = run(undisturbed, check=False)
@@ -66,7 +66,7 @@ def test_ten_times_too_much_changes_no_output_and_leaves_no_page_behind(
     short = EngineConfig(
         dtype="float32", page_tokens=PAGE_TOKENS, num_pages=NUM_PAGES, max_num_seqs=24, max_step_tokens=96
     )
-    engine = Engine(engine_limits(model_dir, short), runner)
+    engine = NativeEngine(engine_limits(model_dir, short), runner)
     generated: dict[tuple[str, int], Generated] = {}
     aborted: set[tuple[str, int]] = set()
     num_refused = 0

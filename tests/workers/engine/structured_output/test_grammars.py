@@ -21,9 +21,9 @@ from slipstream.workers.config.worker_config import EngineConfig
 from slipstream.workers.engine.engine_builder import build_runner, engine_limits
 from slipstream.workers.engine.execution.gpu.gpu_sampler import GpuSampler
 from slipstream.workers.engine.execution.model_runner import ModelRunner
-from slipstream.workers.engine.limits.engine_errors import RequestError
-from slipstream.workers.engine.native_engine import Engine
-from slipstream.workers.engine.structured_output.grammars import GuideBook
+from slipstream.workers.engine.limits.engine_errors import EngineRequestError
+from slipstream.workers.engine.native_engine import NativeEngine
+from slipstream.workers.engine.structured_output.grammars import GrammarCompiler
 from tests.support.workers.engine_driver import Generated, make_request, make_ticket, run
 
 DEMO = Path(__file__).parents[4] / "models" / "slipstream-demo"
@@ -54,25 +54,25 @@ def runner() -> ModelRunner:
     return build_runner(DEMO, EngineConfig(dtype="float32", page_tokens=8), 256)
 
 
-def make_book() -> GuideBook:
+def make_book() -> GrammarCompiler:
     limits = engine_limits(DEMO, EngineConfig(num_pages=64))
-    return GuideBook(DEMO, limits.vocab_size, limits.eos_token_ids)
+    return GrammarCompiler(DEMO, limits.vocab_size, limits.eos_token_ids)
 
 
 BOOK = make_book()
 
 
-def make_engine(runner: ModelRunner, **overrides: Any) -> Engine:
+def make_engine(runner: ModelRunner, **overrides: Any) -> NativeEngine:
     values: dict[str, Any] = {"num_pages": 256, "max_num_seqs": 16, "max_step_tokens": 128, **overrides}
     config = EngineConfig(dtype="float32", page_tokens=8, **values)
-    return Engine(engine_limits(DEMO, config), runner, BOOK)
+    return NativeEngine(engine_limits(DEMO, config), runner, BOOK)
 
 
 def guided(name: str, guide: GrammarSpec | None, seed: int = 0, **params: Any) -> EngineRequest:
     return make_request(name, PROMPT, **{"max_tokens": 160, "guide": guide, "seed": seed, "temperature": 1.0, **params})
 
 
-def outcome(engine: Engine, *requests: EngineRequest) -> dict[str, Generated]:
+def outcome(engine: NativeEngine, *requests: EngineRequest) -> dict[str, Generated]:
     for request in requests:
         engine.add(request)
     results = {key[0]: result for key, result in run(engine).items()}
@@ -113,7 +113,7 @@ def test_tokens_that_the_model_does_not_have_are_no_reason_to_refuse_a_guide(tmp
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
     masks = [np.empty(-(-vocab_size // 8), np.uint8) for _ in range(2)]
     for folder, mask in zip((DEMO, tmp_path), masks, strict=True):
-        book = GuideBook(folder, vocab_size, [2])
+        book = GrammarCompiler(folder, vocab_size, [2])
         book.follow(CHOICE, array("i", [1, 2]), 2).write_allowed(mask, ())
     assert np.array_equal(*masks)
 
@@ -239,13 +239,13 @@ def test_what_cannot_be_compiled_ends_in_an_error_and_others_go_on(runner: Model
 
 
 def test_a_tokenizer_that_is_missing_ends_guided_sequences_alone(runner: ModelRunner, tmp_path: Path) -> None:
-    engine = Engine(make_engine(runner).limits, runner, GuideBook(tmp_path, 4096, ()))
+    engine = NativeEngine(make_engine(runner).limits, runner, GrammarCompiler(tmp_path, 4096, ()))
     results = outcome(engine, guided("r", REGEX), guided("plain", None, max_tokens=5, ignore_eos=True))
     assert [results[name].finish_reason for name in ("r", "plain")] == ["error", "length"]
 
 
 def test_a_guide_is_compiled_once_the_tokenizer_is_there_again(tmp_path: Path) -> None:
-    book = GuideBook(tmp_path, TOKENIZER.get_vocab_size(), [2])
+    book = GrammarCompiler(tmp_path, TOKENIZER.get_vocab_size(), [2])
     mask = np.empty(-(-TOKENIZER.get_vocab_size() // 8), np.uint8)
     book.follow(CHOICE, array("i", [1, 2]), 2).write_allowed(mask)
     assert not mask.any()
@@ -255,8 +255,8 @@ def test_a_guide_is_compiled_once_the_tokenizer_is_there_again(tmp_path: Path) -
 
 
 def test_an_engine_without_guides_refuses_them(runner: ModelRunner) -> None:
-    engine = Engine(make_engine(runner).limits, runner)
-    with pytest.raises(RequestError, match="guide"):
+    engine = NativeEngine(make_engine(runner).limits, runner)
+    with pytest.raises(EngineRequestError, match="guide"):
         engine.add(guided("r", REGEX))
 
 
@@ -280,7 +280,7 @@ def test_the_sampler_of_a_gpu_masks_alike(runner: ModelRunner) -> None:
     assert GpuSampler(vocab_size, device).sample(logits[:2].clone(), greedy).token_ids == expected.token_ids[:2]
 
 
-class SlowBook(GuideBook):
+class SlowBook(GrammarCompiler):
     """Compiles when it is told to."""
 
     def __init__(self, on_ready: Callable[[], None]) -> None:
@@ -296,7 +296,7 @@ class SlowBook(GuideBook):
 def test_who_waits_for_a_guide_holds_up_nobody_and_goes_on_when_it_is_ready(runner: ModelRunner) -> None:
     told = threading.Event()
     book = SlowBook(told.set)
-    engine = Engine(make_engine(runner).limits, runner, book)
+    engine = NativeEngine(make_engine(runner).limits, runner, book)
     engine.add(guided("waits", REGEX))
     engine.add(make_request("goes on", PROMPT[:5], max_tokens=20, priority=7, ignore_eos=True))
     reserved = guided("comes", REGEX)
@@ -317,4 +317,4 @@ def test_who_waits_for_a_guide_holds_up_nobody_and_goes_on_when_it_is_ready(runn
     assert re.fullmatch(DATE, after["waits too"])
     assert re.fullmatch(DATE, "1" + after["comes"])
     engine.check_integrity()
-    assert engine.ledger()["active"] == engine.ledger()["reserved"] == 0
+    assert engine.page_counts()["active"] == engine.page_counts()["reserved"] == 0

@@ -18,7 +18,7 @@ from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.model_files.text_copy import keep_text
 from slipstream.router.protocol.messages import GrammarSpec
 from slipstream.workers.config.worker_config import EngineConfig, RoleSettings, WorkerConfig
-from slipstream.workers.engine.structured_output.grammars import GuideBook
+from slipstream.workers.engine.structured_output.grammars import GrammarCompiler
 from slipstream.workers.group.rank_parts import rank_parts
 from slipstream.workers.models.directory.steady_files import SteadyFiles
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
@@ -164,7 +164,7 @@ def test_a_tokenizer_that_is_read_later_is_the_one_that_was_there(
     def can_follow() -> bool:
         """Whether any token is allowed."""
         allowed = np.zeros(4096 // 8, np.uint8)
-        book = GuideBook(model_dir, 4096, [0], manifest=manifest)
+        book = GrammarCompiler(model_dir, 4096, [0], manifest=manifest)
         book.follow(GrammarSpec("regex", "a+"), array("i", [1]), 1).write_allowed(allowed)
         return bool(allowed.any())
 

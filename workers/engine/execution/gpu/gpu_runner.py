@@ -84,7 +84,7 @@ class GpuRunner(ModelRunner):
                 if logits is not None:
                     self._gpu_sampler.sample(logits, [])
             for num_tokens in sorted({min(SHORT_PROMPT_TOKENS, self._longest_prompt), self._longest_prompt}):
-                self._compute(self._prompt_of_nobody(num_tokens), None)
+                self._compute(self._padding_prompt(num_tokens), None)
 
     @property
     def recorded_batches(self) -> tuple[int, ...]:
@@ -111,7 +111,7 @@ class GpuRunner(ModelRunner):
         hidden = self._device_model.run(step.token_ids, attention, self.kv, layer_done)
         return hidden.index_select(0, step.sample_rows) if len(step.sample_rows) else None
 
-    def _prompt_of_nobody(self, num_tokens: int) -> StepArrays:
+    def _padding_prompt(self, num_tokens: int) -> StepArrays:
         """A step whose keys and values go nowhere, and which samples nothing."""
         return StepArrays(
             token_ids=np.zeros(num_tokens, np.int32),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from slipstream.workers.engine.execution.gpu.gpu_inputs import Upload
 from slipstream.workers.engine.plan.step_plan import GREEDY_BELOW, SampledTokens, SamplingRow
-from slipstream.workers.engine.sampling.grammar_mask import keep_allowed
+from slipstream.workers.engine.sampling.grammar_mask import apply_grammar_masks
 from slipstream.workers.engine.sampling.sampler import Sampler, sampled_tokens, uniform
 
 
@@ -82,7 +82,7 @@ class GpuSampler:
 
     def _change_scores(self, logits: Tensor, rows: Sequence[SamplingRow]) -> None:
         """Applies guides, penalties, biases and masks, in the same order as `Sampler`."""
-        keep_allowed(logits, rows)
+        apply_grammar_masks(logits, rows)
         counted = [(i, row.counts) for i, row in enumerate(rows) if row.counts is not None]
         if counted:
             sizes = [len(counts.ids) for _, counts in counted]
