@@ -18,7 +18,9 @@ from slipstream.cluster.config import ClusterConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 WHERE = ROOT / "docs/design/where.md"
-FOLDERS = ("router", "workers", "cluster", "kv_transfer", "kernels", "scripts", "tests", "configs", "docs")
+PACKAGES = ("router", "workers", "cluster", "kv_transfer", "kernels")
+FOLDERS = (*PACKAGES, "scripts", "tests", "configs", "docs")
+OTHER_NAMES = {"OpenAI", "OpenTelemetry", "MessagePack", "GenAI", "KiB", "MiB", "LlamaTokenizer"}  # no classes of ours
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
@@ -72,6 +74,20 @@ def named_paths(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", [page for page in pages() if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
 def test_every_file_that_a_page_names_exists(page: Path) -> None:
     assert [name for name in named_paths(page) if not (ROOT / name).exists()] == []
+
+
+@cache
+def classes() -> frozenset[str]:
+    modules = (module for folder in (*PACKAGES, "scripts", "tests") for module in (ROOT / folder).rglob("*.py"))
+    return frozenset(
+        name for module in modules for name in re.findall(r"^ *class (\w+)", module.read_text("utf-8"), re.M)
+    )
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/design").glob("*.md")), ids=lambda page: page.name)
+def test_every_class_that_a_design_page_names_exists(page: Path) -> None:
+    named = set(re.findall(r"\b[A-Z][a-z0-9]+(?:[A-Z][a-z0-9]*)+\b", page.read_text("utf-8")))
+    assert named - classes() - OTHER_NAMES == set()
 
 
 def definitions(file: Path) -> set[str]:

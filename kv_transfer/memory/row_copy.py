@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 log = logging.getLogger(__name__)
 
-FOLDER = Path(__file__).resolve().parent / "native"
+FOLDER = Path(__file__).resolve().parents[1] / "native"
 NEEDED_FLAGS = {  # the processor's features that each build needs; best build first
     "avx512": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq"}),
     "avx2": frozenset({"avx2"}),

@@ -48,7 +48,7 @@ def worker(
     return state
 
 
-def worker_profiles(
+def measured(
     state: WorkerState, *, step_s: float = 0.01, by_seq_s: float = 1e-4, token_s: float = 1e-4, chunk_s: float = 0.005
 ) -> WorkerState:
     """Lets the worker report steps of such times, until they are known."""
