@@ -54,8 +54,6 @@ class KeyRing:
         """Whether callers must present a key."""
         return self._path is not None
 
-    # ---- callers
-
     def authenticate(self, request: Request) -> Caller:
         """The sender of a request. Raises HttpError 401."""
         if self._path is None:
@@ -88,8 +86,6 @@ class KeyRing:
     def _unauthenticated(self, reason: str, message: str) -> HttpError:
         self.num_unauthenticated[reason] += 1
         return HttpError(401, message, code="invalid_api_key", headers=(("www-authenticate", "Bearer"),))
-
-    # ---- the file
 
     def open(self) -> None:
         """Reads the file. Blocks. Raises ValueError if it is broken."""

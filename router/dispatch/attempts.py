@@ -99,7 +99,7 @@ class AttemptFlow:
             state.enter("prefill", now, f"on {group.name}")
 
     def on_chunk(self, worker: WorkerState, chunk: TokenChunk, now: float) -> None:
-        """A worker sent tokens. Those that are new go to the client, in order."""
+        """A worker sent tokens. New ones are sent to the client, in order."""
         state = self._current(worker, chunk)
         if state is None:
             return

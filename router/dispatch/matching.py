@@ -13,7 +13,7 @@ from slipstream.router.registry.worker_registry import WorkerRegistry
 from slipstream.router.requests.placement_decision import Placement, Wait
 from slipstream.router.requests.request_state import RequestState
 
-# How many requests may overtake one that does not fit, by taking what it waits for. After that it is its turn.
+# How many requests may overtake one that does not fit, by using the credits that it waits for.
 MAX_PASSED = 32
 # How many requests that do not fit are skipped in search of one that does, which bounds the work per event.
 LOOKAHEAD = 32

@@ -64,7 +64,7 @@ class Membership:
         self._table.find_versions(now)
 
     def lose(self, worker: WorkerState, now: float, reason: str) -> None:
-        """Its connection is gone: its requests go on at their destinations, or begin another attempt."""
+        """Its connection is lost: its requests continue at their destinations, or begin another attempt."""
         self._registry.remove(worker)
         self._index.remove(worker)
         self._sessions.remove(worker)
@@ -77,7 +77,7 @@ class Membership:
         self._table.find_versions(now)
 
     def expel(self, worker: WorkerState, now: float, reason: str) -> None:
-        """Closes the connection of a worker whose messages make no sense: its state and ours have diverged."""
+        """Closes the connection of a worker whose messages contradict our state."""
         self._table.actions.append(Close(worker.peer, reason))
         self.lose(worker, now, reason)
 

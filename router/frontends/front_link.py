@@ -109,8 +109,6 @@ class FrontLink:
     def num_running(self) -> int:
         return len(self._running)
 
-    # ---- what the front says
-
     def received(self, message: FrontMessage) -> None:
         match message:
             case Submit():
@@ -149,8 +147,6 @@ class FrontLink:
         self._permits.clear()
         self.num_connections = 0
 
-    # ---- generations
-
     def _submit(self, message: Submit) -> None:
         request = message.request()
         self._running[message.number] = request.request_id
@@ -179,8 +175,6 @@ class FrontLink:
         self._emitted, self._ended = [], []
         self._send(output)
 
-    # ---- keys
-
     def _enter(self, message: Enter) -> None:
         refusal, lines = None, ""
         try:
@@ -200,8 +194,6 @@ class FrontLink:
                 return  # it had been refused
             permit = Permit(ANYBODY, message.model, 0, 0)
         self._access.settle(permit, message.used)
-
-    # ---- everything else
 
     async def _serve(self, message: Ask) -> None:
         headers = dict(message.headers)

@@ -33,8 +33,6 @@ from slipstream.router.protocol.messages import SamplingParams, TokenLogprob
 from slipstream.router.protocol.wire import Vocabulary
 from slipstream.router.requests.history import Timeline
 
-# ---- front -> dispatcher
-
 
 @dataclass(frozen=True, slots=True)
 class Listening:
@@ -134,9 +132,6 @@ class Refused:
     """A request was refused without a Submit. `pickled` is a `RejectedRequest`, for those who ask why."""
 
     pickled: bytes
-
-
-# ---- dispatcher -> front
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,8 +74,6 @@ class RemoteDispatcher:
         self.max_model_len: int | None = None
         self.versions: tuple[str, ...] = ()
 
-    # ---- generations
-
     def submit(self, request: GenerateRequest) -> GenerationStream:
         """A refusal comes as the end of the stream. Raises ShuttingDownError, InvalidRequestError."""
         if self._is_lost:
@@ -114,8 +112,6 @@ class RemoteDispatcher:
             usage = Usage(running.stream.record.num_prompt_tokens, running.num_output_tokens, 0)
             running.stream.end(GenerationFinish(reason, usage))
 
-    # ---- calls with a reply
-
     async def ask(self, request: Request, request_id: str) -> FrontAnswer:
         """Have the dispatcher's process answer an HTTP request. Raises HttpError 503 if it is gone, 413 for a body that
         no such question has."""
@@ -151,8 +147,6 @@ class RemoteDispatcher:
             raise
         finally:
             del self._replies[number]
-
-    # ---- what comes from the dispatcher
 
     def received(self, message: KeyLimitsReply | Output | Entered | FrontAnswer) -> None:
         match message:

@@ -57,8 +57,6 @@ class ServiceTimes:
         self._num_offered = 0
         self.reality = 1.0  # first tokens come so many times later than the worker's own times say
 
-    # ---- what is learned
-
     def observe_step(self, sample: StepTime) -> None:
         """A step, or the sum of some. Samples that cannot be true are dropped."""
         num_seqs, context = sample.num_decoding, sample.decode_context_tokens
@@ -118,8 +116,6 @@ class ServiceTimes:
         if known is None:
             return prior
         return tuple(max(w, 1e-6 * first) for w, first in zip(known.coefficients, prior, strict=True))
-
-    # ---- what is asked
 
     def _known(self, kind: str) -> LinearFit | None:
         fit = self._fits.get(kind)
@@ -186,8 +182,6 @@ class ServiceTimes:
     def _predict(self, kind: str, features: Sequence[float]) -> LinearEstimate:
         fit = self._known(kind)
         return (fit if fit is not None else LinearFit(_PRIORS[kind])).predict(features)
-
-    # ---- profiles
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values: a profile from which the simulator makes workers."""

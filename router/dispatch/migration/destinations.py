@@ -1,5 +1,5 @@
-"""Where a sequence that leaves its decode worker can continue: who can take it now, and where the rest of its answer
-costs least. Sans-IO."""
+"""Where a sequence that leaves its decode worker can continue: which workers have room now, and where the rest of its
+answer costs least. Sans-IO."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ class WorkQueue:
     """Requests that wait to be placed. Their number is bounded at admission, not here, so that retries always fit.
 
     Every operation is O(log n). While the cluster has room, each request is pushed, looked at and taken before the next
-    one arrives. So a request that comes to an empty queue is kept in `_alone`, and put into a line only when more is
-    asked than who is next.
+    one arrives. So a request that comes to an empty queue is kept in `_alone`, and put into a fair queue only when
+    another one arrives.
     """
 
     def __init__(self, ageing_s: float) -> None:

@@ -84,8 +84,6 @@ class OtlpExporter:
             self.counts.num_dropped += len(self._waiting)
             self._waiting.clear()
 
-    # ---- on the thread
-
     def _run(self) -> None:
         while batch := self._next_batch():
             has_left = self._send(batch)

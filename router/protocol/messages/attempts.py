@@ -25,8 +25,6 @@ from slipstream.router.protocol.messages.request import EngineRequest
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
-# ---- router -> worker
-
 
 class Generate(NamedTuple):
     """Decode worker: prefill here in chunks and decode. Converts a reservation of the same attempt, if there is one."""
@@ -65,9 +63,6 @@ class Cancel(NamedTuple):
 
     request_id: str
     attempt: int
-
-
-# ---- worker -> router
 
 
 class Reserved(NamedTuple):

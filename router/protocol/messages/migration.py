@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId
 from slipstream.router.protocol.messages.request import EngineRequest
 
-# ---- router -> worker
-
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
@@ -60,9 +58,6 @@ class Resume:
 
     request_id: str
     attempt: int
-
-
-# ---- worker -> router
 
 
 @dataclass(frozen=True, slots=True)

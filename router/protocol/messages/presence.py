@@ -35,8 +35,6 @@ class StepBuckets(NamedTuple):
 STEP_TOKENS = StepBuckets("step_tokens_le_", (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384))
 STEP_SEQUENCES = StepBuckets("step_sequences_le_", (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024))
 
-# ---- worker -> router
-
 
 @dataclass(frozen=True, slots=True)
 class Build:
@@ -150,9 +148,6 @@ class StepTimes:
 @dataclass(frozen=True, slots=True)
 class Pong:
     nonce: int
-
-
-# ---- router -> worker
 
 
 @dataclass(frozen=True, slots=True)
