@@ -135,7 +135,7 @@ class KeyRing:
 
 
 def level_of(num_keys: int) -> int:
-    """The log level for a number of keys: a file without keys locks everybody out, which may be a mistake."""
+    """The log level for a number of keys: a file without keys locks all callers out, which may be a mistake."""
     return logging.INFO if num_keys else logging.WARNING
 
 

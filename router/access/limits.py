@@ -71,7 +71,7 @@ class KeyLimits:
     num_running: int = 0
 
     def follow(self, key: ApiKey, now: float) -> None:
-        """Takes over changed rates of the key."""
+        """Applies changed rates of the key."""
         self.requests = _at_rate(self.requests, key.requests_per_minute, now)
         self.tokens = _at_rate(self.tokens, key.tokens_per_minute, now)
 
@@ -112,8 +112,7 @@ class KeyLimits:
         self.take(num_tokens, num_sequences, now)
 
     def take(self, num_tokens: int, num_sequences: int, now: float) -> None:
-        """The same as `admit`, but for a request that another router has admitted: what exceeds the limits becomes a
-        debt."""
+        """As `admit`, but for a request that another router has admitted: what exceeds the limits becomes a debt."""
         if self.tokens is not None:
             self.tokens.take(num_tokens, now)
         if self.requests is not None:

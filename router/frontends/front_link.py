@@ -79,8 +79,8 @@ class RelayedRequest:
 
 
 class FrontLink:
-    """Does what one front asks for, and ends all of it when the front is gone. `answer` serves the paths that are not
-    a generation's; `send` puts a message on the connection."""
+    """Serves one front, and ends its requests when the front has ended. `answer` serves the paths that are not a
+    generation's; `send` puts a message on the connection."""
 
     def __init__(
         self,
@@ -135,13 +135,12 @@ class FrontLink:
                     self._asked[number].cancel()
 
     def lost(self) -> None:
-        """The front is gone, and with it everybody who waited there, unless they outlive it and wait for the next
-        one."""
+        """The front has ended, and its clients with it, unless they outlive it and wait for the next one."""
         for task in self._asked.values():
             task.cancel()
         for request_id in list(self._running.values()):
             self._service.cancel(request_id)
-        used = UsageCounts() if self._clients_outlive_it else NO_USAGE  # the next front counts what it goes on with
+        used = UsageCounts() if self._clients_outlive_it else NO_USAGE  # the next front counts the rest
         for permit in self._permits.values():
             self._access.settle(permit, used)
         self._permits.clear()

@@ -129,7 +129,7 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request was refused without a Submit. `pickled` is a `RejectedRequest`, for those who ask why."""
+    """A request was refused without a Submit. `pickled` is a `RejectedRequest`, for `explain`."""
 
     pickled: bytes
 
@@ -151,7 +151,7 @@ class KeyLimitsReply:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """Go on with the clients of the previous front, whose requests may be as long as that."""
+    """Continue with the clients of the previous front, whose requests may be as long as that."""
 
     max_model_len: int | None
     versions: tuple[str, ...]

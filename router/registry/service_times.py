@@ -45,8 +45,8 @@ MESSAGE_S = 5e-3  # below this, messages and timers count as much as the work
 
 
 class ServiceTimes:
-    """The times of one worker, or of a pool. `pool` learns what this one learns, and answers for kinds of which this
-    one has no samples. `stand_in`, another pool, answers for kinds of which that one has none either."""
+    """The times of one worker, or of a pool. `pool` learns what this one learns, and is used for kinds of which this
+    one has no samples. `stand_in`, another pool, is used for kinds of which that one has none either."""
 
     __slots__ = ("_fits", "_num_offered", "_pool", "_stand_in", "reality")
 

@@ -186,7 +186,7 @@ class SignalWindow:
         counts.itl_slo_s += itl_slo_s
 
     def refused(self, now: float) -> None:
-        """A request was turned away because of too much load."""
+        """A request was rejected because of too much load."""
         self._at(now).num_refused += 1
 
     def placed(self, wait_s: float, expected_output_tokens: float | None, now: float) -> None:

@@ -254,7 +254,7 @@ class OpenAiApi:
                 await answer.respond(exchange)
         finally:
             for choice in choices:
-                choice.stream.cancel()  # ends what still runs, for whatever reason we got here early
+                choice.stream.cancel()  # ends what still runs if we left early
             for choice in choices:
                 choice.record_end()
             self._access.settle(permit, used_by(choices, job))

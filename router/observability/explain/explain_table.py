@@ -80,7 +80,7 @@ def _head(entry: Json) -> list[str]:
 
 
 def _figures(entry: Json) -> list[str]:
-    """The numbers by which it was refused or given up."""
+    """The numbers by which it was refused or ended."""
     error = entry["finish"] and entry["finish"]["error"]
     if not error:
         return []

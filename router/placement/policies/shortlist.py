@@ -1,8 +1,8 @@
-"""Who comes into question for a request: a bounded number of workers of each side, however many there are.
+"""The candidates for a request: a bounded number of workers of each role, however many there are.
 
 Of the workers of its version of the model those with most of its tokens cached, the one where its conversation ran, and
-those with most room. Of these, who could ever hold it and has not failed it before. This part is the same for all
-policies; they only rank.
+those with most room. Of these, the workers that could ever hold it and have not failed it before. This part is the same
+for all policies; they only rank.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FEW = 16  # workers of a side are all looked at
 
 
 class PrefixView(Protocol):
-    """What placement asks of the prefix index."""
+    """The part of the prefix index that placement uses."""
 
     def best(self, state: RequestState, role: Role, limit: int) -> list[tuple[WorkerState, int]]: ...
 
@@ -35,7 +35,7 @@ class PrefixView(Protocol):
 
 
 class SessionView(Protocol):
-    """What placement asks of the table of conversations."""
+    """The part of the table of conversations that placement uses."""
 
     def worker_of(self, session: str, role: Role, tenant: str = "") -> WorkerState | None: ...
 

@@ -213,7 +213,7 @@ class PrefixIndex:
         return len(holder.held) if holder is not None else 0
 
     def check_integrity(self) -> None:
-        """Raises AssertionError if the two views of who holds what differ. Slow, as it looks at everything; for
+        """Raises AssertionError if the two views of the held blocks differ. Slow, as it looks at everything; for
         tests."""
         for worker, holder in self._holders.items():
             assert self._by_bit[holder.bit] is holder, worker.name

@@ -114,10 +114,10 @@ __all__ = [
 
 # Two programs of different versions may be connected while a cluster is upgraded. Therefore:
 # - a new field comes last and has a default that means what was before it; older receivers leave it out. Every such
-#   change raises PROTOCOL_VERSION, which tells a sender what its peer knows;
+#   change raises PROTOCOL_VERSION, so that a sender knows the version of its peer;
 # - a new kind of message has a new code; older receivers leave it out;
-# - whatever older peers must not leave out, or could not read, raises OLDEST_PROTOCOL_VERSION as well: workers below it
-#   are refused by name.
+# - a change that older peers must not ignore, or could not read, raises OLDEST_PROTOCOL_VERSION as well: workers below
+#   it are refused by name.
 # A release understands at least the one before it. Recorded frames of released versions are in
 # tests/router/protocol/frames.
 PROTOCOL_VERSION = 5
