@@ -262,8 +262,7 @@ class Router:
 
     def expect_workers(self, expected: ExpectedWorkers) -> None:
         """Sets how many workers are wanted. Until the first decode worker connects, requests are accepted and wait
-        (also at a restarted router). If no decode worker is wanted, the router is asleep, and counts as ready until one
-        has connected."""
+        (also at a restarted router). If no decode worker is wanted, it counts as ready until one has connected."""
         self._expected = expected
         self._service.hinder(expected.hindrance)
         longest = expected.max_model_len or self._model_positions
