@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 import pytest
 import yaml
 
-from slipstream.cluster.config import ClusterConfig
+from slipstream.cluster.config.cluster_config import ClusterConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 WHERE = ROOT / "docs/design/where.md"

@@ -100,7 +100,7 @@ def test_the_folders_are_namespace_packages_that_cannot_shadow_others() -> None:
         ("router", "from slipstream import workers"),
         ("kv_transfer", "from slipstream.router.protocol.messages import Hello"),
         ("kernels", "import slipstream.kv_transfer.api.ticket"),
-        ("workers", "from slipstream.cluster.config import ClusterConfig"),
+        ("workers", "from slipstream.cluster.config.cluster_config import ClusterConfig"),
         ("cluster", "from workers.worker import Worker"),
         ("cluster", "import kernels"),
         ("cluster", "from .config import ClusterConfig"),

@@ -19,10 +19,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slipstream.cluster.fleet import FleetState
-from slipstream.cluster.planner.config import PlannerConfig
-from slipstream.cluster.planner.corrections import Corrections
-from slipstream.cluster.planner.decision import (
+from slipstream.cluster.config.planner_config import PlannerConfig
+from slipstream.cluster.fleet.fleet_port import FleetState
+from slipstream.cluster.planner.change_history import ChangeHistory
+from slipstream.cluster.planner.decision_context import Look
+from slipstream.cluster.planner.forecast import Forecast, figures, forecast_of
+from slipstream.cluster.planner.model.corrections import Corrections
+from slipstream.cluster.planner.model.demand import DemandWatch, backlog_of, has_shifted, is_answered, local_share_of
+from slipstream.cluster.planner.model.queueing_model import Outlook
+from slipstream.cluster.planner.model.running_answers import URGENT, attainment_of
+from slipstream.cluster.planner.planner_decision import (
     AddWorkers,
     PlannerAction,
     PlannerDecision,
@@ -30,13 +36,8 @@ from slipstream.cluster.planner.decision import (
     RemoveWorker,
     SwitchRole,
 )
-from slipstream.cluster.planner.demand import DemandWatch, backlog_of, has_shifted, is_answered, local_share_of
-from slipstream.cluster.planner.forecast import Forecast, figures, forecast_of
-from slipstream.cluster.planner.growth import ROOM, Shortage, choose
-from slipstream.cluster.planner.history import ChangeHistory
-from slipstream.cluster.planner.look import Look
-from slipstream.cluster.planner.model import Outlook
-from slipstream.cluster.planner.options import (
+from slipstream.cluster.planner.pool_growth import ROOM, Shortage, choose
+from slipstream.cluster.planner.pool_options import (
     Limits,
     Pools,
     actions_for,
@@ -44,7 +45,6 @@ from slipstream.cluster.planner.options import (
     smaller,
     towards,
 )
-from slipstream.cluster.planner.running import URGENT, attainment_of
 from slipstream.router.status.load_signals import Signals
 
 CLEARLY_SHORT = 0.8  # of the target: more than chance

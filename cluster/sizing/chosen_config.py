@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 
-from slipstream.cluster.sizing.choice import GIB, Choice, PoolChoice
-from slipstream.cluster.sizing.machine import MachineFacts
+from slipstream.cluster.sizing.machine_facts import MachineFacts
 from slipstream.cluster.sizing.model_size import ModelFacts
+from slipstream.cluster.sizing.pool_choice import GIB, Choice, PoolChoice
 
 GPU_TLS = "posix,self,tcp,cuda_copy,cuda_ipc"  # pages stay on the GPUs
 PREFILL_STEP_TOKENS, MIXED_STEP_TOKENS = 8192, 2048  # on a GPU; mixed: beside decoding

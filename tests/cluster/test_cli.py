@@ -18,10 +18,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from slipstream.cluster import processes, run_state
 from slipstream.cluster.cli import COMMANDS, main
-from slipstream.cluster.run_state import ClusterState, MemberStatus
-from slipstream.cluster.status import describe, duration, router_status
+from slipstream.cluster.processes import process_tree as processes
+from slipstream.cluster.state import run_state
+from slipstream.cluster.state.cluster_status import describe, duration, router_status
+from slipstream.cluster.state.run_state import ClusterState, MemberStatus
 from slipstream.router.status.load_signals import ClassSignals, Signals, Spread, WindowSignals
 
 ROOT = Path(__file__).resolve().parents[2]

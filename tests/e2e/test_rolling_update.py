@@ -20,14 +20,14 @@ import openai
 import pytest
 import yaml
 
-from slipstream.cluster.cannot_tell import CannotTell
-from slipstream.cluster.operator.client import OperatorClient
-from slipstream.cluster.operator.client import client_of as operator_client_of
+from slipstream.cluster.admin_api.client.admin_client import OperatorClient
+from slipstream.cluster.admin_api.client.admin_client import client_of as operator_client_of
+from slipstream.cluster.terminal.command_error import CannotTell
 from tests.e2e.conftest import SMALL
-from tests.e2e.models import broken_model, perturbed_model
-from tests.e2e.observation import status_of, wait_until_at_rest
-from tests.e2e.serving_cluster import ServingCluster
-from tests.e2e.streams import GREEDY, MODEL, client_of, prompt_of
+from tests.support.e2e.altered_models import broken_model, perturbed_model
+from tests.support.e2e.observation import status_of, wait_until_at_rest
+from tests.support.e2e.serving_cluster import ServingCluster
+from tests.support.e2e.streams import GREEDY, MODEL, client_of, prompt_of
 
 NUM_CLIENTS = 3
 MAX_TOKENS = 12

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from slipstream.cluster import processes, run_state
 from slipstream.cluster.commands.start_check import refusals_here
-from slipstream.cluster.config import ClusterConfig, ModelConfig, OperatorConfig, PoolConfig, RayConfig
-from slipstream.cluster.doubts import Machine
-from slipstream.cluster.run_state import ClusterState
+from slipstream.cluster.config.cluster_config import ClusterConfig, ModelConfig, OperatorConfig, PoolConfig, RayConfig
+from slipstream.cluster.config.loading.config_warnings import Machine
+from slipstream.cluster.processes import process_tree as processes
+from slipstream.cluster.state import run_state
+from slipstream.cluster.state.run_state import ClusterState
 from slipstream.router.config.router_config import HttpConfig, RouterConfig
 from slipstream.workers.config.worker_config import EngineConfig
 
