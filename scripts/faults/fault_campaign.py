@@ -24,7 +24,7 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.support.faults.cluster_campaign import LEASE_S, MIX, Outcome, Plan, run_cluster
 from tests.support.faults.virtual_campaign import Report, run_campaign

@@ -38,7 +38,7 @@ from slipstream.cluster.tools.workload.arrival import Arrival
 from slipstream.cluster.tools.workload.workload import open_workload
 from tests.support.e2e.serving_cluster import ServingCluster
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 WORKLOADS = ("isl=800,osl=64,rate=2,spread=0.4",)
 MAX_REQUESTS = 10_000
 JUDGED = ("ttft_ms", "ttft_mean_ms", "output_tokens_per_s")

@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 LAYERS = ("cluster", "workers", "router", "kv_transfer", "kernels")
 NATIVE = tuple(
     f"slipstream/{folder}/_{v}.so" for folder in ("kernels/cpu", "kv_transfer/native") for v in ("avx512", "avx2")

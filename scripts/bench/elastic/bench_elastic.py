@@ -31,7 +31,7 @@ from slipstream.cluster.tools.report.report import COLOURS, STYLE, Report
 from slipstream.cluster.tools.report.svg import HEIGHT, WIDTH, draw
 from slipstream.cluster.tools.report.table import Table
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 PLANNER = "planner"
 WINDOW_S = 5.0
 

@@ -43,8 +43,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-PARTS = ROOT / "scripts" / "engine_bench"
+ROOT = Path(__file__).resolve().parents[3]
+PARTS = ROOT / "scripts" / "bench" / "engine"
 sys.path.insert(0, str(PARTS))
 
 from workload import sections  # noqa: E402

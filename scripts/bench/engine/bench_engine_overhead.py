@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from slipstream.router.protocol.messages import EngineRequest, SamplingParams, pack_ids
 from slipstream.workers.engine.execution.model_runner import GreedyTokens, ModelRunner

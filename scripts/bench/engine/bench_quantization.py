@@ -45,7 +45,7 @@ from slipstream.workers.models.interface.step_arrays import SequenceSlice
 from slipstream.workers.models.interface.step_batch import StepBatch
 from slipstream.workers.models.native_llama import NativeLlama, load_native
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 DEMO_MODEL = ROOT / "models" / "slipstream-demo"
 sys.path.insert(0, str(ROOT))
 

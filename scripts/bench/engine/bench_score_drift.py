@@ -22,7 +22,7 @@ from slipstream.workers.config.worker_config import EngineConfig
 from slipstream.workers.engine.engine_builder import build_runner, engine_limits
 from slipstream.workers.engine.native_engine import NativeEngine
 
-DEMO = Path(__file__).resolve().parents[1] / "models" / "slipstream-demo"
+DEMO = Path(__file__).resolve().parents[3] / "models" / "slipstream-demo"
 NUM_TOKENS = 160
 RESUMED_EVERY = 9
 TEMPERATURE = 0.9

@@ -26,8 +26,8 @@ from pathlib import Path
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "engine_bench")]
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "bench" / "engine")]
 
 from timed_ops import time_ops  # noqa: E402
 from yardstick_models import make_model  # noqa: E402

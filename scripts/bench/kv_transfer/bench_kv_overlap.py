@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """What KV transfer costs a user: how long a sequence waits for its pages, and what others notice of their arrival.
 
-    python scripts/bench/kv_transfer/bench_kv_overlap.py [--model DIR] [--isl 512,1024] [--repeats 9] [--transport auto]
+    python scripts/bench/kv_transfer/bench_kv_overlap.py [--model DIR] [--isl 512,1024] [--repeats 9]
+        [--transport auto]
     [--figure SVG]
 
 A prefill and a decode worker's engine with real transfer agents, in two processes; no router and no HTTP.
@@ -31,9 +32,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Literal
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "engine_bench"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import numpy as np
 from bench_kv_overlap_svg import Bar, Overlap, draw

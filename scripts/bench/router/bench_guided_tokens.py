@@ -3,7 +3,7 @@
     python scripts/bench/router/bench_guided_tokens.py
     python scripts/bench/router/bench_guided_tokens.py --model-dir PATH --max-tokens 1000 --seeds 10
 
-Each schema of `scripts/bench/router/guided_schemas.py` is answered with each seed at temperature 1, by the engine in
+Each schema of `guided_schemas.py` is answered with each seed at temperature 1, by the engine in
 this process; the four ways of writing JSON get the same prompts and seeds. An answer has ended if it is complete before
 `--max-tokens`. White space is that outside of strings. Nothing is left on the disk.
 """
@@ -21,7 +21,7 @@ from typing import Any
 
 import tokenizers
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
 from scripts.bench.router.guided_schemas import SCHEMAS  # noqa: E402

@@ -22,7 +22,7 @@ import yaml
 
 from slipstream.router.http.failover.socket_holder import SocketHolder
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 MODEL = "bench"
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0

@@ -35,7 +35,7 @@ from slipstream.cluster.tools.bench.client.conversation import Lengths, Syntheti
 from slipstream.cluster.tools.bench.client.prompt_text import words_of
 from slipstream.cluster.tools.report.table import Cell, Table
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 STATISTICS = ("avg", "p50", "p90", "p99")
 TIMES = ("time_to_first_token", "inter_token_latency", "request_latency")
 COMPARED = [

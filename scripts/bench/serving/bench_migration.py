@@ -1,6 +1,6 @@
 """How long does a stream stand still when it moves to another decode worker? With pre-copy and without.
 
-    python scripts/bench/serving/bench_migration.py                                  both, prompts of 256 and 2,000
+    python scripts/bench/serving/bench_migration.py   both, prompts of 256 and 2,000
     tokens python scripts/bench/serving/bench_migration.py --prompt 1000 --moves 40
 
 Two decode workers, each a process of its own with one thread and a random model of 125M parameters
@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
 from scripts.bench.engine.yardstick_models import make_model  # noqa: E402

@@ -5,9 +5,9 @@ Starts two clusters from one config that differ in a single key, `router.dispatc
 decode worker computes everything itself. Rounds are interleaved (local, remote, local, remote, ...) so that a noisy
 neighbour hits both alike; the table shows medians over the rounds.
 
-    python scripts/bench/serving/bench_serving.py                                  both modes, a grid of ISL and
+    python scripts/bench/serving/bench_serving.py   both modes, a grid of ISL and
     concurrency python scripts/bench/serving/bench_serving.py --isl 512 --osl 64 --concurrency 1,8 --rounds 5 python
-    scripts/bench/serving/bench_serving.py --url http://127.0.0.1:8000      one running server, any that takes token ids
+    scripts/bench/serving/bench_serving.py --url http://127.0.0.1:8000   any server that takes token ids
     python scripts/bench/serving/bench_serving.py --url slipstream=http://127.0.0.1:8000 --url
     vllm=http://127.0.0.1:8001
                                                                      several, compared in the same way
@@ -46,7 +46,7 @@ from slipstream.cluster.tools.bench.client.request_sender import Asker
 from slipstream.cluster.tools.bench.client.server_facts import model_cards
 from slipstream.cluster.tools.bench.load.measures import percentile
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 NEVER_LOCAL, ALWAYS_LOCAL = 0, 10**9
 TIMEOUT_S = 600.0  # of a request
 

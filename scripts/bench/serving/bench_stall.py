@@ -1,8 +1,8 @@
 """Do long prompts stall the streams of others? Gaps between tokens while long prompts arrive, and without them.
 
-    python scripts/bench/serving/bench_stall.py --placement remote        prompts over 64 tokens are computed by the
-    prefill worker python scripts/bench/serving/bench_stall.py --placement local         the decode worker computes them
-    in chunks beside its streams python scripts/bench/serving/bench_stall.py --placement slo           the default:
+    python scripts/bench/serving/bench_stall.py --placement remote   prompts over 64 tokens are computed by the
+    prefill worker python scripts/bench/serving/bench_stall.py --placement local   the decode worker computes them
+    in chunks beside its streams python scripts/bench/serving/bench_stall.py --placement slo   the default:
     scored
 
 Each starts a cluster of one prefill and one decode worker with a thread each, and a random model of 125M parameters
@@ -25,7 +25,7 @@ from pathlib import Path
 
 import yaml
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
 from scripts.bench.engine.yardstick_models import make_model  # noqa: E402

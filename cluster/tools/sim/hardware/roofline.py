@@ -12,7 +12,7 @@ from pathlib import Path
 
 from slipstream.cluster.tools.sim.hardware.hardware_profile import RoleProfile, WorkerProfile
 
-PROFILES = Path(__file__).resolve().parents[2] / "configs" / "profiles"
+PROFILES = Path(__file__).resolve().parents[4] / "configs" / "profiles"
 
 
 @dataclass(frozen=True, slots=True)
