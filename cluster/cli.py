@@ -13,9 +13,9 @@ import click
 import psutil
 
 from slipstream import __version__
-from slipstream.cluster.config.loading.config_warnings import Machine, doubts_about
+from slipstream.cluster.config.loading.config_warnings import Machine, warnings_about
 from slipstream.cluster.config.settings_file import ConfigError
-from slipstream.cluster.processes import process_tree as processes
+from slipstream.cluster.processes import process_tree
 from slipstream.cluster.sizing.config_choice import checked_config
 from slipstream.cluster.state import run_state
 from slipstream.cluster.state.run_state import ClusterPhase, ClusterState, NoHome
@@ -97,8 +97,8 @@ def check_command(configs: tuple[Path, ...], elsewhere: bool) -> None:
             console.error(f"{path}: {refusal}")
         if not refusals:
             pools = ", ".join(f"{pool.replicas} x {role} (tp {pool.tp})" for role, pool in config.pools())
-            for doubt in doubts_about(config, machine):
-                console.warning(f"{path}: {doubt}")
+            for warning in warnings_about(config, machine):
+                console.warning(f"{path}: {warning}")
             click.echo(f"{path}: ok: {config.model.name} with {pools}, HTTP port {config.router.http.port}")
     sys.exit(2 if failed else 0)
 
@@ -142,7 +142,7 @@ def _stop(state: ClusterState, now: bool, grace: bool) -> int:
         console.error(f"{state.name} (pid {state.pid}) belongs to another user")
         return 1
     # How long a drain may take is configured, and the driver sees to it.
-    if not processes.wait_until_gone(state.pid, state.started, DOWN_PATIENCE_S if now else math.inf):
+    if not process_tree.wait_until_gone(state.pid, state.started, DOWN_PATIENCE_S if now else math.inf):
         console.error(f"{state.name} (pid {state.pid}) has not ended within {DOWN_PATIENCE_S:g} s")
         return 1
     click.echo(f"{state.name} is down")

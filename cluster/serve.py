@@ -19,7 +19,7 @@ from pathlib import Path
 import click
 
 from slipstream.cluster.driver.guardian import guard
-from slipstream.cluster.processes.guardian_link import INTERRUPTED, OwnGuardian
+from slipstream.cluster.processes.guardian_link import INTERRUPTED, GuardianLink
 from slipstream.router.process.module_command import module_command
 
 
@@ -47,7 +47,7 @@ def serve_command(target: Path | None, name: str | None, port: int | None, timin
         from slipstream.cluster.sizing.config_choice import write_chosen
 
         sys.exit(write_chosen(target, write))
-    guardian = OwnGuardian.of_this_process()
+    guardian = GuardianLink.of_this_process()
     if guardian is None:
         options = [f"--name={name}"] * (name is not None) + [f"--port={port}"] * (port is not None)
         options += ["--timings"] * timings

@@ -15,11 +15,11 @@ from slipstream.cluster.update.updater import Updater
 DEFAULTS = UpdateOptions()
 
 
-class _Strict(BaseModel):
+class _StrictUpdate(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class UpdateQuestion(_Strict):
+class UpdateQuestion(_StrictUpdate):
     config: str = Field(min_length=1, description="Absolute path of a configuration on the driver's machine.")
     surge: int = Field(DEFAULTS.surge, description="Groups of each role more than wanted, for a while.")
     max_unavailable: int = Field(DEFAULTS.max_unavailable, description="Groups of each role fewer than wanted.")
@@ -46,7 +46,7 @@ class UpdateQuestion(_Strict):
             raise FleetError("invalid", name, str(error)) from None
 
 
-class SplitQuestion(_Strict):
+class SplitQuestion(_StrictUpdate):
     weights: dict[str, float] = Field(min_length=1, description="Shares by version, of any sum.")
 
 

@@ -16,7 +16,7 @@ from slipstream.cluster.repository.files_metrics import FilesPage
 GOODBYE_S = 1
 
 
-class Server(uvicorn.Server):
+class UvicornServer(uvicorn.Server):
     """A uvicorn server that does not handle signals, as the driver does that."""
 
     @contextlib.contextmanager
@@ -24,14 +24,14 @@ class Server(uvicorn.Server):
         yield
 
 
-def web_server(parts: DriverParts) -> Server:
+def web_server(parts: DriverParts) -> UvicornServer:
     """A server with the routes of everything that operators can ask of this driver."""
     pages = [FilesPage(parts.files)] if parts.files is not None else []
     routers = [planner_routes(parts.decisions, parts.fleet, pages)]
     if parts.updater is not None:
         routers.append(update_routes(parts.updater))
     app = build_app(parts, routers)
-    return Server(
+    return UvicornServer(
         uvicorn.Config(
             app,
             loop="none",

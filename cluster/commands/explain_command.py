@@ -12,7 +12,7 @@ import click
 
 from slipstream.cluster.state.cluster_status import KEY_VARIABLE, direct_opener, shown_key
 from slipstream.cluster.state.run_state import cluster_here
-from slipstream.cluster.terminal.command_error import CannotTell, exit_told
+from slipstream.cluster.terminal.command_error import CommandError, exit_on_command_error
 from slipstream.router.observability.explain.explain_table import listing, table
 
 TIMEOUT_S = 10.0
@@ -34,7 +34,7 @@ def explain_command(
         raise click.UsageError("give an ID or --last, not both")
     if name is not None and url is not None:
         raise click.UsageError("give --name or --url, not both")
-    with exit_told():
+    with exit_on_command_error():
         base = url.rstrip("/").removesuffix("/v1") if url is not None else url_of_cluster(name)
         if request_id is None:
             told = ask(f"{base}/v1/requests?limit={last or 20}", key)
@@ -46,15 +46,15 @@ def explain_command(
 
 
 def url_of_cluster(name: str | None) -> str:
-    """The URL of the cluster called `name` or, without a name, of the only one. Raises CannotTell."""
+    """The URL of the cluster called `name` or, without a name, of the only one. Raises CommandError."""
     state = cluster_here(name, "--url http://HOST:PORT")
     if not state.url:
-        raise CannotTell(f"{state.name} does not listen yet")
+        raise CommandError(f"{state.name} does not listen yet")
     return state.ask_url
 
 
 def ask(url: str, key: str | None) -> Any:
-    """The router's answer. Raises CannotTell, with one sentence, if there is none."""
+    """The router's answer. Raises CommandError, with one sentence, if there is none."""
     where = url
     try:
         parts = urlsplit(url)
@@ -63,12 +63,12 @@ def ask(url: str, key: str | None) -> Any:
         with opener.open(urllib.request.Request(url, headers=shown_key(key)), timeout=TIMEOUT_S) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
-        raise CannotTell(refusal(error, where)) from error
+        raise CommandError(refusal(error, where)) from error
     except OSError as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        raise CannotTell(f"the router at {where} cannot be reached: {reason}") from error
+        raise CommandError(f"the router at {where} cannot be reached: {reason}") from error
     except ValueError as error:  # not a URL, or an answer that is not JSON
-        raise CannotTell(f"{where} is not a Slipstream router: {error}") from error
+        raise CommandError(f"{where} is not a Slipstream router: {error}") from error
 
 
 def refusal(error: urllib.error.HTTPError, where: str) -> str:

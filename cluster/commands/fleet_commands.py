@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 
 import click
 
-from slipstream.cluster.admin_api.client.admin_port import Operator
+from slipstream.cluster.admin_api.client.admin_port import AdminPort
 from slipstream.cluster.admin_api.client.cluster_choice import DETACH, ClusterChoice, of_a_cluster
 from slipstream.cluster.terminal import console
-from slipstream.cluster.terminal.command_error import CannotTell, exit_told
+from slipstream.cluster.terminal.command_error import CommandError, exit_on_command_error
 from slipstream.router.protocol.messages import ROLES
 
 ASK_EVERY_S = 0.3
@@ -38,7 +38,7 @@ def scale_command(cluster: ClusterChoice, wanted: tuple[str, ...], detach: bool,
         if role in replicas:
             raise click.UsageError(f"{role} is given twice: {' '.join(wanted)}")
         replicas[role] = count
-    with exit_told():
+    with exit_on_command_error():
         _scale(cluster.operator(), replicas, detach, as_json)
 
 
@@ -50,7 +50,7 @@ def scale_command(cluster: ClusterChoice, wanted: tuple[str, ...], detach: bool,
 @FLEET_JSON
 def drain_command(cluster: ClusterChoice, worker: str, no_migrate: bool, detach: bool, as_json: bool) -> None:
     """Empty WORKER without losing a request, then end it for good."""
-    with exit_told():
+    with exit_on_command_error():
         operator = cluster.operator()
         begun = operator.post(_worker_path(worker, "drain"), {"migrate": not no_migrate}, waits=False)
         _follow(operator, begun, [worker], detach, as_json)
@@ -64,7 +64,7 @@ def drain_command(cluster: ClusterChoice, worker: str, no_migrate: bool, detach:
 @FLEET_JSON
 def role_command(cluster: ClusterChoice, worker: str, role: str, detach: bool, as_json: bool) -> None:
     """Make WORKER serve as a prefill or a decode worker, with the weights that it already has in memory."""
-    with exit_told():
+    with exit_on_command_error():
         operator = cluster.operator()
         begun = operator.post(_worker_path(worker, "role"), {"role": role}, waits=False)
         _follow(operator, begun, [worker], detach, as_json)
@@ -82,7 +82,7 @@ def _replicas(text: str) -> tuple[str, int]:
     return role, int(count)
 
 
-def _scale(operator: Operator, replicas: dict[str, int], detach: bool, as_json: bool) -> None:
+def _scale(operator: AdminPort, replicas: dict[str, int], detach: bool, as_json: bool) -> None:
     before = operator.get("/v1/fleet")
     grown_first = sorted(replicas, key=lambda role: replicas[role] < before[f"num_{role}"])
     touched: list[str] = []
@@ -94,7 +94,7 @@ def _scale(operator: Operator, replicas: dict[str, int], detach: bool, as_json: 
     _follow(operator, begun, touched, detach, as_json)
 
 
-def _follow(operator: Operator, fleet: dict[str, Any], names: list[str], detach: bool, as_json: bool) -> None:
+def _follow(operator: AdminPort, fleet: dict[str, Any], names: list[str], detach: bool, as_json: bool) -> None:
     """Shows the progress of the members until they are at rest or gone. Exits with 1 if one of them cannot start."""
     begun, restarts = fleet, operator.restarts
     if fleet["warning"] is not None:
@@ -130,7 +130,7 @@ def _exit_after_restart(begun: dict[str, Any], fleet: dict[str, Any], as_json: b
     now = " and ".join(f"{are[role]} {role}" for role in ROLES)
     if are != were:
         wanted = " and ".join(f"{were[role]} {role}" for role in ROLES)
-        raise CannotTell(f"the cluster has started again meanwhile, with {now} workers; {wanted} were to be there")
+        raise CommandError(f"the cluster has started again meanwhile, with {now} workers; {wanted} were to be there")
     console.error(f"the cluster has started again meanwhile, with {now} workers, which is what was to be there")
     sys.exit(0)
 

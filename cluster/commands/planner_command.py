@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from slipstream.cluster.admin_api.client.cluster_choice import JSON, ClusterChoice, of_a_cluster
-from slipstream.cluster.terminal.command_error import exit_told
+from slipstream.cluster.terminal.command_error import exit_on_command_error
 
 
 @click.command("planner")
@@ -21,7 +21,7 @@ from slipstream.cluster.terminal.command_error import exit_told
 @JSON
 def planner_command(cluster: ClusterChoice, last: int, changes: bool, alternatives: bool, as_json: bool) -> None:
     """List the planner's latest decisions, the last one first."""
-    with exit_told():
+    with exit_on_command_error():
         told = cluster.operator().get(f"/v1/planner/decisions?last={last}&changes={str(changes).lower()}")
     if as_json:
         click.echo(json.dumps(told, indent=1))

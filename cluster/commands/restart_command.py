@@ -16,12 +16,12 @@ import click
 import psutil
 
 from slipstream.cluster.fleet.update_plan import ENDED
-from slipstream.cluster.processes import process_tree as processes
+from slipstream.cluster.processes import process_tree
 from slipstream.cluster.processes.guardian_link import VARIABLE
 from slipstream.cluster.state import run_state
 from slipstream.cluster.state.run_state import ClusterState
 from slipstream.cluster.terminal import console
-from slipstream.cluster.terminal.command_error import CannotTell, exit_told
+from slipstream.cluster.terminal.command_error import CommandError, exit_on_command_error
 
 LOOK_EVERY_S = 0.2
 TRY_TIMEOUT_S = 120.0
@@ -36,7 +36,7 @@ def restart_command(name: str | None) -> None:
     This is how Slipstream is upgraded: install the new version where the running one is, then call this. Clients of a
     router without TLS wait until the cluster serves again, and then get the rest of their answers.
     """
-    with exit_told():
+    with exit_on_command_error():
         state = _chosen(name)
         environment = DriverEnvironment.of(state)
         version = environment.version()
@@ -51,18 +51,18 @@ def restart_command(name: str | None) -> None:
 
 
 def _chosen(name: str | None) -> ClusterState:
-    """The cluster, which serves and is not being updated. Raises CannotTell."""
+    """The cluster, which serves and is not being updated. Raises CommandError."""
     states = [state for state in run_state.read_all(run_state.run_folder()) if name in (None, state.name)]
     if not states:
-        raise CannotTell(f"no cluster named {name} runs here" if name else "no cluster runs here")
+        raise CommandError(f"no cluster named {name} runs here" if name else "no cluster runs here")
     if len(states) > 1:
         console.error(f"several clusters run here, say which one: {', '.join(state.name for state in states)}")
         sys.exit(2)
     (state,) = states
     if not state.is_up:
-        raise CannotTell(f"{state.name} is {state.phase if state.has_driver else 'starting again'}; nothing was done")
+        raise CommandError(f"{state.name} is {state.phase if state.has_driver else 'starting again'}; nothing was done")
     if state.update_phase is not None and state.update_phase not in ENDED:
-        raise CannotTell(f"{state.name} is being updated ({state.update}), which a restart would cut short")
+        raise CommandError(f"{state.name} is being updated ({state.update}), which a restart would cut short")
     return state
 
 
@@ -77,24 +77,24 @@ class DriverEnvironment:
 
     @classmethod
     def of(cls, state: ClusterState) -> DriverEnvironment:
-        """Those of the present driver. Raises CannotTell."""
+        """Those of the present driver. Raises CommandError."""
         try:
             driver = psutil.Process(state.driver)
             variables = {key: value for key, value in driver.environ().items() if key != VARIABLE}
             python = tuple(itertools.takewhile(lambda argument: argument != "-m", driver.cmdline()))
             return cls(python, driver.cwd(), variables)
         except psutil.AccessDenied:
-            raise CannotTell(f"{state.name} (pid {state.driver}) belongs to another user") from None
+            raise CommandError(f"{state.name} (pid {state.driver}) belongs to another user") from None
         except psutil.Error:
-            raise CannotTell(f"the driver of {state.name} has just ended; nothing was done") from None
+            raise CommandError(f"the driver of {state.name} has just ended; nothing was done") from None
 
     def version(self) -> str:
-        """The version of Slipstream that the next driver would be. Raises CannotTell."""
+        """The version of Slipstream that the next driver would be. Raises CommandError."""
         return self._run("-c", VERSION)
 
     def check(self, config: str) -> None:
         """Whether that version accepts the configuration file. What the running cluster takes of this machine, such as
-        its ports, does not count. Raises CannotTell."""
+        its ports, does not count. Raises CommandError."""
         self._run("-m", "slipstream.cluster.cli", "check", "--elsewhere", config)
 
     def _run(self, *arguments: str) -> str:
@@ -104,29 +104,29 @@ class DriverEnvironment:
                 command, cwd=self.folder, env=self.variables, capture_output=True, text=True, timeout=TRY_TIMEOUT_S
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise CannotTell(f"the next driver would not start: {error}; nothing was done") from None
+            raise CommandError(f"the next driver would not start: {error}; nothing was done") from None
         if done.returncode != 0:
             lines = (done.stderr or done.stdout).strip().splitlines() or [f"exit code {done.returncode}"]
-            raise CannotTell(f"the next driver would not start: {lines[-1].strip()[:300]}; nothing was done")
+            raise CommandError(f"the next driver would not start: {lines[-1].strip()[:300]}; nothing was done")
         return done.stdout.strip()
 
 
 def _end_driver(state: ClusterState) -> None:
     """Sends SIGTERM to the driver alone: its guardian, which got no signal, starts the next one."""
-    if processes.is_running(state.driver, state.driver_started):
+    if process_tree.is_running(state.driver, state.driver_started):
         os.kill(state.driver, signal.SIGTERM)
 
 
 def _next(before: ClusterState) -> ClusterState:
-    """Waits until another driver serves. Raises CannotTell if the cluster has ended."""
+    """Waits until another driver serves. Raises CommandError if the cluster has ended."""
     path = run_state.run_folder() / f"{before.name}.json"
     while True:
         state = run_state.read(path)
         is_ours = state is not None and (state.pid, state.started) == (before.pid, before.started)
         if state is None or not is_ours or state.is_stale:
-            if not processes.is_running(before.pid, before.started):
+            if not process_tree.is_running(before.pid, before.started):
                 where = f"; the logs are in {before.log_dir}" if before.log_dir else ""
-                raise CannotTell(f"{before.name} has ended, because no driver could be started{where}")
+                raise CommandError(f"{before.name} has ended, because no driver could be started{where}")
         elif state.is_up and (state.driver, state.driver_started) != (before.driver, before.driver_started):
             return state
         time.sleep(LOOK_EVERY_S)

@@ -13,19 +13,19 @@ from typing import Any
 import click
 
 from slipstream.cluster.admin_api.client.admin_client import client_of
-from slipstream.cluster.admin_api.client.admin_port import Operator
+from slipstream.cluster.admin_api.client.admin_port import AdminPort
 from slipstream.cluster.admin_api.client.cluster_choice import TOKEN, URL, ClusterChoice
 from slipstream.cluster.state import run_state
 from slipstream.cluster.state.cluster_status import describe, router_status
 from slipstream.cluster.state.run_state import ClusterState, MemberStatus
 from slipstream.cluster.terminal import console
-from slipstream.cluster.terminal.command_error import CannotTell, exit_told
+from slipstream.cluster.terminal.command_error import CommandError, exit_on_command_error
 
 CLEAR = "\x1b[H\x1b[J"
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class StatusView:
     """What is known about a cluster at one moment."""
 
     state: ClusterState
@@ -47,7 +47,7 @@ def status_command(
     name: str | None, watch: bool, every: float, url: str | None, token: str | None, as_json: bool
 ) -> None:
     """Show the clusters whose drivers run on this machine, the one called NAME, or one on another machine."""
-    with exit_told(), suppress(KeyboardInterrupt):
+    with exit_on_command_error(), suppress(KeyboardInterrupt):
         for ended in run_state.sweep(run_state.run_folder()) if url is None else ():
             console.warning(f"{ended.name} has ended: {ended.last_words}")
         elsewhere = ClusterChoice(None, url, token).operator() if url is not None else None
@@ -64,7 +64,7 @@ def status_command(
             time.sleep(every)
 
 
-def _here(name: str | None) -> Iterator[Look]:
+def _here(name: str | None) -> Iterator[StatusView]:
     """Clusters on this machine, by their state files, together with what their drivers tell if they already serve."""
     for state in run_state.read_all(run_state.run_folder()):
         if name not in (None, state.name):
@@ -75,18 +75,18 @@ def _here(name: str | None) -> Iterator[Look]:
         if state.operator_url and state.phase == "ready":
             try:
                 told = client_of(state).get("/v1/status")
-            except CannotTell:
+            except CommandError:
                 told = {}
-        yield Look(state, told.get("router") or router_status(state.ask_url), told.get("signals"))
+        yield StatusView(state, told.get("router") or router_status(state.ask_url), told.get("signals"))
 
 
-def _elsewhere(operator: Operator, url: str) -> Look:
-    """A cluster on another machine. Raises CannotTell."""
+def _elsewhere(operator: AdminPort, url: str) -> StatusView:
+    """A cluster on another machine. Raises CommandError."""
     told = operator.get("/v1/status")
     known = {field.name for field in fields(ClusterState)}
     try:
         state = ClusterState(**{key: value for key, value in told.items() if key in known})
         state.members = [MemberStatus(**member) for member in told["members"]]
     except (TypeError, KeyError) as error:
-        raise CannotTell(f"{url} is of another version of Slipstream: {error}") from error
-    return Look(state, told.get("router"), told.get("signals"))
+        raise CommandError(f"{url} is of another version of Slipstream: {error}") from error
+    return StatusView(state, told.get("router"), told.get("signals"))

@@ -11,11 +11,11 @@ from typing import Any
 
 import click
 
-from slipstream.cluster.admin_api.client.admin_port import Operator
+from slipstream.cluster.admin_api.client.admin_port import AdminPort
 from slipstream.cluster.admin_api.client.cluster_choice import DETACH, JSON, ClusterChoice, of_a_cluster
 from slipstream.cluster.config.settings_file import ConfigError, SettingsFile
 from slipstream.cluster.fleet.update_plan import ENDED, UpdateOptions
-from slipstream.cluster.terminal.command_error import exit_told
+from slipstream.cluster.terminal.command_error import exit_on_command_error
 
 DEFAULTS = UpdateOptions()
 ASK_EVERY_S = 0.5
@@ -73,7 +73,7 @@ def update_command(
     rollback`. Exits with 1 if the update was rolled back.
     """
     if config is None:
-        with exit_told():
+        with exit_on_command_error():
             show(cluster.operator().get(PATH), as_json)
         return
     question = {
@@ -87,7 +87,7 @@ def update_command(
         "start_timeout_s": start_timeout_s,
     }
     until = {"canary"} if split is not None and not auto else set[str]()
-    with exit_told():
+    with exit_on_command_error():
         operator = cluster.operator(_name_in(config) if cluster.url is None else None)
         follow(operator, operator.post(PATH, question, timeout_s=READ_S), as_json, until=until, detach=detach)
 
@@ -110,7 +110,7 @@ def split_command(cluster: ClusterChoice, shares: tuple[str, ...], as_json: bool
             version = ""
         if not version:
             raise click.UsageError(f"expected VERSION=SHARE, got {share!r}")
-    with exit_told():
+    with exit_on_command_error():
         show(cluster.operator().post(f"{PATH}/split", {"weights": weights}), as_json)
 
 
@@ -123,14 +123,14 @@ def rollback_command(cluster: ClusterChoice, detach: bool, as_json: bool) -> Non
 
     After a completed update, update back to the previous version.
     """
-    with exit_told():
+    with exit_on_command_error():
         operator = cluster.operator()
         begun = operator.post(f"{PATH}/rollback")
         follow(operator, begun, as_json, until=set(), detach=detach, expects_rollback=True)
 
 
 def follow(
-    operator: Operator,
+    operator: AdminPort,
     answer: dict[str, Any],
     as_json: bool,
     *,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from slipstream.cluster.config.cluster_config import OperatorConfig
+from slipstream.cluster.config.cluster_config import AdminApiConfig
 
 MIN_TOKEN_CHARS = 16
 
 
-def read_token(config: OperatorConfig) -> str:
+def read_token(config: AdminApiConfig) -> str:
     """The token from the configured file, or a random one. Raises ValueError."""
     if config.token_file is None:
         return secrets.token_urlsafe(32)

@@ -23,7 +23,7 @@ ROUTER_CPUS = 0.05  # only reserved; for what that means see PoolConfig
 
 
 @dataclass(frozen=True, slots=True)
-class ModelConfig:
+class ServedModelConfig:
     """`path` is a local directory in Hugging Face layout, or one with a numbered folder for each version, of which
     `version` selects one (null: the highest number). For a plain directory, `version` is a name for its content (null:
     a name is derived from the content). `name` is the name that clients ask for, by default that of the directory.
@@ -140,7 +140,7 @@ class RestartConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorConfig:
+class AdminApiConfig:
     """Where the driver serves the admin API. `port` 0: any free port, which `slipstream status` shows; null: no admin
     API. `token_file` holds the token that callers must present; by default that is a random one, in the state file,
     which only this user can read."""
@@ -167,7 +167,7 @@ class ClusterConfig:
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
-    model: ModelConfig
+    model: ServedModelConfig
     name: str = "slipstream"
     engine: EngineConfig = field(default_factory=EngineConfig)
     prefill: PoolConfig = field(default_factory=PoolConfig)
@@ -176,7 +176,7 @@ class ClusterConfig:
     kv_transfer: TransferConfig = field(default_factory=TransferConfig)
     ray: RayConfig = field(default_factory=RayConfig)
     restart: RestartConfig = field(default_factory=RestartConfig)
-    operator: OperatorConfig = field(default_factory=OperatorConfig)
+    operator: AdminApiConfig = field(default_factory=AdminApiConfig)
     planner: PlannerConfig = field(default_factory=PlannerConfig)
     startup_timeout_s: float = 300.0
     drain_timeout_s: float = 30.0

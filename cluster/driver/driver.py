@@ -16,21 +16,21 @@ from functools import partial
 from pathlib import Path
 
 from slipstream import __version__
-from slipstream.cluster.admin_api.admin_server import OperatorPort, operating
+from slipstream.cluster.admin_api.admin_server import AdminServer, operating
 from slipstream.cluster.admin_api.driver_parts import DriverParts
 from slipstream.cluster.config.admin_token import read_token
 from slipstream.cluster.config.served_config import as_plain
 from slipstream.cluster.driver.driver_task import DriverTask
-from slipstream.cluster.driver.status_reporter import Watch
+from slipstream.cluster.driver.status_reporter import StatusReporter
 from slipstream.cluster.driver.stop_order import StopOrder, unless
 from slipstream.cluster.driver.urls import port_of, url_of
 from slipstream.cluster.fleet.update_plan import UpdateEvent
 from slipstream.cluster.planner.decision_log import DecisionLog
 from slipstream.cluster.planner.planner_loading import load_planner
-from slipstream.cluster.planner.planner_loop import PlannerShell, planning
-from slipstream.cluster.processes import process_tree as processes
+from slipstream.cluster.planner.planner_loop import PlannerLoop, planning
+from slipstream.cluster.processes import process_tree
 from slipstream.cluster.ray.bundles import CannotPlace, check_fits, pool_resources
-from slipstream.cluster.ray.local_ray import OwnRay, RayFailed
+from slipstream.cluster.ray.local_ray import LocalRay, RayFailed
 from slipstream.cluster.ray.ray_session import RaySession, connected
 from slipstream.cluster.repository.files_watch import FilesWatch, watching
 from slipstream.cluster.repository.model_content import ModelContent, content_of, unused_name
@@ -58,14 +58,14 @@ class Driver:
         self._console = console
         self._timings = task.timings
         self._log_dir = log_dir
-        self._operator_port: OperatorPort | None = None
+        self._operator_port: AdminServer | None = None
         self._content: Future[ModelContent] = Future()
         self._state = ClusterState(
             name=task.config.name,
             pid=task.guardian.pid,
             started=task.guardian.started,
             driver=os.getpid(),
-            driver_started=processes.start_time(os.getpid()) or 0.0,
+            driver_started=process_tree.start_time(os.getpid()) or 0.0,
             config=str(task.config_path.resolve()),
             served=as_plain(task.config),
             model=task.config.model.name,
@@ -77,7 +77,7 @@ class Driver:
             self._state.carry_on(task.before)
         self._state_file = StateFile(task.state_path, self._state, console.event)
 
-    def run(self, where: OwnRay | str) -> int:
+    def run(self, where: LocalRay | str) -> int:
         """Serves until a signal, on a Ray of our own or at an address. Returns the exit code."""
         try:
             self._begin_operator()
@@ -91,9 +91,9 @@ class Driver:
             self._console.say(f"connecting to Ray at {where}")
         else:
             self._console.pending("starting Ray")
-        own = where if isinstance(where, OwnRay) else None
+        own = where if isinstance(where, LocalRay) else None
         try:
-            address = where.address() if isinstance(where, OwnRay) else where
+            address = where.address() if isinstance(where, LocalRay) else where
             with connected(address, is_own=own is not None) as session:
                 self._console.step("Ray runs" if own else f"connected to Ray at {address}")
                 try:
@@ -108,9 +108,9 @@ class Driver:
                 self._console.say(f"the logs of all processes are in {self._log_dir}")
             return 1
 
-    async def _serve(self, session: RaySession, own: OwnRay | None) -> int:
+    async def _serve(self, session: RaySession, own: LocalRay | None) -> int:
         stop = StopOrder()
-        watch = Watch(self._console, self._state_file, own, self._config.router.http.tls.is_on)
+        watch = StatusReporter(self._console, self._state_file, own, self._config.router.http.tls.is_on)
         with stop.signals(), self._guardian.watched(partial(self._on_guardian_gone, stop)):
             content = await self._content_unless(stop.given)
             if content is None:
@@ -161,12 +161,12 @@ class Driver:
         is_kept = before is not None and bool(before.operator_token) and config.token_file is None
         self._state.operator_token = before.operator_token if before is not None and is_kept else read_token(config)
         port = config.port or (port_of(before.operator_url) if before is not None else None)
-        self._operator_port = OperatorPort(config, port or 0)
+        self._operator_port = AdminServer(config, port or 0)
         self._state.operator_url = url_of("http", Endpoint(config.host, self._operator_port.port))
 
     @asynccontextmanager
     async def _operating(
-        self, supervisor: Supervisor, fleet: ClusterFleet, watch: Watch, content: ModelContent
+        self, supervisor: Supervisor, fleet: ClusterFleet, watch: StatusReporter, content: ModelContent
     ) -> AsyncIterator[None]:
         """Runs the planner, the updater and the admin API while the cluster serves."""
         planner = self._config.planner
@@ -185,11 +185,13 @@ class Driver:
                 await stack.enter_async_context(operating(self._operator_port, parts))
             if decisions is not None:
                 see, say = router.signals, self._console.event
-                shell = PlannerShell(planner, load_planner(planner), fleet, see, decisions, say)
+                shell = PlannerLoop(planner, load_planner(planner), fleet, see, decisions, say)
                 await stack.enter_async_context(planning(shell))
             yield
 
-    def _updater(self, supervisor: Supervisor, fleet: ClusterFleet, watch: Watch, content: ModelContent) -> Updater:
+    def _updater(
+        self, supervisor: Supervisor, fleet: ClusterFleet, watch: StatusReporter, content: ModelContent
+    ) -> Updater:
         state = self._state
 
         def show(event: UpdateEvent, release: Release) -> None:
@@ -205,7 +207,9 @@ class Driver:
         updater = Updater(first, fleet, supervisor.router.member, self._overrides.load, show, earlier, state.names)
         return updater
 
-    def _supervised(self, session: RaySession, watch: Watch, content: ModelContent) -> tuple[Supervisor, ClusterFleet]:
+    def _supervised(
+        self, session: RaySession, watch: StatusReporter, content: ModelContent
+    ) -> tuple[Supervisor, ClusterFleet]:
         """The supervisor and the fleet of the deployment. Raises CannotPlace."""
         config = self._config
         pools = pool_resources(config, session.resources.get("GPU", 0.0))
@@ -255,7 +259,7 @@ class Driver:
         state.version, state.content = version, content.digest
         state.names.append(version)
 
-    async def _bring_up(self, supervisor: Supervisor, fleet: ClusterFleet, watch: Watch) -> None:
+    async def _bring_up(self, supervisor: Supervisor, fleet: ClusterFleet, watch: StatusReporter) -> None:
         """Starts everything and waits for the first token. Raises StartFailed."""
         try:
             async with asyncio.timeout(self._config.startup_timeout_s):

@@ -12,16 +12,16 @@ from types import FrameType
 from typing import TextIO
 
 from slipstream.cluster.config.cluster_config import ClusterConfig, RayConfig
-from slipstream.cluster.config.loading.config_warnings import Machine, doubts_about, missing_parts
+from slipstream.cluster.config.loading.config_warnings import Machine, missing_parts, warnings_about
 from slipstream.cluster.config.loading.overrides import Overrides
 from slipstream.cluster.config.served_config import from_plain
 from slipstream.cluster.config.settings_file import ConfigError
 from slipstream.cluster.driver.driver_task import DriverTask
 from slipstream.cluster.driver.listeners import listeners, why_no_unix_socket, why_not_there
-from slipstream.cluster.processes.guardian_link import INTERRUPTED, OwnGuardian
+from slipstream.cluster.processes.guardian_link import INTERRUPTED, GuardianLink
 from slipstream.cluster.processes.process_log import redirect_output
-from slipstream.cluster.ray import local_ray as own_ray
-from slipstream.cluster.ray.local_ray import OwnRay
+from slipstream.cluster.ray import local_ray
+from slipstream.cluster.ray.local_ray import LocalRay
 from slipstream.cluster.sizing.config_choice import config_file
 from slipstream.cluster.state import run_state
 from slipstream.cluster.state.run_state import ClusterState
@@ -38,7 +38,9 @@ class Interrupted(BaseException):
     """A signal came before the cluster was up. It is not an Exception, so that no handler in between catches it."""
 
 
-def run_driver(guardian: OwnGuardian, target: Path | None, *, name: str | None, port: int | None, timings: bool) -> int:
+def run_driver(
+    guardian: GuardianLink, target: Path | None, *, name: str | None, port: int | None, timings: bool
+) -> int:
     """Serves a configuration, or one that is chosen for a model (`sizing.target`), to the end. Returns the exit code;
     everything else is reported at the terminal."""
     try:
@@ -49,7 +51,7 @@ def run_driver(guardian: OwnGuardian, target: Path | None, *, name: str | None, 
         return INTERRUPTED
 
 
-def _run(guardian: OwnGuardian, target: Path | None, overrides: Overrides, timings: bool) -> int:
+def _run(guardian: GuardianLink, target: Path | None, overrides: Overrides, timings: bool) -> int:
     before = state_before(guardian)
     try:
         config_path = Path(before.config) if before is not None else config_file(target, overrides.name)
@@ -65,8 +67,8 @@ def _run(guardian: OwnGuardian, target: Path | None, overrides: Overrides, timin
         console.error(str(error))
         return 1
     if before is None:
-        for doubt in doubts_about(config, Machine.this()):
-            console.warning(f"{config_path}: {doubt}")
+        for warning in warnings_about(config, Machine.this()):
+            console.warning(f"{config_path}: {warning}")
     address = ray_address(config.ray)
     try:
         if address is None and not guardian.is_again:  # else the keeper has the ports
@@ -89,7 +91,7 @@ def _run(guardian: OwnGuardian, target: Path | None, overrides: Overrides, timin
         return 1
 
 
-def state_before(guardian: OwnGuardian) -> ClusterState | None:
+def state_before(guardian: GuardianLink) -> ClusterState | None:
     """What the previous driver of the same guardian has left, with the configuration that it served: that of the
     latest update, or the file as it was then. What has been written into the file since is no part of it."""
     if not guardian.is_again:
@@ -104,14 +106,14 @@ def _serve(task: DriverTask, address: str | None) -> int:
     terminal, log_dir = Console(sys.stdout), None
     try:
         with ExitStack() as stack:
-            ray: str | OwnRay
+            ray: str | LocalRay
             if address is not None:
                 ray = address
             else:
-                os.environ.update(own_ray.environment())
+                os.environ.update(local_ray.environment())
                 log_dir = log_folder(config.name, is_fresh=not guardian.is_again)
                 terminal = Console(take_terminal(log_dir))
-                ray = stack.enter_context(OwnRay(config, log_dir / "ray.log"))
+                ray = stack.enter_context(LocalRay(config, log_dir / "ray.log"))
                 ray.reaper.remove_after(guardian.pid, guardian.started, task.state_path)
                 if guardian.keeper is not None:
                     ray.reaper.remove_after(guardian.pid, guardian.started, guardian.keeper.path.parent)

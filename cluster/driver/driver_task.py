@@ -7,7 +7,7 @@ from pathlib import Path
 
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.loading.overrides import Overrides
-from slipstream.cluster.processes.guardian_link import OwnGuardian
+from slipstream.cluster.processes.guardian_link import GuardianLink
 from slipstream.cluster.state.run_state import ClusterState
 
 
@@ -17,7 +17,7 @@ class DriverTask:
     file is at `state_path`. `before` is what the previous driver has left there, if there was one: its cluster is to be
     brought up again. `timings` shows where the time of the start went."""
 
-    guardian: OwnGuardian
+    guardian: GuardianLink
     config: ClusterConfig
     config_path: Path
     overrides: Overrides

@@ -28,8 +28,8 @@ from socket import AF_UNIX, SHUT_WR, SOCK_SEQPACKET, socketpair
 
 from slipstream import __version__
 from slipstream.cluster.driver.driver_restarts import DriverRestarts
-from slipstream.cluster.processes import process_tree as processes
-from slipstream.cluster.processes.guardian_link import INTERRUPTED, LET_GO, RAY_ENDED, READY, Briefing
+from slipstream.cluster.processes import process_tree
+from slipstream.cluster.processes.guardian_link import INTERRUPTED, LET_GO, RAY_ENDED, READY, DriverEnv
 from slipstream.cluster.state import run_state
 from slipstream.cluster.terminal import console
 from slipstream.router.http.failover.socket_holder import SocketHolder
@@ -130,12 +130,15 @@ class GuardedDriver:
         self._end_s: float | None = None
         self._link, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
         with theirs:
-            briefing = Briefing(
+            driver_env = DriverEnv(
                 os.getpid(), theirs.fileno(), str(keeper.path) if keeper is not None else None, is_again, __version__
             )
             try:
                 self._process = subprocess.Popen(
-                    command, env=os.environ | briefing.environment(), pass_fds=[theirs.fileno()], start_new_session=True
+                    command,
+                    env=os.environ | driver_env.environment(),
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
                 )
             except OSError:
                 self._link.close()
@@ -204,7 +207,7 @@ def _adopt_orphans() -> None:
 
 def _collect_orphans(but: int | None = None) -> None:
     """Lets go of children that have ended, except the driver, whose exit code `subprocess` wants."""
-    for process in processes.own_children():
+    for process in process_tree.own_children():
         if process.pid != but:
             with suppress(ChildProcessError):
                 os.waitpid(process.pid, os.WNOHANG)
@@ -214,10 +217,10 @@ def _clear_away() -> None:
     """Ends what a driver has left. Its reaper is at that already."""
     for _ in range(MAX_ROUNDS):
         _collect_orphans()
-        left = processes.descendants()
+        left = process_tree.descendants()
         if not left:
             return
-        processes.wait_or_kill(left, CLEAR_AWAY_S)
+        process_tree.wait_or_kill(left, CLEAR_AWAY_S)
 
 
 @contextmanager

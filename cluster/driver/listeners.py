@@ -12,7 +12,7 @@ from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.router.process.listening import bound_at, close_all, why_path_is_taken
 
 
-class Listener(NamedTuple):
+class ListenAddress(NamedTuple):
     """One listening address; `port` 0: any free port."""
 
     section: str  # the section of the configuration that names it
@@ -20,18 +20,18 @@ class Listener(NamedTuple):
     port: int
 
 
-def listeners(config: ClusterConfig) -> Iterator[Listener]:
+def listeners(config: ClusterConfig) -> Iterator[ListenAddress]:
     """All listening addresses except those of workers."""
     router, operator = config.router, config.operator
-    yield Listener("router.http", router.http.host, router.http.port)
-    yield Listener("router", router.worker_host, router.worker_port)
+    yield ListenAddress("router.http", router.http.host, router.http.port)
+    yield ListenAddress("router", router.worker_host, router.worker_port)
     if router.admin.port is not None:
-        yield Listener("router.admin", router.admin.host, router.admin.port)
+        yield ListenAddress("router.admin", router.admin.host, router.admin.port)
     if operator.port is not None:
-        yield Listener("operator", operator.host, operator.port)
+        yield ListenAddress("operator", operator.host, operator.port)
 
 
-def why_not_there(listener: Listener) -> str | None:
+def why_not_there(listener: ListenAddress) -> str | None:
     """Why this machine cannot listen there now, as one sentence that begins with the key; None if it can."""
     section, host, port = listener
     prefix = "worker_" if section == "router" else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from slipstream.cluster.driver.urls import url_of
-from slipstream.cluster.ray.local_ray import OwnRay
+from slipstream.cluster.ray.local_ray import LocalRay
 from slipstream.cluster.repository.files_watch import FilesWatch
 from slipstream.cluster.state.cluster_status import consequence
 from slipstream.cluster.state.run_state import MemberStatus, StateFile
@@ -17,14 +17,14 @@ from slipstream.router.process.listening import here
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 
 
-class Watch:
+class StatusReporter:
     """The supervisor's observer (`kept.Observer`)."""
 
-    def __init__(self, console: Console, state_file: StateFile, own_ray: OwnRay | None, uses_tls: bool) -> None:
+    def __init__(self, console: Console, state_file: StateFile, local_ray: LocalRay | None, uses_tls: bool) -> None:
         self._console = console
         self._state = state_file.state
         self._state_file = state_file
-        self._own_ray = own_ray
+        self._own_ray = local_ray
         self._uses_tls = uses_tls
         self.http: tuple[str, int, bool] | None = None  # the router's host and port for this machine; TLS?
         self.settled = False

@@ -7,7 +7,7 @@ from collections import deque
 
 from slipstream.cluster.config.planner_config import PlannerConfig
 from slipstream.cluster.fleet.fleet_port import FleetState
-from slipstream.cluster.planner.pool_options import Move, Pools
+from slipstream.cluster.planner.pool_options import PoolChange, Pools
 
 STUCK = 3.0  # times as long as a start takes, and a change does not count as one any more
 LEAST_STUCK_S = 120.0
@@ -27,7 +27,7 @@ class ChangeHistory:
         self.start_s, self.switch_s = config.start_s, config.switch_s
         self.settles_s = float("-inf")
         self.changed_s = float("-inf")
-        self._begun: tuple[float, Move, Pools] | None = None  # the change under way: since when, what, from what
+        self._begun: tuple[float, PoolChange, Pools] | None = None  # the change under way: since when, what, from what
         self._changing_since_s: float | None = None
         self._ready_before = 0
         self._reversals: deque[float] = deque(maxlen=MAX_DOUBLINGS)  # when a change was taken back
@@ -59,7 +59,7 @@ class ChangeHistory:
             self.changed_s = now
             self.settles_s = max(self.settles_s, now + self._config.settle_s)
 
-    def _learn(self, move: Move, took_s: float, fleet: FleetState, now: float) -> None:
+    def _learn(self, move: PoolChange, took_s: float, fleet: FleetState, now: float) -> None:
         if move.num_added:
             num_ready = sum(one.state == "ready" for one in fleet.members)
             if num_ready < self._ready_before + move.num_added:
@@ -90,7 +90,7 @@ class ChangeHistory:
         if self._takes_back(before, after, now):
             self._reversals.append(now)
         self._made.append((now, before, after))
-        self._begun = (now, Move.between(before, after), before)
+        self._begun = (now, PoolChange.between(before, after), before)
         self._ready_before = sum(one.state == "ready" for one in fleet.members)
         self.changed_s = now
         self.settles_s = now + self._config.settle_s
@@ -122,7 +122,7 @@ class ChangeHistory:
             f"{max(self._wait_until_s(now) - now, 0.0):.0f} s more"
         )
 
-    def busy_share(self, move: Move) -> float:
+    def busy_share(self, move: PoolChange) -> float:
         """Workers that a change keeps from working, over the horizon."""
         return (move.num_switched * self.switch_s + move.num_added * self.start_s) / self._config.horizon_s
 

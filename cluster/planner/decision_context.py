@@ -8,16 +8,16 @@ from slipstream.cluster.fleet.fleet_port import FleetState
 from slipstream.cluster.planner.change_history import ChangeHistory
 from slipstream.cluster.planner.model.queueing_model import Outlook
 from slipstream.cluster.planner.planner_decision import Alternative
-from slipstream.cluster.planner.pool_options import Limits, Move, Pools
+from slipstream.cluster.planner.pool_options import PoolChange, PoolLimits, Pools
 from slipstream.router.status.load_signals import Signals
 
 MAX_ALTERNATIVES = 12
 
 
-class Look:
+class DecisionContext:
     """One decision in the making: what it is about, and the options that were looked at."""
 
-    def __init__(self, signals: Signals, fleet: FleetState, now: float, limits: Limits, pools: Pools) -> None:
+    def __init__(self, signals: Signals, fleet: FleetState, now: float, limits: PoolLimits, pools: Pools) -> None:
         self.signals, self.fleet, self.now, self.limits, self.pools = signals, fleet, now, limits, pools
         self.predict: Callable[[Pools, float], Outlook]
         self.seen: tuple[tuple[str, float], ...] = ()
@@ -33,7 +33,7 @@ class Look:
 
     def cost(self, pools: Pools, history: ChangeHistory) -> float:
         """In workers: those that run, and those that the change keeps from running, over the horizon."""
-        cost = pools.total + history.busy_share(Move.between(self.pools, pools))
+        cost = pools.total + history.busy_share(PoolChange.between(self.pools, pools))
         self._noted[pools] = (self.outlook(pools), cost, "")
         return cost
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from slipstream.cluster.planner.model.corrections import Corrections
 from slipstream.cluster.planner.model.demand import DemandWatch, backlog_of, demand_of, mix_window
 from slipstream.cluster.planner.model.queueing_model import Demand, Outlook, WorkerModel, outlook
-from slipstream.cluster.planner.model.running_answers import Running, running_of
+from slipstream.cluster.planner.model.running_answers import RunningAnswers, running_of
 from slipstream.cluster.planner.model.worker_models import worker_models
 from slipstream.cluster.planner.pool_options import Pools
 from slipstream.router.status.load_signals import Signals
@@ -23,7 +23,7 @@ class Forecast:
 
     prefill: WorkerModel
     decode: WorkerModel
-    running: Running
+    running: RunningAnswers
     per_s: float
     backlog: float
     seen: Demand

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 WAKING_S = 1.0  # between looks at a cluster without decode workers: whoever waits there waits for us
 
 
-class PlannerShell:
+class PlannerLoop:
     """`signals` raises OSError while there is no router to ask. Nothing that goes wrong in a look ends the next."""
 
     def __init__(
@@ -85,7 +85,7 @@ class PlannerShell:
 
 
 @contextlib.asynccontextmanager
-async def planning(shell: PlannerShell) -> AsyncIterator[None]:
+async def planning(shell: PlannerLoop) -> AsyncIterator[None]:
     """The planner plans meanwhile."""
     task = asyncio.create_task(shell.run(), name="planner")
     try:

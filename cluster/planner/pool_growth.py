@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from slipstream.cluster.config.planner_config import PlannerConfig
 from slipstream.cluster.planner.change_history import ChangeHistory
-from slipstream.cluster.planner.decision_context import Look
+from slipstream.cluster.planner.decision_context import DecisionContext
 from slipstream.cluster.planner.model.queueing_model import Outlook
 from slipstream.cluster.planner.pool_options import Pools, candidates
 
@@ -53,14 +53,16 @@ class Shortage:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class GrowthChoice:
     """`holds`: they are predicted to keep the levels."""
 
     pools: Pools
     holds: bool
 
 
-def choose(look: Look, shortage: Shortage, config: PlannerConfig, history: ChangeHistory) -> Choice | None:
+def choose(
+    look: DecisionContext, shortage: Shortage, config: PlannerConfig, history: ChangeHistory
+) -> GrowthChoice | None:
     """The best pools with as many workers or more, noting in `look` what speaks against the others. None: there are
     none that would do better."""
     best: tuple[tuple[float, ...], Pools] | None = None
@@ -73,11 +75,16 @@ def choose(look: Look, shortage: Shortage, config: PlannerConfig, history: Chang
             continue  # no better than what is there, which holds barely, too
         if best is None or rank < best[0]:
             best = rank, pools
-    return Choice(best[1], best[0][0] < RANK_NOT_HELD) if best is not None else None
+    return GrowthChoice(best[1], best[0][0] < RANK_NOT_HELD) if best is not None else None
 
 
 def _rank(
-    look: Look, pools: Pools, shortage: Shortage, config: PlannerConfig, history: ChangeHistory, may_add: bool
+    look: DecisionContext,
+    pools: Pools,
+    shortage: Shortage,
+    config: PlannerConfig,
+    history: ChangeHistory,
+    may_add: bool,
 ) -> tuple[float, ...] | None:
     """The lower the better; None if they would not do."""
     predicted, cost, per_s = look.outlook(pools), look.cost(pools, history), shortage.per_s
@@ -103,7 +110,7 @@ def _rank(
     return RANK_NOT_HELD, -round(math.log(predicted.goodput_per_s) / ALIKE), cost
 
 
-def _bears(look: Look, pools: Pools, config: PlannerConfig) -> float:
+def _bears(look: DecisionContext, pools: Pools, config: PlannerConfig) -> float:
     """So many times the load."""
     bears = 1.0
     for room in ROOMS:

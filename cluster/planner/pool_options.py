@@ -31,7 +31,7 @@ class Pools:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class PoolChange:
     """From some pools to others: how many workers change role, are new, go."""
 
     num_switched: int
@@ -39,14 +39,14 @@ class Move:
     num_removed: int
 
     @classmethod
-    def between(cls, now: Pools, then: Pools) -> Move:
+    def between(cls, now: Pools, then: Pools) -> PoolChange:
         prefill, decode = then.num_prefill - now.num_prefill, then.num_decode - now.num_decode
         switched = min(abs(prefill), abs(decode)) if prefill * decode < 0 else 0
         return cls(switched, max(then.total - now.total, 0), max(now.total - then.total, 0))
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PoolLimits:
     """What the configuration and the machines allow."""
 
     min_prefill: int
@@ -56,7 +56,7 @@ class Limits:
     max_workers: int
 
     @classmethod
-    def of(cls, config: PlannerConfig, fleet: FleetState, first_total: int) -> Limits:
+    def of(cls, config: PlannerConfig, fleet: FleetState, first_total: int) -> PoolLimits:
         most = config.max_workers if config.max_workers is not None else max(first_total, 1)
         if fleet.max_members is not None:
             most = min(most, fleet.max_members)
@@ -82,7 +82,7 @@ class Limits:
         return Pools(prefill, decode)
 
 
-def candidates(now: Pools, limits: Limits) -> Iterator[Pools]:
+def candidates(now: Pools, limits: PoolLimits) -> Iterator[Pools]:
     """All splits of few workers; of many, those that differ by powers of two in each pool. `now` is among them."""
     if max(now.total, min(limits.max_workers, 2 * now.total + 2)) <= FEW:
         for prefill in range(limits.max_prefill + 1):
@@ -99,7 +99,7 @@ def candidates(now: Pools, limits: Limits) -> Iterator[Pools]:
                 yield pools
 
 
-def smaller(now: Pools, step: int, limits: Limits) -> list[Pools]:
+def smaller(now: Pools, step: int, limits: PoolLimits) -> list[Pools]:
     """With fewer workers: one pool smaller, or one smaller still and the other larger."""
     found = []
     for size in {1, step}:
@@ -113,7 +113,7 @@ def smaller(now: Pools, step: int, limits: Limits) -> list[Pools]:
 def towards(now: Pools, then: Pools, step: int, growth: int = 1) -> Pools:
     """As far on the way as one change goes: at most `step` workers switch or go, at most `growth` come for each that is
     there."""
-    move = Move.between(now, then)
+    move = PoolChange.between(now, then)
     switched = min(move.num_switched, step)
     prefill, decode = then.num_prefill - now.num_prefill, then.num_decode - now.num_decode
     sign = 1 if prefill > 0 else -1

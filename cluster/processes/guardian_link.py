@@ -13,7 +13,7 @@ from pathlib import Path
 from select import POLLHUP, POLLRDHUP
 from socket import socket
 
-from slipstream.cluster.processes import process_tree as processes
+from slipstream.cluster.processes import process_tree
 
 VARIABLE = "SLIPSTREAM_GUARDIAN"  # for the driver alone: what it starts does not inherit it
 READY, LET_GO = b"ready", b"let go"
@@ -22,7 +22,7 @@ RAY_ENDED = 3  # the exit code of a driver whose Ray has died
 
 
 @dataclass(frozen=True, slots=True)
-class Briefing:
+class DriverEnv:
     """What a guardian tells a driver that it starts: its own process, the descriptor of their link, the keeper's path
     if there is one, and whether there was a previous driver."""
 
@@ -33,7 +33,7 @@ class Briefing:
     slipstream: str = ""  # its version: it may be older than the driver's
 
     @classmethod
-    def of(cls, text: str) -> Briefing:
+    def of(cls, text: str) -> DriverEnv:
         """From the variable. Fields of another version are left out."""
         known = {field.name for field in fields(cls)}
         return cls(**{key: value for key, value in json.loads(text).items() if key in known})
@@ -42,23 +42,23 @@ class Briefing:
         return {VARIABLE: json.dumps(asdict(self))}
 
 
-class OwnGuardian:
+class GuardianLink:
     """The guardian of this process, which is a driver and was started with that briefing. If the guardian is killed,
     the driver is to end."""
 
-    def __init__(self, briefing: Briefing) -> None:
-        self.pid, self.is_again, self.slipstream = briefing.guardian, briefing.is_again, briefing.slipstream
-        started = processes.start_time(self.pid)
+    def __init__(self, driver_env: DriverEnv) -> None:
+        self.pid, self.is_again, self.slipstream = driver_env.guardian, driver_env.is_again, driver_env.slipstream
+        started = process_tree.start_time(self.pid)
         self.started = started if started is not None else 0.0  # see `start_time`; 0: it is gone
-        self._link = socket(fileno=briefing.link)
+        self._link = socket(fileno=driver_env.link)
         self._link.set_inheritable(False)
-        self.keeper = ClientsAtGuardian(Path(briefing.keeper), self._link) if briefing.keeper is not None else None
+        self.keeper = ClientsAtGuardian(Path(driver_env.keeper), self._link) if driver_env.keeper is not None else None
 
     @classmethod
-    def of_this_process(cls) -> OwnGuardian | None:
+    def of_this_process(cls) -> GuardianLink | None:
         """None: this process has no guardian. To be called once."""
-        briefing = os.environ.pop(VARIABLE, None)
-        return None if briefing is None else cls(Briefing.of(briefing))
+        driver_env = os.environ.pop(VARIABLE, None)
+        return None if driver_env is None else cls(DriverEnv.of(driver_env))
 
     @property
     def is_alive(self) -> bool:

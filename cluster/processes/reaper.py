@@ -22,7 +22,7 @@ from typing import IO
 
 import psutil
 
-from slipstream.cluster.processes import process_tree as processes
+from slipstream.cluster.processes import process_tree
 from slipstream.router.process.module_command import module_command
 
 PATIENCE_S = 1.0
@@ -48,7 +48,7 @@ class Reaper:
 
     def watch(self, running: Iterable[psutil.Process]) -> None:
         for process in running:
-            started = processes.start_time(process.pid)
+            started = process_tree.start_time(process.pid)
             if started is not None and process.pid != self.pid and (process.pid, started) not in self._known:
                 self._known.add((process.pid, started))
                 self._write(f"process {process.pid} {started}\n")
@@ -92,11 +92,11 @@ def reap(cluster_id: str, source: IO[str]) -> None:
         elif kind == "path-of":
             pid, started, its_path = rest.split(" ", 2)
             paths_of.append((int(pid), float(started), Path(its_path)))
-    alive = [psutil.Process(pid) for pid, started in watched if processes.is_running(pid, started)]
-    roots = [*alive, *processes.marked(cluster_id)]
-    family = {*roots, *(child for root in roots for child in processes.children(root))}
-    processes.wait_or_kill(family, PATIENCE_S)
-    paths += [path for pid, started, path in paths_of if not processes.is_running(pid, started)]
+    alive = [psutil.Process(pid) for pid, started in watched if process_tree.is_running(pid, started)]
+    roots = [*alive, *process_tree.marked(cluster_id)]
+    family = {*roots, *(child for root in roots for child in process_tree.children(root))}
+    process_tree.wait_or_kill(family, PATIENCE_S)
+    paths += [path for pid, started, path in paths_of if not process_tree.is_running(pid, started)]
     for path in paths:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)

@@ -27,7 +27,7 @@ from typing import IO
 import psutil
 
 from slipstream.cluster.config.cluster_config import ClusterConfig
-from slipstream.cluster.processes import process_tree as processes
+from slipstream.cluster.processes import process_tree
 from slipstream.cluster.processes.guardian_link import RAY_ENDED
 from slipstream.cluster.processes.reaper import Reaper
 from slipstream.cluster.ray.ray_folder import RayFolder
@@ -66,11 +66,11 @@ def environment() -> dict[str, str]:
         "RAY_task_events_report_interval_ms": "0",
         # Ray runs its workers at nice 15, behind everything else on the machine, which would slow down every token.
         "RAY_worker_niceness": "0",
-        processes.MARK: secrets.token_hex(16),
+        process_tree.MARK: secrets.token_hex(16),
     }
 
 
-class OwnRay:
+class LocalRay:
     """A Ray that `with` starts in the background; `address` waits for it.
 
     `environment()` must be in `os.environ`. `log_path` gets Ray's output. If Ray dies under the cluster, this process
@@ -83,7 +83,7 @@ class OwnRay:
         self._log_begins = log_path.stat().st_size if log_path.exists() else 0
         self._is_expected_to_end = threading.Event()
         self._folder = RayFolder()
-        self.reaper = Reaper(os.environ[processes.MARK])
+        self.reaper = Reaper(os.environ[process_tree.MARK])
         self.reaper.remove(self._folder.path)
         with self._open_log() as log:
             self._process = subprocess.Popen(
@@ -96,20 +96,20 @@ class OwnRay:
                 preexec_fn=_die_with_parent,
             )
 
-    def __enter__(self) -> OwnRay:
+    def __enter__(self) -> LocalRay:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._is_expected_to_end.set()
-        left = [process for process in processes.descendants() if process.pid != self.reaper.pid]
+        left = [process for process in process_tree.descendants() if process.pid != self.reaper.pid]
         # Ray is killed, because it has nothing worth saving and takes seconds to end normally. Its core processes die
         # with it, as it has asked the kernel for that. The others we have to end ourselves: its agents would stay for a
         # minute, and members of the cluster that have not ended by now will not.
         self._process.kill()
         self._process.wait()
-        processes.wait_or_kill(left, 0.0)
+        process_tree.wait_or_kill(left, 0.0)
         self.reaper.close()  # removes the folder
         self._folder.close()
 
@@ -129,10 +129,10 @@ class OwnRay:
 
     def watch_processes(self) -> None:
         """Tells the reaper what to end if this process is killed. To be called when processes have been added."""
-        self.reaper.watch(processes.descendants())
+        self.reaper.watch(process_tree.descendants())
 
     def _watch(self) -> None:
-        if wait_for_end(self._process, processes.descendants(), self._is_expected_to_end):
+        if wait_for_end(self._process, process_tree.descendants(), self._is_expected_to_end):
             os._exit(RAY_ENDED)
 
     def _open_log(self) -> IO[bytes]:
@@ -157,9 +157,9 @@ def wait_for_end(
     for process in below:
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.name() in CORE_PROCESSES:
-                core.append((process.pid, processes.start_time(process.pid)))
+                core.append((process.pid, process_tree.start_time(process.pid)))
     while not expected.wait(LOOK_EVERY_S):
-        has_core = all(started is not None and processes.is_running(pid, started) for pid, started in core)
+        has_core = all(started is not None and process_tree.is_running(pid, started) for pid, started in core)
         if ray_start.poll() is not None or not has_core:
             return not expected.is_set()
     return False

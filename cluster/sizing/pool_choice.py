@@ -51,7 +51,7 @@ class PoolChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SizingChoice:
     """A deployment. `tp` is that of both pools. `notes` are sentences about what one might not expect."""
 
     device: Literal["cpu", "cuda"]
@@ -63,12 +63,12 @@ class Choice:
     notes: tuple[str, ...] = ()
 
 
-def choose(machine: MachineFacts, model: ModelFacts) -> Choice:
+def choose(machine: MachineFacts, model: ModelFacts) -> SizingChoice:
     """Raises CannotServe."""
     return _on_gpus(machine, model) if machine.gpu_bytes else _on_cpu(machine, model)
 
 
-def _on_cpu(machine: MachineFacts, model: ModelFacts) -> Choice:
+def _on_cpu(machine: MachineFacts, model: ModelFacts) -> SizingChoice:
     threads, prefill_threads = _threads(machine.num_cores)
     is_shared = machine.has_kernels and model.is_native
     weight_bytes = model.weight_bytes if is_shared else model.widened_bytes
@@ -83,7 +83,7 @@ def _on_cpu(machine: MachineFacts, model: ModelFacts) -> Choice:
         context = _context(smallest_mib * MIB, model)
         if context >= min(model.max_positions, GOOD_CONTEXT if num_prefill else LEAST_CONTEXT):
             of_prefill = prefill_threads[0] if prefill_threads else None
-            return Choice(
+            return SizingChoice(
                 device="cpu",
                 prefill=PoolChoice(num_prefill, of_prefill, prefill_mib) if num_prefill else PoolChoice(0),
                 decode=PoolChoice(1, threads, decode_mib),
@@ -103,7 +103,7 @@ def _on_cpu(machine: MachineFacts, model: ModelFacts) -> Choice:
     raise CannotServe(text)
 
 
-def _on_gpus(machine: MachineFacts, model: ModelFacts) -> Choice:
+def _on_gpus(machine: MachineFacts, model: ModelFacts) -> SizingChoice:
     if not machine.has_ucx:
         raise CannotServe(f"with a GPU, KV pages travel by UCX; {MISSING}")
     num_gpus, free = len(machine.gpu_bytes), min(machine.gpu_bytes)
@@ -124,7 +124,7 @@ def _on_gpus(machine: MachineFacts, model: ModelFacts) -> Choice:
     context = _context(kv_mib * MIB * tp, model)
     idle = num_gpus - groups * tp
     notes = (f"{idle} of {num_gpus} GPUs stay idle: a group takes {tp}",) if idle else ()
-    return Choice(
+    return SizingChoice(
         device="cuda",
         prefill=PoolChoice(num_prefill, None, kv_mib if num_prefill else 0),
         decode=PoolChoice(groups - num_prefill, None, kv_mib),

@@ -23,8 +23,8 @@ from pydantic_core import PydanticSerializationError
 
 from slipstream.cluster.fleet.fleet_port import MemberState
 from slipstream.cluster.fleet.update_plan import ENDED, Phase
-from slipstream.cluster.processes import process_tree as processes
-from slipstream.cluster.terminal.command_error import CannotTell
+from slipstream.cluster.processes import process_tree
+from slipstream.cluster.terminal.command_error import CommandError
 from slipstream.router.protocol.messages import Role
 
 SOON_S = 0.05
@@ -57,9 +57,9 @@ class MemberStatus:
 
 @dataclass(slots=True)
 class ClusterState:
-    """The state of a cluster. `pid` and `started` (`processes.start_time`) identify the process that gets signals for
-    it (`guardian`), `driver` and `driver_started` its driver. `wanted` is how many groups of each role are to be there;
-    empty: as the configuration says. `served` is the content of the file `config` as it was when it was read
+    """The state of a cluster. `pid` and `started` (`process_tree.start_time`) identify the process that gets signals
+    for it (`guardian`), `driver` and `driver_started` its driver. `wanted` is how many groups of each role are to be
+    there; empty: as the configuration says. `served` is the content of the file `config` as it was when it was read
     (`served_config`). `version` is what is served of it is called, `content` the digest of that (`ModelContent`).
     `slipstream` and `guardian_slipstream` are the versions of this program that the two processes run."""
 
@@ -111,7 +111,7 @@ class ClusterState:
 
     @property
     def is_stale(self) -> bool:
-        return not processes.is_running(self.pid, self.started)
+        return not process_tree.is_running(self.pid, self.started)
 
     @property
     def last_words(self) -> str:
@@ -126,7 +126,7 @@ class ClusterState:
     @property
     def has_driver(self) -> bool:
         """Otherwise it was killed, and the next one has not come so far."""
-        return processes.is_running(self.driver, self.driver_started)
+        return process_tree.is_running(self.driver, self.driver_started)
 
     @property
     def is_up(self) -> bool:
@@ -309,16 +309,16 @@ def remove_those_of(guardian: int) -> None:
 
 def cluster_here(name: str | None, elsewhere: str, among_several: str | None = None) -> ClusterState:
     """The cluster called `name` or, without a name, the only one that runs on this machine; if there are several, the
-    one called `among_several`. Raises CannotTell, which mentions that options like `elsewhere` find clusters on other
+    one called `among_several`. Raises CommandError, which mentions that options like `elsewhere` find clusters on other
     machines."""
     states = [state for state in read_all(run_folder()) if name in (None, state.name)]
     if not states:
         which = f"no cluster named {name} runs here" if name is not None else "no cluster runs here"
         ended = "".join(f"; {one.name} has ended: {one.last_words}" for one in sweep(run_folder()))
-        raise CannotTell(f"{which}{ended}; for one elsewhere give {elsewhere}")
+        raise CommandError(f"{which}{ended}; for one elsewhere give {elsewhere}")
     if len(states) > 1 and among_several is not None:
         states = [state for state in states if state.name == among_several] or states
     if len(states) > 1:
         names = ", ".join(state.name for state in states)
-        raise CannotTell(f"several clusters run here, say which one with --name: {names}")
+        raise CommandError(f"several clusters run here, say which one with --name: {names}")
     return states[0]

@@ -15,7 +15,7 @@ from slipstream.cluster.ray.bundles import PoolResources, pool_resources, sum_of
 from slipstream.cluster.ray.node_choice import NodeLoad, choose_node
 from slipstream.cluster.ray.ray_session import RaySession
 from slipstream.cluster.repository.files_watch import VersionFiles
-from slipstream.cluster.supervisor.managed import KeptGroup
+from slipstream.cluster.supervisor.managed import ManagedGroup
 from slipstream.cluster.supervisor.members.deployment import Deployment
 from slipstream.cluster.supervisor.members.group_member import GroupMember
 from slipstream.cluster.supervisor.members.members import Group
@@ -76,7 +76,7 @@ class ClusterFleet:
     def forget_version(self, version: str) -> None:
         """Makes no more groups of a version. Raises FleetError if there still are some, or if it is the only
         version."""
-        if any(kept.member.version == version for kept in self._supervisor.groups):
+        if any(managed.member.version == version for managed in self._supervisor.groups):
             raise FleetError("conflict", "version", f"workers of version {version!r} are still there")
         if list(self._versions) == [version]:
             raise FleetError("conflict", "version", f"{version!r} is the only version")
@@ -101,11 +101,12 @@ class ClusterFleet:
         groups = self._supervisor.groups
         expected = self._supervisor.expected
         return FleetState(
-            members=tuple(_member(kept) for kept in groups),
+            members=tuple(_member(managed) for managed in groups),
             num_prefill=expected.num_prefill,
             num_decode=expected.num_decode,
             max_members=self._max_members(),
-            is_changing=self.is_held or any(kept.wish is not None or kept.status.state in CHANGING for kept in groups),
+            is_changing=self.is_held
+            or any(managed.pending_change is not None or managed.status.state in CHANGING for managed in groups),
             is_held=self.is_held,
         )
 
@@ -122,33 +123,33 @@ class ClusterFleet:
 
     async def remove(self, name: str, *, migrate: bool = True) -> None:
         """Drains a group and ends it. Does nothing if it is leaving already."""
-        kept = self._kept(name)
-        if not kept.is_leaving:
+        managed = self._managed(name)
+        if not managed.is_leaving:
             self._check_not_held("name")
-            await self._supervisor.let_go(kept, migrate=migrate)
+            await self._supervisor.let_go(managed, migrate=migrate)
 
     async def retire(self, name: str) -> None:
         """The same as `remove`, but for the update that holds the fleet."""
-        kept = self._kept(name)
-        if not kept.is_leaving:
-            await self._supervisor.let_go(kept, migrate=True)
+        managed = self._managed(name)
+        if not managed.is_leaving:
+            await self._supervisor.let_go(managed, migrate=True)
 
     async def switch_role(self, name: str, role: Role) -> None:
         """Changes a group's role. Does nothing if it has that role already."""
-        kept = self._kept(name)
+        managed = self._managed(name)
         self._check_not_held("name")
-        if kept.is_leaving:
+        if managed.is_leaving:
             raise FleetError("conflict", "name", f"{name} is leaving the cluster")
-        if kept.status.state == "failed":
-            raise FleetError("conflict", "name", f"{name} could not be started: {kept.status.detail}")
-        if kept.member.role == role:
+        if managed.status.state == "failed":
+            raise FleetError("conflict", "name", f"{name} could not be started: {managed.status.detail}")
+        if managed.member.role == role:
             return
-        if kept.wish is not None:
+        if managed.pending_change is not None:
             raise FleetError("conflict", "name", f"{name} is on its way to another role already; wait until it serves")
-        reason = cannot_switch(self._versions[kept.member.version].deployment.config)
+        reason = cannot_switch(self._versions[managed.member.version].deployment.config)
         if reason is not None:
             raise FleetError("conflict", "role", f"{name} cannot become a {role} worker: {reason}")
-        await self._supervisor.switch(kept, role)
+        await self._supervisor.switch(managed, role)
 
     async def scale(self, role: Role, replicas: int) -> None:
         """Grows or shrinks a pool. Groups that do not serve yet are removed first, then those that have served for the
@@ -156,12 +157,12 @@ class ClusterFleet:
         if replicas < 0:
             raise FleetError("invalid", "replicas", f"replicas must not be negative, got {replicas}")
         self._check_not_held("replicas")
-        wanted = [kept for kept in self._supervisor.groups if kept.is_wanted and kept.member.role == role]
+        wanted = [managed for managed in self._supervisor.groups if managed.is_wanted and managed.member.role == role]
         if replicas > len(wanted):
             await self.add(role, replicas - len(wanted))
             return
-        for kept in sorted(wanted, key=_worth)[: len(wanted) - replicas]:
-            await self._supervisor.let_go(kept, migrate=True)
+        for managed in sorted(wanted, key=_worth)[: len(wanted) - replicas]:
+            await self._supervisor.let_go(managed, migrate=True)
 
     # ---- groups
 
@@ -170,7 +171,7 @@ class ClusterFleet:
         made_from = self._versions.get(version)
         if made_from is None:
             raise FleetError("unknown", "version", f"there is no version {version!r}")
-        taken = {kept.status.name for kept in self._supervisor.groups}
+        taken = {managed.status.name for managed in self._supervisor.groups}
         free = (name for n in itertools.count() if (name := f"{role}-{n}") not in taken)
         return [
             GroupMember(made_from.deployment, name, role, made_from.pools, self._choose_node)
@@ -190,17 +191,17 @@ class ClusterFleet:
         if self.is_held:
             raise FleetError("conflict", field, "an update is under way; `slipstream update` shows how far it is")
 
-    def _kept(self, name: str) -> KeptGroup:
-        kept = self._supervisor.group(name)
-        if kept is None:
-            names = ", ".join(kept.status.name for kept in self._supervisor.groups) or "none"
+    def _managed(self, name: str) -> ManagedGroup:
+        managed = self._supervisor.group(name)
+        if managed is None:
+            names = ", ".join(managed.status.name for managed in self._supervisor.groups) or "none"
             raise FleetError("unknown", "name", f"there is no worker {name!r}; there are: {names}")
-        return kept
+        return managed
 
     def _choose_node(self, pool: PoolResources) -> str | None:
         if self._session.is_own:
             return None  # there is one
-        groups = [kept.member for kept in self._supervisor.groups]
+        groups = [managed.member for managed in self._supervisor.groups]
         nodes = [
             NodeLoad(
                 node_id=node["NodeID"],
@@ -243,21 +244,21 @@ def cannot_switch(config: ClusterConfig) -> str | None:
     return None
 
 
-def _worth(kept: KeptGroup) -> tuple[int, float]:
-    state = kept.status.state
-    return (LOSABLE.index(state) if state in LOSABLE else len(LOSABLE), -kept.since_s)
+def _worth(managed: ManagedGroup) -> tuple[int, float]:
+    state = managed.status.state
+    return (LOSABLE.index(state) if state in LOSABLE else len(LOSABLE), -managed.since_s)
 
 
-def _member(kept: KeptGroup) -> FleetMember:
-    status = kept.status
+def _member(managed: ManagedGroup) -> FleetMember:
+    status = managed.status
     return FleetMember(
         name=status.name,
-        role=kept.member.role,
+        role=managed.member.role,
         state=status.state,
-        since_s=kept.since_s,
+        since_s=managed.since_s,
         host=status.host,
-        version=kept.member.version,
+        version=managed.member.version,
         detail=status.detail,
-        is_leaving=kept.is_leaving,
+        is_leaving=managed.is_leaving,
         startup_s=tuple(status.startup_s),
     )

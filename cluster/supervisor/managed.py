@@ -34,7 +34,7 @@ class Observer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class PendingChange:
     """Why a group is to be drained: to come back in `next_role`, or (None) to leave for good. At `overdue_s`
     (monotonic) its processes are killed."""
 
@@ -44,7 +44,7 @@ class Wish:
 
 
 @dataclass(slots=True)
-class Kept(Generic[M]):
+class Managed(Generic[M]):
     """A member and what is known about it. `since_s` is monotonic. `last_death` is why it last died, "" once it serves
     again."""
 
@@ -54,7 +54,7 @@ class Kept(Generic[M]):
     since_s: float
     last_death: str = ""
     ready: asyncio.Event = field(default_factory=asyncio.Event)
-    keeper: asyncio.Task[None] | None = None
+    supervising_task: asyncio.Task[None] | None = None
 
     @property
     def refuses(self) -> bool:
@@ -63,16 +63,16 @@ class Kept(Generic[M]):
 
 
 @dataclass(slots=True)
-class KeptGroup(Kept[Group]):
+class ManagedGroup(Managed[Group]):
     """A worker group. `nudge` wakes its follower; `asked_epoch` is the connection in which it was told of its wish."""
 
-    wish: Wish | None = None
+    pending_change: PendingChange | None = None
     asked_epoch: int = 0
     nudge: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def is_leaving(self) -> bool:
-        return self.wish is not None and self.wish.next_role is None
+        return self.pending_change is not None and self.pending_change.next_role is None
 
     @property
     def is_wanted(self) -> bool:

@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from slipstream.cluster.supervisor.managed import Kept, Wish
-from slipstream.cluster.supervisor.members.members import Router
+from slipstream.cluster.supervisor.managed import Managed, PendingChange
+from slipstream.cluster.supervisor.members.members import RouterControl
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.router.status.load_signals import Signals
 
@@ -16,7 +16,7 @@ PATIENCE_S = 5.0
 
 
 @dataclass(slots=True)
-class KeptRouter(Kept[Router]):
+class ManagedRouter(Managed[RouterControl]):
     """Every call gives up after `PATIENCE_S`, except `leave` and `drain`."""
 
     async def leave(self, grace_s: float) -> None:
@@ -48,13 +48,13 @@ class KeptRouter(Kept[Router]):
             return False
         return True
 
-    async def drain_worker(self, name: str, wish: Wish) -> bool:
+    async def drain_worker(self, name: str, pending_change: PendingChange) -> bool:
         """Starts to empty a worker. Returns False if there is no router, it does not answer, or it does not know the
         worker. That worker will connect to the next router, and can be drained then."""
         if self.ready.is_set():
             with suppress(OSError):
                 async with asyncio.timeout(PATIENCE_S):
-                    return await self.member.drain_worker(name, wish.next_role, wish.migrate)
+                    return await self.member.drain_worker(name, pending_change.next_role, pending_change.migrate)
         return False
 
     async def expect(self, expected: ExpectedWorkers) -> None:

@@ -13,11 +13,11 @@ from ray.exceptions import RayError
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.fleet.fleet_port import MemberState
 from slipstream.cluster.state.run_state import MemberStatus
-from slipstream.cluster.supervisor.group_monitor import GIVE_UP_S, SERVING_S, SILENT_S, Follower
-from slipstream.cluster.supervisor.managed import Kept, KeptGroup, Observer, Wish
-from slipstream.cluster.supervisor.managed_router import KeptRouter
+from slipstream.cluster.supervisor.group_monitor import GIVE_UP_S, SERVING_S, SILENT_S, GroupMonitor
+from slipstream.cluster.supervisor.managed import Managed, ManagedGroup, Observer, PendingChange
+from slipstream.cluster.supervisor.managed_router import ManagedRouter
 from slipstream.cluster.supervisor.members.actor_handles import reason_of
-from slipstream.cluster.supervisor.members.members import Group, Member, Router
+from slipstream.cluster.supervisor.members.members import Group, Member, RouterControl
 from slipstream.cluster.supervisor.restart_policy import GiveUp, RestartPolicy
 from slipstream.router.process.addresses import Endpoint
 from slipstream.router.protocol.messages import Role
@@ -42,17 +42,17 @@ class Supervisor:
     The router and the groups come up concurrently. Only their connection has an order: groups serve once the router
     listens. A router that died comes back at the same ports, where the workers, which keep trying, find it.
 
-    A group that is to leave, or to take the other role, gets a `Wish`. Its follower tells the router, which empties the
-    worker, and tells it again if the worker has reconnected meanwhile. A group that dies with a wish to leave is not
-    restarted; one that dies on the way to another role comes back in that role.
+    A group that is to leave, or to take the other role, gets a `PendingChange`. Its follower tells the router, which
+    empties the worker, and tells it again if the worker has reconnected meanwhile. A group that dies with a wish to
+    leave is not restarted; one that dies on the way to another role comes back in that role.
     """
 
-    def __init__(self, config: ClusterConfig, router: Router, observer: Observer) -> None:
+    def __init__(self, config: ClusterConfig, router: RouterControl, observer: Observer) -> None:
         self._config = config
         self._observer = observer
-        self.router = KeptRouter(router, *self._fresh(router))
-        self._follower = Follower(self.router, self._serves, self._note)
-        self._groups: dict[str, KeptGroup] = {}
+        self.router = ManagedRouter(router, *self._fresh(router))
+        self._monitor = GroupMonitor(self.router, self._serves, self._note)
+        self._groups: dict[str, ManagedGroup] = {}
         self._is_settled = False
         self._worker_port: asyncio.Future[Endpoint] = asyncio.get_running_loop().create_future()
         self._all_launched = asyncio.Event()
@@ -62,28 +62,28 @@ class Supervisor:
         status = MemberStatus(member.name, member.role, since=time.time(), version=version)
         return RestartPolicy(self._config.restart), status, time.monotonic()
 
-    def _all(self) -> tuple[KeptRouter | KeptGroup, ...]:
+    def _all(self) -> tuple[ManagedRouter | ManagedGroup, ...]:
         return (self.router, *self._groups.values())
 
     @property
     def members(self) -> list[MemberStatus]:
-        return [kept.status for kept in self._all()]
+        return [managed.status for managed in self._all()]
 
     @property
-    def groups(self) -> list[KeptGroup]:
+    def groups(self) -> list[ManagedGroup]:
         return list(self._groups.values())
 
-    def group(self, name: str) -> KeptGroup | None:
+    def group(self, name: str) -> ManagedGroup | None:
         return self._groups.get(name)
 
     @property
     def expected(self) -> ExpectedWorkers:
         """How many groups of each role are wanted."""
-        wanted = [kept for kept in self._groups.values() if kept.is_wanted]
-        num_prefill = sum(kept.member.role == "prefill" for kept in wanted)
-        decode = [kept for kept in wanted if kept.member.role == "decode"]
+        wanted = [managed for managed in self._groups.values() if managed.is_wanted]
+        num_prefill = sum(managed.member.role == "prefill" for managed in wanted)
+        decode = [managed for managed in wanted if managed.member.role == "decode"]
         longest = self._config.decode.engine.max_model_len
-        hindrance = decode[0].last_death if decode and all(kept.refuses for kept in decode) else ""
+        hindrance = decode[0].last_death if decode and all(managed.refuses for managed in decode) else ""
         return ExpectedWorkers(num_prefill, len(decode), longest, self._is_settled, hindrance)
 
     # ---- life of the whole
@@ -91,12 +91,12 @@ class Supervisor:
     async def start(self, groups: Iterable[Group]) -> None:
         """Starts all members. Returns when every one serves; raises StartFailed if one dies before that."""
         for group in groups:
-            self._groups[group.name] = KeptGroup(group, *self._fresh(group, group.version))
+            self._groups[group.name] = ManagedGroup(group, *self._fresh(group, group.version))
         self._observer.wants(self.expected)
         self._keep(self.router, self._live_as_router)
-        for kept in self._groups.values():
-            self._keep(kept, partial(self._live_as_group, kept))
-        await self.unless_failed(asyncio.gather(*(kept.ready.wait() for kept in self._all())))
+        for managed in self._groups.values():
+            self._keep(managed, partial(self._live_as_group, managed))
+        await self.unless_failed(asyncio.gather(*(managed.ready.wait() for managed in self._all())))
 
     async def unless_failed(self, work: Awaitable[T]) -> T:
         """The result of `work`, or StartFailed as soon as a member has been given up."""
@@ -115,25 +115,25 @@ class Supervisor:
         """The deployment has shown that it works: from now on, members that die are always restarted."""
         self._is_settled = True
         self._all_launched.set()
-        for kept in self._all():
-            kept.policy.cluster_ready()
+        for managed in self._all():
+            managed.policy.cluster_ready()
 
     async def stop(self, *, leaves_clients: bool = False) -> None:
         """Ends all members: first by asking, then by force. The router is not asked if it `leaves_clients` to that of
         the next driver: it would tell them that this is the end."""
-        keepers = [kept.keeper for kept in self._all() if kept.keeper is not None]
-        for keeper in keepers:
-            keeper.cancel()
+        keepers = [managed.supervising_task for managed in self._all() if managed.supervising_task is not None]
+        for supervising_task in keepers:
+            supervising_task.cancel()
         await asyncio.gather(*keepers, return_exceptions=True)
         if leaves_clients:
             self.router.ready.clear()
             self.router.member.kill()
         # The router is stopped last: a worker that loses it would look for it instead of ending.
-        await asyncio.gather(*(kept.member.stop() for kept in self._groups.values() if kept.ready.is_set()))
+        await asyncio.gather(*(managed.member.stop() for managed in self._groups.values() if managed.ready.is_set()))
         if self.router.ready.is_set():
             await self.router.member.stop()
-        for kept in self._all():
-            kept.member.kill()
+        for managed in self._all():
+            managed.member.kill()
         for group in self._groups.values():
             group.member.release()
 
@@ -144,63 +144,65 @@ class Supervisor:
         assert self._is_settled
         for group in groups:
             assert group.name not in self._groups
-            kept = KeptGroup(group, *self._fresh(group, group.version))
-            kept.policy.added_later()
-            self._groups[group.name] = kept
-            self._note(kept, "new", "")
-            self._keep(kept, partial(self._live_as_group, kept))
+            managed = ManagedGroup(group, *self._fresh(group, group.version))
+            managed.policy.added_later()
+            self._groups[group.name] = managed
+            self._note(managed, "new", "")
+            self._keep(managed, partial(self._live_as_group, managed))
         await self._tell_wanted()
 
-    async def let_go(self, kept: KeptGroup, *, migrate: bool) -> None:
+    async def let_go(self, managed: ManagedGroup, *, migrate: bool) -> None:
         """Drains a group and ends it. If nothing can be running on it yet, it ends at once."""
-        kept.wish = Wish(None, migrate, self._overdue_s())
+        managed.pending_change = PendingChange(None, migrate, self._overdue_s())
         await self._tell_wanted()
-        if kept.ready.is_set():
-            kept.asked_epoch = 0
-            kept.nudge.set()
-            self._note(kept, "draining", "is to leave")
+        if managed.ready.is_set():
+            managed.asked_epoch = 0
+            managed.nudge.set()
+            self._note(managed, "draining", "is to leave")
             return
-        assert kept.keeper is not None
-        kept.keeper.cancel()
-        await asyncio.gather(kept.keeper, return_exceptions=True)
-        kept.member.kill()
-        self._forget(kept)
+        assert managed.supervising_task is not None
+        managed.supervising_task.cancel()
+        await asyncio.gather(managed.supervising_task, return_exceptions=True)
+        managed.member.kill()
+        self._forget(managed)
 
-    async def switch(self, kept: KeptGroup, role: Role) -> None:
+    async def switch(self, managed: ManagedGroup, role: Role) -> None:
         """Drains a group and lets it come back in the other role. If it is not running, its next start is in that
         role."""
-        was_serving = kept.ready.is_set()
-        kept.wish = Wish(role, True, self._overdue_s()) if was_serving else None
-        kept.member.become(role)
-        kept.status.role = role
-        kept.asked_epoch = 0
-        kept.nudge.set()
-        self._note(kept, "draining" if was_serving else kept.status.state, f"is to be a {role} worker")
+        was_serving = managed.ready.is_set()
+        managed.pending_change = PendingChange(role, True, self._overdue_s()) if was_serving else None
+        managed.member.become(role)
+        managed.status.role = role
+        managed.asked_epoch = 0
+        managed.nudge.set()
+        self._note(managed, "draining" if was_serving else managed.status.state, f"is to be a {role} worker")
         await self._tell_wanted()
-        if not was_serving and kept.status.state not in NOT_SERVING:
-            kept.member.cut_off()  # it is still loading, in the old role
+        if not was_serving and managed.status.state not in NOT_SERVING:
+            managed.member.cut_off()  # it is still loading, in the old role
 
     def _overdue_s(self) -> float:
         return time.monotonic() + self._config.drain_timeout_s + OVERDUE_S
 
-    def _forget(self, kept: KeptGroup) -> None:
-        kept.member.release()
-        if self._groups.get(kept.status.name) is kept:  # the name may belong to another group by now
-            del self._groups[kept.status.name]
-            self._note(kept, "stopped", "has left the cluster")
+    def _forget(self, managed: ManagedGroup) -> None:
+        managed.member.release()
+        if self._groups.get(managed.status.name) is managed:  # the name may belong to another group by now
+            del self._groups[managed.status.name]
+            self._note(managed, "stopped", "has left the cluster")
 
     # ---- life of a member
 
-    def _keep(self, kept: Kept[M], live: Callable[[], Coroutine[Any, Any, str]]) -> None:
-        kept.keeper = asyncio.create_task(self._keep_alive(kept, live), name=f"keep {kept.status.name}")
-        kept.keeper.add_done_callback(self._keeper_ended)
+    def _keep(self, managed: Managed[M], live: Callable[[], Coroutine[Any, Any, str]]) -> None:
+        managed.supervising_task = asyncio.create_task(
+            self._keep_alive(managed, live), name=f"keep {managed.status.name}"
+        )
+        managed.supervising_task.add_done_callback(self._keeper_ended)
 
-    def _keeper_ended(self, keeper: asyncio.Task[None]) -> None:
-        error = None if keeper.cancelled() else keeper.exception()
+    def _keeper_ended(self, supervising_task: asyncio.Task[None]) -> None:
+        error = None if supervising_task.cancelled() else supervising_task.exception()
         if error is not None and not self._broken.done():
             self._broken.set_exception(error)
 
-    async def _keep_alive(self, kept: Kept[M], live: Callable[[], Coroutine[Any, Any, str]]) -> None:
+    async def _keep_alive(self, managed: Managed[M], live: Callable[[], Coroutine[Any, Any, str]]) -> None:
         """Restarts a member for as long as the policy says so. `live` runs one incarnation of the member, and returns
         the reason for its end."""
         while True:
@@ -208,36 +210,36 @@ class Supervisor:
                 reason = await live()
             except RayError as error:
                 reason = reason_of(error)
-            kept.ready.clear()
-            kept.member.kill()
-            if isinstance(kept, KeptGroup):
-                if kept.is_leaving:
-                    self._forget(kept)
+            managed.ready.clear()
+            managed.member.kill()
+            if isinstance(managed, ManagedGroup):
+                if managed.is_leaving:
+                    self._forget(managed)
                     return
-                kept.wish = None  # it restarts in the role that it was to change to
+                managed.pending_change = None  # it restarts in the role that it was to change to
             now_s = time.monotonic()
-            verdict = kept.policy.died(now_s, reason)
+            verdict = managed.policy.died(now_s, reason)
             if isinstance(verdict, GiveUp):
-                self._note(kept, "failed", verdict.reason)
+                self._note(managed, "failed", verdict.reason)
                 if not self._is_settled:
-                    raise StartFailed(f"{kept.status.name}: {verdict.reason}")
+                    raise StartFailed(f"{managed.status.name}: {verdict.reason}")
                 await self._tell_wanted()
                 return
-            kept.status.restarts, kept.last_death = kept.policy.restarts, reason
-            self._note(kept, "dead", f"{reason}; starting it again in {verdict.at_s - now_s:.1f} s")
-            if kept.refuses:
+            managed.status.restarts, managed.last_death = managed.policy.restarts, reason
+            self._note(managed, "dead", f"{reason}; starting it again in {verdict.at_s - now_s:.1f} s")
+            if managed.refuses:
                 await self.router.expect(self.expected)
             await asyncio.sleep(verdict.at_s - now_s)
 
     async def _live_as_router(self) -> str:
-        kept = self.router
-        await self._launch(kept)
-        addresses, port = await kept.member.serve(self.expected)
+        managed = self.router
+        await self._launch(managed)
+        addresses, port = await managed.member.serve(self.expected)
         self._tell_groups(port)
         self._observer.listening(addresses)
-        self._serves(kept, "listening")
+        self._serves(managed, "listening")
         await self.router.expect(self.expected)  # the numbers may have changed while the router started
-        death, silence = (asyncio.ensure_future(end) for end in (kept.member.death(), self._silence_of_router()))
+        death, silence = (asyncio.ensure_future(end) for end in (managed.member.death(), self._silence_of_router()))
         try:
             done, _ = await asyncio.wait([death, silence], return_when=asyncio.FIRST_COMPLETED)
             return await (death if death in done else silence)
@@ -247,9 +249,9 @@ class Supervisor:
 
     async def _silence_of_router(self) -> str:
         """Returns when the router has not answered for `GIVE_UP_S`: the next one goes on with its clients."""
-        kept = self.router
+        managed = self.router
         while True:
-            asked = asyncio.ensure_future(kept.member.versions())
+            asked = asyncio.ensure_future(managed.member.versions())
             asked_s = time.monotonic()
             try:
                 while not asked.done():
@@ -259,33 +261,33 @@ class Supervisor:
                         continue
                     if waited_s >= GIVE_UP_S:
                         return f"did not answer for {GIVE_UP_S:g} s"
-                    if kept.status.state == "ready":
+                    if managed.status.state == "ready":
                         why = f"has not answered for {SILENT_S:g} s; after {GIVE_UP_S:g} another one takes its place"
-                        self._note(kept, "silent", why)
+                        self._note(managed, "silent", why)
             finally:
                 asked.cancel()
                 await asyncio.gather(asked, return_exceptions=True)  # an error is told by its death, too
-            if kept.status.state == "silent":
-                self._note(kept, "ready", "answers again")
+            if managed.status.state == "silent":
+                self._note(managed, "ready", "answers again")
             await asyncio.sleep(LOOK_AT_ROUTER_S)
 
-    async def _live_as_group(self, kept: KeptGroup) -> str:
-        group = kept.member
-        kept.asked_epoch = 0
+    async def _live_as_group(self, managed: ManagedGroup) -> str:
+        group = managed.member
+        managed.asked_epoch = 0
         group.reserve()
-        waiting = asyncio.create_task(self._tell_if_pending(kept))
+        waiting = asyncio.create_task(self._tell_if_pending(managed))
         try:
-            await self._launch(kept)
+            await self._launch(managed)
         finally:
             waiting.cancel()
-        if all(other.member.places for other in self._groups.values()):
+        if all(other.member.locations for other in self._groups.values()):
             self._all_launched.set()
         # At the start, groups wait for each other, so that all know how many share a host and take only their share of
         # its cores.
         await self._all_launched.wait()
         await group.serve(await asyncio.shield(self._worker_port), self._num_ranks_beside(group))
         death = asyncio.ensure_future(group.death())
-        follow = asyncio.ensure_future(self._follower.follow(kept))
+        follow = asyncio.ensure_future(self._monitor.follow(managed))
         try:
             await asyncio.wait([death, follow], return_when=asyncio.FIRST_COMPLETED)
             return await death
@@ -293,41 +295,43 @@ class Supervisor:
             death.cancel()
             follow.cancel()
 
-    async def _launch(self, kept: Kept[M]) -> None:
-        before = f", after: {kept.last_death}" if kept.last_death else ""
-        self._note(kept, "starting", f"starting its processes{before}")
-        await kept.member.launch()
-        kept.status.pids = kept.member.pids
-        self._observer.launched(kept.status)
+    async def _launch(self, managed: Managed[M]) -> None:
+        before = f", after: {managed.last_death}" if managed.last_death else ""
+        self._note(managed, "starting", f"starting its processes{before}")
+        await managed.member.launch()
+        managed.status.pids = managed.member.pids
+        self._observer.launched(managed.status)
 
-    async def _tell_if_pending(self, kept: KeptGroup) -> None:
-        room = asyncio.ensure_future(kept.member.room())
+    async def _tell_if_pending(self, managed: ManagedGroup) -> None:
+        room = asyncio.ensure_future(managed.member.room())
         try:
             await asyncio.wait([room], timeout=PENDING_AFTER_S)
             if room.done():
                 return
-            wanted = ", ".join(f"{amount:g} {kind}" for kind, amount in sorted(kept.member.pool.bundle.items()))
-            labels = "".join(f", {key}={value}" for key, value in kept.member.pool.labels.items())
-            self._note(kept, "pending", f"no node of the Ray cluster has {wanted} free{labels}; it starts when one has")
+            wanted = ", ".join(f"{amount:g} {kind}" for kind, amount in sorted(managed.member.pool.bundle.items()))
+            labels = "".join(f", {key}={value}" for key, value in managed.member.pool.labels.items())
+            self._note(
+                managed, "pending", f"no node of the Ray cluster has {wanted} free{labels}; it starts when one has"
+            )
             await room
-            self._note(kept, "starting", "starting its processes")
+            self._note(managed, "starting", "starting its processes")
         finally:
             room.cancel()
 
-    def _serves(self, kept: Kept[M], detail: str) -> None:
-        kept.policy.up(time.monotonic())
-        kept.last_death = ""
-        if kept.status.state != "ready":
-            kept.ready.set()
-            self._note(kept, "ready", detail)
+    def _serves(self, managed: Managed[M], detail: str) -> None:
+        managed.policy.up(time.monotonic())
+        managed.last_death = ""
+        if managed.status.state != "ready":
+            managed.ready.set()
+            self._note(managed, "ready", detail)
 
-    def _note(self, kept: Kept[M], state: MemberState, detail: str) -> None:
-        status = kept.status
+    def _note(self, managed: Managed[M], state: MemberState, detail: str) -> None:
+        status = managed.status
         if status.state != state:
             status.state, status.since = state, time.time()
-            kept.since_s = time.monotonic()
+            managed.since_s = time.monotonic()
         status.detail = detail
-        status.pids, status.host = kept.member.pids, kept.member.host
+        status.pids, status.host = managed.member.pids, managed.member.host
         self._observer.changed(status, self.members)
 
     async def _tell_wanted(self) -> None:
@@ -338,11 +342,11 @@ class Supervisor:
         if self._worker_port.done():
             if self._worker_port.result() == port:
                 return
-            for kept in self._groups.values():  # it may be on another node, or have another port
-                kept.member.redirect(port)
+            for managed in self._groups.values():  # it may be on another node, or have another port
+                managed.member.redirect(port)
             self._worker_port = asyncio.get_running_loop().create_future()
         self._worker_port.set_result(port)
 
     def _num_ranks_beside(self, group: Group) -> int:
-        node_id = group.places[0].node_id
-        return sum(place.node_id == node_id for other in self._groups.values() for place in other.member.places)
+        node_id = group.locations[0].node_id
+        return sum(place.node_id == node_id for other in self._groups.values() for place in other.member.locations)

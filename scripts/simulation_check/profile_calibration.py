@@ -19,7 +19,7 @@ from typing import Any
 from scripts.simulation_check.measured_load import Seen, Target, in_turn
 from slipstream.cluster.tools.bench.profiling.profile_fit import model_shape, unmeasured
 from slipstream.cluster.tools.bench.profiling.relative_fit import relative_fit
-from slipstream.cluster.tools.sim.hardware.hardware_profile import RoleProfile, WorkerProfile
+from slipstream.cluster.tools.sim.hardware.hardware_profile import WorkerProfile, WorkerRoleProfile
 from slipstream.cluster.tools.workload.arrival import Arrival
 from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.service_times import prefill_features
@@ -128,7 +128,7 @@ def profile_from(
     wave_features = [(1.0, wave.num_seqs, wave.context_tokens) for wave in waves]
     decode = relative_fit(wave_features, [wave.step_s for wave in waves])
 
-    def timed(role: Role) -> RoleProfile:
+    def timed(role: Role) -> WorkerRoleProfile:
         size = unmeasured(sizes[role])
         own = [one for one in lone if one.role == role]
         if not lengths <= {one.num_tokens for one in own}:

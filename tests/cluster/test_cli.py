@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 from slipstream.cluster.cli import COMMANDS, main
-from slipstream.cluster.processes import process_tree as processes
+from slipstream.cluster.processes import process_tree
 from slipstream.cluster.state import run_state
 from slipstream.cluster.state.cluster_status import describe, duration, router_status
 from slipstream.cluster.state.run_state import ClusterState, MemberStatus
@@ -211,7 +211,7 @@ def test_down_says_when_nothing_runs(slipstream: CommandLine) -> None:
 
 
 def announce(slipstream: CommandLine, name: str, pid: int) -> None:
-    started = processes.start_time(pid)
+    started = process_tree.start_time(pid)
     assert started is not None
     slipstream.states.mkdir(parents=True, exist_ok=True)
     members = [MemberStatus("decode-0", "decode", "ready", "steady", [pid], 2)]

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from slipstream.cluster.terminal.command_error import CannotTell
+from slipstream.cluster.terminal.command_error import CommandError
 from tests.e2e.conftest import MakeCluster
 from tests.support.e2e.fleet_calls import (
     bring_to,
@@ -332,5 +332,5 @@ def test_groups_of_several_ranks_exchange_their_roles(make_cluster: MakeCluster)
 
 
 def test_pools_of_different_width_do_not_exchange_workers(tp2_cluster: ServingCluster) -> None:
-    with pytest.raises(CannotTell, match="tp is 2 for prefill and 1 for decode"):
+    with pytest.raises(CommandError, match="tp is 2 for prefill and 1 for decode"):
         change_role(tp2_cluster, "prefill-0", "decode")

@@ -9,9 +9,9 @@ import pytest
 
 from scripts.simulation_check.measured_load import Seen
 from scripts.simulation_check.profile_calibration import Wave, lone_prompt, profile_from, wave_of
-from slipstream.cluster.tools.sim.hardware.hardware_profile import RoleProfile
+from slipstream.cluster.tools.sim.hardware.hardware_profile import WorkerRoleProfile
 
-TRUE = RoleProfile(5e-4, 1e-4, 2e-7, 1e-3, 4e-5, 3e-8, 64, 512, 8192)
+TRUE = WorkerRoleProfile(5e-4, 1e-4, 2e-7, 1e-3, 4e-5, 3e-8, 64, 512, 8192)
 SIZES = {"page_tokens": 16, "num_pages": 3000, "max_model_len": 4096, "num_workers": 1}
 ROLES = [{"role": role, **SIZES, **asdict(TRUE)} for role in ("prefill", "decode")]
 LENGTHS = (16, 128, 512, 1024, 2048, 3000)

@@ -12,18 +12,18 @@ from typing import Any
 from slipstream.cluster.admin_api.client.admin_port import TIMEOUT_S
 from slipstream.cluster.state.cluster_status import direct_opener, shown_key
 from slipstream.cluster.state.run_state import ClusterState
-from slipstream.cluster.terminal.command_error import CannotTell
+from slipstream.cluster.terminal.command_error import CommandError
 
 TOKEN_VARIABLE = "SLIPSTREAM_OPERATOR_TOKEN"
 
 
-class Unreachable(CannotTell):
+class UnreachableError(CommandError):
     """Nobody answers at the URL."""
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorClient:
-    """One driver's API (`Operator`). Nothing is known of those before and after it, so no call waits for them."""
+class AdminClient:
+    """One driver's API (`AdminPort`). Nothing is known of those before and after it, so no call waits for them."""
 
     url: str
     token: str
@@ -47,7 +47,7 @@ class OperatorClient:
         return self._ask("POST", path, body, timeout_s)
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-        """The answer to a call. Raises CannotTell, with one sentence, if there is none; Unreachable, if no
+        """The answer to a call. Raises CommandError, with one sentence, if there is none; UnreachableError, if no
         server is there."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json", **shown_key(self.token)}
@@ -57,19 +57,19 @@ class OperatorClient:
                 content: dict[str, Any] = json.load(answer)
                 return content
         except urllib.error.HTTPError as error:
-            raise CannotTell(_refusal(error, self.url)) from error
+            raise CommandError(_refusal(error, self.url)) from error
         except (OSError, http.client.HTTPException) as error:
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
-            raise Unreachable(f"the operator at {self.url} cannot be reached: {reason}") from error
+            raise UnreachableError(f"the operator at {self.url} cannot be reached: {reason}") from error
         except ValueError as error:  # not a URL, or an answer that is not JSON
-            raise CannotTell(f"{self.url} is not the admin API of a Slipstream cluster: {error}") from error
+            raise CommandError(f"{self.url} is not the admin API of a Slipstream cluster: {error}") from error
 
 
-def client_of(state: ClusterState, token: str | None = None) -> OperatorClient:
-    """A client for the cluster with this state file. Raises CannotTell if it serves no admin API."""
+def client_of(state: ClusterState, token: str | None = None) -> AdminClient:
+    """A client for the cluster with this state file. Raises CommandError if it serves no admin API."""
     if not state.operator_url:
-        raise CannotTell(f"{state.name} serves no admin API (operator.port is null in {state.config})")
-    return OperatorClient(state.operator_url, token or state.operator_token)
+        raise CommandError(f"{state.name} serves no admin API (operator.port is null in {state.config})")
+    return AdminClient(state.operator_url, token or state.operator_token)
 
 
 def _refusal(error: urllib.error.HTTPError, where: str) -> str:

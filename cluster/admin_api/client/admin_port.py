@@ -7,8 +7,8 @@ from typing import Any, Protocol
 TIMEOUT_S = 60.0  # long, because a cluster that is just coming up answers only once it is there
 
 
-class Operator(Protocol):
-    """Calls raise CannotTell, with one sentence, where there is no answer."""
+class AdminPort(Protocol):
+    """Calls raise CommandError, with one sentence, where there is no answer."""
 
     @property
     def restarts(self) -> int:

@@ -10,11 +10,11 @@ from typing import Any
 
 import click
 
-from slipstream.cluster.admin_api.client.admin_client import TOKEN_VARIABLE, OperatorClient
-from slipstream.cluster.admin_api.client.admin_port import Operator
-from slipstream.cluster.admin_api.client.local_admin import OperatorHere
+from slipstream.cluster.admin_api.client.admin_client import TOKEN_VARIABLE, AdminClient
+from slipstream.cluster.admin_api.client.admin_port import AdminPort
+from slipstream.cluster.admin_api.client.local_admin import LocalAdmin
 from slipstream.cluster.state.run_state import cluster_here
-from slipstream.cluster.terminal.command_error import CannotTell
+from slipstream.cluster.terminal.command_error import CommandError
 
 NAME = click.option("--name", metavar="CLUSTER", help="The cluster, if several run on this machine.")
 URL = click.option("--url", help="The admin API of a cluster on another machine.")
@@ -32,15 +32,15 @@ class ClusterChoice:
     url: str | None
     token: str | None
 
-    def operator(self, among_several: str | None = None) -> Operator:
+    def operator(self, among_several: str | None = None) -> AdminPort:
         """The cluster's admin API; without a name, if several run here, that of the one called `among_several`. Raises
-        CannotTell."""
+        CommandError."""
         token = self.token or os.environ.get(TOKEN_VARIABLE)
         if self.url is None:
-            return OperatorHere(cluster_here(self.name, "--url and --token", among_several), token)
+            return LocalAdmin(cluster_here(self.name, "--url and --token", among_several), token)
         if not token:
-            raise CannotTell(f"with --url the operator's token is needed: --token, or {TOKEN_VARIABLE}")
-        return OperatorClient(self.url.rstrip("/"), token)
+            raise CommandError(f"with --url the operator's token is needed: --token, or {TOKEN_VARIABLE}")
+        return AdminClient(self.url.rstrip("/"), token)
 
 
 def of_a_cluster(command: Callable[..., None]) -> Callable[..., None]:

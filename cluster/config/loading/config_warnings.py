@@ -44,7 +44,7 @@ class Machine:
         return f"this machine has {self.memory_mib} MiB of memory"
 
 
-def doubts_about(config: ClusterConfig, machine: Machine) -> Iterator[str]:
+def warnings_about(config: ClusterConfig, machine: Machine) -> Iterator[str]:
     """The warnings, one sentence each, beginning with the key. `machine` is this one; workers may be on others."""
     ours, theirs = config.prefill.engine.quantization, config.decode.engine.quantization
     if ours != theirs:

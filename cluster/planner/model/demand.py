@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from slipstream.cluster.planner.model.queueing_model import Demand, Level
+from slipstream.cluster.planner.model.queueing_model import Demand, LatencyLevel
 from slipstream.router.status.load_signals import Signals, Spread, WindowSignals
 
 LEVEL_S = 30.0  # over which the rate is averaged
@@ -86,7 +86,7 @@ def demand_of(signals: Signals, per_s: float, backlog: float = 0.0, least_osl: f
     if window is None:
         return None
     levels = tuple(
-        Level(one.num_arrivals / window.num_arrivals, one.ttft_slo_s, one.itl_slo_s)
+        LatencyLevel(one.num_arrivals / window.num_arrivals, one.ttft_slo_s, one.itl_slo_s)
         for one in window.classes
         if one.num_arrivals
     )

@@ -23,7 +23,7 @@ FULL, ALMOST_FULL = 1.0, 0.92  # between these loads of the decode workers' slot
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class LatencyLevel:
     """What a `share` of the requests hope for."""
 
     share: float
@@ -39,7 +39,7 @@ class Demand:
     per_s: float
     isl_points: tuple[float, ...]
     osl: float
-    levels: tuple[Level, ...]
+    levels: tuple[LatencyLevel, ...]
     cached_share: float = 0.0
     burstiness: float = 1.0
     local_max_tokens: int | None = None  # prompts of at most so many uncached tokens stay local; None: as serves most

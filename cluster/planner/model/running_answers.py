@@ -20,7 +20,7 @@ URGENT = 0.5  # of the target: below it twice as many workers change at once, an
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningAnswers:
     """`num` answers are being generated, `in_time` of them (a share) as fast as their level asks for. `tokens_per_s` is
     what they would get together if there were fewer of them by as many as chance makes, `gap_s` the mean time between
     the tokens of one."""
@@ -39,7 +39,7 @@ class Running:
         return self.num >= MIN_ARRIVALS and self.in_time < URGENT * target_attainment
 
 
-def running_of(signals: Signals, decode: WorkerModel, isl: float) -> Running:
+def running_of(signals: Signals, decode: WorkerModel, isl: float) -> RunningAnswers:
     """By the step that each decode worker has with what is on it, and what prompts of `isl` tokens take there."""
     base_s, by_seq_s, by_token_s = decode.decode
     workers = [worker for worker in signals.workers if worker.role == "decode" and worker.num_running]
@@ -61,10 +61,10 @@ def running_of(signals: Signals, decode: WorkerModel, isl: float) -> Running:
         gaps_s += gap_s * worker.num_running
         num_in_time += worker.num_running if gap_s <= signals.slo_itl_s else 0
         tokens_per_s += surely * worker.num_running / gap_at(surely * worker.num_running)
-    return Running(num, tokens_per_s, num_in_time / num if num else 1.0, gaps_s / num if num else 0.0)
+    return RunningAnswers(num, tokens_per_s, num_in_time / num if num else 1.0, gaps_s / num if num else 0.0)
 
 
-def attainment_of(signals: Signals, running: Running) -> float:
+def attainment_of(signals: Signals, running: RunningAnswers) -> float:
     """The share of requests that lately kept the levels: of the short window, the worst of first tokens, whole answers
     and those that run. 0 where nothing is known: few requests say, or what ended was asked before the load changed."""
     if has_shifted(signals) or not is_answered(signals):

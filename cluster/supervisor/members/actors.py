@@ -26,7 +26,7 @@ import ray
 import ray.util
 import uvloop
 
-from slipstream.cluster.config.cluster_config import ModelConfig
+from slipstream.cluster.config.cluster_config import ServedModelConfig
 from slipstream.cluster.config.settings_by_name import ByName, settings_of
 from slipstream.cluster.processes.process_log import redirect_output
 from slipstream.router.config.router_config import DispatchConfig, RouterConfig
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProcessLocation:
     """Where a process runs. `node_id` is Ray's, `node_ip` the address by which other nodes reach it."""
 
     pid: int
@@ -65,12 +65,12 @@ class ProcessHost:
         # Ray's handler would end the main thread, which answers its calls, and leave the others running for a minute.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-    def warm_up(self, modules: tuple[str, ...]) -> Place:
+    def warm_up(self, modules: tuple[str, ...]) -> ProcessLocation:
         for module in modules:
             with contextlib.suppress(ModuleNotFoundError):  # the driver may be of another version
                 importlib.import_module(module)
         node_ip: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        return Place(os.getpid(), ray.get_runtime_context().get_node_id(), node_ip)
+        return ProcessLocation(os.getpid(), ray.get_runtime_context().get_node_id(), node_ip)
 
 
 class WorkerHost(ProcessHost):
@@ -128,7 +128,7 @@ class RouterHost(ProcessHost):
     def run(
         self,
         config: ByName[RouterConfig],
-        model: ByName[ModelConfig],
+        model: ByName[ServedModelConfig],
         worker_token: str,
         expected: ByName[ExpectedWorkers],
         keeper: Path | None,

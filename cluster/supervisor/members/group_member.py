@@ -13,7 +13,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from slipstream.cluster.config.settings_by_name import by_name
 from slipstream.cluster.ray.bundles import PoolResources
 from slipstream.cluster.supervisor.members.actor_handles import end_by_force, first_death, start_actor, stop_actor
-from slipstream.cluster.supervisor.members.actors import DecodeRank, DecodeWorker, Place, PrefillRank, PrefillWorker
+from slipstream.cluster.supervisor.members.actors import (
+    DecodeRank,
+    DecodeWorker,
+    PrefillRank,
+    PrefillWorker,
+    ProcessLocation,
+)
 from slipstream.cluster.supervisor.members.deployment import Deployment, reachable
 from slipstream.router.process.addresses import Endpoint
 from slipstream.router.protocol.messages import Role
@@ -51,7 +57,7 @@ class GroupMember:
         self._actors: list[Any] = []
         self._runs: list[Any] = []
         self._address: Any = None
-        self.places: list[Place] = []
+        self.locations: list[ProcessLocation] = []
 
     @property
     def role(self) -> Role:
@@ -63,16 +69,16 @@ class GroupMember:
 
     @property
     def pids(self) -> list[int]:
-        return [place.pid for place in self.places]
+        return [place.pid for place in self.locations]
 
     @property
     def host(self) -> str:
-        return self.places[0].node_ip if self.places else ""
+        return self.locations[0].node_ip if self.locations else ""
 
     @property
     def node_id(self) -> str | None:
         """The node that the group is on, or should go to; None: Ray decides."""
-        return self.places[0].node_id if self.places else self._wished_node
+        return self.locations[0].node_id if self.locations else self._wished_node
 
     @property
     def pool(self) -> PoolResources:
@@ -126,7 +132,7 @@ class GroupMember:
             start_actor(cls, self._deployment, name, self.pool.rank, strategy)
             for cls, name in zip(classes, names, strict=True)
         ]
-        self.places = list(await asyncio.gather(*(actor.warm_up.remote(WORKER_MODULES) for actor in self._actors)))
+        self.locations = list(await asyncio.gather(*(actor.warm_up.remote(WORKER_MODULES) for actor in self._actors)))
 
     async def serve(self, router: Endpoint, ranks_on_host: int) -> None:
         """Lets the ranks load the model and connect to the router; `report` tells how far they are."""
@@ -160,7 +166,7 @@ class GroupMember:
 
     def kill(self) -> None:
         end_by_force(self._actors)
-        self._actors, self._runs, self.places = [], [], []
+        self._actors, self._runs, self.locations = [], [], []
         self._address = None
 
     def _settings(self, role: Role) -> Any:
@@ -168,7 +174,7 @@ class GroupMember:
         return config.prefill if role == "prefill" else config.decode
 
     def _worker_config(self, router: Endpoint, ranks_on_host: int) -> WorkerConfig:
-        config, node_ip = self._deployment.config, self.places[0].node_ip
+        config, node_ip = self._deployment.config, self.locations[0].node_ip
         transfer_host = reachable(self._deployment.host(config.kv_transfer.host, node_ip), node_ip)
         settings = self._settings(self._role)
         other = self._settings("decode" if self._role == "prefill" else "prefill")

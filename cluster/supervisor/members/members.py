@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.ray.bundles import PoolResources
-from slipstream.cluster.supervisor.members.actors import Place
+from slipstream.cluster.supervisor.members.actors import ProcessLocation
 from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.process.addresses import Addresses, Endpoint
 from slipstream.router.protocol.messages import Role
@@ -47,7 +47,7 @@ class Group(Member, Protocol):
     @property
     def version(self) -> str: ...
     @property
-    def places(self) -> Sequence[Place]: ...
+    def locations(self) -> Sequence[ProcessLocation]: ...
     @property
     def node_id(self) -> str | None: ...
     @property
@@ -62,7 +62,7 @@ class Group(Member, Protocol):
     def cut_off(self) -> None: ...
 
 
-class Router(Member, Protocol):
+class RouterControl(Member, Protocol):
     """The one router of a cluster. Calls raise OSError while there is none."""
 
     async def serve(self, expected: ExpectedWorkers) -> tuple[Addresses, Endpoint]: ...

@@ -23,7 +23,7 @@ from slipstream.cluster.supervisor.members.actor_handles import (
     start_actor,
     stop_actor,
 )
-from slipstream.cluster.supervisor.members.actors import Place, ServingRouter
+from slipstream.cluster.supervisor.members.actors import ProcessLocation, ServingRouter
 from slipstream.cluster.supervisor.members.deployment import Deployment, reachable
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.model_files.manifest import Manifest
@@ -60,7 +60,7 @@ class RouterMember:
         self._config: RouterConfig = deployment.config.router
         self._actor: Any = None
         self._run: Any = None
-        self._place: Place | None = None
+        self._place: ProcessLocation | None = None
         self._num_ports_taken = 0  # how many times in a row
         self._is_leaving = False  # it is unready for good
         self._is_ending = False  # it drains for the last time

@@ -18,14 +18,14 @@ from slipstream.cluster.state.cluster_status import KEY_VARIABLE
 from slipstream.cluster.terminal import console
 from slipstream.cluster.tools.bench.bench_outcome import Outcome
 from slipstream.cluster.tools.bench.client.bench_target import PATHS, BenchError, Target
-from slipstream.cluster.tools.bench.client.conversation import Given, Lengths, Replay, Source, Synthetic
-from slipstream.cluster.tools.bench.client.request_body import QuestionForm
-from slipstream.cluster.tools.bench.client.server_facts import Server, look_at
+from slipstream.cluster.tools.bench.client.conversation import Lengths, PromptFile, Replay, Source, Synthetic
+from slipstream.cluster.tools.bench.client.request_body import RequestBody
+from slipstream.cluster.tools.bench.client.server_facts import ServerFacts, look_at
 from slipstream.cluster.tools.bench.earlier_outcome import compared, read_outcome
 from slipstream.cluster.tools.bench.load.answer_slos import Slos, is_slo
-from slipstream.cluster.tools.bench.load.bench_stages import Stage, run_stages
+from slipstream.cluster.tools.bench.load.bench_stages import BenchStage, run_stages
 from slipstream.cluster.tools.bench.load.level_run import LevelRun
-from slipstream.cluster.tools.bench.load.load_level import ArrivalKind, Extent, Level
+from slipstream.cluster.tools.bench.load.load_level import ArrivalKind, Extent, LoadLevel
 from slipstream.cluster.tools.bench.load.measures import measures
 from slipstream.cluster.tools.bench.outcome_report import report_of
 from slipstream.cluster.tools.bench.profiling.cluster_target import run_profile, running_cluster
@@ -118,11 +118,11 @@ def run_bench(options: dict[str, Any]) -> int:
     model_dir = options["tokenizer"] or (cluster.model_dir if cluster is not None else None)
     earlier = read_outcome(options["earlier_file"]) if options["earlier_file"] is not None else None
     server = look_at(target, model_dir)
-    form = QuestionForm(server.target, not options["no_stream"], not options["no_ignore_eos"])
+    form = RequestBody(server.target, not options["no_stream"], not options["no_ignore_eos"])
     if options["profile_file"] is not None:
         return run_profile(server, form, cluster, model_dir, options["profile_file"], options["seed"])
     source = source_of(options, server)
-    stages = [Stage(level, extent_of(level, source, options), source) for level in levels_of(options, source)]
+    stages = [BenchStage(level, extent_of(level, source, options), source) for level in levels_of(options, source)]
     allow_all_files()  # at a given rate, requests are sent even if the server hangs
     runs = uvloop.run(run_stages(stages, form, server.words, options["seed"], sys.stderr))
     if not runs:
@@ -188,9 +188,9 @@ def is_latin(text: str) -> bool:
     return True
 
 
-def source_of(options: dict[str, Any], server: Server) -> Source:
+def source_of(options: dict[str, Any], server: ServerFacts) -> Source:
     if options["input_file"] is not None:
-        return Given.read(options["input_file"], round(options["osl"]))
+        return PromptFile.read(options["input_file"], round(options["osl"]))
     if options["workload"] is not None:
         try:
             workload = open_workload(options["workload"], options["request_count"], options["speed"], options["seed"])
@@ -206,7 +206,7 @@ def source_of(options: dict[str, Any], server: Server) -> Source:
     )
 
 
-def levels_of(options: dict[str, Any], source: Source) -> list[Level]:
+def levels_of(options: dict[str, Any], source: Source) -> list[LoadLevel]:
     """The levels of load. By default those of a trace are its own times; otherwise one request at a time."""
     arrivals, burstiness = options["arrivals"], options["burstiness"]
     counts = numbers("--concurrency", options["concurrency"])
@@ -216,10 +216,10 @@ def levels_of(options: dict[str, Any], source: Source) -> list[Level]:
     try:
         if rates:
             limit = int(counts[0]) if counts else None
-            return [Level(limit, rate, arrivals, burstiness) for rate in rates]
+            return [LoadLevel(limit, rate, arrivals, burstiness) for rate in rates]
         if counts:
-            return [Level(int(count)) for count in counts]
-        return [Level()] if isinstance(source, Replay) else [Level(1)]
+            return [LoadLevel(int(count)) for count in counts]
+        return [LoadLevel()] if isinstance(source, Replay) else [LoadLevel(1)]
     except ValueError as error:
         raise click.UsageError(str(error)) from None
 
@@ -231,7 +231,7 @@ def numbers(option: str, text: str | None) -> list[float]:
         raise click.UsageError(f"{option}: numbers with commas between them were expected, got {text!r}") from None
 
 
-def extent_of(level: Level, source: Source, options: dict[str, Any]) -> Extent:
+def extent_of(level: LoadLevel, source: Source, options: dict[str, Any]) -> Extent:
     """How long a level lasts. By default a whole trace, ten rounds of a concurrency, or half a minute of a rate."""
     count = options["request_count"]
     if count is None and options["duration"] is None:
@@ -251,7 +251,7 @@ def settings_of(options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def notes_on(runs: Sequence[LevelRun], source: Source, server: Server, is_stream: bool) -> list[str]:
+def notes_on(runs: Sequence[LevelRun], source: Source, server: ServerFacts, is_stream: bool) -> list[str]:
     """Notes for the report on what could otherwise mislead its reader."""
     notes = []
     if any(run.was_interrupted for run in runs):
@@ -266,7 +266,7 @@ def notes_on(runs: Sequence[LevelRun], source: Source, server: Server, is_stream
     short = sum(answer.wanted_tokens is not None and answer.num_tokens != answer.wanted_tokens for answer in good)
     if short:
         notes.append(f"{short} of {len(good)} answers are not as long as they should have been.")
-    if not server.words.is_exact and not isinstance(source, Given):
+    if not server.words.is_exact and not isinstance(source, PromptFile):
         notes.append("Prompt lengths are approximate; --tokenizer DIRECTORY makes them exact.")
     if isinstance(source, Replay) and source.num_cut:
         notes.append(

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.cluster.tools.bench.client.client_answer import Answer
+from slipstream.cluster.tools.bench.client.client_answer import ClientAnswer
 from slipstream.cluster.tools.bench.load.answer_slos import Slos
 from slipstream.cluster.tools.bench.load.level_run import LevelRun
 from slipstream.cluster.tools.bench.load.measures import STATISTICS, Measures
@@ -62,7 +62,7 @@ class Outcome:
                 yield json.dumps({"level": run.level.name, **record_of(answer, run.begun_s)})
 
 
-def record_of(answer: Answer, begun_s: float) -> dict[str, Any]:
+def record_of(answer: ClientAnswer, begun_s: float) -> dict[str, Any]:
     return {
         "begun_s": answer.begun_s - begun_s,
         "due_s": answer.due_s - begun_s if answer.due_s is not None else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from slipstream.cluster.tools.bench.bench_outcome import Outcome
-from slipstream.cluster.tools.bench.client.client_answer import Answer
+from slipstream.cluster.tools.bench.client.client_answer import ClientAnswer
 from slipstream.cluster.tools.bench.load.measures import STATISTICS, Measures
 from slipstream.cluster.tools.report.plot import Mark, Plot, Series
 from slipstream.cluster.tools.report.report import Report
@@ -86,7 +86,7 @@ def _errors_table(outcome: Outcome) -> Table | None:
 def _plots(outcome: Outcome) -> list[Plot]:
     plots = _sweep_plots(outcome) if len(outcome.levels) > 1 else []
     marks = outcome.slos.limits_ms
-    kinds: list[tuple[str, str, Callable[[Answer], float | None]]] = [
+    kinds: list[tuple[str, str, Callable[[ClientAnswer], float | None]]] = [
         ("Time to first token", "time_to_first_token", lambda answer: answer.ttft_s),
         ("Inter-token latency", "inter_token_latency", lambda answer: answer.itl_s),
         ("Request latency", "request_latency", lambda answer: answer.latency_s),

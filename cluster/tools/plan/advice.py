@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from slipstream.cluster.tools.plan.candidate import Candidate, devices
-from slipstream.cluster.tools.plan.search import Finalist, Found
-from slipstream.cluster.tools.plan.trial import Estimate, Question, Trial, estimate
+from slipstream.cluster.tools.plan.candidate import DeploymentCandidate, devices
+from slipstream.cluster.tools.plan.search import RankedCandidate, SearchResult
+from slipstream.cluster.tools.plan.trial import CandidateTrial, GoodputEstimate, PlanGoal, estimate
 from slipstream.cluster.tools.report.plot import Mark, Plot, Series
 from slipstream.cluster.tools.report.report import Report
 from slipstream.cluster.tools.report.table import Cell, Table, number
@@ -20,7 +20,7 @@ WORTH_TELLING = 0.02  # as a share of all requests
 OVERLOADED = 0.5
 
 
-def verdict(found: Found) -> str:
+def verdict(found: SearchResult) -> str:
     """The recommendation in one sentence that can be acted upon."""
     best, gain = found.best, found.gain_rps
     if found.apart is None or gain is None:
@@ -45,10 +45,10 @@ def verdict(found: Found) -> str:
 
 
 def report_of(
-    question: Question,
-    found: Found,
+    question: PlanGoal,
+    found: SearchResult,
     target: float | None,
-    loads: Sequence[tuple[float, Sequence[Trial]]],
+    loads: Sequence[tuple[float, Sequence[CandidateTrial]]],
 ) -> Report:
     """The whole report. `loads` are trials of the finalists at other speeds."""
     offered = found.best.trials[0].offered_rps
@@ -76,8 +76,8 @@ def report_of(
     return Report("Should I disaggregate, and how?", f"{verdict(found)}{enough}{more}\n\n{about}", parts)
 
 
-def as_json(question: Question, found: Found, target: float | None) -> dict[str, Any]:
-    def told(finalist: Finalist | None) -> dict[str, Any] | None:
+def as_json(question: PlanGoal, found: SearchResult, target: float | None) -> dict[str, Any]:
+    def told(finalist: RankedCandidate | None) -> dict[str, Any] | None:
         if finalist is None:
             return None
         best = finalist.candidate
@@ -111,7 +111,7 @@ def as_json(question: Question, found: Found, target: float | None) -> dict[str,
     }
 
 
-def elsewhere(found: Found, loads: Sequence[tuple[float, Sequence[Trial]]]) -> str:
+def elsewhere(found: SearchResult, loads: Sequence[tuple[float, Sequence[CandidateTrial]]]) -> str:
     """One sentence on the higher load at which the finalists differ most, because load may grow."""
     if found.apart is None:
         return ""
@@ -127,7 +127,7 @@ def elsewhere(found: Found, loads: Sequence[tuple[float, Sequence[Trial]]]) -> s
     )
 
 
-def finalists_table(found: Found) -> Table:
+def finalists_table(found: SearchResult) -> Table:
     rows: list[list[Cell]] = []
     for finalist in (found.apart, found.colocated):
         if finalist is None:
@@ -154,7 +154,7 @@ def finalists_table(found: Found) -> Table:
     return Table("The best of each kind", columns, rows, note)
 
 
-def tried_table(tried: Sequence[Trial]) -> Table:
+def tried_table(tried: Sequence[CandidateTrial]) -> Table:
     best_first = sorted(tried, key=lambda trial: -trial.goodput_rps)
     rows: list[list[Cell]] = [
         [
@@ -175,7 +175,7 @@ def tried_table(tried: Sequence[Trial]) -> Table:
     return Table("What was tried, one seed each", columns, rows, f"{left} more are worse." if left > 0 else "")
 
 
-def bars(found: Found) -> Plot:
+def bars(found: SearchResult) -> Plot:
     finals = {one.candidate: one for one in (found.apart, found.colocated) if one is not None}
     shown = sorted(found.tried, key=lambda trial: -trial.goodput_rps)[:MAX_BARS]
     shown += [one.trials[0] for one in finals.values() if one.trials[0] not in shown]
@@ -193,7 +193,7 @@ def bars(found: Found) -> Plot:
     return Plot("Goodput", "workers", "requests/s within the levels", [series], "bar", marks=[mark])
 
 
-def load_plot(loads: Sequence[tuple[float, Sequence[Trial]]]) -> Plot:
+def load_plot(loads: Sequence[tuple[float, Sequence[CandidateTrial]]]) -> Plot:
     """A plot of how the finalists do at more and at less load."""
     names = [trial.candidate.name for trial in loads[0][1]]
     series = [
@@ -207,7 +207,7 @@ def load_plot(loads: Sequence[tuple[float, Sequence[Trial]]]) -> Plot:
     return Plot("At other loads", "requests/s that come", "% within the levels", series)
 
 
-def described(candidate: Candidate) -> str:
+def described(candidate: DeploymentCandidate) -> str:
     """A candidate in words."""
     split = candidate.split
     tp = [f" with TP {devices(one)}" if devices(one) > 1 else "" for one in (candidate.prefill, candidate.decode)]
@@ -225,12 +225,12 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' if count != 1 else ''}"
 
 
-def spoken(value: Estimate) -> str:
+def spoken(value: GoodputEstimate) -> str:
     """`41.20 (39.80 to 42.60)`."""
     return f"{number(value.mean)} ({number(value.low)} to {number(value.high)})"
 
 
-def change(gain: Estimate, base: float) -> str:
+def change(gain: GoodputEstimate, base: float) -> str:
     """A gain relative to `base`; or in requests per second, if `base` is 0."""
     if base <= 0:
         return f"{number(gain.mean)} requests/s more, {number(gain.low)} to {number(gain.high)}"

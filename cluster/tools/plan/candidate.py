@@ -15,7 +15,7 @@ MIN_CHUNK = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class DeploymentCandidate:
     """`prefill` and `decode` are the profiles of the workers of each role. `chunk_tokens` is the most prompt tokens
     that a worker computes in one step; None: as in its profile."""
 
@@ -75,16 +75,16 @@ def devices(profile: WorkerProfile) -> int:
     return max(profile.gpus, 1)
 
 
-def splits(profiles: Sequence[WorkerProfile], num_devices: int) -> Iterator[Candidate]:
+def splits(profiles: Sequence[WorkerProfile], num_devices: int) -> Iterator[DeploymentCandidate]:
     """Candidates for so many devices, colocated and disaggregated, for each profile and each pair of profiles.
     Colocated ones come first."""
     for profile in profiles:
         if num_devices >= devices(profile):
-            yield Candidate(Split(0, num_devices // devices(profile)), profile, profile)
+            yield DeploymentCandidate(Split(0, num_devices // devices(profile)), profile, profile)
     for prefill in profiles:
         for decode in profiles:
             for num_prefill, num_decode in shares(num_devices, devices(prefill), devices(decode)):
-                yield Candidate(Split(num_prefill, num_decode), prefill, decode)
+                yield DeploymentCandidate(Split(num_prefill, num_decode), prefill, decode)
 
 
 def shares(num_devices: int, of_prefill: int, of_decode: int) -> Iterator[tuple[int, int]]:
@@ -103,7 +103,7 @@ def spread(most: int) -> list[int]:
     return sorted({round(1 + (most - 1) * step / (MAX_SPLITS - 1)) for step in range(MAX_SPLITS)})
 
 
-def variations(best: Candidate, policies: Sequence[PolicyName]) -> Iterator[Candidate]:
+def variations(best: DeploymentCandidate, policies: Sequence[PolicyName]) -> Iterator[DeploymentCandidate]:
     """Candidates that differ from `best` in one thing: the chunk, the policy, or a neighbouring split."""
     own = replace(best, chunk_tokens=None).chunk
     for factor in CHUNK_FACTORS:

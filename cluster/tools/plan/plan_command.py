@@ -13,10 +13,10 @@ import click
 
 from slipstream.cluster.terminal import console
 from slipstream.cluster.tools.plan.advice import as_json, report_of, verdict
-from slipstream.cluster.tools.plan.candidate import Candidate
+from slipstream.cluster.tools.plan.candidate import DeploymentCandidate
 from slipstream.cluster.tools.plan.planned_config import PlanError, base_of, deployment, write_deployment
-from slipstream.cluster.tools.plan.search import Found, Search
-from slipstream.cluster.tools.plan.trial import Question, Trial, simulate
+from slipstream.cluster.tools.plan.search import Search, SearchResult
+from slipstream.cluster.tools.plan.trial import CandidateTrial, PlanGoal, simulate
 from slipstream.cluster.tools.sim.hardware.hardware_profile import ProfileError
 from slipstream.cluster.tools.sim.sim_config import MAX_WORKERS, POLICIES
 from slipstream.cluster.tools.sim.sim_run import find_profile
@@ -92,7 +92,7 @@ def plan_command(
             raise PlanError(f"--target must be 0 to 1, got {target}")
         base = base_of(config, model) if write_file is not None else {}
         known = [find_profile(name) for name in profiles or ("h200-llama-8b",)]
-        question = Question(workload, SloConfig(ttft_ms, itl_ms), requests, speed, seed)
+        question = PlanGoal(workload, SloConfig(ttft_ms, itl_ms), requests, speed, seed)
         counter = Counter(question)
         search = Search(counter.simulate, known, policies or DEFAULT_POLICIES, seeds)
         most = devices if devices is not None else max_devices
@@ -125,13 +125,13 @@ def plan_command(
 class Counter:
     """Simulates, and shows at a terminal how many times it has."""
 
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: PlanGoal) -> None:
         self._question = question
         self._num_done = 0
         self._began_s = time.monotonic()
         self._is_on = sys.stderr.isatty()
 
-    def simulate(self, candidate: Candidate, seed: int, speed: float = 1.0) -> Trial:
+    def simulate(self, candidate: DeploymentCandidate, seed: int, speed: float = 1.0) -> CandidateTrial:
         if self._is_on:
             passed_s = time.monotonic() - self._began_s
             text = f"{self._num_done} simulated in {passed_s:.0f} s; {candidate.num_devices} devices, {candidate.name}"
@@ -144,7 +144,7 @@ class Counter:
             click.echo("\r\x1b[K", nl=False, err=True)
 
 
-def at_other_loads(counter: Counter, found: Found) -> list[tuple[float, list[Trial]]]:
+def at_other_loads(counter: Counter, found: SearchResult) -> list[tuple[float, list[CandidateTrial]]]:
     finalists = [one for one in (found.apart, found.colocated) if one is not None]
     loads = [(speed, [counter.simulate(one.candidate, 0, speed) for one in finalists]) for speed in SPEEDS]
     return sorted([*loads, (1.0, [one.trials[0] for one in finalists])], key=lambda load: load[0])

@@ -9,7 +9,7 @@ import yaml
 
 from slipstream.cluster.config.loading.config_file import load_config
 from slipstream.cluster.config.settings_file import ConfigError
-from slipstream.cluster.tools.plan.candidate import Candidate
+from slipstream.cluster.tools.plan.candidate import DeploymentCandidate
 from slipstream.router.config.router_config import SloConfig
 
 
@@ -17,7 +17,7 @@ class PlanError(Exception):
     """There is no plan, or its file cannot be written. The text is one sentence that says why."""
 
 
-def deployment(candidate: Candidate, slo: SloConfig, base: dict[str, Any], has_gpus: bool) -> dict[str, Any]:
+def deployment(candidate: DeploymentCandidate, slo: SloConfig, base: dict[str, Any], has_gpus: bool) -> dict[str, Any]:
     """The settings of a deployment. `base` are those that stay: model, ports, and whatever else the user has set."""
     whole: dict[str, Any] = {key: value for key, value in base.items() if key not in ("prefill", "decode", "router")}
     profile = candidate.profile()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from slipstream.cluster.tools.plan.candidate import Candidate
+from slipstream.cluster.tools.plan.candidate import DeploymentCandidate
 from slipstream.cluster.tools.sim.sim_config import SimConfig
 from slipstream.cluster.tools.sim.sim_run import SimRun
 from slipstream.cluster.tools.workload.workload import open_workload
@@ -19,7 +19,7 @@ INTERVAL = (0.025, 0.975)
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PlanGoal:
     """What is to be served. `workload` is a trace or a mix, as for `slipstream sim`."""
 
     workload: str
@@ -30,10 +30,10 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class CandidateTrial:
     """The requests per second that kept both levels, and those that came, in each of NUM_BLOCKS blocks of time."""
 
-    candidate: Candidate
+    candidate: DeploymentCandidate
     good_rps: tuple[float, ...]
     offered_rps: float
     attainment: float
@@ -50,7 +50,7 @@ class Trial:
         return fmean(self.good_rps)
 
 
-def simulate(question: Question, candidate: Candidate, seed: int = 0, speed: float = 1.0) -> Trial:
+def simulate(question: PlanGoal, candidate: DeploymentCandidate, seed: int = 0, speed: float = 1.0) -> CandidateTrial:
     """Simulates a candidate. The same question, candidate and seed give the same trial. Raises TraceError or ValueError
     if the workload is not valid."""
     workload = open_workload(question.workload, question.num_requests, question.speed * speed, question.seed + seed)
@@ -70,7 +70,7 @@ def simulate(question: Question, candidate: Candidate, seed: int = 0, speed: flo
     for arrived_s, is_good in zip(outcomes.arrived_s, outcomes.is_good, strict=True):
         good[min(int((arrived_s - first_s) / span_s * NUM_BLOCKS), NUM_BLOCKS - 1)] += is_good
     ttft, itl = outcomes.percentiles_ms(outcomes.ttft_s), outcomes.percentiles_ms(outcomes.itl_s)
-    return Trial(
+    return CandidateTrial(
         candidate=candidate,
         good_rps=tuple(count / (span_s / NUM_BLOCKS) for count in good),
         offered_rps=len(outcomes) / span_s,
@@ -86,7 +86,7 @@ def simulate(question: Question, candidate: Candidate, seed: int = 0, speed: flo
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class GoodputEstimate:
     """A mean with the ends of its 95% interval."""
 
     mean: float
@@ -94,15 +94,15 @@ class Estimate:
     high: float
 
 
-def estimate(values: Sequence[float]) -> Estimate:
+def estimate(values: Sequence[float]) -> GoodputEstimate:
     """The mean with its interval, by bootstrap over blocks, which assumes no particular distribution."""
     rng = random.Random(0)
     means = sorted(fmean(rng.choices(values, k=len(values))) for _ in range(NUM_RESAMPLES))
     low, high = (means[min(int(share * NUM_RESAMPLES), NUM_RESAMPLES - 1)] for share in INTERVAL)
-    return Estimate(fmean(values), low, high)
+    return GoodputEstimate(fmean(values), low, high)
 
 
-def difference(one: Sequence[Trial], other: Sequence[Trial]) -> Estimate:
+def difference(one: Sequence[CandidateTrial], other: Sequence[CandidateTrial]) -> GoodputEstimate:
     """The difference in goodput, `one` minus `other`. It is taken block by block for the same seeds, where both saw the
     same requests."""
     pairs = [
@@ -113,5 +113,5 @@ def difference(one: Sequence[Trial], other: Sequence[Trial]) -> Estimate:
     return estimate(pairs)
 
 
-def goodput(trials: Sequence[Trial]) -> Estimate:
+def goodput(trials: Sequence[CandidateTrial]) -> GoodputEstimate:
     return estimate([value for trial in trials for value in trial.good_rps])

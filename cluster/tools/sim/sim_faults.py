@@ -25,7 +25,7 @@ class Fault:
     other: str = ""
 
 
-class Faults:
+class SimFaults:
     """Plans them all at the beginning; `happened` is the list of those that found somebody."""
 
     def __init__(self, config: FaultConfig, seed: int, world: World, fleet: SimFleet, span_s: float) -> None:
@@ -55,11 +55,11 @@ class Faults:
             return
         config, clock, network = self._config, self._world.clock, self._world.network
         if kind == "link":
-            others = [other for other in map(self._fleet.worker, ready) if other and other.card is not worker.card]
+            others = [other for other in map(self._fleet.worker, ready) if other and other.nic is not worker.nic]
             if others:
                 other = self._rng.choice(others)
                 self.happened.append(Fault(clock.now_s, kind, name, other.name))
-                network.cut_link(worker.card, other.card, True)
+                network.cut_link(worker.nic, other.nic, True)
                 clock.at(clock.now_s + config.cut_s, self._mend, (worker, other))
             return
         self.happened.append(Fault(clock.now_s, kind, name))
@@ -71,7 +71,7 @@ class Faults:
                 worker.engine.slow_down(config.slow_factor)
                 clock.at(clock.now_s + config.slow_s, self._recover, worker)
             case "cut":
-                network.cut(worker.card, True)
+                network.cut(worker.nic, True)
                 clock.at(clock.now_s + config.cut_s, self._heal, worker)
 
     def _recover(self, worker: SimWorker) -> None:
@@ -82,8 +82,8 @@ class Faults:
             worker.engine.slow_down(1.0)
 
     def _heal(self, worker: SimWorker) -> None:
-        self._world.network.cut(worker.card, False)
+        self._world.network.cut(worker.nic, False)
 
     def _mend(self, ends: tuple[SimWorker, SimWorker]) -> None:
         one, other = ends
-        self._world.network.cut_link(one.card, other.card, False)
+        self._world.network.cut_link(one.nic, other.nic, False)

@@ -18,7 +18,7 @@ from slipstream.cluster.tools.sim.client_outcomes import Outcomes
 from slipstream.cluster.tools.sim.hardware.hardware_profile import ProfileError, WorkerProfile
 from slipstream.cluster.tools.sim.hardware.roofline import PROFILES
 from slipstream.cluster.tools.sim.sim_config import SimConfig, Split
-from slipstream.cluster.tools.sim.sim_faults import Fault, Faults
+from slipstream.cluster.tools.sim.sim_faults import Fault, SimFaults
 from slipstream.cluster.tools.sim.sim_fleet import SimFleet
 from slipstream.cluster.tools.sim.sim_world import World, WorldConfig
 from slipstream.cluster.tools.workload.arrival import BLOCK_TOKENS
@@ -133,7 +133,7 @@ class SimRun:
         fleet.start("prefill", split.num_prefill)
         fleet.start("decode", split.num_decode)
         result = RunResult(policy, split, world.outcomes)
-        faults = Faults(config.faults, config.seed, world, fleet, self._span_s)
+        faults = SimFaults(config.faults, config.seed, world, fleet, self._span_s)
         watch = _Watch(world, fleet, result, self._span_s)
         if config.planner.enabled:
             _PlannerLoop(world, fleet, config.planner, result)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from slipstream.cluster.tools.sim.client_outcomes import Outcomes
 from slipstream.cluster.tools.sim.engine.page_names import PageNames
 from slipstream.cluster.tools.sim.hardware.hardware_profile import WorkerProfile
-from slipstream.cluster.tools.sim.hardware.network import Card, Network
-from slipstream.cluster.tools.sim.hardware.virtual_clock import Clock
+from slipstream.cluster.tools.sim.hardware.network import Network, Nic
+from slipstream.cluster.tools.sim.hardware.virtual_clock import VirtualClock
 from slipstream.cluster.tools.sim.worker.sim_worker import SimWorker
 from slipstream.cluster.tools.workload.arrival import Arrival
 from slipstream.kv_transfer.api.ticket import PeerId
@@ -58,7 +58,7 @@ class World:
 
     def __init__(self, config: WorldConfig) -> None:
         self.config = config
-        self.clock = Clock()
+        self.clock = VirtualClock()
         profile = config.profile
         self.network = Network(self.clock, profile.link_bytes_per_s, profile.link_latency_s, profile.peer_timeout_s)
         self.dispatcher = Dispatcher(config.dispatch, HISTORY, self._name_pages)
@@ -69,7 +69,7 @@ class World:
         self.busy_s: dict[Role, float] = {"prefill": 0.0, "decode": 0.0}  # of workers that are gone
         self.num_preemptions = 0
         self.num_retries = 0
-        self._cards: list[Card] = []
+        self._nics: list[Nic] = []
         self._hosts: dict[int, list[SimWorker]] = {}
         self._num_joined = 0
         self._clients: dict[str, _Client] = {}
@@ -207,7 +207,7 @@ class World:
         hello = profile.hello(peer, role, host, config.page_tokens, config.prefix_caching)
         tickets = TicketIssuer(peer, hello.addresses, 1, profile.num_layers, HEADS, HEAD_BYTES)
         rng = random.Random(f"{config.seed} {name} {epoch}")
-        worker = SimWorker(self, hello, profile, self.card(host), tickets, config.report_s, rng)
+        worker = SimWorker(self, hello, profile, self.nic(host), tickets, config.report_s, rng)
         self.workers[peer] = worker
         self._hosts.setdefault(host, []).append(worker)
         self._num_joined += 1
@@ -215,10 +215,10 @@ class World:
         worker.begin()
         return worker
 
-    def card(self, host: int) -> Card:
-        while len(self._cards) <= host:
-            self._cards.append(Card())
-        return self._cards[host]
+    def nic(self, host: int) -> Nic:
+        while len(self._nics) <= host:
+            self._nics.append(Nic())
+        return self._nics[host]
 
     def lose_worker(self, worker: SimWorker, reason: str) -> None:
         """It has died, or gone in peace; its connection breaks."""

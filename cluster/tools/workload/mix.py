@@ -15,7 +15,7 @@ MIN_RATE_RPS, MAX_RATE_RPS, MAX_BURST = 1e-6, 1e9, 1000.0  # beyond these, times
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class RequestKind:
     """One kind of request. Lengths are log-normal with the given medians in tokens; `spread` is their sigma (0: all
     have the same length). `share` is relative to the other kinds of the mix."""
 
@@ -31,7 +31,7 @@ class Mix:
     """Poisson arrivals at `rate_rps`. With `burst`, the rate goes up and down by that factor every `BURST_S`
     seconds."""
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[RequestKind, ...]
     rate_rps: float = 4.0
     burst: float = 1.0
 
@@ -76,9 +76,9 @@ def _length(rng: random.Random, median: int, spread: float) -> int:
     return min(max(round(rng.lognormvariate(math.log(median), spread)), 1), MAX_LENGTH)
 
 
-CHAT = Kind("chat", 0.7, 300, 200)
-DOCUMENT = Kind("document", 0.3, 4000, 60)
-REASONING = Kind("reasoning", 0.3, 500, 2000)
+CHAT = RequestKind("chat", 0.7, 300, 200)
+DOCUMENT = RequestKind("document", 0.3, 4000, 60)
+REASONING = RequestKind("reasoning", 0.3, 500, 2000)
 MIXES: dict[str, Mix] = {
     "chat": Mix((CHAT,)),
     "documents": Mix((DOCUMENT,)),
@@ -113,7 +113,7 @@ def parse_mix(text: str) -> Mix:
             raise ValueError(f"{name} has several kinds of requests: isl, osl and spread are for one")
         kind = kinds[0]
         kinds = (
-            Kind(
+            RequestKind(
                 kind.name,
                 1.0,
                 int(values.get("isl", kind.input_length)),

@@ -21,7 +21,7 @@ from scripts.bench.elastic.core_slices import Slices
 from slipstream.cluster.commands.explain_command import ask
 from slipstream.cluster.state import run_state
 from slipstream.cluster.state.run_state import ClusterState
-from slipstream.cluster.terminal.command_error import CannotTell
+from slipstream.cluster.terminal.command_error import CommandError
 
 START_TIMEOUT_S, END_TIMEOUT_S = 120.0, 40.0
 LOOK_S = 1.0
@@ -113,7 +113,7 @@ class Deployment:
         try:
             told = ask(f"{state.operator_url}/v1/planner/decisions?last=1000&changes=true", state.operator_token)
             watched.decisions = told["decisions"]
-        except CannotTell as error:
+        except CommandError as error:
             print(error, file=sys.stderr)
         return watched
 
@@ -122,7 +122,7 @@ class Deployment:
             self._slice()  # also workers that came later
             try:
                 workers = ask(f"{state.ask_url}/cluster/status", None)["workers"]
-            except CannotTell:
+            except CommandError:
                 continue
             roles = [worker["role"] for worker in workers if not worker["draining"]]
             watched.roles.append((time.monotonic() - began_s, roles.count("prefill"), roles.count("decode")))

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from slipstream.cluster.admin_api.client.admin_client import OperatorClient, client_of
+from slipstream.cluster.admin_api.client.admin_client import AdminClient, client_of
 from slipstream.cluster.state.run_state import cluster_here
 
 POLL_S = 0.02
@@ -75,7 +75,7 @@ def streaming(streams: Streams, count: int) -> Iterator[None]:
             thread.join()
 
 
-def settled(operator: OperatorClient, names: set[str]) -> dict[str, dict[str, float]]:
+def settled(operator: AdminClient, names: set[str]) -> dict[str, dict[str, float]]:
     """Waits until exactly these groups are there and ready; the stages of each one's last start."""
     while True:
         members = operator.get("/v1/fleet")["members"]

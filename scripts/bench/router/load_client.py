@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from slipstream.cluster.tools.bench.client.client_answer import Answer
-from slipstream.cluster.tools.bench.client.client_connection import Connection
+from slipstream.cluster.tools.bench.client.client_answer import ClientAnswer
+from slipstream.cluster.tools.bench.client.client_connection import ClientConnection
 
 NUM_TAILS = 64  # prompts differ in their first words; what follows is taken from so many texts
 NUM_UNIQUE_WORDS = 6
@@ -100,7 +100,7 @@ class Users:
         self._load = load
         self._prompts = Prompts(load)
         self._is_over = False
-        self.answers: list[Answer] = []
+        self.answers: list[ClientAnswer] = []
 
     async def run(self) -> Outcome:
         load = self._load
@@ -118,10 +118,10 @@ class Users:
     async def _user(self) -> None:
         host, port = urlsplit(self._load.url).hostname, urlsplit(self._load.url).port
         loop = asyncio.get_running_loop()
-        connection: Connection | None = None
+        connection: ClientConnection | None = None
         while not self._is_over:
             if connection is None or connection.is_closed:
-                _, connection = await loop.create_connection(lambda: Connection(self._load.quick_ack), host, port)
+                _, connection = await loop.create_connection(lambda: ClientConnection(self._load.quick_ack), host, port)
             answer = await connection.ask(self._prompts.next())
             if answer.num_tokens != self._load.osl:
                 answer.fail(f"{answer.num_tokens} tokens")

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.cluster.tools.bench.client.conversation import Lengths, Synthetic
-from slipstream.cluster.tools.bench.client.prompt_text import words_of
+from slipstream.cluster.tools.bench.client.prompt_text import prompt_words
 from slipstream.cluster.tools.report.table import Cell, Table
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -156,7 +156,7 @@ def run(command: list[str], folder: Path) -> None:
 
 def measured_rounds(args: argparse.Namespace, loads: Sequence[Load], first: int) -> Iterator[dict[str, object]]:
     """Each round of each tool at each load. Prompts differ always, or the second tool would find them in a cache."""
-    words = words_of(args.tokenizer)
+    words = prompt_words(args.tokenizer)
     source = Synthetic(Lengths(args.isl), Lengths(args.osl))
     with tempfile.TemporaryDirectory() as name:
         for number, (at, load) in itertools.product(range(first, first + args.rounds), enumerate(loads)):

@@ -41,8 +41,8 @@ from typing import Any, Literal
 import yaml
 
 from slipstream.cluster.tools.bench.client.bench_target import BenchError, Target
-from slipstream.cluster.tools.bench.client.client_answer import Answer
-from slipstream.cluster.tools.bench.client.request_sender import Asker
+from slipstream.cluster.tools.bench.client.client_answer import ClientAnswer
+from slipstream.cluster.tools.bench.client.request_sender import RequestSender
 from slipstream.cluster.tools.bench.client.server_facts import model_cards
 from slipstream.cluster.tools.bench.load.measures import percentile
 
@@ -55,7 +55,7 @@ TIMEOUT_S = 600.0  # of a request
 class Round:
     """All requests of one mode in one cell of the grid, once."""
 
-    answers: tuple[Answer, ...]
+    answers: tuple[ClientAnswer, ...]
     wall_s: float
 
     @property
@@ -70,9 +70,9 @@ class Cell:
     concurrency: int
 
 
-async def complete(asker: Asker, target: Target, body: dict[str, Any]) -> Answer:
+async def complete(sender: RequestSender, target: Target, body: dict[str, Any]) -> ClientAnswer:
     """Stream one completion. Raises BenchError on any answer but a whole one."""
-    answer = await asker.send(target.request(body))
+    answer = await sender.send(target.request(body))
     if not answer.is_good:
         raise BenchError(f"{answer.kind}: {answer.error}")
     if not answer.first_s or answer.num_tokens != body["max_tokens"]:
@@ -96,12 +96,12 @@ async def run_round(target: Target, vocab_size: int, cell: Cell, num_requests: i
             for _ in range(num_requests)
         ]
     )
-    answers: list[Answer] = []
-    asker = Asker(target, TIMEOUT_S)
+    answers: list[ClientAnswer] = []
+    sender = RequestSender(target, TIMEOUT_S)
 
     async def client() -> None:
         for body in bodies:
-            answers.append(await complete(asker, target, body))
+            answers.append(await complete(sender, target, body))
 
     begin = time.perf_counter()
     try:
@@ -111,7 +111,7 @@ async def run_round(target: Target, vocab_size: int, cell: Cell, num_requests: i
     except ExceptionGroup as failures:
         raise BenchError(str(failures.exceptions[0])) from failures.exceptions[0]
     finally:
-        asker.close()
+        sender.close()
     return Round(tuple(answers), time.perf_counter() - begin)
 
 

@@ -31,8 +31,8 @@ sys.path.insert(0, str(ROOT))
 from scripts.bench.engine.yardstick_models import make_model  # noqa: E402
 from scripts.bench.serving.bench_serving import cluster, completions_of  # noqa: E402
 from slipstream.cluster.tools.bench.client.bench_target import BenchError, Target  # noqa: E402
-from slipstream.cluster.tools.bench.client.client_answer import Answer  # noqa: E402
-from slipstream.cluster.tools.bench.client.request_sender import Asker  # noqa: E402
+from slipstream.cluster.tools.bench.client.client_answer import ClientAnswer  # noqa: E402
+from slipstream.cluster.tools.bench.client.request_sender import RequestSender  # noqa: E402
 from slipstream.cluster.tools.bench.load.measures import percentile  # noqa: E402
 
 SHORT_TOKENS = 32
@@ -41,7 +41,7 @@ TIMEOUT_S = 300.0  # of a request
 LINES = {"remote": 64, "local": 10**9, "slo": None}
 
 
-async def stream(asker: Asker, target: Target, prompt: list[int], max_tokens: int) -> Answer:
+async def stream(sender: RequestSender, target: Target, prompt: list[int], max_tokens: int) -> ClientAnswer:
     """Raises BenchError if it is not a good one."""
     body = {
         "prompt": prompt,
@@ -51,7 +51,7 @@ async def stream(asker: Asker, target: Target, prompt: list[int], max_tokens: in
         "ignore_eos": True,
         "temperature": 0,
     }
-    answer = await asker.send(target.request(body))
+    answer = await sender.send(target.request(body))
     if answer.ttft_s is None or not answer.is_good:
         raise BenchError(f"{answer.kind or 'no text'}: {answer.error}")
     return answer
@@ -66,17 +66,17 @@ async def phase(
     def prompt(length: int) -> list[int]:
         return [rng.randrange(10, vocab_size) for _ in range(length)]
 
-    asker = Asker(target, TIMEOUT_S)
+    sender = RequestSender(target, TIMEOUT_S)
 
     async def disturb() -> None:
         while True:
-            answer = await stream(asker, target, prompt(args.long), 2)
+            answer = await stream(sender, target, prompt(args.long), 2)
             first_tokens.append(answer.ttft_s or 0.0)
             await asyncio.sleep(args.pause_s)
 
     try:
         streams = [
-            asyncio.create_task(stream(asker, target, prompt(SHORT_TOKENS), args.tokens)) for _ in range(args.streams)
+            asyncio.create_task(stream(sender, target, prompt(SHORT_TOKENS), args.tokens)) for _ in range(args.streams)
         ]
         await asyncio.sleep(0.3)  # they are running when the first long prompt comes
         disturbing = asyncio.create_task(disturb()) if disturbed else None
@@ -85,7 +85,7 @@ async def phase(
             disturbing.cancel()
             await asyncio.gather(disturbing, return_exceptions=True)
     finally:
-        asker.close()
+        sender.close()
     gaps = [gap_s for answer in came for gap_s, _ in answer.gaps[FIRST_GAPS:]]
     return {"gaps": gaps, "ttft": first_tokens}
 

@@ -16,11 +16,11 @@ import pytest
 from click.testing import CliRunner
 
 from slipstream.cluster.admin_api.admin_app import build_app
-from slipstream.cluster.admin_api.admin_server import OperatorPort, operating
+from slipstream.cluster.admin_api.admin_server import AdminServer, operating
 from slipstream.cluster.admin_api.driver_parts import DriverParts
 from slipstream.cluster.cli import main
 from slipstream.cluster.config.admin_token import read_token
-from slipstream.cluster.config.cluster_config import OperatorConfig
+from slipstream.cluster.config.cluster_config import AdminApiConfig
 from slipstream.cluster.state.run_state import ClusterState
 from tests.support.cluster.fake_fleet import FakeFleet
 
@@ -166,7 +166,7 @@ def test_status_shows_the_routers_view_and_keeps_the_token_to_itself() -> None:
 
 def test_served_on_a_port_that_listens_before_the_api_is_there() -> None:
     async def run() -> None:
-        port = OperatorPort(OperatorConfig(), 0)
+        port = AdminServer(AdminApiConfig(), 0)
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port.port}", headers=SHOWN, timeout=30) as client:
             early = asyncio.create_task(client.get("/v1/fleet"))
             async with operating(port, parts_of(FakeFleet())):
@@ -178,16 +178,16 @@ def test_served_on_a_port_that_listens_before_the_api_is_there() -> None:
 
 
 def test_the_token_comes_from_the_file_or_is_a_new_one(tmp_path: Any) -> None:
-    assert read_token(OperatorConfig()) != read_token(OperatorConfig())
+    assert read_token(AdminApiConfig()) != read_token(AdminApiConfig())
     file = tmp_path / "token"
     file.write_text("sixteen-characters\n")
-    assert read_token(OperatorConfig(token_file=str(file))) == "sixteen-characters"
+    assert read_token(AdminApiConfig(token_file=str(file))) == "sixteen-characters"
     for text, reason in (("short", "at least 16 characters"), ("two words that are long", "one word")):
         file.write_text(text)
         with pytest.raises(ValueError, match=reason):
-            read_token(OperatorConfig(token_file=str(file)))
+            read_token(AdminApiConfig(token_file=str(file)))
     with pytest.raises(ValueError, match="No such file"):
-        read_token(OperatorConfig(token_file=str(tmp_path / "missing")))
+        read_token(AdminApiConfig(token_file=str(tmp_path / "missing")))
 
 
 def test_no_start_waits_for_the_web_framework() -> None:

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from slipstream.cluster.admin_api.client import local_admin as operator_here
+from slipstream.cluster.admin_api.client import local_admin
 from slipstream.cluster.cli import main
-from slipstream.cluster.processes import process_tree as processes
+from slipstream.cluster.processes import process_tree
 from slipstream.cluster.state import run_state
 from slipstream.cluster.state.run_state import ClusterPhase, ClusterState
 
@@ -108,7 +108,7 @@ class Here:
             driver.communicate()
 
     def _write(self, phase: ClusterPhase, driver: int) -> None:
-        ours, theirs = processes.start_time(os.getpid()), processes.start_time(driver)
+        ours, theirs = process_tree.start_time(os.getpid()), process_tree.start_time(driver)
         assert ours is not None
         assert theirs is not None
         state = ClusterState("mine", os.getpid(), ours, "c.yaml", "m", phase)
@@ -122,7 +122,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     run_state.run_folder().mkdir()
     cluster = Here(run_state.run_folder())
-    monkeypatch.setattr(operator_here.time, "sleep", cluster.looked_at)
+    monkeypatch.setattr(local_admin.time, "sleep", cluster.looked_at)
     cluster.api.thread.start()
     yield cluster
     cluster.api.server.shutdown()
@@ -198,7 +198,7 @@ def test_nobody_drains_workers_of_the_next_driver_if_the_one_before_ends_as_the_
     here.begin("ready")
     here.phases = ["ready"]
     here.api.answers = [None]
-    real = processes.is_running
+    real = process_tree.is_running
 
     def is_running(pid: int, started: float) -> bool:
         found = real(pid, started)
@@ -206,7 +206,7 @@ def test_nobody_drains_workers_of_the_next_driver_if_the_one_before_ends_as_the_
             here.kill()
         return found
 
-    monkeypatch.setattr(processes, "is_running", is_running)
+    monkeypatch.setattr(process_tree, "is_running", is_running)
     done = slipstream("drain", "decode-0")
     assert done.exit_code == 1
     assert "waiting for it" not in done.stderr
@@ -223,7 +223,7 @@ def test_a_drain_that_was_not_answered_is_not_asked_for_again(here: Here) -> Non
 
 
 def test_a_driver_that_lives_and_does_not_answer_is_an_error(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operator_here, "ENDING_S", 0.0)
+    monkeypatch.setattr(local_admin, "ENDING_S", 0.0)
     here.api.hung_up = lambda: None
     here.begin("ready")
     here.api.answers = [None]
@@ -235,7 +235,7 @@ def test_a_driver_that_lives_and_does_not_answer_is_an_error(here: Here, monkeyp
 def test_nobody_waits_for_a_cluster_that_has_ended(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     here.begin("ready")
     here.kill()
-    monkeypatch.setattr(operator_here.time, "sleep", lambda seconds: here.end())
+    monkeypatch.setattr(local_admin.time, "sleep", lambda seconds: here.end())
     done = slipstream("scale", "decode=1")
     assert done.exit_code == 1
     assert done.stderr.splitlines() == [
@@ -245,7 +245,7 @@ def test_nobody_waits_for_a_cluster_that_has_ended(here: Here, monkeypatch: pyte
 
 
 def test_a_driver_that_cannot_write_its_state_is_asked_itself(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operator_here, "BEHIND_S", 0.0)
+    monkeypatch.setattr(local_admin, "BEHIND_S", 0.0)
     here.api.hung_up = lambda: None
     here.begin("ready")
     here.kill()

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from slipstream.cluster.cli import main
-from slipstream.cluster.processes import process_tree as processes
+from slipstream.cluster.processes import process_tree
 from slipstream.cluster.state import run_state
 from slipstream.cluster.state.run_state import ClusterState
 from tests.support.router.fake_cluster import front, run
@@ -35,7 +35,7 @@ def run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def cluster_here(folder: Path, name: str, url: str) -> None:
     """As if this process were the driver of a cluster."""
     pid = os.getpid()
-    started = processes.start_time(pid)
+    started = process_tree.start_time(pid)
     assert started is not None
     state = ClusterState(name, pid, started, "c.yaml", "demo", url=url)
     run_state.write(folder / f"{name}.json", state)

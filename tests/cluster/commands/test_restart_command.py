@@ -13,11 +13,11 @@ import pytest
 
 from slipstream import __version__
 from slipstream.cluster.commands.restart_command import DriverEnvironment, _chosen
-from slipstream.cluster.processes import process_tree as processes
+from slipstream.cluster.processes import process_tree
 from slipstream.cluster.sizing.serve_target import DEMO_MODEL
 from slipstream.cluster.state import run_state
 from slipstream.cluster.state.run_state import ClusterState
-from slipstream.cluster.terminal.command_error import CannotTell
+from slipstream.cluster.terminal.command_error import CommandError
 
 HERE = DriverEnvironment((sys.executable,), os.getcwd(), dict(os.environ))
 
@@ -27,7 +27,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterState:
     """A cluster that serves, whose guardian and driver are this process."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     run_state.run_folder().mkdir()
-    started = processes.start_time(os.getpid()) or 0.0
+    started = process_tree.start_time(os.getpid()) or 0.0
     ours = {"driver": os.getpid(), "driver_started": started}
     return ClusterState("one", os.getpid(), started, "/c.yaml", "m", "ready", "http://h:1", **ours)
 
@@ -53,9 +53,9 @@ def test_what_does_not_serve_or_is_being_updated_is_left_alone(
     state: ClusterState, changes: dict[str, object], reason: str
 ) -> None:
     announce(replace(state, **changes))  # type: ignore[arg-type]
-    with pytest.raises(CannotTell, match=reason):
+    with pytest.raises(CommandError, match=reason):
         _chosen(None)
-    with pytest.raises(CannotTell, match="no cluster named two runs here"):
+    with pytest.raises(CommandError, match="no cluster named two runs here"):
         _chosen("two")
 
 
@@ -82,7 +82,7 @@ def test_a_package_in_the_drivers_folder_is_not_taken_for_the_next_version(state
 def test_a_configuration_that_the_next_version_refuses_is_named_before_anything_ends(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("model: {path: nowhere}\nnew_key: 1\n")
-    with pytest.raises(CannotTell, match=r"the next driver would not start: .*c\.yaml.*; nothing was done"):
+    with pytest.raises(CommandError, match=r"the next driver would not start: .*c\.yaml.*; nothing was done"):
         HERE.check(str(path))
 
 
@@ -97,7 +97,7 @@ def test_what_the_running_cluster_takes_of_the_machine_is_not_held_against_its_c
 
 def test_an_environment_that_cannot_start_is_named_before_anything_ends(tmp_path: Path) -> None:
     gone = replace(HERE, python=(str(tmp_path / "python"),))
-    with pytest.raises(CannotTell, match=r"the next driver would not start: .*tmp.*python.*nothing was done"):
+    with pytest.raises(CommandError, match=r"the next driver would not start: .*tmp.*python.*nothing was done"):
         gone.version()
-    with pytest.raises(CannotTell, match=r"would not start: .*nonsense"):
+    with pytest.raises(CommandError, match=r"would not start: .*nonsense"):
         replace(HERE, variables={"PYTHONPATH": str(tmp_path)})._run("-c", "raise SystemExit('nonsense')")

@@ -9,10 +9,10 @@ from click.testing import CliRunner
 
 from slipstream.cluster.admin_api.client import cluster_choice as choice
 from slipstream.cluster.cli import main
-from slipstream.cluster.processes import process_tree as processes
+from slipstream.cluster.processes import process_tree
 from slipstream.cluster.state import run_state
 from slipstream.cluster.state.run_state import ClusterState
-from slipstream.cluster.terminal.command_error import CannotTell
+from slipstream.cluster.terminal.command_error import CommandError
 
 
 @pytest.fixture
@@ -40,13 +40,13 @@ def two_clusters(run, monkeypatch):
     """Runs a command while clusters `one` and `two` run; what it would ask is in its output."""
 
     def ask(state, token):
-        raise CannotTell(f"asks {state.name}")
+        raise CommandError(f"asks {state.name}")
 
-    monkeypatch.setattr(choice, "OperatorHere", ask)
+    monkeypatch.setattr(choice, "LocalAdmin", ask)
     run_state.run_folder().mkdir()
     for name in ("one", "two"):
         state = ClusterState(
-            name, os.getpid(), processes.start_time(os.getpid()), "/c.yaml", "m", "ready", "http://h:1"
+            name, os.getpid(), process_tree.start_time(os.getpid()), "/c.yaml", "m", "ready", "http://h:1"
         )
         run_state.write(run_state.run_folder() / f"{name}.json", state)
     return run

@@ -15,7 +15,7 @@ from slipstream.cluster.driver import driver_process
 from slipstream.cluster.driver.driver import Driver
 from slipstream.cluster.driver.driver_process import run_driver, state_before
 from slipstream.cluster.driver.driver_task import DriverTask
-from slipstream.cluster.processes.guardian_link import INTERRUPTED, Briefing, OwnGuardian
+from slipstream.cluster.processes.guardian_link import INTERRUPTED, DriverEnv, GuardianLink
 from slipstream.cluster.repository.model_content import ModelContent
 from slipstream.cluster.state import run_state
 from slipstream.cluster.state.run_state import ClusterState
@@ -28,7 +28,7 @@ NAMED = Overrides(name="mine")
 
 
 @pytest.fixture
-def guardians(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[bool, OwnGuardian]]:
+def guardians(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[bool, GuardianLink]]:
     """By whether there was a driver before: the guardian is the parent of this process, and links lead to nobody."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
@@ -37,7 +37,7 @@ def guardians(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[
     for is_again in (False, True):
         link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.append(link)
-        made[is_again] = OwnGuardian(Briefing(os.getppid(), theirs.detach(), None, is_again))
+        made[is_again] = GuardianLink(DriverEnv(os.getppid(), theirs.detach(), None, is_again))
     yield made
     for guardian in made.values():
         guardian.close()
@@ -45,14 +45,14 @@ def guardians(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[
         link.close()
 
 
-def task_of(guardian: OwnGuardian, before: ClusterState | None, folder: Path) -> DriverTask:
+def task_of(guardian: GuardianLink, before: ClusterState | None, folder: Path) -> DriverTask:
     return DriverTask(guardian, NAMED.load(LOCAL), LOCAL, NAMED, before, folder / "mine.json", timings=False)
 
 
 @pytest.mark.parametrize("code", [0, 1, INTERRUPTED])
 @pytest.mark.parametrize("has_guardian", [False, True])
 def test_the_state_is_left_to_the_guardian_however_a_driver_ends(
-    guardians: dict[bool, OwnGuardian], monkeypatch: pytest.MonkeyPatch, has_guardian: bool, code: int
+    guardians: dict[bool, GuardianLink], monkeypatch: pytest.MonkeyPatch, has_guardian: bool, code: int
 ) -> None:
     paths: list[Path] = []
 
@@ -63,13 +63,13 @@ def test_the_state_is_left_to_the_guardian_however_a_driver_ends(
 
     monkeypatch.setattr(driver_process, "_serve", serve)
     monkeypatch.setattr(driver_process, "_end_when_told", lambda: None)  # handlers of signals are the test runner's
-    monkeypatch.setattr(OwnGuardian, "is_alive", has_guardian)
+    monkeypatch.setattr(GuardianLink, "is_alive", has_guardian)
     assert run_driver(guardians[True], LOCAL, name="mine", port=None, timings=False) == code
     assert [path.exists() for path in paths] == [has_guardian]
 
 
 def test_a_driver_that_dies_before_it_knows_better_leaves_what_the_one_before_it_knew(
-    guardians: dict[bool, OwnGuardian],
+    guardians: dict[bool, GuardianLink],
 ) -> None:
     guardian = guardians[True]
     folder = run_state.run_folder()
@@ -88,7 +88,7 @@ def test_a_driver_that_dies_before_it_knows_better_leaves_what_the_one_before_it
     assert (left.wanted, left.update) == (first.wanted, first.update)
 
 
-def test_a_driver_goes_by_what_was_wanted_last_even_if_that_was_nobody(guardians: dict[bool, OwnGuardian]) -> None:
+def test_a_driver_goes_by_what_was_wanted_last_even_if_that_was_nobody(guardians: dict[bool, GuardianLink]) -> None:
     guardian = guardians[True]
     before = ClusterState("mine", guardian.pid, guardian.started, str(LOCAL), "m")
     folder = run_state.run_folder()
@@ -105,7 +105,7 @@ def test_a_driver_goes_by_what_was_wanted_last_even_if_that_was_nobody(guardians
 
 
 def test_operators_find_the_next_driver_by_the_port_and_the_token_of_the_one_before(
-    guardians: dict[bool, OwnGuardian],
+    guardians: dict[bool, GuardianLink],
 ) -> None:
     folder = run_state.run_folder()
     folder.mkdir()
@@ -134,7 +134,7 @@ def test_operators_find_the_next_driver_by_the_port_and_the_token_of_the_one_bef
     ],
 )
 def test_a_version_is_called_as_before_unless_its_files_are_others(
-    guardians: dict[bool, OwnGuardian], name: str, digest: str, version: str
+    guardians: dict[bool, GuardianLink], name: str, digest: str, version: str
 ) -> None:
     guardian = guardians[True]
     before = ClusterState("mine", guardian.pid, guardian.started, str(LOCAL), "m")
@@ -148,7 +148,7 @@ def test_a_version_is_called_as_before_unless_its_files_are_others(
 
 
 def test_a_cluster_that_was_killed_is_told_of_by_the_next_one_of_its_name(
-    guardians: dict[bool, OwnGuardian], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    guardians: dict[bool, GuardianLink], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = run_state.run_folder()
     folder.mkdir()
@@ -161,7 +161,7 @@ def test_a_cluster_that_was_killed_is_told_of_by_the_next_one_of_its_name(
 
 @pytest.mark.parametrize("becomes", ["[", "model: {path: elsewhere}\n", None])
 def test_the_next_driver_goes_on_with_what_was_served_whatever_has_become_of_the_file(
-    guardians: dict[bool, OwnGuardian], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, becomes: str | None
+    guardians: dict[bool, GuardianLink], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, becomes: str | None
 ) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(f"model: {{path: {NAMED.load(LOCAL).model.path}}}\ndrain_timeout_s: 7.5\n")
@@ -188,7 +188,7 @@ def test_the_next_driver_goes_on_with_what_was_served_whatever_has_become_of_the
 
 
 def test_where_the_state_has_no_configuration_that_we_know_the_file_has(
-    guardians: dict[bool, OwnGuardian], monkeypatch: pytest.MonkeyPatch
+    guardians: dict[bool, GuardianLink], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guardian, tasks = guardians[True], []
     folder = run_state.run_folder()
@@ -202,7 +202,7 @@ def test_where_the_state_has_no_configuration_that_we_know_the_file_has(
 
 
 def test_a_signal_that_came_before_the_driver_could_handle_it_is_an_end_in_order(
-    guardians: dict[bool, OwnGuardian], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    guardians: dict[bool, GuardianLink], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def told() -> None:
         raise driver_process.Interrupted

@@ -23,9 +23,9 @@ from slipstream.cluster.processes.guardian_link import RAY_ENDED
 PREAMBLE = """
 import asyncio, json, os, signal, subprocess, sys, time
 from pathlib import Path
-from slipstream.cluster.processes.guardian_link import OwnGuardian
+from slipstream.cluster.processes.guardian_link import GuardianLink
 folder = Path(sys.argv[1])
-guard = OwnGuardian.of_this_process()
+guard = GuardianLink.of_this_process()
 def note(**what):
     with (folder / "notes").open("a") as file:
         file.write(json.dumps({"pid": os.getpid(), "is_again": guard.is_again, **what}) + "\\n")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.cluster.config.cluster_config import ClusterConfig, ModelConfig
-from slipstream.cluster.driver.listeners import Listener, why_no_unix_socket, why_not_there
+from slipstream.cluster.config.cluster_config import ClusterConfig, ServedModelConfig
+from slipstream.cluster.driver.listeners import ListenAddress, why_no_unix_socket, why_not_there
 from slipstream.cluster.driver.urls import port_of, url_of
 from slipstream.cluster.supervisor.members.deployment import reachable
 from slipstream.router.config.router_config import HttpConfig, RouterConfig
@@ -19,22 +19,22 @@ from slipstream.router.process.listening import close_all, here, listening_at, l
 
 def with_unix_socket(path: Path) -> ClusterConfig:
     router = dataclasses.replace(RouterConfig(), http=HttpConfig(unix_socket=str(path)))
-    return ClusterConfig(ModelConfig("model"), router=router)
+    return ClusterConfig(ServedModelConfig("model"), router=router)
 
 
 @pytest.mark.parametrize("host", ["::", "0.0.0.0", "127.0.0.1", "localhost"])
 def test_a_port_that_is_taken_at_one_of_the_addresses_is_named(host: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        assert why_not_there(Listener("router.http", host, 0)) is None
-        told = why_not_there(Listener("router.admin", host, port))
+        assert why_not_there(ListenAddress("router.http", host, 0)) is None
+        told = why_not_there(ListenAddress("router.admin", host, port))
         assert told is not None
         assert told.startswith(f"router.admin.port: port {port} at {host} is in use")
 
 
 def test_an_address_of_another_machine_and_a_name_that_is_none_are_named() -> None:
     for host in ("192.0.2.1", "no-such-host.invalid"):
-        told = why_not_there(Listener("router", host, 0))
+        told = why_not_there(ListenAddress("router", host, 0))
         assert told is not None
         assert told.startswith(f"router.worker_host: nothing can listen at {host} on this machine: ")
 

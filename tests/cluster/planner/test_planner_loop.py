@@ -31,7 +31,7 @@ from slipstream.cluster.planner.planner_decision import (
     SwitchRole,
 )
 from slipstream.cluster.planner.planner_loading import load_planner
-from slipstream.cluster.planner.planner_loop import PlannerShell, planning
+from slipstream.cluster.planner.planner_loop import PlannerLoop, planning
 from slipstream.cluster.planner.slo_planner import SloPlanner
 from slipstream.cluster.state.run_state import ClusterState
 from slipstream.router.config.router_config import DispatchConfig
@@ -88,7 +88,7 @@ def steered(fleet: FakeFleet, script: Sequence[PlannerDecision | Exception], num
         return dispatcher.signals(float(num_asked))
 
     async def run() -> None:
-        async with planning(PlannerShell(config, planner, fleet, signals, log)):
+        async with planning(PlannerLoop(config, planner, fleet, signals, log)):
             await until(lambda: log.num_by_reason.total() >= num_looks)
 
     asyncio.run(run())

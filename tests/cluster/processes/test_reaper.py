@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slipstream.cluster.processes import process_tree as processes
+from slipstream.cluster.processes import process_tree
 from slipstream.cluster.processes.reaper import Reaper
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
@@ -23,18 +23,18 @@ STRANGELY_NAMED = [
 DRIVER = f"""
 import os, subprocess, sys, time
 from pathlib import Path
-from slipstream.cluster.processes import process_tree as processes
+from slipstream.cluster.processes import process_tree
 from slipstream.cluster.processes.reaper import Reaper
 
 reaper = Reaper("cluster-of-this-test")
 children = []
 for mark in ("", "cluster-of-this-test"):
-    environment = {{**os.environ, processes.MARK: mark}}
+    environment = {{**os.environ, process_tree.MARK: mark}}
     child = subprocess.Popen({SLEEP!r}, env=environment, stdout=subprocess.PIPE, start_new_session=True)
     child.stdout.readline()
     children.append(child)
     if not mark:
-        reaper.watch(processes.descendants())
+        reaper.watch(process_tree.descendants())
 reaper.remove(Path(sys.argv[1]))
 print(reaper.pid, *(child.pid for child in children), flush=True)
 time.sleep(600)
@@ -58,11 +58,11 @@ def test_a_killed_driver_leaves_no_process_and_no_folder(tmp_path: Path) -> None
         assert not folder.exists()
     finally:
         driver.stdout.close()
-        processes.wait_or_kill(left, 0)
+        process_tree.wait_or_kill(left, 0)
 
 
 def test_a_reaper_leaves_alone_what_is_none_of_its_own(tmp_path: Path) -> None:
-    environment = {**os.environ, processes.MARK: "another"}
+    environment = {**os.environ, process_tree.MARK: "another"}
     stranger = subprocess.Popen(SLEEP, env=environment, stdout=subprocess.PIPE)
     assert stranger.stdout is not None
     try:
@@ -84,15 +84,15 @@ def test_closing_ends_the_reaper() -> None:
 
 
 def test_a_pid_that_is_used_again_is_not_the_process_of_before() -> None:
-    started = processes.start_time(os.getpid())
+    started = process_tree.start_time(os.getpid())
     assert started is not None
-    assert processes.is_running(os.getpid(), started)
-    assert not processes.is_running(os.getpid(), started - 1.0)
+    assert process_tree.is_running(os.getpid(), started)
+    assert not process_tree.is_running(os.getpid(), started - 1.0)
 
 
 def test_a_process_that_ends_by_itself_is_not_killed() -> None:
     child = psutil.Popen([sys.executable, "-c", "pass"])
-    assert processes.wait_or_kill([child], 20.0) == []
+    assert process_tree.wait_or_kill([child], 20.0) == []
     assert child.wait() == 0
 
 
@@ -103,7 +103,7 @@ def test_a_process_that_has_ended_is_not_waited_for_until_its_parent_looks_after
         try:
             assert parent.stdout is not None
             child = psutil.Process(int(parent.stdout.readline()))
-            assert processes.wait_or_kill([child], 20.0) == []
+            assert process_tree.wait_or_kill([child], 20.0) == []
             assert child.status() == psutil.STATUS_ZOMBIE
         finally:
             parent.kill()
@@ -113,14 +113,14 @@ def test_a_process_is_still_the_same_when_the_clock_of_the_day_has_been_set(monk
     with subprocess.Popen(STRANGELY_NAMED, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        own_started, started = processes.start_time(os.getpid()), processes.start_time(child.pid)
+        own_started, started = process_tree.start_time(os.getpid()), process_tree.start_time(child.pid)
         assert own_started is not None
         assert started is not None
         assert started >= own_started
         before = psutil.boot_time()
         monkeypatch.setattr("psutil._pslinux.boot_time", lambda: before + 3600.0)
-        assert processes.is_running(child.pid, started)
-        assert not processes.is_running(child.pid, started - 1.0)
+        assert process_tree.is_running(child.pid, started)
+        assert not process_tree.is_running(child.pid, started - 1.0)
         child.kill()
 
 
@@ -129,6 +129,6 @@ def test_a_process_that_does_not_end_is_killed_and_named(patience_s: float) -> N
     with subprocess.Popen(SLEEP, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        killed = processes.wait_or_kill([psutil.Process(child.pid)], patience_s)
+        killed = process_tree.wait_or_kill([psutil.Process(child.pid)], patience_s)
         assert [process.pid for process in killed] == [child.pid]
-        assert processes.start_time(child.pid) is None
+        assert process_tree.start_time(child.pid) is None

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from slipstream.cluster.config.cluster_config import ClusterConfig, ModelConfig, PoolConfig
+from slipstream.cluster.config.cluster_config import ClusterConfig, PoolConfig, ServedModelConfig
 from slipstream.cluster.ray.bundles import CannotPlace, check_fits, pool_resources
 from slipstream.workers.config.worker_config import EngineConfig
 
-BASE = ClusterConfig(model=ModelConfig(path="/m"))
+BASE = ClusterConfig(model=ServedModelConfig(path="/m"))
 
 
 def config(prefill: PoolConfig, decode: PoolConfig) -> ClusterConfig:

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from slipstream.cluster.config.cluster_config import ClusterConfig, ModelConfig
+from slipstream.cluster.config.cluster_config import ClusterConfig, ServedModelConfig
 from slipstream.cluster.ray.local_ray import RayFailed
 from slipstream.cluster.ray.ray_session import RaySession, check_answers
 from slipstream.cluster.supervisor.members.deployment import Deployment
@@ -17,7 +17,7 @@ def test_on_a_ray_that_may_grow_workers_find_the_router_from_other_nodes_from_th
     is_own: bool, host: str
 ) -> None:
     session = RaySession(is_own=is_own, node_id="n", resources={"CPU": 4.0})
-    deployment = Deployment(ClusterConfig(model=ModelConfig("/m")), "secret", None, session.may_span_nodes)
+    deployment = Deployment(ClusterConfig(model=ServedModelConfig("/m")), "secret", None, session.may_span_nodes)
     assert deployment.host("127.0.0.1", "10.0.0.7") == host
 
 

@@ -17,8 +17,8 @@ from slipstream.cluster.sizing.pool_choice import (
     LEAST_CONTEXT,
     WORKER_BYTES,
     CannotServe,
-    Choice,
     PoolChoice,
+    SizingChoice,
     choose,
 )
 
@@ -36,7 +36,7 @@ def gpus(count: int, gib: float) -> MachineFacts:
     return MachineFacts(64, 500 * GIB, (int(gib * GIB),) * count)
 
 
-def shape(choice: Choice) -> tuple[int, int | None, int, int | None]:
+def shape(choice: SizingChoice) -> tuple[int, int | None, int, int | None]:
     """Prefill groups and their threads, decode workers and theirs."""
     return choice.prefill.replicas, choice.prefill.num_threads, choice.decode.replicas, choice.decode.num_threads
 

@@ -13,13 +13,13 @@ import yaml
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.loading.config_file import load_config
 from slipstream.cluster.config.settings_file import ConfigError
-from slipstream.cluster.processes import process_tree as processes
+from slipstream.cluster.processes import process_tree
 from slipstream.cluster.sizing import serve_target as target_module
 from slipstream.cluster.sizing.chosen_config import config_text, name_in_hub_cache, settings_of
 from slipstream.cluster.sizing.config_choice import checked_config, config_file, write_chosen
 from slipstream.cluster.sizing.machine_facts import MIB, MachineFacts
 from slipstream.cluster.sizing.model_size import ModelFacts
-from slipstream.cluster.sizing.pool_choice import Choice, PoolChoice
+from slipstream.cluster.sizing.pool_choice import PoolChoice, SizingChoice
 from slipstream.cluster.sizing.serve_target import DEMO_MODEL, chosen_for
 from slipstream.cluster.state import run_state
 from slipstream.workers.models.directory.model_config import ModelConfig
@@ -71,7 +71,7 @@ def test_a_models_directory_is_served_under_its_name(tmp_path: Path) -> None:
 def test_the_file_of_a_cluster_that_runs_is_not_replaced(tmp_path: Path) -> None:
     path = config_file(None, None)
     before = path.read_text()
-    pid, started = os.getpid(), processes.start_time(os.getpid()) or 0.0
+    pid, started = os.getpid(), process_tree.start_time(os.getpid()) or 0.0
     run_state.run_folder().mkdir()
     state = run_state.ClusterState("slipstream", pid, started, str(path), "m", "ready", driver=pid)
     run_state.write(run_state.run_folder() / "slipstream.json", state)
@@ -168,14 +168,14 @@ def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path: Path, capsys: p
 @pytest.mark.parametrize(
     "choice",
     [
-        Choice("cpu", PoolChoice(2, 16, 512), PoolChoice(1, 32, 1024), 4096, 64, notes=("a note",)),
-        Choice("cuda", PoolChoice(1, None, 30000), PoolChoice(3, None, 30000), 4096, 256, tp=2),
-        Choice("cuda", PoolChoice(0), PoolChoice(1, None, 60000), 4096, 256),
+        SizingChoice("cpu", PoolChoice(2, 16, 512), PoolChoice(1, 32, 1024), 4096, 64, notes=("a note",)),
+        SizingChoice("cuda", PoolChoice(1, None, 30000), PoolChoice(3, None, 30000), 4096, 256, tp=2),
+        SizingChoice("cuda", PoolChoice(0), PoolChoice(1, None, 60000), 4096, 256),
     ],
     ids=["host", "groups of GPUs", "one GPU"],
 )
 def test_every_choice_is_a_configuration_that_is_accepted(
-    choice: Choice, machine: MachineFacts, tmp_path: Path
+    choice: SizingChoice, machine: MachineFacts, tmp_path: Path
 ) -> None:
     path = tmp_path / "chosen.yaml"
     path.write_text(config_text(choice, machine, DEMO_MODEL))

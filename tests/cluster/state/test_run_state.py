@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from slipstream.cluster.fleet.update_plan import Phase
-from slipstream.cluster.processes import process_tree as processes
+from slipstream.cluster.processes import process_tree
 from slipstream.cluster.state import run_state
 from slipstream.cluster.state.run_state import AlreadyRunning, ClusterState, MemberStatus, StateFile
-from slipstream.cluster.terminal.command_error import CannotTell
+from slipstream.cluster.terminal.command_error import CommandError
 
 
 def own_state(name: str = "a") -> ClusterState:
-    started = processes.start_time(os.getpid())
+    started = process_tree.start_time(os.getpid())
     assert started is not None
     return ClusterState(name=name, pid=os.getpid(), started=started, config="/c.yaml", model="m", url="http://h:1")
 
@@ -170,7 +170,9 @@ def test_a_command_for_a_cluster_that_was_killed_says_so(tmp_path: Path, monkeyp
     state.pid = gone()
     run_state.run_folder().mkdir()
     run_state.write(run_state.run_folder() / "a.json", state)
-    with pytest.raises(CannotTell, match=rf"no cluster named a runs here; a has ended: its guardian .pid {state.pid}."):
+    with pytest.raises(
+        CommandError, match=rf"no cluster named a runs here; a has ended: its guardian .pid {state.pid}."
+    ):
         run_state.cluster_here("a", "--url")
 
 

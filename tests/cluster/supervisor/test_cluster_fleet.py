@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.cluster.config.cluster_config import ClusterConfig, ModelConfig, PoolConfig
+from slipstream.cluster.config.cluster_config import ClusterConfig, PoolConfig, ServedModelConfig
 from slipstream.cluster.fleet.fleet_port import FleetError
 from slipstream.cluster.ray.ray_session import RaySession
 from slipstream.cluster.repository.files_metrics import FilesPage
@@ -24,7 +24,7 @@ from slipstream.router.model_files.manifest import Manifest
 from slipstream.workers.config.worker_config import EngineConfig
 from tests.support.cluster.fake_members import FakeRouter, Watcher, serving
 
-CONFIG = ClusterConfig(ModelConfig("/m"))
+CONFIG = ClusterConfig(ServedModelConfig("/m"))
 DEMO = Path(__file__).parents[3] / "models" / "slipstream-demo"
 
 
@@ -92,7 +92,7 @@ def test_while_an_update_is_under_way_only_that_takes_a_group_away() -> None:
                 with pytest.raises(FleetError, match="an update is under way") as caught:
                     await question
                 assert caught.value.kind == "conflict"
-            assert not it.kept("decode-0").is_leaving
+            assert not it.managed("decode-0").is_leaving
             await fleet.retire("decode-0")
             await it.until(lambda: it.supervisor.group("decode-0") is None)
 
@@ -146,7 +146,7 @@ def test_pools_that_differ_in_sizes_and_steps_may_exchange_workers() -> None:
 def test_no_group_is_added_whose_files_are_others_now(tmp_path: Path) -> None:
     """And that is told of: in a sentence, and to Prometheus."""
     model_dir = Path(shutil.copytree(DEMO, tmp_path / "model"))
-    config = ClusterConfig(ModelConfig(str(model_dir)))
+    config = ClusterConfig(ServedModelConfig(str(model_dir)))
     told: list[dict[str, str]] = []
 
     async def check(fleet: ClusterFleet) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
-from slipstream.cluster.config.cluster_config import ClusterConfig, ModelConfig
+from slipstream.cluster.config.cluster_config import ClusterConfig, ServedModelConfig
 from slipstream.cluster.config.settings_by_name import ByName, settings_of
 from slipstream.cluster.ray.bundles import pool_resources
 from slipstream.cluster.supervisor.members.actor_handles import first_death, reason_of
-from slipstream.cluster.supervisor.members.actors import Place
+from slipstream.cluster.supervisor.members.actors import ProcessLocation
 from slipstream.cluster.supervisor.members.deployment import Deployment
 from slipstream.cluster.supervisor.members.group_member import GroupMember
 from slipstream.cluster.supervisor.members.router_member import MAX_PORT_TRIES, RouterMember
@@ -97,9 +97,9 @@ class RouterProcess:
 
 
 def test_a_router_whose_port_somebody_else_has_taken_tries_it_for_a_while_and_then_takes_another() -> None:
-    deployment = Deployment(ClusterConfig(model=ModelConfig(path="/m")), "token", None, spans_nodes=False)
+    deployment = Deployment(ClusterConfig(model=ServedModelConfig(path="/m")), "token", None, spans_nodes=False)
     router: Any = RouterMember(deployment, "node")
-    router._place = Place(1, "node", "127.0.0.1")
+    router._place = ProcessLocation(1, "node", "127.0.0.1")
 
     async def serve(taken: set[int], chosen: int) -> int:
         router._actor = RouterProcess(taken, chosen)
@@ -127,12 +127,12 @@ class ClientSocketHolder:
 
 
 def test_clients_of_a_router_end_where_the_next_one_is_on_another_node() -> None:
-    deployment = Deployment(ClusterConfig(model=ModelConfig(path="/m")), "token", None, spans_nodes=False)
+    deployment = Deployment(ClusterConfig(model=ServedModelConfig(path="/m")), "token", None, spans_nodes=False)
     keeper = ClientSocketHolder()
     router: Any = RouterMember(deployment, "node", keeper)
 
     async def served_on(node: str) -> object:
-        router._place, router._actor = Place(1, node, "127.0.0.1"), RouterProcess(set(), 5001)
+        router._place, router._actor = ProcessLocation(1, node, "127.0.0.1"), RouterProcess(set(), 5001)
         await router.serve(ExpectedWorkers())
         return router._actor.keeper
 
@@ -145,11 +145,11 @@ def test_clients_of_a_router_end_where_the_next_one_is_on_another_node() -> None
 
 
 def test_the_router_after_one_that_was_killed_while_it_drained_takes_no_new_clients() -> None:
-    deployment = Deployment(ClusterConfig(model=ModelConfig(path="/m")), "token", None, spans_nodes=False)
+    deployment = Deployment(ClusterConfig(model=ServedModelConfig(path="/m")), "token", None, spans_nodes=False)
     router: Any = RouterMember(deployment, "node", ClientSocketHolder())
 
     async def is_served_ending() -> object:
-        router._place, router._actor = Place(1, "node", "127.0.0.1"), RouterProcess(set(), 5001)
+        router._place, router._actor = ProcessLocation(1, "node", "127.0.0.1"), RouterProcess(set(), 5001)
         await router.serve(ExpectedWorkers())
         return router._actor.is_ending
 
@@ -162,7 +162,7 @@ def test_the_router_after_one_that_was_killed_while_it_drained_takes_no_new_clie
 
 
 def test_a_router_that_is_not_there_or_dies_meanwhile_is_no_connection() -> None:
-    deployment = Deployment(ClusterConfig(model=ModelConfig(path="/m")), "token", None, spans_nodes=False)
+    deployment = Deployment(ClusterConfig(model=ServedModelConfig(path="/m")), "token", None, spans_nodes=False)
     router: Any = RouterMember(deployment, "node")
 
     async def dies() -> None:
@@ -211,7 +211,7 @@ def test_of_ranks_that_die_together_the_one_with_a_reason_speaks() -> None:
 def test_loopback_gives_way_to_the_address_of_the_node_when_there_are_others(
     spans_nodes: bool, configured: str, host: str
 ) -> None:
-    deployment = Deployment(ClusterConfig(model=ModelConfig("/m")), "secret", None, spans_nodes)
+    deployment = Deployment(ClusterConfig(model=ServedModelConfig("/m")), "secret", None, spans_nodes)
     assert deployment.host(configured, "10.0.0.7") == host
 
 
@@ -226,9 +226,9 @@ def test_loopback_gives_way_to_the_address_of_the_node_when_there_are_others(
     ],
 )
 def test_peers_are_told_an_address_for_pages_that_they_can_reach(spans_nodes: bool, configured: str, told: str) -> None:
-    config = ClusterConfig(model=ModelConfig("/m"), kv_transfer=TransferConfig(host=configured))
+    config = ClusterConfig(model=ServedModelConfig("/m"), kv_transfer=TransferConfig(host=configured))
     pools = {pool.role: pool for pool in pool_resources(config, num_gpus=0)}
     deployment = Deployment(config, "secret", None, spans_nodes)
     member = GroupMember(deployment, "prefill-0", "prefill", pools, lambda pool: None)
-    member.places = [Place(1, "node", "10.0.0.7")]
+    member.locations = [ProcessLocation(1, "node", "10.0.0.7")]
     assert member._worker_config(Endpoint("10.0.0.1", 1234), 1).transfer.host == told

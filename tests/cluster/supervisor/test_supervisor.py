@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from slipstream.cluster.config.cluster_config import RestartConfig
-from slipstream.cluster.supervisor import group_monitor as follower_module
+from slipstream.cluster.supervisor import group_monitor
 from slipstream.cluster.supervisor import supervisor as supervisor_module
 from slipstream.cluster.supervisor.supervisor import StartFailed, Supervisor
 from slipstream.router.model_files.manifest import REFUSES
@@ -35,7 +35,7 @@ def scenario(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 async def test_a_new_group_is_wanted_at_once_and_ready_later() -> None:
     async with serving("prefill", "decode") as it:
         await it.supervisor.add([it.group("decode-1", version="v2")])
-        assert it.kept("decode-1").status.version == "v2"
+        assert it.managed("decode-1").status.version == "v2"
         assert it.supervisor.expected == wanted(1, 2)
         assert it.router.expected[-1] == wanted(1, 2)
         await it.until(lambda: it.state_of("decode-1") == "ready")
@@ -45,7 +45,7 @@ async def test_a_new_group_is_wanted_at_once_and_ready_later() -> None:
 @scenario
 async def test_a_group_that_is_let_go_is_drained_and_not_started_again() -> None:
     async with serving("decode", "prefill") as it:
-        await it.supervisor.let_go(it.kept("decode-0"), migrate=False)
+        await it.supervisor.let_go(it.managed("decode-0"), migrate=False)
         assert it.router.expected[-1] == wanted(1, 0)
         await it.until(lambda: it.supervisor.group("decode-0") is None)
         assert it.router.drained == [("decode-0", None, False)]
@@ -59,7 +59,7 @@ async def test_a_group_that_is_let_go_is_drained_and_not_started_again() -> None
 async def test_a_group_that_dies_while_it_leaves_is_not_started_again() -> None:
     async with serving("decode") as it:
         it.groups["decode-0"].obeys = False
-        await it.supervisor.let_go(it.kept("decode-0"), migrate=True)
+        await it.supervisor.let_go(it.managed("decode-0"), migrate=True)
         await it.until(lambda: it.state_of("decode-0") == "draining")
         it.groups["decode-0"].die("killed")
         await it.until(lambda: it.supervisor.group("decode-0") is None)
@@ -72,17 +72,17 @@ def test_a_group_that_says_nothing_any_more_is_ended_in_time(
 ) -> None:
     """It has frozen, or its machine has: what it is drained for has an end all the same."""
     monkeypatch.setattr(supervisor_module, "OVERDUE_S", 0.0)
-    monkeypatch.setattr(follower_module, "SERVING_S", 0.001)
+    monkeypatch.setattr(group_monitor, "SERVING_S", 0.001)
 
     async def run() -> None:
         async with serving("decode", config=replace(CONFIG, drain_timeout_s=0.0)) as it:
             group = it.groups["decode-0"]
             group.hangs = True
             if next_role is None:
-                await it.supervisor.let_go(it.kept("decode-0"), migrate=True)
+                await it.supervisor.let_go(it.managed("decode-0"), migrate=True)
                 await it.until(lambda: it.supervisor.group("decode-0") is None)
             else:
-                await it.supervisor.switch(it.kept("decode-0"), next_role)
+                await it.supervisor.switch(it.managed("decode-0"), next_role)
                 await it.until(lambda: it.state_of("decode-0") == "dead")
                 group.hangs = False
                 await it.until(lambda: it.state_of("decode-0") == "ready")
@@ -96,9 +96,9 @@ def test_a_group_that_says_nothing_any_more_is_ended_in_time(
 def test_a_group_that_hangs_is_called_silent_and_started_again_if_it_stays_so(
     monkeypatch: pytest.MonkeyPatch, thaws: bool
 ) -> None:
-    monkeypatch.setattr(follower_module, "SERVING_S", 0.001)
-    monkeypatch.setattr(follower_module, "SILENT_S", 0.0)
-    monkeypatch.setattr(follower_module, "GIVE_UP_S", 60.0)
+    monkeypatch.setattr(group_monitor, "SERVING_S", 0.001)
+    monkeypatch.setattr(group_monitor, "SILENT_S", 0.0)
+    monkeypatch.setattr(group_monitor, "GIVE_UP_S", 60.0)
 
     async def run() -> None:
         async with serving("decode") as it:
@@ -109,7 +109,7 @@ def test_a_group_that_hangs_is_called_silent_and_started_again_if_it_stays_so(
             if thaws:
                 group.thaw()
             else:
-                monkeypatch.setattr(follower_module, "GIVE_UP_S", 0.0)
+                monkeypatch.setattr(group_monitor, "GIVE_UP_S", 0.0)
                 await it.until(lambda: it.state_of("decode-0") == "dead")
                 group.hangs = False
             await it.until(lambda: it.state_of("decode-0") == "ready")
@@ -151,8 +151,8 @@ async def test_a_group_that_waits_for_room_says_so_and_can_be_given_up() -> None
     async with serving("decode") as it:
         await it.supervisor.add([it.group("decode-1", has_room=False)])
         await it.until(lambda: it.state_of("decode-1") == "pending")
-        assert "1 CPU free" in it.kept("decode-1").status.detail
-        await it.supervisor.let_go(it.kept("decode-1"), migrate=True)
+        assert "1 CPU free" in it.managed("decode-1").status.detail
+        await it.supervisor.let_go(it.managed("decode-1"), migrate=True)
         assert it.supervisor.group("decode-1") is None
         assert not it.groups["decode-1"].is_reserved
         assert it.router.drained == []
@@ -170,12 +170,12 @@ async def test_a_group_that_waited_starts_when_there_is_room() -> None:
 @scenario
 async def test_a_role_is_switched_in_the_same_process() -> None:
     async with serving("prefill", "decode") as it:
-        await it.supervisor.switch(it.kept("decode-0"), "prefill")
+        await it.supervisor.switch(it.managed("decode-0"), "prefill")
         assert it.supervisor.expected == wanted(2, 0)
-        await it.until(lambda: it.state_of("decode-0") == "ready" and it.kept("decode-0").wish is None)
+        await it.until(lambda: it.state_of("decode-0") == "ready" and it.managed("decode-0").pending_change is None)
         assert it.router.drained == [("decode-0", "prefill", True)]
         assert it.groups["decode-0"].num_launches == 1
-        assert it.kept("decode-0").status.role == "prefill"
+        assert it.managed("decode-0").status.role == "prefill"
 
 
 @scenario
@@ -183,11 +183,11 @@ async def test_a_worker_that_has_connected_anew_is_asked_again() -> None:
     async with serving("decode") as it:
         group = it.groups["decode-0"]
         group.obeys = False
-        await it.supervisor.switch(it.kept("decode-0"), "prefill")
+        await it.supervisor.switch(it.managed("decode-0"), "prefill")
         await it.until(lambda: it.router.drained == [("decode-0", "prefill", True)])
         group.obeys, group.state = True, "ready"
         group.epoch += 1  # the router that it heard it from is gone
-        await it.until(lambda: it.kept("decode-0").wish is None)
+        await it.until(lambda: it.managed("decode-0").pending_change is None)
         assert it.router.drained == [("decode-0", "prefill", True)] * 2
 
 
@@ -196,12 +196,12 @@ async def test_a_group_that_dies_on_its_way_to_another_role_comes_back_in_that()
     async with serving("prefill", "decode") as it:
         group = it.groups["decode-0"]
         group.obeys = False
-        await it.supervisor.switch(it.kept("decode-0"), "prefill")
+        await it.supervisor.switch(it.managed("decode-0"), "prefill")
         await it.until(lambda: bool(it.router.drained))
         group.die("killed")
         await it.until(lambda: group.num_launches == 2 and it.state_of("decode-0") == "ready")
         assert group.served_role == "prefill"
-        assert it.kept("decode-0").wish is None
+        assert it.managed("decode-0").pending_change is None
         assert len(it.router.drained) == 1
 
 
@@ -213,7 +213,7 @@ async def test_a_dead_group_is_started_in_the_role_it_is_given_meanwhile() -> No
         group.has_room = False
         group.die("killed")
         await it.until(lambda: it.state_of("decode-0") == "starting")
-        await it.supervisor.switch(it.kept("decode-0"), "prefill")
+        await it.supervisor.switch(it.managed("decode-0"), "prefill")
         group.found_room.set()
         await it.until(lambda: it.state_of("decode-0") == "ready")
         assert group.served_role == "prefill"
@@ -232,10 +232,10 @@ async def test_a_group_that_never_starts_is_given_up_and_the_others_serve_on() -
         broken.serve = fails  # type: ignore[method-assign]
         broken.found_room.set()
         await it.until(lambda: it.state_of("decode-1") == "failed")
-        assert it.kept("decode-1").status.detail == "given up after 3 tries: no memory"
+        assert it.managed("decode-1").status.detail == "given up after 3 tries: no memory"
         assert it.supervisor.expected == wanted(0, 1)
         assert it.state_of("decode-0") == "ready"
-        await it.supervisor.let_go(it.kept("decode-1"), migrate=True)
+        await it.supervisor.let_go(it.managed("decode-1"), migrate=True)
         assert it.supervisor.group("decode-1") is None
 
 
@@ -257,7 +257,7 @@ async def test_why_a_group_has_ended_is_said_while_it_starts_again() -> None:
 @scenario
 async def test_the_next_router_hears_what_is_wanted_now() -> None:
     async with serving("prefill", "decode") as it:
-        await it.supervisor.let_go(it.kept("prefill-0"), migrate=True)
+        await it.supervisor.let_go(it.managed("prefill-0"), migrate=True)
         await it.until(lambda: it.supervisor.group("prefill-0") is None)
         it.router.expected.clear()
         it.router.die("killed")

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from slipstream.cluster.config.cluster_config import ClusterConfig, ModelConfig, RestartConfig
+from slipstream.cluster.config.cluster_config import ClusterConfig, RestartConfig, ServedModelConfig
 from slipstream.cluster.ray.bundles import PoolResources
 from slipstream.cluster.state.run_state import MemberStatus
-from slipstream.cluster.supervisor.managed import KeptGroup
-from slipstream.cluster.supervisor.members.actors import Place
+from slipstream.cluster.supervisor.managed import ManagedGroup
+from slipstream.cluster.supervisor.members.actors import ProcessLocation
 from slipstream.cluster.supervisor.supervisor import Supervisor
 from slipstream.router.process.addresses import Addresses, Endpoint
 from slipstream.router.protocol.messages import Role
@@ -20,7 +20,7 @@ from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.router.status.version_status import VersionStatus
 from slipstream.workers.telemetry.worker_report import WorkerReport, WorkerState
 
-CONFIG = ClusterConfig(ModelConfig("/m"), restart=RestartConfig(backoff_s=0.001, backoff_max_s=0.002))
+CONFIG = ClusterConfig(ServedModelConfig("/m"), restart=RestartConfig(backoff_s=0.001, backoff_max_s=0.002))
 PATIENCE_S = 20.0
 
 
@@ -128,8 +128,8 @@ class FakeGroup(FakeMember):
     found_room: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
-    def places(self) -> Sequence[Place]:
-        return [Place(pid, "node", "here") for pid in self.pids]
+    def locations(self) -> Sequence[ProcessLocation]:
+        return [ProcessLocation(pid, "node", "here") for pid in self.pids]
 
     @property
     def node_id(self) -> str | None:
@@ -213,7 +213,7 @@ class Scene:
         self.groups[name] = made
         return made
 
-    def kept(self, name: str) -> KeptGroup:
+    def managed(self, name: str) -> ManagedGroup:
         found = self.supervisor.group(name)
         assert found is not None
         return found
@@ -225,7 +225,7 @@ class Scene:
                 await self.watcher.changed_event.wait()
 
     def state_of(self, name: str) -> str:
-        return self.kept(name).status.state
+        return self.managed(name).status.state
 
 
 @asynccontextmanager

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from slipstream.cluster.admin_api.client.admin_client import OperatorClient, client_of
+from slipstream.cluster.admin_api.client.admin_client import AdminClient, client_of
 from tests.support.e2e.observation import workers_of
 from tests.support.e2e.serving_cluster import ServingCluster
 
 FLEET_TIMEOUT_S = 100.0
 
 
-def operator(serving: ServingCluster) -> OperatorClient:
+def operator(serving: ServingCluster) -> AdminClient:
     state = serving.state
     assert state is not None
     return client_of(state)

@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from slipstream.cluster.admin_api.client.admin_client import OperatorClient, client_of
-from slipstream.cluster.terminal.command_error import CannotTell
+from slipstream.cluster.admin_api.client.admin_client import AdminClient, client_of
+from slipstream.cluster.terminal.command_error import CommandError
 from slipstream.router.protocol.messages import ROLES, Role
 from tests.support.e2e.serving_cluster import ServingCluster
 
@@ -60,15 +60,15 @@ class Operations:
         change = self._rng.choice(self._changes)(fleet)
         return "nothing to change" if change is None else await self._ask(operator, change)
 
-    def _operator(self) -> OperatorClient:
+    def _operator(self) -> AdminClient:
         state = self._serving.state
         assert state is not None
         return client_of(state)
 
-    async def _ask(self, operator: OperatorClient, change: Change) -> str:
+    async def _ask(self, operator: AdminClient, change: Change) -> str:
         try:
             await asyncio.to_thread(operator.post, change.path, change.body)
-        except CannotTell as refused:
+        except CommandError as refused:
             self.num_refused += 1
             return f"{change.said}: refused, {refused}"
         self.num_begun += 1
@@ -120,7 +120,7 @@ class Operations:
             return found
         return []
 
-    def _left_undone(self, operator: OperatorClient) -> list[str]:
+    def _left_undone(self, operator: AdminClient) -> list[str]:
         fleet, update = operator.get("/v1/fleet"), operator.get("/v1/update")
         found = ["the fleet is still changing"] if fleet["is_changing"] else []
         found += [f"the update has not ended: {update['line']}"] if update["is_active"] else []

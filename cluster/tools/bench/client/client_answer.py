@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Answer:
+class ClientAnswer:
     """Times are in seconds of one clock; 0 if the moment did not come. A read that contains text is a moment at which
     tokens arrived. Its tokens are assumed to be evenly spread over the time since the read before: `gaps` has pairs of
     that time and the number of chunks that share it. Numbers of tokens are those of the server's usage, None if it

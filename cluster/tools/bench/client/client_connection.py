@@ -17,7 +17,7 @@ from typing import Any, cast
 import httptools
 import orjson
 
-from slipstream.cluster.tools.bench.client.client_answer import Answer
+from slipstream.cluster.tools.bench.client.client_answer import ClientAnswer
 
 # A field with text that is not empty. As in AIPerf, the name of a called function counts as text, too.
 TEXT = re.compile(rb'"(?:content|text|reasoning_content|reasoning|arguments|function": ?\{"name)": ?"(?!")')
@@ -27,13 +27,13 @@ MAX_ERROR_BYTES = 65536
 MAX_REST_BYTES = 64 * 1024 * 1024  # the largest event, or answer in one piece
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """One persistent connection, for one request at a time. With `quick_ack`, each read is acknowledged at once."""
 
     def __init__(self, quick_ack: bool = False) -> None:
         self._quick_ack = quick_ack
-        self._answer = Answer(0.0)
-        self._ended: asyncio.Future[Answer] | None = None
+        self._answer = ClientAnswer(0.0)
+        self._ended: asyncio.Future[ClientAnswer] | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._keep_text = False
         self._is_stream = False
@@ -47,7 +47,7 @@ class Connection(asyncio.Protocol):
         connected: socket.socket = transport.get_extra_info("socket")
         self._socket = connected
 
-    def ask(self, request: bytes, keep_text: bool = False) -> asyncio.Future[Answer]:
+    def ask(self, request: bytes, keep_text: bool = False) -> asyncio.Future[ClientAnswer]:
         """Sends a request. The future always yields an answer, which says itself whether it is good, unless it is
         cancelled."""
         self._parser = httptools.HttpResponseParser(self)
@@ -55,7 +55,7 @@ class Connection(asyncio.Protocol):
         self._last = deque(maxlen=None if keep_text else NUM_LAST_READS)
         self._rest.clear()
         self._ended = asyncio.get_running_loop().create_future()
-        self._answer = Answer(time.perf_counter())
+        self._answer = ClientAnswer(time.perf_counter())
         if self.is_closed:
             self._finish("connection closed", "the connection was closed before the request")
         else:
@@ -130,7 +130,7 @@ class Connection(asyncio.Protocol):
     def _end(self) -> None:
         answer = self._answer
         if answer.status != 200:
-            self._finish(f"HTTP {answer.status}", told_error(bytes(self._rest)))
+            self._finish(f"HTTP {answer.status}", error_message(bytes(self._rest)))
         elif self._is_stream:
             self._end_stream()
         else:
@@ -163,7 +163,7 @@ class Connection(asyncio.Protocol):
             if not isinstance(event, dict):
                 continue
             if event.get("error"):
-                self._finish("error in the stream", told_error(line[5:]))
+                self._finish("error in the stream", error_message(line[5:]))
                 return
             count_usage(answer, event.get("usage"))
             if self._keep_text:
@@ -200,7 +200,7 @@ class Connection(asyncio.Protocol):
         self._ended.set_result(self._answer)
 
 
-def count_usage(answer: Answer, usage: Any) -> None:
+def count_usage(answer: ClientAnswer, usage: Any) -> None:
     if not isinstance(usage, dict):
         return
     prompt, output = usage.get("prompt_tokens"), usage.get("completion_tokens")
@@ -221,7 +221,7 @@ def text_of(event: dict[str, Any]) -> str:
     return text if isinstance(text, str) else ""
 
 
-def told_error(body: bytes) -> str:
+def error_message(body: bytes) -> str:
     """The server's own error message, in one line."""
     try:
         told = orjson.loads(body)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.cluster.tools.bench.client.bench_target import BenchError
-from slipstream.cluster.tools.bench.client.prompt_text import Words
+from slipstream.cluster.tools.bench.client.prompt_text import PromptWords
 from slipstream.cluster.tools.workload.arrival import BLOCK_TOKENS
 from slipstream.cluster.tools.workload.workload import Workload
 
@@ -60,7 +60,7 @@ class Synthetic:
     prefix_tokens: int = 0
     num_prefixes: int = 1
 
-    def conversations(self, words: Words, seed: int) -> Iterator[Conversation]:
+    def conversations(self, words: PromptWords, seed: int) -> Iterator[Conversation]:
         """An endless series of conversations, the same for the same seed."""
         rng = random.Random(seed)
         prefixes = [words.text(rng, self.prefix_tokens) for _ in range(self.num_prefixes if self.prefix_tokens else 0)]
@@ -85,7 +85,7 @@ class Replay:
     max_model_len: int | None = None
     num_cut: int = 0
 
-    def conversations(self, words: Words, seed: int) -> Iterator[Conversation]:
+    def conversations(self, words: PromptWords, seed: int) -> Iterator[Conversation]:
         rng = random.Random(seed)
 
         @lru_cache(maxsize=4096)
@@ -114,18 +114,18 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class PromptFile:
     """The prompts of a file, one JSON object per line, over and over again."""
 
     turns: Sequence[Turn]
 
-    def conversations(self, words: Words, seed: int) -> Iterator[Conversation]:
+    def conversations(self, words: PromptWords, seed: int) -> Iterator[Conversation]:
         while True:
             for turn in self.turns:
                 yield Conversation([turn])
 
     @classmethod
-    def read(cls, path: Path, output_length: int | None) -> Given:
+    def read(cls, path: Path, output_length: int | None) -> PromptFile:
         """`prompt` (or `text`, AIPerf's word) or `messages`; `output_length` (or `max_tokens`) if it has one. Raises
         BenchError that names the line."""
         turns = []
@@ -141,7 +141,7 @@ class Given:
         return cls(turns)
 
 
-Source = Synthetic | Replay | Given
+Source = Synthetic | Replay | PromptFile
 
 
 def _turn(line: str, where: str, output_length: int | None) -> Turn:

@@ -23,7 +23,7 @@ war history party result change morning reason research girl guy moment air teac
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class PromptWords:
     """`count` words joined by spaces are `count * tokens_per_word` tokens, exactly so if `is_exact`."""
 
     words: Sequence[str]
@@ -35,7 +35,7 @@ class Words:
         return " ".join(rng.choices(self.words, k=max(round(num_tokens / self.tokens_per_word), 1)))
 
 
-def words_of(folder: Path) -> Words:
+def prompt_words(folder: Path) -> PromptWords:
     """Words that are always single tokens. Raises BenchError if the folder has no suitable tokenizer."""
     import tokenizers  # only here, because importing it takes as long as all other imports together
 
@@ -65,11 +65,11 @@ def words_of(folder: Path) -> Words:
         raise BenchError(f"{file}: too few words of one token each, {len(chosen)}")
     samples = [rng.choices(chosen, k=count) for count in (1, 7, 64, 512)]
     is_exact = all(length(" ".join(sample)) == len(sample) for sample in samples)
-    return Words(chosen, is_exact=is_exact)
+    return PromptWords(chosen, is_exact=is_exact)
 
 
-def common_words(tokens_per_word: float) -> Words:
-    return Words(COMMON.split(), tokens_per_word)
+def common_words(tokens_per_word: float) -> PromptWords:
+    return PromptWords(COMMON.split(), tokens_per_word)
 
 
 def tokenizer_folder(model: dict[str, object]) -> Path | None:

@@ -11,7 +11,7 @@ from slipstream.cluster.tools.bench.client.conversation import Turn
 
 
 @dataclass(frozen=True, slots=True)
-class QuestionForm:
+class RequestBody:
     """The form of requests. With `ignore_eos`, answers have exactly the wanted length, on servers that know the field
     (vLLM, SGLang and Slipstream, but not OpenAI)."""
 

@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable
 
 from slipstream.cluster.tools.bench.client.bench_target import Target
-from slipstream.cluster.tools.bench.client.client_answer import Answer
-from slipstream.cluster.tools.bench.client.client_connection import Connection
+from slipstream.cluster.tools.bench.client.client_answer import ClientAnswer
+from slipstream.cluster.tools.bench.client.client_connection import ClientConnection
 from slipstream.cluster.tools.bench.client.conversation import Turn
 
 CONNECT_TIMEOUT_S = 10.0
 
 
-class Asker:
+class RequestSender:
     """`form` turns a turn, together with those before it, into a request; without it, only complete requests can be
     sent. Answers that take longer than `timeout_s` count as failed."""
 
@@ -25,17 +25,17 @@ class Asker:
         self._timeout_s = timeout_s
         self._form = form
         self._context = target.ssl_context()
-        self._free: list[Connection] = []
-        self._all: set[Connection] = set()
+        self._free: list[ClientConnection] = []
+        self._all: set[ClientConnection] = set()
 
-    async def ask(self, turn: Turn, before: list[Turn], keep_text: bool) -> Answer:
+    async def ask(self, turn: Turn, before: list[Turn], keep_text: bool) -> ClientAnswer:
         """Sends one turn. Whatever goes wrong is recorded in the answer."""
         assert self._form is not None, "turns need a form"
         answer = await self.send(self._form(turn, before), keep_text)
         answer.wanted_tokens = turn.output_length
         return answer
 
-    async def send(self, request: bytes, keep_text: bool = False) -> Answer:
+    async def send(self, request: bytes, keep_text: bool = False) -> ClientAnswer:
         """Sends one request, as `Target.request` makes it. Whatever goes wrong is recorded in the answer."""
         while True:
             begun_s = time.perf_counter()
@@ -56,16 +56,16 @@ class Asker:
         self._all.clear()
         self._free.clear()
 
-    async def _connected(self) -> Connection:
+    async def _connected(self) -> ClientConnection:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(min(CONNECT_TIMEOUT_S, self._timeout_s)):
             _, connection = await loop.create_connection(
-                Connection, self._target.host, self._target.port, ssl=self._context
+                ClientConnection, self._target.host, self._target.port, ssl=self._context
             )
         self._all.add(connection)
         return connection
 
-    async def _answer(self, connection: Connection, request: bytes, keep_text: bool) -> Answer:
+    async def _answer(self, connection: ClientConnection, request: bytes, keep_text: bool) -> ClientAnswer:
         ended = connection.ask(request, keep_text)
         patience = f"no whole answer within {self._timeout_s:g} s"
         timer = asyncio.get_running_loop().call_later(self._timeout_s, connection.give_up, "timeout", patience)
@@ -83,8 +83,8 @@ class Asker:
         return answer
 
 
-def _failed(begun_s: float, error: BaseException) -> Answer:
-    answer = Answer(begun_s, ended_s=time.perf_counter())
+def _failed(begun_s: float, error: BaseException) -> ClientAnswer:
+    answer = ClientAnswer(begun_s, ended_s=time.perf_counter())
     if isinstance(error, TimeoutError):
         answer.fail("no connection", "none in time")
     elif isinstance(error, ConnectionRefusedError):

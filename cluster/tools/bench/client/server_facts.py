@@ -14,11 +14,11 @@ from typing import Any
 from slipstream.cluster.tools.bench.client.bench_target import BenchError, Target
 from slipstream.cluster.tools.bench.client.prompt_text import (
     COMMON,
-    Words,
+    PromptWords,
     common_words,
     max_model_len,
+    prompt_words,
     tokenizer_folder,
-    words_of,
 )
 
 TIMEOUT_S = 10.0
@@ -28,15 +28,15 @@ PROBE_WORDS = (16, 96)
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerFacts:
     """The target, its model, the words to write prompts with, and how many tokens prompt and answer may have."""
 
     target: Target
-    words: Words
+    words: PromptWords
     max_model_len: int | None
 
 
-def look_at(target: Target, model_dir: Path | None) -> Server:
+def look_at(target: Target, model_dir: Path | None) -> ServerFacts:
     """Asks for the model and, if there is no tokenizer, measures how many tokens its words have. Raises BenchError if
     nobody answers."""
     cards = model_cards(target)
@@ -52,8 +52,8 @@ def look_at(target: Target, model_dir: Path | None) -> Server:
     longest = card.get("max_model_len")
     if not isinstance(longest, int):
         longest = max_model_len(folder) if folder is not None and folder.is_dir() else None
-    words = words_of(folder) if folder is not None else common_words(tokens_per_word(target))
-    return Server(target, words, longest)
+    words = prompt_words(folder) if folder is not None else common_words(tokens_per_word(target))
+    return ServerFacts(target, words, longest)
 
 
 def model_cards(target: Target) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from slipstream.cluster.tools.bench.client.bench_target import BenchError
-from slipstream.cluster.tools.bench.client.client_answer import Answer
+from slipstream.cluster.tools.bench.client.client_answer import ClientAnswer
 
 NAMES = {
     "ttft": "time_to_first_token",
@@ -51,7 +51,7 @@ class Slos:
     def __str__(self) -> str:
         return " ".join(f"{metric}:{limit:g}" for metric, limit in self.limits_ms.items())
 
-    def is_kept(self, answer: Answer) -> bool:
+    def is_kept(self, answer: ClientAnswer) -> bool:
         measured = {
             "time_to_first_token": answer.ttft_s,
             "inter_token_latency": answer.itl_s,

@@ -12,27 +12,27 @@ from typing import TextIO
 
 from slipstream.cluster.tools.bench.client.bench_target import BenchError
 from slipstream.cluster.tools.bench.client.conversation import Source
-from slipstream.cluster.tools.bench.client.prompt_text import Words
-from slipstream.cluster.tools.bench.client.request_body import QuestionForm
-from slipstream.cluster.tools.bench.client.request_sender import Asker
+from slipstream.cluster.tools.bench.client.prompt_text import PromptWords
+from slipstream.cluster.tools.bench.client.request_body import RequestBody
+from slipstream.cluster.tools.bench.client.request_sender import RequestSender
 from slipstream.cluster.tools.bench.load.level_run import LevelRun, run_level, warm_up
-from slipstream.cluster.tools.bench.load.load_level import Extent, Level
+from slipstream.cluster.tools.bench.load.load_level import Extent, LoadLevel
 from slipstream.cluster.tools.bench.load.progress_line import shown_progress
 
 SEED_STRIDE = 7919  # between levels, so that prompts of one level are not prefixes of those of the next
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class BenchStage:
     """One level and the conversations for it."""
 
-    level: Level
+    level: LoadLevel
     extent: Extent
     source: Source
 
 
 async def run_stages(
-    stages: Sequence[Stage], form: QuestionForm, words: Words, seed: int, terminal: TextIO
+    stages: Sequence[BenchStage], form: RequestBody, words: PromptWords, seed: int, terminal: TextIO
 ) -> list[LevelRun]:
     """Runs the levels, and returns their results, or those so far if Ctrl-C or a failing server ends it early. Raises
     BenchError if all warm-up requests fail before anything was measured."""
@@ -42,11 +42,11 @@ async def run_stages(
         for number, stage in enumerate(stages):
             if stop.is_set():
                 break
-            asker = Asker(form.target, stage.extent.timeout_s, form)
+            sender = RequestSender(form.target, stage.extent.timeout_s, form)
             try:
                 if stage.extent.num_warm_up:
                     conversations = stage.source.conversations(words, seed - 1 - number)
-                    warm = await warm_up(asker, conversations, stage.level, stage.extent, stop)
+                    warm = await warm_up(sender, conversations, stage.level, stage.extent, stop)
                     if stop.is_set():
                         break
                     if failure := failure_of(warm):
@@ -60,11 +60,11 @@ async def run_stages(
                 run = LevelRun(stage.level)
                 runs.append(run)
                 with shown_progress(run, stage.extent, terminal):
-                    await run_level(asker, conversations, stage.level, stage.extent, stop, seed + number, run)
+                    await run_level(sender, conversations, stage.level, stage.extent, stop, seed + number, run)
                 if run.broke_off:
                     break
             finally:
-                asker.close()
+                sender.close()
     return runs
 
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from slipstream.cluster.tools.bench.client.client_answer import Answer
+from slipstream.cluster.tools.bench.client.client_answer import ClientAnswer
 from slipstream.cluster.tools.bench.client.conversation import Conversation, Turn
-from slipstream.cluster.tools.bench.client.request_sender import Asker
-from slipstream.cluster.tools.bench.load.load_level import Extent, Level
+from slipstream.cluster.tools.bench.client.request_sender import RequestSender
+from slipstream.cluster.tools.bench.load.load_level import Extent, LoadLevel
 
 MAX_BACKOFF_S = 1.0  # the longest pause of a client whose requests fail
 MAX_RETRY_AFTER_S = 10.0  # the longest pause that a server may ask for
@@ -25,8 +25,8 @@ class LevelRun:
     """The results of a level. `answers` are those that ended; `num_unfinished` counts those that were cut off at the
     end, which count nowhere else. `broke_off` says why the level ended early, if it did."""
 
-    level: Level
-    answers: list[Answer] = field(default_factory=list)
+    level: LoadLevel
+    answers: list[ClientAnswer] = field(default_factory=list)
     num_started: int = 0
     num_running: int = 0
     num_unfinished: int = 0
@@ -42,9 +42,9 @@ class LevelRun:
 
 
 async def run_level(
-    asker: Asker,
+    sender: RequestSender,
     conversations: Iterator[Conversation],
-    level: Level,
+    level: LoadLevel,
     extent: Extent,
     stop: asyncio.Event,
     seed: int,
@@ -54,7 +54,7 @@ async def run_level(
     not waited for. `run` can be watched meanwhile."""
     run = run if run is not None else LevelRun(level)
     run.begun_s, run.unix_s = time.perf_counter(), time.time()
-    users = _Users(asker, conversations, run, extent)
+    users = _Users(sender, conversations, run, extent)
     asking = asyncio.create_task(_closed_loop(users, level) if level.is_closed else _open_loop(users, level, seed))
     stopped = asyncio.create_task(stop.wait())
     try:
@@ -83,8 +83,10 @@ async def run_level(
 class _Users:
     """The users, who have conversations until the level is `over` or all its requests are used up."""
 
-    def __init__(self, asker: Asker, conversations: Iterator[Conversation], run: LevelRun, extent: Extent) -> None:
-        self._asker = asker
+    def __init__(
+        self, sender: RequestSender, conversations: Iterator[Conversation], run: LevelRun, extent: Extent
+    ) -> None:
+        self._asker = sender
         self.conversations = conversations
         self.run = run
         self.quota = extent.num_requests
@@ -105,7 +107,7 @@ class _Users:
             async with asyncio.timeout(seconds):
                 await self.over.wait()
 
-    async def converse(self, conversation: Conversation, due_s: float | None = None) -> Answer | None:
+    async def converse(self, conversation: Conversation, due_s: float | None = None) -> ClientAnswer | None:
         """Sends all turns of a conversation. A failed answer ends the conversation and is returned."""
         before: list[Turn] = []
         for number, turn in enumerate(conversation.turns):
@@ -128,7 +130,7 @@ class _Users:
             answer.text = ""
         return None
 
-    def _look_out(self, answer: Answer) -> None:
+    def _look_out(self, answer: ClientAnswer) -> None:
         """Notes whether the server could be reached, and ends the level if it has been gone for too long."""
         if answer.kind not in NO_CONNECTION:
             self._away_since_s = None
@@ -139,7 +141,7 @@ class _Users:
             self.over.set()
 
 
-async def _closed_loop(users: _Users, level: Level) -> None:
+async def _closed_loop(users: _Users, level: LoadLevel) -> None:
     async def user() -> None:
         num_failures = 0
         while not users.is_spent:
@@ -159,7 +161,7 @@ async def _closed_loop(users: _Users, level: Level) -> None:
             group.create_task(user())
 
 
-async def _open_loop(users: _Users, level: Level, seed: int) -> None:
+async def _open_loop(users: _Users, level: LoadLevel, seed: int) -> None:
     room = asyncio.Semaphore(level.concurrency) if level.concurrency is not None else None
 
     async def user(conversation: Conversation, due_s: float) -> None:
@@ -187,9 +189,9 @@ async def _open_loop(users: _Users, level: Level, seed: int) -> None:
 
 
 async def warm_up(
-    asker: Asker, conversations: Iterator[Conversation], level: Level, extent: Extent, stop: asyncio.Event
+    sender: RequestSender, conversations: Iterator[Conversation], level: LoadLevel, extent: Extent, stop: asyncio.Event
 ) -> LevelRun:
     """Sends requests that are not counted, as many at a time as in the level."""
     gentle = replace(level, rate=None, concurrency=level.concurrency or min(extent.num_warm_up, 8))
     whole = replace(extent, num_requests=extent.num_warm_up, duration_s=None)
-    return await run_level(asker, conversations, gentle, whole, stop, 0)
+    return await run_level(sender, conversations, gentle, whole, stop, 0)

@@ -12,7 +12,7 @@ ArrivalKind = Literal["poisson", "constant", "gamma"]
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class LoadLevel:
     """One level of a sweep: `concurrency` conversations at a time, or `rate` new ones per second, or, with neither, at
     the times of the trace. With a rate, `concurrency` is an upper limit."""
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import Any
 
-from slipstream.cluster.tools.bench.client.client_answer import Answer
+from slipstream.cluster.tools.bench.client.client_answer import ClientAnswer
 from slipstream.cluster.tools.bench.load.answer_slos import Slos
 from slipstream.cluster.tools.bench.load.level_run import LevelRun
-from slipstream.cluster.tools.bench.load.load_level import Level
+from slipstream.cluster.tools.bench.load.load_level import LoadLevel
 
 STATISTICS = ("avg", "min", "max", "p99", "p90", "p75", "p50", "std")
 UNITS = {
@@ -58,7 +58,7 @@ class Metric:
 class Measures:
     """The metrics of one level. `errors` are the counts of each kind, with an example."""
 
-    level: Level
+    level: LoadLevel
     metrics: dict[str, Metric]
     errors: dict[str, tuple[int, str]]
     was_interrupted: bool = False
@@ -119,7 +119,7 @@ def measures(run: LevelRun, slos: Slos) -> Measures:
     return Measures(run.level, metrics, errors_of(run.answers), run.was_interrupted)
 
 
-def errors_of(answers: Iterable[Answer]) -> dict[str, tuple[int, str]]:
+def errors_of(answers: Iterable[ClientAnswer]) -> dict[str, tuple[int, str]]:
     """The kinds of errors, the most frequent first."""
     failed = [answer for answer in answers if not answer.is_good]
     examples: dict[str, str] = {}

@@ -16,18 +16,18 @@ from slipstream.cluster.config.loading.config_file import load_config
 from slipstream.cluster.config.settings_file import ConfigError
 from slipstream.cluster.state.run_state import ClusterState, cluster_here
 from slipstream.cluster.terminal import console
-from slipstream.cluster.terminal.command_error import CannotTell
+from slipstream.cluster.terminal.command_error import CommandError
 from slipstream.cluster.tools.bench.client.bench_target import BenchError, Target
-from slipstream.cluster.tools.bench.client.request_body import QuestionForm
-from slipstream.cluster.tools.bench.client.server_facts import Server, ask, said
-from slipstream.cluster.tools.bench.load.bench_stages import Stage, run_stages
+from slipstream.cluster.tools.bench.client.request_body import RequestBody
+from slipstream.cluster.tools.bench.client.server_facts import ServerFacts, ask, said
+from slipstream.cluster.tools.bench.load.bench_stages import BenchStage, run_stages
 from slipstream.cluster.tools.bench.load.measures import errors_of
-from slipstream.cluster.tools.bench.profiling.isolated_runs import Alone
-from slipstream.cluster.tools.bench.profiling.profile_fit import Conditions, doubts, profile_of
+from slipstream.cluster.tools.bench.profiling.isolated_runs import IsolatedRuns
+from slipstream.cluster.tools.bench.profiling.profile_fit import Conditions, profile_of, profile_warnings
 from slipstream.cluster.tools.bench.profiling.profile_load import phases
 from slipstream.cluster.tools.bench.profiling.profile_tables import profile_table, prompts_table, steps_table
-from slipstream.cluster.tools.bench.profiling.request_records import explained_by, listed_by, passages_of
-from slipstream.cluster.tools.bench.profiling.request_timeline import Passages
+from slipstream.cluster.tools.bench.profiling.request_records import explained_by, listed_by, timelines_of
+from slipstream.cluster.tools.bench.profiling.request_timeline import RequestTimelines
 from slipstream.cluster.tools.report.table import Table
 from slipstream.cluster.tools.sim.hardware.hardware_profile import WorkerProfile
 
@@ -55,7 +55,7 @@ def running_cluster(name: str) -> RunningCluster:
     """The cluster with this name. Raises BenchError if none of that name listens on this machine."""
     try:
         state = cluster_here(name, "its URL")
-    except CannotTell as error:
+    except CommandError as error:
         raise BenchError(str(error)) from None
     if not state.url:
         raise BenchError(f"{name} does not listen yet")
@@ -68,17 +68,22 @@ def running_cluster(name: str) -> RunningCluster:
 
 
 def run_profile(
-    server: Server, form: QuestionForm, cluster: RunningCluster | None, model_dir: Path | None, path: Path, seed: int
+    server: ServerFacts,
+    form: RequestBody,
+    cluster: RunningCluster | None,
+    model_dir: Path | None,
+    path: Path,
+    seed: int,
 ) -> int:
     """Puts load on the cluster, writes the profile and shows it. Returns the exit code; raises BenchError."""
     admin = Target.of_url(cluster.admin_url) if cluster is not None else server.target
     admin = replace(admin, key=server.target.key, check_certificate=server.target.check_certificate)
-    told = told_by(admin, "/cluster/profile")
+    told = fetched_from(admin, "/cluster/profile")
     decode: dict[str, Any] = next((role for role in told["roles"] if role["role"] == "decode"), {})
     max_slots, num_workers = int(decode.get("max_slots", 1)), int(decode.get("num_workers", 1))
     max_model_len = min((int(role["max_model_len"]) for role in told["roles"]), default=2048)
     load = list(phases(max_model_len, max_slots, num_workers))
-    stages = [Stage(phase.level, phase.extent, phase.source) for phase in load]
+    stages = [BenchStage(phase.level, phase.extent, phase.source) for phase in load]
     runs = uvloop.run(run_stages(stages, form, server.words, seed, sys.stderr))
     if any(run.was_interrupted for run in runs):
         raise BenchError("interrupted; no profile was written")
@@ -89,8 +94,8 @@ def run_profile(
     for run in runs:
         if run.broke_off:
             raise BenchError(f"{run.broke_off}; no profile was written")
-    told, alone = told_by(admin, "/cluster/profile"), Alone.of(load, runs)
-    passages = Passages(passages_of(admin, load, runs, "prompt"), passages_of(admin, load, runs, "beside"))
+    told, alone = fetched_from(admin, "/cluster/profile"), IsolatedRuns.of(load, runs)
+    timelines = RequestTimelines(timelines_of(admin, load, runs, "prompt"), timelines_of(admin, load, runs, "beside"))
     profile = profile_of(
         told,
         name=path.stem,
@@ -103,10 +108,10 @@ def run_profile(
             shares_cores=is_here(admin) and not NVIDIA.exists(),
         ),
         alone=alone,
-        passages=passages,
+        timelines=timelines,
     )
-    for doubt in doubts(profile, alone):
-        console.warning(doubt)
+    for warning in profile_warnings(profile, alone):
+        console.warning(warning)
     return written(
         profile,
         [profile_table(profile, told), steps_table(profile, alone, told), prompts_table(profile, alone, told)],
@@ -141,7 +146,7 @@ def written(profile: WorkerProfile, tables: Sequence[Table], path: Path) -> int:
     return 0
 
 
-def told_by(admin: Target, path: str) -> dict[str, Any]:
+def fetched_from(admin: Target, path: str) -> dict[str, Any]:
     status, told = ask(admin, f"{admin.root}{path}")
     if status == 200 and isinstance(told, dict):
         return told

@@ -17,9 +17,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from slipstream.cluster.tools.bench.client.client_answer import Answer
+from slipstream.cluster.tools.bench.client.client_answer import ClientAnswer
 from slipstream.cluster.tools.bench.load.level_run import LevelRun
-from slipstream.cluster.tools.bench.profiling.profile_load import Phase
+from slipstream.cluster.tools.bench.profiling.profile_load import ProfilePhase
 from slipstream.cluster.tools.bench.profiling.relative_fit import relative_fit
 
 MIN_STREAMS = 2  # for a median that a single disturbance does not decide
@@ -37,7 +37,7 @@ class DecodeStep:
     seconds: float
 
 
-def decode_step(num_seqs: int, answers: Iterable[Answer]) -> DecodeStep | None:
+def decode_step(num_seqs: int, answers: Iterable[ClientAnswer]) -> DecodeStep | None:
     """The step of streams that ran `num_seqs` at a time on a worker; None if too few of them are usable."""
     told = [
         (answer.num_prompt_tokens + answer.num_tokens / 2, answer.steady_gap_s)
@@ -79,14 +79,14 @@ def _line(steps: Sequence[DecodeStep]) -> tuple[float, float, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class LonePrompts:
+class IsolatedPrompts:
     """Prompts of one length, one after the other: the median time to the first token."""
 
     num_tokens: float
     ttft_s: float
 
 
-def lone_prompts(answers: Iterable[Answer]) -> LonePrompts | None:
+def isolated_prompts(answers: Iterable[ClientAnswer]) -> IsolatedPrompts | None:
     """The measurement of some prompts, leaving out those that were partly cached."""
     told = [
         (answer.num_prompt_tokens, answer.ttft_s)
@@ -96,10 +96,10 @@ def lone_prompts(answers: Iterable[Answer]) -> LonePrompts | None:
     ]
     if len(told) < MIN_STREAMS:
         return None
-    return LonePrompts(statistics.median(n for n, _ in told), statistics.median(seconds for _, seconds in told))
+    return IsolatedPrompts(statistics.median(n for n, _ in told), statistics.median(seconds for _, seconds in told))
 
 
-def prompt_times(prompts: Sequence[LonePrompts]) -> tuple[float, float, float] | None:
+def prompt_times(prompts: Sequence[IsolatedPrompts]) -> tuple[float, float, float] | None:
     """Seconds per request, per token, and per pair of a token and an earlier one. None with fewer than three
     lengths."""
     if len(prompts) < 3:
@@ -110,20 +110,20 @@ def prompt_times(prompts: Sequence[LonePrompts]) -> tuple[float, float, float] |
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
+class IsolatedRuns:
     """What the requests of a profile's load have shown."""
 
     steps: Sequence[DecodeStep] = ()
-    prompts: Sequence[LonePrompts] = ()
+    prompts: Sequence[IsolatedPrompts] = ()
 
     @classmethod
-    def of(cls, load: Sequence[Phase], runs: Sequence[LevelRun]) -> Alone:
+    def of(cls, load: Sequence[ProfilePhase], runs: Sequence[LevelRun]) -> IsolatedRuns:
         """The measurements in `runs`, of which there is one for each phase of `load`."""
         both = list(zip(load, runs, strict=True))
-        waves: dict[tuple[float, int], list[Answer]] = defaultdict(list)
+        waves: dict[tuple[float, int], list[ClientAnswer]] = defaultdict(list)
         for phase, run in both:
             if phase.kind == "decode":
                 waves[phase.source.input.mean, phase.num_seqs] += run.answers
         steps = [decode_step(num_seqs, answers) for (_, num_seqs), answers in waves.items()]
-        prompts = [lone_prompts(run.answers) for phase, run in both if phase.kind == "prompt"]
+        prompts = [isolated_prompts(run.answers) for phase, run in both if phase.kind == "prompt"]
         return cls([one for one in steps if one is not None], [one for one in prompts if one is not None])

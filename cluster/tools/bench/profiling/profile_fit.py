@@ -16,13 +16,13 @@ from typing import Any
 from slipstream.cluster.tools.bench.client.bench_target import BenchError
 from slipstream.cluster.tools.bench.profiling.isolated_runs import (
     MAX_TIMES_OFF,
-    Alone,
+    IsolatedRuns,
     prompt_times,
     step_times,
     times_off,
 )
-from slipstream.cluster.tools.bench.profiling.request_timeline import Passages, hops, stretch
-from slipstream.cluster.tools.sim.hardware.hardware_profile import RoleProfile, WorkerProfile
+from slipstream.cluster.tools.bench.profiling.request_timeline import RequestTimelines, overheads, timeline_span
+from slipstream.cluster.tools.sim.hardware.hardware_profile import WorkerProfile, WorkerRoleProfile
 from slipstream.router.registry.service_times import ServiceTimes
 
 MAX_LATENCY_S, MIN_BANDWIDTH, MAX_BANDWIDTH = 1.0, 1e6, 1e12
@@ -42,7 +42,12 @@ class Conditions:
 
 
 def profile_of(
-    told: dict[str, Any], name: str, source: str, conditions: Conditions, alone: Alone, passages: Passages
+    told: dict[str, Any],
+    name: str,
+    source: str,
+    conditions: Conditions,
+    alone: IsolatedRuns,
+    timelines: RequestTimelines,
 ) -> WorkerProfile:
     """The profile, from the answer of `/cluster/profile`, the requests' own measurements, and the router's records of
     them, if there are any. Raises BenchError if the router has not measured enough."""
@@ -81,7 +86,7 @@ def profile_of(
         base = replace(base, start_s=conditions.start_s)
     is_of_one_kind = prefill["tp"] == decode["tp"]
     profile = with_alone(with_best(base, roles, times), alone, is_of_one_kind)
-    return with_passages(profile, alone, passages, is_of_one_kind)
+    return with_timelines(profile, alone, timelines, is_of_one_kind)
 
 
 def with_best(base: WorkerProfile, roles: dict[str, Any], times: dict[str, ServiceTimes]) -> WorkerProfile:
@@ -94,20 +99,20 @@ def with_best(base: WorkerProfile, roles: dict[str, Any], times: dict[str, Servi
         known = times.get(role)
         return known if known is not None and roles[role]["num_samples"][kind] >= NEEDED_SAMPLES else busiest(kind)
 
-    def role_of(profile: RoleProfile, role: str) -> RoleProfile:
+    def role_of(profile: WorkerRoleProfile, role: str) -> WorkerRoleProfile:
         return profile.timed(enough(role, "decode").decode, enough(role, "prefill").prefill)
 
     return replace(base, prefill=role_of(base.prefill, "prefill"), decode=role_of(base.decode, "decode"))
 
 
-def with_alone(profile: WorkerProfile, alone: Alone, is_of_one_kind: bool) -> WorkerProfile:
+def with_alone(profile: WorkerProfile, alone: IsolatedRuns, is_of_one_kind: bool) -> WorkerProfile:
     """The profile with decode steps as measured by streams, and prefill as measured by lone prompts. If prefill workers
     are of another kind, it is unclear which of the two a lone prompt was computed by; then it only tells how long
     clients wait in addition to the prefill."""
     if found := step_times(alone.steps):
         step_s, seq_s, token_s = found
 
-        def timed(role: RoleProfile) -> RoleProfile:
+        def timed(role: WorkerRoleProfile) -> WorkerRoleProfile:
             return replace(role, decode_step_s=step_s, decode_seq_s=seq_s, decode_context_token_s=token_s)
 
         profile = replace(profile, prefill=timed(profile.prefill), decode=timed(profile.decode))
@@ -116,7 +121,7 @@ def with_alone(profile: WorkerProfile, alone: Alone, is_of_one_kind: bool) -> Wo
     if is_of_one_kind and (told := prompt_times(alone.prompts)):
         request_s, new_s, pair_s = told
 
-        def prompted(role: RoleProfile) -> RoleProfile:
+        def prompted(role: WorkerRoleProfile) -> WorkerRoleProfile:
             return replace(role, prefill_chunk_s=0.0, prefill_token_s=new_s, prefill_pair_s=pair_s)
 
         prefill, decode = prompted(profile.prefill), prompted(profile.decode)
@@ -127,11 +132,13 @@ def with_alone(profile: WorkerProfile, alone: Alone, is_of_one_kind: bool) -> Wo
     return profile
 
 
-def with_passages(profile: WorkerProfile, alone: Alone, passages: Passages, is_of_one_kind: bool) -> WorkerProfile:
+def with_timelines(
+    profile: WorkerProfile, alone: IsolatedRuns, timelines: RequestTimelines, is_of_one_kind: bool
+) -> WorkerProfile:
     """The profile with what lies between a client and the steps, that is the part of the time to first token that is in
     no step. (The router's fit of transfers is not the latency of a link: transfers begin with the prompt's first
     layers, and so last as long as the prompt.)"""
-    found = hops(passages.lone, alone.prompts)
+    found = overheads(timelines.lone, alone.prompts)
     if found is None:
         return profile
     if is_of_one_kind and prompt_times(alone.prompts):
@@ -142,13 +149,15 @@ def with_passages(profile: WorkerProfile, alone: Alone, passages: Passages, is_o
         )
         profile = replace(profile, prefill=prefill, decode=decode, client_s=found.client_s)
     profile = replace(profile, message_s=found.message_s, link_latency_s=min(found.exposed_s, MAX_LATENCY_S))
-    beside = stretch(passages.beside, profile.prefill.prefill_s, found.message_s) if profile.shared_cores else None
+    beside = (
+        timeline_span(timelines.beside, profile.prefill.prefill_s, found.message_s) if profile.shared_cores else None
+    )
     if beside is not None:
         profile = replace(profile, prefill_beside_decode=beside.factor, noise=max(profile.noise, beside.noise))
     return profile
 
 
-def doubts(profile: WorkerProfile, alone: Alone) -> Iterator[str]:
+def profile_warnings(profile: WorkerProfile, alone: IsolatedRuns) -> Iterator[str]:
     """Warnings about measurements that contradict the profile, one sentence each."""
     decode = profile.decode
     line = decode.decode_step_s, decode.decode_seq_s, decode.decode_context_token_s
@@ -167,8 +176,8 @@ def decode_times(times: dict[str, ServiceTimes], kind: str) -> tuple[float, floa
     return base_s, page_s
 
 
-def unmeasured(role: dict[str, Any]) -> RoleProfile:
-    return RoleProfile(
+def unmeasured(role: dict[str, Any]) -> WorkerRoleProfile:
+    return WorkerRoleProfile(
         decode_step_s=0.0,
         decode_seq_s=0.0,
         decode_context_token_s=0.0,

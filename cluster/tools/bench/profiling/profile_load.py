@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from slipstream.cluster.tools.bench.client.conversation import Lengths, Synthetic
-from slipstream.cluster.tools.bench.load.load_level import Extent, Level
+from slipstream.cluster.tools.bench.load.load_level import Extent, LoadLevel
 
 CHAT_TOKENS = 64  # of a chat template
 SHORT = 16
@@ -28,19 +28,21 @@ PhaseKind = Literal["mixed", "decode", "beside", "prompt"]
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class ProfilePhase:
     """A phase of the load. Its kind says what for: `decode` measures steps, `prompt` lone prompts, `beside` prompts
     while others decode, and `mixed` shows the router both at once. `num_seqs` is how many sequences a decode worker has
     meanwhile."""
 
     kind: PhaseKind
     num_seqs: int
-    level: Level
+    level: LoadLevel
     extent: Extent
     source: Synthetic
 
 
-def phases(max_model_len: int, max_slots: int, num_workers: int = 1, time_limit_s: float = 6.0) -> Iterator[Phase]:
+def phases(
+    max_model_len: int, max_slots: int, num_workers: int = 1, time_limit_s: float = 6.0
+) -> Iterator[ProfilePhase]:
     """The phases of the load, for `num_workers` decode workers of `max_slots` each. Each phase takes `time_limit_s` at
     most, so that a slow machine is not measured for an hour."""
     room = max_model_len - CHAT_TOKENS
@@ -48,19 +50,21 @@ def phases(max_model_len: int, max_slots: int, num_workers: int = 1, time_limit_
     lengths = [isl for isl in PROMPTS if isl + 2 <= room] or [max(room // 2, 1)]
     for isl in lengths[-3:-1]:
         source = Synthetic(Lengths(isl), Lengths(4))
-        yield Phase("mixed", 4, Level(4), Extent(16, time_limit_s), source)
+        yield ProfilePhase("mixed", 4, LoadLevel(4), Extent(16, time_limit_s), source)
     for isl in (max(min(room // 2, 1024), 1), SHORT):
         source = Synthetic(Lengths(isl), Lengths(max(min(DECODE_OSL, room - isl), 1)))
         for num_seqs in CONCURRENCY:
             if num_seqs <= (max_slots if isl == SHORT else min(MAX_LONG, max_slots)):
                 concurrency = num_seqs * num_workers
                 for _ in range(max(NUM_WAVES, MIN_STREAMS // num_seqs)):
-                    yield Phase("decode", num_seqs, Level(concurrency), Extent(concurrency, time_limit_s), source)
+                    yield ProfilePhase(
+                        "decode", num_seqs, LoadLevel(concurrency), Extent(concurrency, time_limit_s), source
+                    )
     num_seqs = min(BESIDE_SEQS, max_slots)
     isl = max(min(room // 2, BESIDE_ISL), 1)
     source = Synthetic(Lengths(isl), Lengths(max(min(BESIDE_OSL, room - isl), 1)))
     extent = Extent(NUM_BESIDE * num_workers, time_limit_s)
-    yield Phase("beside", num_seqs, Level(num_seqs * num_workers), extent, source)
+    yield ProfilePhase("beside", num_seqs, LoadLevel(num_seqs * num_workers), extent, source)
     for isl in lengths:
         source = Synthetic(Lengths(isl), Lengths(2))
-        yield Phase("prompt", 1, Level(1), Extent(NUM_LONE, time_limit_s, 1), source)
+        yield ProfilePhase("prompt", 1, LoadLevel(1), Extent(NUM_LONE, time_limit_s, 1), source)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from slipstream.cluster.tools.bench.profiling.isolated_runs import Alone
+from slipstream.cluster.tools.bench.profiling.isolated_runs import IsolatedRuns
 from slipstream.cluster.tools.report.table import Cell, Table
 from slipstream.cluster.tools.sim.hardware.hardware_profile import WorkerProfile
 from slipstream.router.registry.service_times import ServiceTimes
 
 
-def steps_table(profile: WorkerProfile, alone: Alone, told: dict[str, Any]) -> Table:
+def steps_table(profile: WorkerProfile, alone: IsolatedRuns, told: dict[str, Any]) -> Table:
     """A table of each measurement beside the profile, and beside the router's fit."""
     fitted = {role["role"]: ServiceTimes.from_dict(role["times"]) for role in told["roles"]}
     router = fitted.get("decode") or next(iter(fitted.values()))
@@ -23,7 +23,7 @@ def steps_table(profile: WorkerProfile, alone: Alone, told: dict[str, Any]) -> T
     return Table("Decode steps", columns, rows)
 
 
-def prompts_table(profile: WorkerProfile, alone: Alone, told: dict[str, Any]) -> Table:
+def prompts_table(profile: WorkerProfile, alone: IsolatedRuns, told: dict[str, Any]) -> Table:
     fitted = {role["role"]: ServiceTimes.from_dict(role["times"]) for role in told["roles"]}
     router = fitted.get("prefill") or next(iter(fitted.values()))
     rows: list[list[Cell]] = []

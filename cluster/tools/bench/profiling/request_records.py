@@ -10,8 +10,8 @@ from urllib.parse import quote
 from slipstream.cluster.tools.bench.client.bench_target import Target
 from slipstream.cluster.tools.bench.client.server_facts import ask
 from slipstream.cluster.tools.bench.load.level_run import LevelRun
-from slipstream.cluster.tools.bench.profiling.profile_load import Phase, PhaseKind
-from slipstream.cluster.tools.bench.profiling.request_timeline import Passage
+from slipstream.cluster.tools.bench.profiling.profile_load import PhaseKind, ProfilePhase
+from slipstream.cluster.tools.bench.profiling.request_timeline import RequestTimeline
 
 NUM_RECORDS = 1000
 
@@ -28,7 +28,9 @@ def explained_by(admin: Target, listed: dict[str, Any]) -> dict[str, Any] | None
     return record if status == 200 and isinstance(record, dict) else None
 
 
-def passages_of(admin: Target, load: Sequence[Phase], runs: Sequence[LevelRun], kind: PhaseKind) -> list[Passage]:
+def timelines_of(
+    admin: Target, load: Sequence[ProfilePhase], runs: Sequence[LevelRun], kind: PhaseKind
+) -> list[RequestTimeline]:
     """The passages of the requests that came during phases of a kind. There is one of `runs` for each phase of
     `load`."""
     spans = [
@@ -41,7 +43,7 @@ def passages_of(admin: Target, load: Sequence[Phase], runs: Sequence[LevelRun], 
         queued_s = datetime.fromisoformat(listed["queued_at"]).timestamp()
         if any(begun_s <= queued_s <= ended_s for begun_s, ended_s in spans):
             record = explained_by(admin, listed)
-            passage = Passage.of(record) if record is not None else None
-            if passage is not None:
-                found.append(passage)
+            timeline = RequestTimeline.of(record) if record is not None else None
+            if timeline is not None:
+                found.append(timeline)
     return found

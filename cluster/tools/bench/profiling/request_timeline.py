@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from slipstream.cluster.tools.bench.load.measures import percentile
-from slipstream.cluster.tools.bench.profiling.isolated_runs import LonePrompts
+from slipstream.cluster.tools.bench.profiling.isolated_runs import IsolatedPrompts
 
 NEEDED = 8  # passages of a kind that are needed for a figure
 MAX_STRETCH = 8.0
@@ -22,7 +22,7 @@ MAX_NOISE = 0.25  # 0.18 was measured with nothing else running; more is caused 
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class RequestTimeline:
     """The passage of one request. Times are in seconds since 1970: `begun_s` is when its worker was told to compute the
     prompt, `landed_s` when all pages had arrived at its decode worker. (That and `reserved_s` are None if the prompt
     was computed there.)"""
@@ -45,7 +45,7 @@ class Passage:
         return self.placed_s if self.reserved_s is None else self.reserved_s
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> Passage | None:
+    def of(cls, record: Mapping[str, Any]) -> RequestTimeline | None:
         """The passage in an answer of `GET /v1/requests/ID/explain`; None if the request failed, was retried, or was
         partly cached."""
         at = record["timeline"]
@@ -68,15 +68,15 @@ class Passage:
 
 
 @dataclass(frozen=True, slots=True)
-class Passages:
+class RequestTimelines:
     """The passages of prompts that came one at a time, and of prompts that came while others were decoding."""
 
-    lone: Sequence[Passage] = ()
-    beside: Sequence[Passage] = ()
+    lone: Sequence[RequestTimeline] = ()
+    beside: Sequence[RequestTimeline] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Hops:
+class Overheads:
     """The seconds that one message between router and worker takes, that a client waits for a hand-off, and that pass
     between client and router; and the number of messages before a first token."""
 
@@ -86,7 +86,7 @@ class Hops:
     num_messages: int
 
 
-def hops(lone: Sequence[Passage], prompts: Sequence[LonePrompts]) -> Hops | None:
+def overheads(lone: Sequence[RequestTimeline], prompts: Sequence[IsolatedPrompts]) -> Overheads | None:
     """The hops of some prompts; `prompts` are the same ones as seen by their client. None if too few of them were
     prefilled remotely."""
     remote = [one for one in lone if one.is_remote]
@@ -102,11 +102,11 @@ def hops(lone: Sequence[Passage], prompts: Sequence[LonePrompts]) -> Hops | None
     if not beyond:
         return None
     client_s = max(statistics.median(beyond), 0.0)
-    return Hops(0.5 * reserve_s, max(exposed_s, 0.0), client_s, 4 if 2 * len(remote) >= len(lone) else 2)
+    return Overheads(0.5 * reserve_s, max(exposed_s, 0.0), client_s, 4 if 2 * len(remote) >= len(lone) else 2)
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class TimelineSpan:
     """Beside streams, a prompt takes `factor` times as long; single prompts differ from that by `noise`. (It is
     relative, and 0 if too few prompts came while no other one was being computed: those that wait share steps with
     others.)"""
@@ -115,7 +115,9 @@ class Stretch:
     noise: float
 
 
-def stretch(beside: Sequence[Passage], alone_s: Callable[[int], float], message_s: float) -> Stretch | None:
+def timeline_span(
+    beside: Sequence[RequestTimeline], alone_s: Callable[[int], float], message_s: float
+) -> TimelineSpan | None:
     """The stretch of prompts that were computed on another worker than the streams, one after the other; None if there
     were too few."""
     ratios: list[float] = []
@@ -139,7 +141,7 @@ def stretch(beside: Sequence[Passage], alone_s: Callable[[int], float], message_
         return None
     factor = min(max(whole_s / whole_alone_s, 1.0), MAX_STRETCH)
     if len(ratios) < NEEDED:
-        return Stretch(factor, 0.0)
+        return TimelineSpan(factor, 0.0)
     logs = [math.log(ratio) for ratio in ratios]
     noise = 0.5 * (percentile(logs, 0.84) - percentile(logs, 0.16))  # a standard deviation that is robust to outliers
-    return Stretch(factor, min(noise, MAX_NOISE))
+    return TimelineSpan(factor, min(noise, MAX_NOISE))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
-from slipstream.cluster.tools.sim.engine.sim_attempt import Job, State
+from slipstream.cluster.tools.sim.engine.sim_attempt import AttemptState, SimAttempt
 
 
 class DecodeBatch:
@@ -18,16 +18,16 @@ class DecodeBatch:
         self.steps = 0  # that the worker has made
         self.context = 0  # tokens that a step attends to
         self.grown = 0  # those of them that came while their sequences decoded here
-        self._ending: list[tuple[int, int, Job]] = []  # by the step at which they end
-        self._members: dict[Job, None] = {}  # in the order of their joining
-        self._joining: list[Job] = []
-        self._leaving: list[Job] = []
+        self._ending: list[tuple[int, int, SimAttempt]] = []  # by the step at which they end
+        self._members: dict[SimAttempt, None] = {}  # in the order of their joining
+        self._joining: list[SimAttempt] = []
+        self._leaving: list[SimAttempt] = []
         self._num_joined = 0
 
     def __len__(self) -> int:
         return len(self._members)
 
-    def __iter__(self) -> Iterator[Job]:
+    def __iter__(self) -> Iterator[SimAttempt]:
         return iter(self._members)
 
     @property
@@ -39,15 +39,15 @@ class DecodeBatch:
     def steps_to_end(self) -> int:
         """So many until the next answer ends. There must be one."""
         ending = self._ending
-        while ending[0][2].state is not State.DECODING:
+        while ending[0][2].state is not AttemptState.DECODING:
             heapq.heappop(ending)
         return ending[0][0] - self.steps
 
-    def join(self, job: Job) -> None:
-        job.state = State.DECODING
+    def join(self, job: SimAttempt) -> None:
+        job.state = AttemptState.DECODING
         self._joining.append(job)
 
-    def drop(self, job: Job) -> bool:
+    def drop(self, job: SimAttempt) -> bool:
         """It decodes no longer. False: it had not begun."""
         if job not in self._members:
             return False
@@ -59,7 +59,7 @@ class DecodeBatch:
         """Between two steps: who was dropped leaves, who is ready comes in."""
         self._regroup_leaving()
         for job in self._joining:
-            if job.state is not State.DECODING:
+            if job.state is not AttemptState.DECODING:
                 continue
             self._num_joined += 1
             job.joined_step = self.steps
@@ -72,7 +72,7 @@ class DecodeBatch:
         if not self._members:
             self.context = self.grown = 0
 
-    def advance(self, num_steps: int, num_seqs: int) -> list[Job]:
+    def advance(self, num_steps: int, num_seqs: int) -> list[SimAttempt]:
         """So many steps of the sequences that were in them. Returns those whose answers ended, who are out of it."""
         self.steps += num_steps
         self.context += num_seqs * num_steps
@@ -88,7 +88,7 @@ class DecodeBatch:
             ended.append(job)
         return ended
 
-    def take(self, job: Job) -> bool:
+    def take(self, job: SimAttempt) -> bool:
         """Takes one out between two steps. False: it had not begun, and will not."""
         if job not in self._members:
             return False
@@ -96,13 +96,13 @@ class DecodeBatch:
         self._left(job)
         return True
 
-    def pop_latest(self) -> Job:
+    def pop_latest(self) -> SimAttempt:
         """Takes out who joined last."""
         job, _ = self._members.popitem()
         self._left(job)
         return job
 
-    def output_of(self, job: Job) -> int:
+    def output_of(self, job: SimAttempt) -> int:
         """How long its answer is by now."""
         return job.out_base + self.steps - job.joined_step
 
@@ -111,7 +111,7 @@ class DecodeBatch:
             self._left(job)
         self._leaving.clear()
 
-    def _left(self, job: Job) -> None:
+    def _left(self, job: SimAttempt) -> None:
         num_here = self.steps - job.joined_step
         self.context -= job.num_base + num_here
         self.grown -= num_here

@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import Protocol
 
 from slipstream.cluster.tools.sim.engine.page_names import PageNames
-from slipstream.cluster.tools.sim.hardware.network import Card, Transfer
+from slipstream.cluster.tools.sim.hardware.network import Nic, Transfer
 from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.router.protocol.messages import FinishReason, Hello, TokenChunk
 from slipstream.workers.mock.mock_pages import Lease
@@ -17,7 +17,7 @@ Key = tuple[str, int]  # (request_id, attempt)
 TOKENS = (7,) * 1024  # of every answer
 
 
-class State(IntEnum):
+class AttemptState(IntEnum):
     RESERVED = 0  # pages are taken; they, and the first token, are on their way
     QUEUED = 1  # its prompt is to be computed here
     SENDING = 2  # its pages are on their way out
@@ -30,7 +30,7 @@ class Peer(Protocol):
     """The worker at the other end of a hand-off."""
 
     hello: Hello
-    card: Card
+    nic: Nic
     is_alive: bool
 
     def landed(self, key: Key, ticket: HandoffTicket, seconds: float) -> None:
@@ -38,7 +38,7 @@ class Peer(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class SimAttempt:
     """`num_known` are the tokens that it has to have computed, `num_given` those of them that are output of before.
     `stop_at` is the length of its whole answer, `told` how much of that the router knows. `joined_step` is when it
     began to decode, counted in steps; `*_base` are its tokens and its output then.
@@ -48,7 +48,7 @@ class Job:
 
     request_id: str
     attempt: int
-    state: State
+    state: AttemptState
     num_known: int
     num_given: int
     told: int

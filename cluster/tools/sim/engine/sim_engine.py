@@ -13,13 +13,13 @@ import random
 from typing import Protocol
 
 from slipstream.cluster.tools.sim.engine.decode_batch import DecodeBatch
-from slipstream.cluster.tools.sim.engine.page_allocator import PageRoom
-from slipstream.cluster.tools.sim.engine.prompt_queue import Prompts
-from slipstream.cluster.tools.sim.engine.sim_attempt import Job, State
+from slipstream.cluster.tools.sim.engine.page_allocator import PageAllocator
+from slipstream.cluster.tools.sim.engine.prompt_queue import PromptQueue
+from slipstream.cluster.tools.sim.engine.sim_attempt import AttemptState, SimAttempt
 from slipstream.cluster.tools.sim.engine.step_run import StepRun
 from slipstream.cluster.tools.sim.engine.step_sampling import SamplePace
-from slipstream.cluster.tools.sim.hardware.hardware_profile import RoleProfile
-from slipstream.cluster.tools.sim.hardware.virtual_clock import Clock
+from slipstream.cluster.tools.sim.hardware.hardware_profile import WorkerRoleProfile
+from slipstream.cluster.tools.sim.hardware.virtual_clock import VirtualClock
 from slipstream.router.protocol.messages import StepTime, TokenChunk
 
 SHORTEST_STEP_S = 1e-6
@@ -28,16 +28,16 @@ SHORTEST_STEP_S = 1e-6
 class EngineOwner(Protocol):
     """Who has the engine: the worker. Chunks are those that the end of the step tells."""
 
-    def prompt_begins(self, job: Job) -> None:
+    def prompt_begins(self, job: SimAttempt) -> None:
         """With the step that begins the first tokens of its prompt are computed."""
 
-    def prompt_computed(self, job: Job, chunks: list[TokenChunk]) -> None:
+    def prompt_computed(self, job: SimAttempt, chunks: list[TokenChunk]) -> None:
         """Its whole prompt is computed."""
 
-    def answer_ended(self, job: Job) -> None:
+    def answer_ended(self, job: SimAttempt) -> None:
         """Its last token has been told."""
 
-    def stopped(self, job: Job) -> None:
+    def stopped(self, job: SimAttempt) -> None:
         """It was asked to stand still and does, out of the batch."""
 
     def step_sampled(self, sample: StepTime) -> None:
@@ -56,16 +56,16 @@ class SimEngine:
 
     def __init__(
         self,
-        clock: Clock,
-        role: RoleProfile,
+        clock: VirtualClock,
+        role: WorkerRoleProfile,
         noise: float,
-        room: PageRoom,
+        room: PageAllocator,
         batch: DecodeBatch,
         report_s: float,
         rng: random.Random,
         owner: EngineOwner,
     ) -> None:
-        self.prompts = Prompts()
+        self.prompts = PromptQueue()
         self.batch = batch
         self.is_busy = False
         self.tells_each_step = False
@@ -83,36 +83,36 @@ class SimEngine:
         self._busy_s = 0.0
         self._run: StepRun | None = None  # the steps that are under way
         self._turn = 0  # of the end that is planned for them: a later one replaces it
-        self._stopping: list[Job] = []
-        self._newcomers: list[Job] = []  # that have moved here: their clients wait for the first token from here
+        self._stopping: list[SimAttempt] = []
+        self._newcomers: list[SimAttempt] = []  # that have moved here: their clients wait for the first token from here
         self._sample_pace = SamplePace()
 
     # ---- what comes in
 
-    def compute(self, job: Job) -> None:
+    def compute(self, job: SimAttempt) -> None:
         """Its prompt, but for what is cached, and then it says a token."""
         self.prompts.add(job, job.num_cached)
         self._interrupt()
 
-    def decode(self, job: Job) -> None:
+    def decode(self, job: SimAttempt) -> None:
         self.batch.join(job)
         if job.is_adopted:
             self._newcomers.append(job)
         self._interrupt()
 
-    def drop(self, job: Job) -> None:
+    def drop(self, job: SimAttempt) -> None:
         """Nobody wants it any more."""
-        if job.state is State.QUEUED:
+        if job.state is AttemptState.QUEUED:
             self.prompts.drop(job)
-        elif job.state is State.DECODING and self.batch.drop(job):
+        elif job.state is AttemptState.DECODING and self.batch.drop(job):
             self._interrupt()
 
-    def stop_at_step_end(self, job: Job) -> None:
+    def stop_at_step_end(self, job: SimAttempt) -> None:
         """It decodes, and stands still from the end of the step that is under way."""
         self._stopping.append(job)
         self._interrupt()
 
-    def go_on(self, job: Job) -> None:
+    def go_on(self, job: SimAttempt) -> None:
         """It need not stand still after all."""
         if job in self._stopping:
             self._stopping.remove(job)
@@ -243,7 +243,7 @@ class SimEngine:
             num_steps = max(min(num_steps, int((self._report_due_s - now_s) / max(first_s, SHORTEST_STEP_S)) + 1), 1)
         return num_steps
 
-    def _begin_prompt(self, job: Job) -> bool:
+    def _begin_prompt(self, job: SimAttempt) -> bool:
         """Its first chunk: others may have computed some of it meanwhile. False: there are no pages for it."""
         room = self._room
         if job.lease is None:
@@ -292,7 +292,7 @@ class SimEngine:
         for job in self.batch:
             self._tell(job, chunks, self.batch.output_of(job))
 
-    def _tell(self, job: Job, chunks: list[TokenChunk], num_output: int) -> None:
+    def _tell(self, job: SimAttempt, chunks: list[TokenChunk], num_output: int) -> None:
         if num_output > job.told:
             chunks.append(job.say(num_output))
 
@@ -312,7 +312,7 @@ class SimEngine:
         """Takes those that were asked to stand still out of the batch."""
         stopping, self._stopping = self._stopping, []
         for job in stopping:
-            if job.state is State.DECODING:
+            if job.state is AttemptState.DECODING:
                 if self.batch.take(job):
                     self._tell(job, chunks, self.batch.output_of(job))
                 self._owner.stopped(job)

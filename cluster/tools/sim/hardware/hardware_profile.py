@@ -24,7 +24,7 @@ class ProfileError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class RoleProfile:
+class WorkerRoleProfile:
     """A worker in one role. Seconds of an engine step:
 
     prompts   prefill_chunk_s + prefill_token_s x new tokens + prefill_pair_s x pairs of a new token and one before it
@@ -45,7 +45,7 @@ class RoleProfile:
     def __post_init__(self) -> None:
         _check(self)
 
-    def timed(self, decode: Sequence[float], prefill: Sequence[float]) -> RoleProfile:
+    def timed(self, decode: Sequence[float], prefill: Sequence[float]) -> WorkerRoleProfile:
         """With other times, as `ServiceTimes` has them: of a step, a sequence, a token; of a chunk, a token, a pair."""
         step_s, seq_s, context_token_s = decode
         chunk_s, token_s, pair_s = prefill
@@ -113,8 +113,8 @@ class WorkerProfile:
 
     name: str
     source: str
-    prefill: RoleProfile
-    decode: RoleProfile
+    prefill: WorkerRoleProfile
+    decode: WorkerRoleProfile
     page_tokens: int
     num_pages: int
     max_model_len: int
@@ -145,7 +145,7 @@ class WorkerProfile:
         if self.noise > 1:
             raise ValueError(f"noise must be at most 1, got {self.noise}")
 
-    def of(self, role: Role) -> RoleProfile:
+    def of(self, role: Role) -> WorkerRoleProfile:
         return self.prefill if role == "prefill" else self.decode
 
     def stretch(self, role: Role, others: Iterable[Role]) -> float:
@@ -193,7 +193,7 @@ class WorkerProfile:
             part = values.get(role)
             if not isinstance(part, Mapping):
                 raise ProfileError(f"{role}: an object was expected, got {part!r}")
-            roles[role] = _made(RoleProfile, part, f"{role}.")
+            roles[role] = _made(WorkerRoleProfile, part, f"{role}.")
         made: WorkerProfile = _made(cls, {**values, **roles}, "")
         return made
 
@@ -217,7 +217,7 @@ _ZERO_ALLOWED = ("gpus",)
 MAX_VALUE = 1e18  # of seconds, bytes and counts alike: beyond, sums of them are none
 
 
-def _check(profile: RoleProfile | WorkerProfile) -> None:
+def _check(profile: WorkerRoleProfile | WorkerProfile) -> None:
     for field in fields(profile):
         value = getattr(profile, field.name)
         if field.type == "float":

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from slipstream.cluster.tools.sim.hardware.virtual_clock import Clock
+from slipstream.cluster.tools.sim.hardware.virtual_clock import VirtualClock
 
 Done = Callable[[Any, float], object]
 Lost = Callable[[Any], object]
@@ -38,7 +38,7 @@ class Transfer:
         "what",
     )
 
-    def __init__(self, src: Card, dst: Card, done: Done, lost: Lost, what: Any, now_s: float) -> None:
+    def __init__(self, src: Nic, dst: Nic, done: Done, lost: Lost, what: Any, now_s: float) -> None:
         self.src, self.dst = src, dst
         self.done, self.lost, self.what = done, lost, what
         self.left_bytes = 0.0
@@ -48,7 +48,7 @@ class Transfer:
         self.is_complete = self.is_over = self.is_aborted = False
 
 
-class Card:
+class Nic:
     """One host's end of the network. While `num_cuts` is over 0 what is on its way stands still."""
 
     __slots__ = ("incoming", "num_cuts", "outgoing")
@@ -62,19 +62,19 @@ class Card:
 class Network:
     """All hosts with cards of one kind. A transfer that stands still for `peer_timeout_s` is given up."""
 
-    def __init__(self, clock: Clock, bytes_per_s: float, latency_s: float, peer_timeout_s: float) -> None:
+    def __init__(self, clock: VirtualClock, bytes_per_s: float, latency_s: float, peer_timeout_s: float) -> None:
         self._clock = clock
         self._bytes_per_s = bytes_per_s
         self._latency_s = latency_s
         self._peer_timeout_s = peer_timeout_s
-        self._cut_links: Counter[frozenset[Card]] = Counter()
+        self._cut_links: Counter[frozenset[Nic]] = Counter()
         self.num_lost = 0
         self.num_transfers = 0
         self.moved_bytes = 0.0
         self.num_in_flight = 0
         self.most_in_flight = 0
 
-    def open(self, src: Card, dst: Card, head_bytes: float, done: Done, lost: Lost, what: Any) -> Transfer:
+    def open(self, src: Nic, dst: Nic, head_bytes: float, done: Done, lost: Lost, what: Any) -> Transfer:
         """A transfer begins with the pages that are computed first."""
         transfer = Transfer(src, dst, done, lost, what, self._clock.now_s)
         self.num_transfers += 1
@@ -98,12 +98,12 @@ class Network:
             self.num_in_flight -= 1
             self._leave(transfer)
 
-    def cut(self, card: Card, is_cut: bool) -> None:
+    def cut(self, nic: Nic, is_cut: bool) -> None:
         """Parts a host from all others, or joins it to them again. What was cut twice is joined twice."""
-        card.num_cuts += 1 if is_cut else -1
-        self._share(card)
+        nic.num_cuts += 1 if is_cut else -1
+        self._share(nic)
 
-    def cut_link(self, one: Card, other: Card, is_cut: bool) -> None:
+    def cut_link(self, one: Nic, other: Nic, is_cut: bool) -> None:
         """The same of the link between two hosts."""
         link = frozenset((one, other))
         self._cut_links[link] += 1 if is_cut else -1
@@ -111,7 +111,7 @@ class Network:
             del self._cut_links[link]
         self._share(one, other)
 
-    def _is_cut(self, src: Card, dst: Card) -> bool:
+    def _is_cut(self, src: Nic, dst: Nic) -> bool:
         if src is dst:
             return False
         return bool(src.num_cuts or dst.num_cuts or (self._cut_links and frozenset((src, dst)) in self._cut_links))
@@ -137,13 +137,13 @@ class Network:
         transfer.rate = -1.0  # unlike any share, so that its end is planned
         self._share(transfer.src, transfer.dst)
 
-    def _share(self, *cards: Card) -> None:
+    def _share(self, *nics: Nic) -> None:
         """The transfers of these cards have become more or fewer."""
         now_s, whole = self._clock.now_s, self._bytes_per_s
         touched: dict[Transfer, None] = {}
-        for card in cards:
-            touched.update(card.outgoing)
-            touched.update(card.incoming)
+        for nic in nics:
+            touched.update(nic.outgoing)
+            touched.update(nic.incoming)
         for transfer in touched:
             src, dst = transfer.src, transfer.dst
             rate = whole / max(len(src.outgoing), len(dst.incoming))

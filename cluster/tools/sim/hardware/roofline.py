@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.cluster.tools.sim.hardware.hardware_profile import RoleProfile, WorkerProfile
+from slipstream.cluster.tools.sim.hardware.hardware_profile import WorkerProfile, WorkerRoleProfile
 
 PROFILES = Path(__file__).resolve().parents[4] / "configs" / "profiles"
 
@@ -29,7 +29,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
+class LlamaShape:
     """A dense Llama in bf16."""
 
     name: str
@@ -50,8 +50,8 @@ class ModelShape:
 
 
 H200 = Device("H200", 989e12, 0.5, 141e9, 4.8e12, 0.8, 40e9)
-LLAMA_8B = ModelShape("llama-8b", 8.03e9, 32, 4096, 8, 128)
-LLAMA_70B = ModelShape("llama-70b", 70.6e9, 80, 8192, 8, 128)
+LLAMA_8B = LlamaShape("llama-8b", 8.03e9, 32, 4096, 8, 128)
+LLAMA_70B = LlamaShape("llama-70b", 70.6e9, 80, 8192, 8, 128)
 
 LAUNCH_S = 5e-4  # of a step, whatever is in it
 ALL_REDUCE_S = 1.5e-5  # of one of the two of a layer
@@ -61,7 +61,7 @@ ACTIVATION_BYTES = 8e9
 PAGE_TOKENS = 16
 
 
-def roofline(device: Device, model: ModelShape, gpus: int = 1) -> WorkerProfile:
+def roofline(device: Device, model: LlamaShape, gpus: int = 1) -> WorkerProfile:
     """A worker of `gpus` devices that split each layer."""
     flops = device.flops * device.flops_share * gpus * (0.9 if gpus > 1 else 1.0)
     bandwidth = device.memory_bytes_per_s * device.memory_share * gpus
@@ -69,8 +69,8 @@ def roofline(device: Device, model: ModelShape, gpus: int = 1) -> WorkerProfile:
     token_s = 2 * model.num_parameters / flops
     pool_bytes = (device.memory_bytes * POOL_SHARE - ACTIVATION_BYTES) * gpus - model.weight_bytes
 
-    def role(max_slots: int, max_step_tokens: int) -> RoleProfile:
-        return RoleProfile(
+    def role(max_slots: int, max_step_tokens: int) -> WorkerRoleProfile:
+        return WorkerRoleProfile(
             decode_step_s=_rounded(model.weight_bytes / bandwidth + fixed_s),
             decode_seq_s=_rounded(token_s),
             decode_context_token_s=_rounded(model.kv_bytes_per_token / bandwidth),

@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 
-class Clock:
+class VirtualClock:
     """Plain tuples in a heap: a million requests make ten million events."""
 
     __slots__ = ("events", "now_s", "num_planned")

@@ -7,15 +7,15 @@ from typing import Protocol, TypeVar
 
 from slipstream.cluster.tools.sim.engine.page_names import PageNames
 from slipstream.cluster.tools.sim.hardware.network import Network
-from slipstream.cluster.tools.sim.hardware.virtual_clock import Clock
+from slipstream.cluster.tools.sim.hardware.virtual_clock import VirtualClock
 from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.protocol.messages import WorkerMessage
 
 Worker = TypeVar("Worker")
 
 
-class Surroundings(Protocol[Worker]):
-    clock: Clock
+class Environment(Protocol[Worker]):
+    clock: VirtualClock
     network: Network
 
     def tell(self, worker: Worker, messages: Sequence[WorkerMessage]) -> None:

@@ -13,15 +13,15 @@ from __future__ import annotations
 import random
 
 from slipstream.cluster.tools.sim.engine.decode_batch import DecodeBatch
-from slipstream.cluster.tools.sim.engine.page_allocator import PageRoom
-from slipstream.cluster.tools.sim.engine.sim_attempt import Job, Key, Peer, State
+from slipstream.cluster.tools.sim.engine.page_allocator import PageAllocator
+from slipstream.cluster.tools.sim.engine.sim_attempt import AttemptState, Key, Peer, SimAttempt
 from slipstream.cluster.tools.sim.engine.sim_engine import SimEngine
 from slipstream.cluster.tools.sim.hardware.hardware_profile import WorkerProfile
-from slipstream.cluster.tools.sim.hardware.network import Card, Network
-from slipstream.cluster.tools.sim.worker.environment import Surroundings
+from slipstream.cluster.tools.sim.hardware.network import Network, Nic
+from slipstream.cluster.tools.sim.worker.environment import Environment
 from slipstream.cluster.tools.sim.worker.outbox import Capacity, Outbox
 from slipstream.cluster.tools.sim.worker.prompt_sends import PromptSends
-from slipstream.cluster.tools.sim.worker.sim_migrations import Moves
+from slipstream.cluster.tools.sim.worker.sim_migrations import SimMigrations
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId
 from slipstream.router.protocol.messages import (
     Adopt,
@@ -55,31 +55,31 @@ class SimWorker:
 
     def __init__(
         self,
-        world: Surroundings[SimWorker],
+        world: Environment[SimWorker],
         hello: Hello,
         profile: WorkerProfile,
-        card: Card,
+        nic: Nic,
         tickets: TicketIssuer,
         report_s: float,
         rng: random.Random,
     ) -> None:
         self.hello = hello
-        self.card = card
+        self.nic = nic
         self.is_alive = True
         self.is_draining = False
         self.tickets = tickets
         self.page_bytes = hello.page_tokens * profile.kv_bytes_per_token
         self.world = world
-        self.jobs: dict[Key, Job] = {}
+        self.jobs: dict[Key, SimAttempt] = {}
         batch = DecodeBatch()
-        self.room = PageRoom(hello.num_pages, hello.page_tokens, batch)
+        self.room = PageAllocator(hello.num_pages, hello.page_tokens, batch)
         role = profile.of(hello.role)
         self.engine = SimEngine(world.clock, role, profile.noise, self.room, batch, report_s, rng, self)
         self._clock = world.clock
         self._profile = profile
         self._role = role
         self._late: set[Key] = set()  # reservations that wait for the end of a step
-        self._moves = Moves(self)
+        self._moves = SimMigrations(self)
         self._sends = PromptSends(self, world.clock, profile.num_layers, role.max_step_tokens)
         self._last_seq = 0
         self._most_growth = 1 + hello.num_pages // 64  # pages that answers take before the next word of them
@@ -180,7 +180,7 @@ class SimWorker:
 
     # ---- attempts
 
-    def admit(self, request: EngineRequest, state: State, num_room_tokens: int = 1) -> Job | None:
+    def admit(self, request: EngineRequest, state: AttemptState, num_room_tokens: int = 1) -> SimAttempt | None:
         """A new attempt with its pages. None: it has been told why not."""
         num_known = (len(request.prompt_ids) + len(request.output_ids)) // 4
         stop_at, names = self.world.facts(request.request_id)
@@ -191,13 +191,13 @@ class SimWorker:
             self.say(Failed(*key, "draining" if self.is_draining else "no pages", True))
             return None
         stop_at = max(stop_at, told + 1)
-        job = Job(request.request_id, request.attempt, state, num_known, told, told, stop_at, lease, names)
+        job = SimAttempt(request.request_id, request.attempt, state, num_known, told, told, stop_at, lease, names)
         job.num_cached = lease.num_known * self.hello.page_tokens
         self.jobs[key] = job
         return job
 
     def _reserve(self, request: EngineRequest, source: PeerId) -> None:
-        job = self.admit(request, State.RESERVED)
+        job = self.admit(request, AttemptState.RESERVED)
         if job is None:
             return
         job.peer = self.world.find(source)
@@ -207,7 +207,7 @@ class SimWorker:
         self.say(Reserved(*job.key, job.num_cached, job.ticket))
 
     def _prefill(self, request: EngineRequest, ticket: HandoffTicket) -> None:
-        job = self.admit(request, State.QUEUED)
+        job = self.admit(request, AttemptState.QUEUED)
         if job is None:
             return
         job.ticket = ticket
@@ -217,14 +217,14 @@ class SimWorker:
     def _generate(self, request: EngineRequest) -> None:
         job = self.jobs.get((request.request_id, request.attempt))
         if job is None:
-            job = self.admit(request, State.QUEUED)
+            job = self.admit(request, AttemptState.QUEUED)
         if job is not None:
             self.engine.compute(job)
 
     def _start(self, key: Key, num_tokens: int) -> bool:
         """Returns whether it decodes from now on."""
         job = self.jobs.get(key)
-        if job is None or job.state is not State.RESERVED or job.has_started:
+        if job is None or job.state is not AttemptState.RESERVED or job.has_started:
             return False
         job.has_started = True
         job.told += num_tokens
@@ -247,14 +247,14 @@ class SimWorker:
                 self.engine.decode(job)
         self.flush()
 
-    def drop(self, job: Job | None) -> None:
+    def drop(self, job: SimAttempt | None) -> None:
         """Nobody wants it any more."""
         if job is None:
             return
         self.engine.drop(job)
         self.end(job)
 
-    def end(self, job: Job) -> None:
+    def end(self, job: SimAttempt) -> None:
         """It has nothing here any more."""
         del self.jobs[job.key]
         if job.transfer is not None:
@@ -262,7 +262,7 @@ class SimWorker:
             job.transfer = None
         self._moves.ended(job)
         self.room.release(job)
-        job.state = State.GONE
+        job.state = AttemptState.GONE
 
     def _peer_lost(self, peer: PeerId) -> None:
         """What was on its way from there or to there will not arrive."""
@@ -274,11 +274,11 @@ class SimWorker:
 
     # ---- what the engine does
 
-    def prompt_begins(self, job: Job) -> None:
+    def prompt_begins(self, job: SimAttempt) -> None:
         if self.hello.role == "prefill":
             self._sends.begin(job)
 
-    def prompt_computed(self, job: Job, chunks: list[TokenChunk]) -> None:
+    def prompt_computed(self, job: SimAttempt, chunks: list[TokenChunk]) -> None:
         is_last = job.told + 1 >= job.stop_at
         chunks.append(job.say(job.told + 1, "stop" if is_last else None))
         if self.hello.role == "prefill":
@@ -288,10 +288,10 @@ class SimWorker:
         else:
             self.engine.decode(job)
 
-    def answer_ended(self, job: Job) -> None:
+    def answer_ended(self, job: SimAttempt) -> None:
         self.end(job)
 
-    def stopped(self, job: Job) -> None:
+    def stopped(self, job: SimAttempt) -> None:
         self._moves.stopped(job)
 
     def step_sampled(self, sample: StepTime) -> None:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from slipstream.cluster.tools.sim.engine.page_allocator import PageRoom
-from slipstream.cluster.tools.sim.engine.sim_attempt import Job, Key, Peer, State
+from slipstream.cluster.tools.sim.engine.page_allocator import PageAllocator
+from slipstream.cluster.tools.sim.engine.sim_attempt import AttemptState, Key, Peer, SimAttempt
 from slipstream.cluster.tools.sim.engine.sim_engine import SimEngine
-from slipstream.cluster.tools.sim.hardware.network import Card, Network
+from slipstream.cluster.tools.sim.hardware.network import Network, Nic
 from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.protocol.messages import EngineRequest, WorkerMessage
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
 
-class Home(Protocol):
-    card: Card
+class WorkerContext(Protocol):
+    nic: Nic
     engine: SimEngine
-    room: PageRoom
-    jobs: dict[Key, Job]
+    room: PageAllocator
+    jobs: dict[Key, SimAttempt]
     tickets: TicketIssuer
     page_bytes: int
     is_alive: bool
@@ -28,13 +28,13 @@ class Home(Protocol):
     def find_peer(self, peer: PeerId) -> Peer | None:
         """Another worker; None if it is dead."""
 
-    def admit(self, request: EngineRequest, state: State, num_room_tokens: int) -> Job | None:
+    def admit(self, request: EngineRequest, state: AttemptState, num_room_tokens: int) -> SimAttempt | None:
         """A new attempt with its pages. None if it has none; then the router has been told why."""
 
-    def end(self, job: Job) -> None:
+    def end(self, job: SimAttempt) -> None:
         """The attempt, which the engine does not have any more, has nothing left here."""
 
-    def drop(self, job: Job) -> None:
+    def drop(self, job: SimAttempt) -> None:
         """Ends an attempt in any state."""
 
     def say(self, message: WorkerMessage) -> None:

@@ -10,13 +10,21 @@ from hypothesis import strategies as st
 
 from slipstream.cluster.planner.model.queueing_model import (
     Demand,
-    Level,
+    LatencyLevel,
     WorkerModel,
     batch_variance,
     erlang_c,
     outlook,
 )
-from slipstream.cluster.planner.pool_options import Limits, Move, Pools, candidates, have_room, smaller, towards
+from slipstream.cluster.planner.pool_options import (
+    PoolChange,
+    PoolLimits,
+    Pools,
+    candidates,
+    have_room,
+    smaller,
+    towards,
+)
 from slipstream.router.status.load_signals import WorkerSignals
 
 WORKER = WorkerModel(
@@ -33,7 +41,7 @@ WORKER = WorkerModel(
 
 def demand(per_s: float, isl: int, osl: int, ttft_s: float = 0.5, itl_s: float = 0.03) -> Demand:
     points = tuple(isl * (0.55 + 0.1 * at) for at in range(10))
-    return Demand(per_s, points, osl, (Level(1.0, ttft_s, itl_s),))
+    return Demand(per_s, points, osl, (LatencyLevel(1.0, ttft_s, itl_s),))
 
 
 def test_erlang_c_is_the_textbooks() -> None:
@@ -102,7 +110,7 @@ def test_bursts_make_waits_longer() -> None:
 
 
 def test_classes_with_other_levels_count_by_their_share() -> None:
-    mixed = replace(demand(1.0, 3000, 20), levels=(Level(0.75, 1.0, 0.1), Level(0.25, 1e-6, 0.1)))
+    mixed = replace(demand(1.0, 3000, 20), levels=(LatencyLevel(0.75, 1.0, 0.1), LatencyLevel(0.25, 1e-6, 0.1)))
     assert outlook(1, 1, WORKER, WORKER, mixed).attainment == pytest.approx(0.75, abs=0.05)
 
 
@@ -130,7 +138,7 @@ def test_what_it_says_is_possible_and_more_load_is_never_better(
 
 
 def test_a_thousand_workers_are_searched_in_few_steps() -> None:
-    limits = Limits(0, 1000, 1, 1000, 1000)
+    limits = PoolLimits(0, 1000, 1, 1000, 1000)
     found = list(candidates(Pools(300, 500), limits))
     assert Pools(300, 500) in found
     assert len(found) < 600
@@ -146,7 +154,7 @@ def test_steps_lead_to_the_goal_and_are_no_larger_than_allowed(now: Pools, goal:
     at = now
     for _ in range(30):
         after = towards(at, goal, step)
-        move = Move.between(at, after)
+        move = PoolChange.between(at, after)
         assert move.num_switched <= step
         assert move.num_removed <= step
         assert move.num_added <= max(at.total, 1)
@@ -157,7 +165,7 @@ def test_steps_lead_to_the_goal_and_are_no_larger_than_allowed(now: Pools, goal:
 
 
 def test_smaller_is_smaller() -> None:
-    limits = Limits(0, 8, 1, 8, 8)
+    limits = PoolLimits(0, 8, 1, 8, 8)
     for now in (Pools(0, 1), Pools(1, 1), Pools(3, 4)):
         assert all(one.total < now.total and limits.allows(one) for one in smaller(now, 2, limits))
 

@@ -10,25 +10,25 @@ import pytest
 
 from slipstream.cluster.tools.bench.client import client_connection as connection
 from slipstream.cluster.tools.bench.client.bench_target import Target
-from slipstream.cluster.tools.bench.client.client_answer import Answer
+from slipstream.cluster.tools.bench.client.client_answer import ClientAnswer
 from slipstream.cluster.tools.bench.client.conversation import Turn
-from slipstream.cluster.tools.bench.client.request_body import QuestionForm
-from slipstream.cluster.tools.bench.client.request_sender import Asker
+from slipstream.cluster.tools.bench.client.request_body import RequestBody
+from slipstream.cluster.tools.bench.client.request_sender import RequestSender
 from tests.support.cluster.scripted_server import begin, chunk, end, event, normal, piece, scripted, usage, whole
 
 Script = Any
 
 
-def answers(script: Script, count: int = 1, keep_text: bool = False, timeout_s: float = 30.0) -> list[Answer]:
+def answers(script: Script, count: int = 1, keep_text: bool = False, timeout_s: float = 30.0) -> list[ClientAnswer]:
     """What came to `count` questions, one after the other."""
 
-    async def main(url: str) -> list[Answer]:
+    async def main(url: str) -> list[ClientAnswer]:
         target = Target.of_url(url)
-        asker = Asker(target, timeout_s, QuestionForm(target))
+        sender = RequestSender(target, timeout_s, RequestBody(target))
         try:
-            return [await asker.ask(Turn("hello", 4), [], keep_text) for _ in range(count)]
+            return [await sender.ask(Turn("hello", 4), [], keep_text) for _ in range(count)]
         finally:
-            asker.close()
+            sender.close()
 
     with scripted(script) as server:
         return asyncio.run(main(server.url))
@@ -219,8 +219,8 @@ def test_the_first_token_is_the_first_text_whatever_it_is_part_of() -> None:
 
 
 def test_nobody_listens() -> None:
-    async def main(target: Target) -> Answer:
-        return await Asker(target, 5.0, QuestionForm(target)).ask(Turn("x", 1), [], False)
+    async def main(target: Target) -> ClientAnswer:
+        return await RequestSender(target, 5.0, RequestBody(target)).ask(Turn("x", 1), [], False)
 
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

@@ -22,10 +22,10 @@ from click.testing import CliRunner, Result
 from slipstream.cluster.tools.bench.bench_command import bench_command
 from slipstream.cluster.tools.bench.client.bench_target import Target
 from slipstream.cluster.tools.bench.client.conversation import Conversation, Turn
-from slipstream.cluster.tools.bench.client.request_body import QuestionForm
-from slipstream.cluster.tools.bench.client.request_sender import Asker
+from slipstream.cluster.tools.bench.client.request_body import RequestBody
+from slipstream.cluster.tools.bench.client.request_sender import RequestSender
 from slipstream.cluster.tools.bench.load.level_run import LevelRun, run_level
-from slipstream.cluster.tools.bench.load.load_level import Extent, Level
+from slipstream.cluster.tools.bench.load.load_level import Extent, LoadLevel
 from slipstream.cluster.tools.bench.load.progress_line import progress_line
 from tests.support.cluster.scripted_server import normal, scripted, whole
 
@@ -271,13 +271,13 @@ def test_a_server_that_dies_in_a_sweep_loses_no_report(tmp_path: Path) -> None:
     assert "concurrency 2 broke off: no request of the warm-up succeeded: connection" in told.output
 
 
-@pytest.mark.parametrize("level", [Level(2), Level(rate=100.0, arrivals="constant")])
-def test_a_level_is_over_when_nobody_could_connect_for_long(level: Level) -> None:
+@pytest.mark.parametrize("level", [LoadLevel(2), LoadLevel(rate=100.0, arrivals="constant")])
+def test_a_level_is_over_when_nobody_could_connect_for_long(level: LoadLevel) -> None:
     async def main(target: Target) -> LevelRun:
-        asker = Asker(target, 5.0, QuestionForm(target))
+        sender = RequestSender(target, 5.0, RequestBody(target))
         conversations = itertools.repeat(Conversation([Turn("x", 1)]))
         extent = Extent(num_requests=100_000, gone_s=0.1)
-        return await run_level(asker, conversations, level, extent, asyncio.Event(), 0)
+        return await run_level(sender, conversations, level, extent, asyncio.Event(), 0)
 
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -292,12 +292,12 @@ def test_a_client_that_was_told_when_to_come_back_comes_no_sooner_unless_it_is_o
         target = Target.of_url(server.url)
 
         async def main() -> LevelRun:
-            asker = Asker(target, 5.0, QuestionForm(target))
+            sender = RequestSender(target, 5.0, RequestBody(target))
             conversations = itertools.repeat(Conversation([Turn("x", 1)]))
             try:
-                return await run_level(asker, conversations, Level(3), Extent(duration_s=0.3), asyncio.Event(), 0)
+                return await run_level(sender, conversations, LoadLevel(3), Extent(duration_s=0.3), asyncio.Event(), 0)
             finally:
-                asker.close()
+                sender.close()
 
         run = asyncio.run(main())
     assert [answer.retry_after_s for answer in run.answers] == [7.0] * 3
@@ -399,7 +399,7 @@ def test_a_duration_ends_a_level_and_lets_answers_end() -> None:
 
 
 def test_the_progress_line_tells_how_far_it_is() -> None:
-    run = LevelRun(Level(8), num_running=8)
+    run = LevelRun(LoadLevel(8), num_running=8)
     line = progress_line(run, Extent(100), 2.0)
     assert "concurrency 8" in line
     assert "0/100 requests, 8 running" in line

@@ -11,12 +11,12 @@ import pytest
 from tokenizers import Tokenizer
 
 from slipstream.cluster.tools.bench.client.bench_target import BenchError, Target
-from slipstream.cluster.tools.bench.client.client_answer import Answer
-from slipstream.cluster.tools.bench.client.conversation import Given, Lengths, Replay, Synthetic
-from slipstream.cluster.tools.bench.client.prompt_text import common_words, words_of
+from slipstream.cluster.tools.bench.client.client_answer import ClientAnswer
+from slipstream.cluster.tools.bench.client.conversation import Lengths, PromptFile, Replay, Synthetic
+from slipstream.cluster.tools.bench.client.prompt_text import common_words, prompt_words
 from slipstream.cluster.tools.bench.load.answer_slos import Slos, is_slo
 from slipstream.cluster.tools.bench.load.level_run import LevelRun
-from slipstream.cluster.tools.bench.load.load_level import Level
+from slipstream.cluster.tools.bench.load.load_level import LoadLevel
 from slipstream.cluster.tools.bench.load.measures import STATISTICS, measures
 from slipstream.cluster.tools.workload.arrival import Arrival
 from slipstream.cluster.tools.workload.workload import Workload
@@ -25,7 +25,7 @@ MODEL_DIR = Path(__file__).resolve().parents[4] / "models" / "slipstream-demo"
 
 
 def texts(source: Synthetic | Replay, count: int, seed: int = 0) -> list[str]:
-    words = words_of(MODEL_DIR)
+    words = prompt_words(MODEL_DIR)
     return [c.turns[0].text for c in itertools.islice(source.conversations(words, seed), count)]
 
 
@@ -36,7 +36,7 @@ def num_tokens(text: str) -> int:
 
 @pytest.mark.parametrize("isl", [1, 2, 17, 1000])
 def test_prompts_have_exactly_as_many_tokens_as_asked_for(isl: int) -> None:
-    assert words_of(MODEL_DIR).is_exact
+    assert prompt_words(MODEL_DIR).is_exact
     found = texts(Synthetic(Lengths(isl), Lengths(8)), 5)
     assert [num_tokens(text) for text in found] == [isl] * 5
 
@@ -72,7 +72,7 @@ def test_words_of_several_tokens_are_counted_as_such() -> None:
 def test_prompts_of_a_file_and_what_is_wrong_with_them(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text('{"prompt": "a"}\n\n{"messages": [{"role": "user", "content": "b"}], "output_length": 5}\n')
-    given = Given.read(path, 9)
+    given = PromptFile.read(path, 9)
     assert [(turn.text, turn.output_length) for turn in given.turns] == [("a", 9), ("b", 5)]
     for line, said in (
         ("{", "not JSON"),
@@ -82,12 +82,12 @@ def test_prompts_of_a_file_and_what_is_wrong_with_them(tmp_path: Path) -> None:
     ):
         path.write_text('{"prompt": "a"}\n' + line)
         with pytest.raises(BenchError, match=r"p\.jsonl:2: .*" + said):
-            Given.read(path, None)
+            PromptFile.read(path, None)
 
 
 @pytest.mark.parametrize("arrivals", ["poisson", "constant", "gamma"])
 def test_arrivals_have_the_rate_and_the_spread_that_they_should(arrivals: str) -> None:
-    level = Level(rate=50.0, arrivals=arrivals, burstiness=0.25)  # type: ignore[arg-type]
+    level = LoadLevel(rate=50.0, arrivals=arrivals, burstiness=0.25)  # type: ignore[arg-type]
     times = list(itertools.islice(level.times_s(3), 20_000))
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     mean = plain_statistics.fmean(gaps)
@@ -106,9 +106,9 @@ def test_slos_in_their_short_and_long_names() -> None:
             Slos.parse([bad])
 
 
-def answer(begun_s: float, ttft_s: float, itl_s: float, num_tokens: int, kind: str = "") -> Answer:
+def answer(begun_s: float, ttft_s: float, itl_s: float, num_tokens: int, kind: str = "") -> ClientAnswer:
     latest_s = begun_s + ttft_s + itl_s * (num_tokens - 1)
-    made = Answer(begun_s, 0.0, 200, begun_s + ttft_s, latest_s, latest_s + 0.1)
+    made = ClientAnswer(begun_s, 0.0, 200, begun_s + ttft_s, latest_s, latest_s + 0.1)
     made.num_output_tokens, made.num_prompt_tokens = num_tokens, 10
     if kind:
         made.fail(kind)
@@ -118,7 +118,7 @@ def answer(begun_s: float, ttft_s: float, itl_s: float, num_tokens: int, kind: s
 def test_metrics_are_what_their_names_say() -> None:
     good = [answer(10.0 + i, 0.1 * (i + 1), 0.01, 11) for i in range(4)]
     bad = answer(9.0, 0.1, 0.01, 11, "HTTP 500")
-    run = LevelRun(Level(2), [*good, bad], num_unfinished=1)
+    run = LevelRun(LoadLevel(2), [*good, bad], num_unfinished=1)
     told = measures(run, Slos.parse(["ttft:250", "itl:20"]))
     ttft = told.metrics["time_to_first_token"].values
     assert list(ttft) == list(STATISTICS)
@@ -140,13 +140,13 @@ def test_metrics_are_what_their_names_say() -> None:
 
 
 def test_a_single_token_has_no_latency_between_tokens_and_keeps_its_slo() -> None:
-    told = measures(LevelRun(Level(1), [answer(0.0, 0.1, 0.0, 1)]), Slos.parse(["itl:1"]))
+    told = measures(LevelRun(LoadLevel(1), [answer(0.0, 0.1, 0.0, 1)]), Slos.parse(["itl:1"]))
     assert "inter_token_latency" not in told.metrics
     assert told.get("good_request_share") == 1.0
 
 
 def test_nothing_good_at_all_is_told_without_rates() -> None:
-    told = measures(LevelRun(Level(1), [answer(0.0, 0.1, 0.0, 1, "timeout")]), Slos.parse(["itl:1"]))
+    told = measures(LevelRun(LoadLevel(1), [answer(0.0, 0.1, 0.0, 1, "timeout")]), Slos.parse(["itl:1"]))
     assert told.get("request_throughput") is None
     assert told.get("goodput") == 0.0
 

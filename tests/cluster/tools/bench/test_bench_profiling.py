@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 
 from slipstream.cluster.tools.bench.client.bench_target import BenchError
-from slipstream.cluster.tools.bench.client.client_answer import Answer
+from slipstream.cluster.tools.bench.client.client_answer import ClientAnswer
 from slipstream.cluster.tools.bench.profiling.isolated_runs import (
-    Alone,
     DecodeStep,
-    LonePrompts,
+    IsolatedPrompts,
+    IsolatedRuns,
     decode_step,
-    lone_prompts,
+    isolated_prompts,
     prompt_times,
     step_times,
 )
-from slipstream.cluster.tools.bench.profiling.profile_fit import Conditions, doubts, profile_of
+from slipstream.cluster.tools.bench.profiling.profile_fit import Conditions, profile_of, profile_warnings
 from slipstream.cluster.tools.bench.profiling.profile_load import CHAT_TOKENS, phases
 from slipstream.cluster.tools.bench.profiling.profile_tables import profile_table, steps_table
-from slipstream.cluster.tools.bench.profiling.request_timeline import Passage, Passages
+from slipstream.cluster.tools.bench.profiling.request_timeline import RequestTimeline, RequestTimelines
 from slipstream.cluster.tools.sim.hardware.hardware_profile import WorkerProfile
 from slipstream.router.protocol.messages import StepTime
 from slipstream.router.registry.service_times import KINDS, ServiceTimes
@@ -69,16 +69,16 @@ def measured_times(decode: bool, prefill: bool) -> ServiceTimes:
 
 
 CONDITIONS = Conditions(MODEL_DIR, kv_bytes_per_token=6144, start_s=7.0, has_gpus=False, shares_cores=True)
-NOTHING_ALONE, NO_PASSAGES = Alone(), Passages()
+NOTHING_ALONE, NO_PASSAGES = IsolatedRuns(), RequestTimelines()
 
 
 def profile(
     roles: list[dict[str, Any]],
     conditions: Conditions = CONDITIONS,
-    alone: Alone = NOTHING_ALONE,
-    passages: Passages = NO_PASSAGES,
+    alone: IsolatedRuns = NOTHING_ALONE,
+    timelines: RequestTimelines = NO_PASSAGES,
 ) -> WorkerProfile:
-    return profile_of({"roles": roles}, "mine", "measured", conditions, alone, passages)
+    return profile_of({"roles": roles}, "mine", "measured", conditions, alone, timelines)
 
 
 def test_service_times_sizes_and_the_link_are_taken_over() -> None:
@@ -93,23 +93,27 @@ def test_service_times_sizes_and_the_link_are_taken_over() -> None:
     assert WorkerProfile.from_dict(json.loads(made.to_json())) == made
 
 
-def passage(at_s: float, num_tokens: int, first_s: float, ended_s: float) -> Passage:
-    return Passage("p", num_tokens, at_s, at_s, at_s + 0.002, at_s + first_s, at_s + first_s + 0.004, at_s + ended_s)
+def timeline(at_s: float, num_tokens: int, first_s: float, ended_s: float) -> RequestTimeline:
+    return RequestTimeline(
+        "p", num_tokens, at_s, at_s, at_s + 0.002, at_s + first_s, at_s + first_s + 0.004, at_s + ended_s
+    )
 
 
 def test_records_say_how_the_time_to_a_first_token_is_made_up_and_what_streams_make_of_it() -> None:
-    prompts = [LonePrompts(n, 0.009 + 1e-4 * n) for n in (16, 256, 1024)]
-    lone = [passage(10.0 * at, n, 0.007 + 1e-4 * n, 1.0) for at, n in enumerate([16, 256, 1024] * 4)]
-    beside = [passage(0.05 * at, 256, 0.006 + 2.0 * 0.0256 - 0.002, 5.0) for at in range(12)]
+    prompts = [IsolatedPrompts(n, 0.009 + 1e-4 * n) for n in (16, 256, 1024)]
+    lone = [timeline(10.0 * at, n, 0.007 + 1e-4 * n, 1.0) for at, n in enumerate([16, 256, 1024] * 4)]
+    beside = [timeline(0.05 * at, 256, 0.006 + 2.0 * 0.0256 - 0.002, 5.0) for at in range(12)]
     roles = [role("prefill", measured_times(False, True)), role("decode", measured_times(True, False))]
-    made = profile(roles, alone=Alone(prompts=prompts), passages=Passages(lone, beside))
+    made = profile(roles, alone=IsolatedRuns(prompts=prompts), timelines=RequestTimelines(lone, beside))
     assert made.client_s == pytest.approx(0.002)
     assert made.message_s == pytest.approx(0.001)
     assert made.link_latency_s == pytest.approx(0.004)
     for part in (made.prefill, made.decode):
         assert part.prefill_s(256) == pytest.approx(0.003 + 0.0256, rel=1e-3)
     assert made.prefill_beside_decode == pytest.approx(2 * 0.0256 / (0.003 + 0.0256), rel=0.05)
-    apart = profile(roles, replace(CONDITIONS, shares_cores=False), Alone(prompts=prompts), Passages(lone, beside))
+    apart = profile(
+        roles, replace(CONDITIONS, shares_cores=False), IsolatedRuns(prompts=prompts), RequestTimelines(lone, beside)
+    )
     assert apart.prefill_beside_decode == 1.55
 
 
@@ -129,8 +133,10 @@ def test_too_few_samples_are_no_profile() -> None:
         profile([])
 
 
-def streamed(gaps: list[tuple[float, int]], num_prompt: int = 100, ttft_s: float = 0.02, cached: int = 0) -> Answer:
-    answer = Answer(1.0, status=200, first_s=1.0 + ttft_s, gaps=gaps)
+def streamed(
+    gaps: list[tuple[float, int]], num_prompt: int = 100, ttft_s: float = 0.02, cached: int = 0
+) -> ClientAnswer:
+    answer = ClientAnswer(1.0, status=200, first_s=1.0 + ttft_s, gaps=gaps)
     answer.num_prompt_tokens, answer.num_cached_tokens = num_prompt, cached
     answer.num_output_tokens = 1 + sum(count for _, count in gaps)
     answer.summarise_gaps()
@@ -176,39 +182,39 @@ def test_one_measurement_that_contradicts_all_others_does_not_bend_the_line() ->
 def test_where_measurements_contradict_each_other_none_is_left_out_and_the_profile_is_doubted() -> None:
     seconds = (0.001, 0.02, 0.0004, 0.05, 0.002, 0.3)
     steps = [DecodeStep(n, 100.0 * n, s) for n, s in enumerate(seconds, start=1)]
-    alone = Alone(steps=steps)
+    alone = IsolatedRuns(steps=steps)
     prefill, decode = measured_times(False, True), measured_times(True, False)
     made = profile([role("prefill", prefill), role("decode", decode)], alone=alone)
-    told = list(doubts(made, alone))
+    told = list(profile_warnings(made, alone))
     assert told
     assert "was the machine busy?" in told[0]
 
 
 def test_a_profile_that_its_measurements_bear_out_is_not_doubted() -> None:
-    alone = Alone(steps=[DecodeStep(n, 100.0 * n, 0.001 + 0.0002 * n) for n in (1, 2, 4, 8, 16)])
+    alone = IsolatedRuns(steps=[DecodeStep(n, 100.0 * n, 0.001 + 0.0002 * n) for n in (1, 2, 4, 8, 16)])
     prefill, decode = measured_times(False, True), measured_times(True, False)
-    assert not list(doubts(profile([role("prefill", prefill), role("decode", decode)], alone=alone), alone))
+    assert not list(profile_warnings(profile([role("prefill", prefill), role("decode", decode)], alone=alone), alone))
 
 
 def test_lone_prompts_that_a_cache_knew_tell_nothing() -> None:
     new = [streamed([], 100, 0.02), streamed([], 102, 0.03), streamed([], 101, 0.9)]
-    assert lone_prompts([*new, streamed([], 100, 0.001, cached=96)]) == LonePrompts(101, pytest.approx(0.03))
-    assert lone_prompts([new[0]]) is None
+    assert isolated_prompts([*new, streamed([], 100, 0.001, cached=96)]) == IsolatedPrompts(101, pytest.approx(0.03))
+    assert isolated_prompts([new[0]]) is None
 
 
 def test_prompts_of_three_lengths_tell_of_requests_tokens_and_pairs() -> None:
-    def prompts(*lengths: int) -> list[LonePrompts]:
-        return [LonePrompts(n, 0.004 + 1e-4 * n + 2e-8 * n * n / 2) for n in lengths]
+    def prompts(*lengths: int) -> list[IsolatedPrompts]:
+        return [IsolatedPrompts(n, 0.004 + 1e-4 * n + 2e-8 * n * n / 2) for n in lengths]
 
     assert prompt_times(prompts(20, 68, 260, 1028)) == pytest.approx((0.004, 1e-4, 2e-8))
     assert prompt_times(prompts(20, 68)) is None
     roles = [role("prefill", measured_times(False, True)), role("decode", measured_times(True, True))]
-    made = profile(roles, alone=Alone(prompts=prompts(20, 68, 260)))
+    made = profile(roles, alone=IsolatedRuns(prompts=prompts(20, 68, 260)))
     assert made.client_s == pytest.approx(0.004)
     for part in (made.prefill, made.decode):
         assert part.prefill_s(256) == pytest.approx(1e-4 * 256 + 1e-8 * 256 * 256)
     roles[0]["tp"] = 4  # another kind of worker: the fits stay
-    other = profile(roles, alone=Alone(prompts=prompts(20, 68, 260)))
+    other = profile(roles, alone=IsolatedRuns(prompts=prompts(20, 68, 260)))
     assert other.prefill.prefill_s(256) == pytest.approx(CHUNK_S + 256 * NEW_S + PAIR_S * 256 * 128, rel=0.1)
 
 
@@ -216,7 +222,7 @@ def test_what_streams_and_lone_prompts_say_goes_before_what_the_router_fitted() 
     roles = [role("decode", measured_times(True, True))]
     steps = [DecodeStep(n, 100 * n, 0.001 + 0.0001 * n) for n in (1, 2, 4)]
     prefill_s = profile(roles).prefill.prefill_s(256)
-    alone = Alone(steps, [LonePrompts(256, prefill_s + 0.007)])
+    alone = IsolatedRuns(steps, [IsolatedPrompts(256, prefill_s + 0.007)])
     made = profile(roles, alone=alone)
     assert made.decode.decode_s(4, 400) == pytest.approx(0.0014)
     assert made.prefill.decode_s(4, 400) == made.decode.decode_s(4, 400)

@@ -7,17 +7,23 @@ from typing import Any
 
 import pytest
 
-from slipstream.cluster.tools.bench.profiling.isolated_runs import LonePrompts
-from slipstream.cluster.tools.bench.profiling.request_timeline import MAX_NOISE, Hops, Passage, hops, stretch
+from slipstream.cluster.tools.bench.profiling.isolated_runs import IsolatedPrompts
+from slipstream.cluster.tools.bench.profiling.request_timeline import (
+    MAX_NOISE,
+    Overheads,
+    RequestTimeline,
+    overheads,
+    timeline_span,
+)
 
 MESSAGE_S, PROMPT_S, EXPOSED_S = 0.001, 0.010, 0.002
 
 
-def lone(at_s: float, num_tokens: int = 100, is_remote: bool = True) -> Passage:
+def lone(at_s: float, num_tokens: int = 100, is_remote: bool = True) -> RequestTimeline:
     reserved_s = at_s + 2 * MESSAGE_S if is_remote else None
     first_s = (reserved_s or at_s) + 2 * MESSAGE_S + PROMPT_S
     landed_s = first_s + EXPOSED_S if is_remote else None
-    return Passage("p0", num_tokens, at_s, at_s, reserved_s, first_s, landed_s, first_s + 1.0)
+    return RequestTimeline("p0", num_tokens, at_s, at_s, reserved_s, first_s, landed_s, first_s + 1.0)
 
 
 def alone_s(num_tokens: int) -> float:
@@ -36,14 +42,14 @@ RECORD: dict[str, Any] = {
 
 
 def test_a_record_becomes_moments() -> None:
-    passage = Passage.of(RECORD)
-    assert passage is not None
-    at_s = passage.queued_s
+    timeline = RequestTimeline.of(RECORD)
+    assert timeline is not None
+    at_s = timeline.queued_s
     assert at_s % 60 == pytest.approx(0.5)
-    assert (passage.worker, passage.num_tokens, passage.is_remote) == ("prefill-0", 300, True)
-    moments = (passage.placed_s, passage.begun_s, passage.first_token_s, passage.landed_s, passage.ended_s)
+    assert (timeline.worker, timeline.num_tokens, timeline.is_remote) == ("prefill-0", 300, True)
+    moments = (timeline.placed_s, timeline.begun_s, timeline.first_token_s, timeline.landed_s, timeline.ended_s)
     assert moments == pytest.approx([at_s + part for part in (0.1, 0.2, 0.3, 0.4, 0.5)])
-    local = Passage.of({**RECORD, "prefill": None})
+    local = RequestTimeline.of({**RECORD, "prefill": None})
     assert local is not None
     assert (local.worker, local.is_remote, local.landed_s) == ("decode-0", False, None)
     assert local.begun_s == local.placed_s
@@ -55,13 +61,16 @@ def test_a_record_becomes_moments() -> None:
     ids=["tried again", "cached", "without a token"],
 )
 def test_a_prompt_that_was_disturbed_tells_nothing(changes: dict[str, Any]) -> None:
-    assert Passage.of({**RECORD, **changes}) is None
+    assert RequestTimeline.of({**RECORD, **changes}) is None
 
 
 def test_hops_are_what_is_left_of_the_way() -> None:
     records = [lone(float(number), 100 + number % 2) for number in range(10)]
-    seen = [LonePrompts(100, 4 * MESSAGE_S + PROMPT_S + 0.003), LonePrompts(101, 4 * MESSAGE_S + PROMPT_S + 0.003)]
-    found = hops(records, seen)
+    seen = [
+        IsolatedPrompts(100, 4 * MESSAGE_S + PROMPT_S + 0.003),
+        IsolatedPrompts(101, 4 * MESSAGE_S + PROMPT_S + 0.003),
+    ]
+    found = overheads(records, seen)
     assert found is not None
     assert found.num_messages == 4
     assert (found.message_s, found.exposed_s, found.client_s) == pytest.approx((MESSAGE_S, EXPOSED_S, 0.003))
@@ -69,28 +78,28 @@ def test_hops_are_what_is_left_of_the_way() -> None:
 
 def test_most_of_the_prompts_say_how_many_messages_there_are() -> None:
     records = [lone(float(number), is_remote=number < 8) for number in range(20)]
-    found = hops(records, [LonePrompts(100, 1.0)])
-    assert isinstance(found, Hops)
+    found = overheads(records, [IsolatedPrompts(100, 1.0)])
+    assert isinstance(found, Overheads)
     assert found.num_messages == 2
 
 
 def test_too_few_remote_prompts_or_none_of_the_same_length_tell_no_hops() -> None:
-    assert hops([lone(float(number)) for number in range(7)], [LonePrompts(100, 1.0)]) is None
-    assert hops([lone(float(number)) for number in range(8)], [LonePrompts(99, 1.0)]) is None
+    assert overheads([lone(float(number)) for number in range(7)], [IsolatedPrompts(100, 1.0)]) is None
+    assert overheads([lone(float(number)) for number in range(8)], [IsolatedPrompts(99, 1.0)]) is None
 
 
-def beside(number: int, factor: float) -> Passage:
+def beside(number: int, factor: float) -> RequestTimeline:
     """A prompt that comes each 0.1 s while the one before it decodes."""
     one = lone(0.1 * number)
     return replace(one, first_token_s=one.begun_s + 2 * MESSAGE_S + factor * alone_s(100), ended_s=one.queued_s + 0.5)
 
 
 def test_a_stretch_is_what_prompts_take_longer_than_alone() -> None:
-    found = stretch([beside(number, 1.6) for number in range(20)], alone_s, MESSAGE_S)
+    found = timeline_span([beside(number, 1.6) for number in range(20)], alone_s, MESSAGE_S)
     assert found is not None
     assert found.factor == pytest.approx(1.6)
     assert found.noise == pytest.approx(0.0, abs=1e-6)
-    spread = stretch([beside(number, 1.2 if number % 2 else 2.0) for number in range(21)], alone_s, MESSAGE_S)
+    spread = timeline_span([beside(number, 1.2 if number % 2 else 2.0) for number in range(21)], alone_s, MESSAGE_S)
     assert spread is not None
     assert spread.factor == pytest.approx(1.6)
     assert 0.2 < spread.noise <= MAX_NOISE
@@ -105,7 +114,7 @@ def test_prompts_that_wait_for_each_other_are_not_taken_for_long() -> None:
             one = lone(1.0 * wave)
             first_s = one.begun_s + 2 * MESSAGE_S + place * 2.0 * alone_s(100)
             waiting.append(replace(one, first_token_s=first_s, landed_s=first_s, ended_s=first_s))
-    found = stretch([*streams, *waiting], alone_s, MESSAGE_S)
+    found = timeline_span([*streams, *waiting], alone_s, MESSAGE_S)
     assert found is not None
     assert found.factor == pytest.approx(2.0)
     assert found.noise == 0.0  # only four of them had the worker for themselves
@@ -113,4 +122,4 @@ def test_prompts_that_wait_for_each_other_are_not_taken_for_long() -> None:
 
 def test_prompts_that_nobody_decoded_beside_tell_no_stretch() -> None:
     records = [replace(lone(2.0 * number), ended_s=2.0 * number + 0.1) for number in range(20)]
-    assert stretch(records, alone_s, MESSAGE_S) is None
+    assert timeline_span(records, alone_s, MESSAGE_S) is None

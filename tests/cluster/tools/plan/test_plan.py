@@ -13,10 +13,10 @@ from click.testing import CliRunner
 
 from slipstream.cluster.config.loading.config_file import load_config
 from slipstream.cluster.tools.plan.advice import as_json, report_of, verdict
-from slipstream.cluster.tools.plan.candidate import Candidate, splits, spread, variations
+from slipstream.cluster.tools.plan.candidate import DeploymentCandidate, splits, spread, variations
 from slipstream.cluster.tools.plan.plan_command import plan_command
 from slipstream.cluster.tools.plan.search import Search
-from slipstream.cluster.tools.plan.trial import NUM_BLOCKS, Question, Trial, difference, estimate, simulate
+from slipstream.cluster.tools.plan.trial import NUM_BLOCKS, CandidateTrial, PlanGoal, difference, estimate, simulate
 from slipstream.cluster.tools.sim.sim_command import sim_command
 from slipstream.cluster.tools.sim.sim_config import Split
 from slipstream.cluster.tools.sim.sim_run import find_profile
@@ -28,17 +28,17 @@ TP4 = replace(H200, name="tp4", gpus=4)
 OFFERED = 10.0
 
 
-def trial(candidate: Candidate, goodput: float, wave: float = 0.1) -> Trial:
+def trial(candidate: DeploymentCandidate, goodput: float, wave: float = 0.1) -> CandidateTrial:
     good = tuple(goodput + wave * (-1) ** block for block in range(NUM_BLOCKS))
-    return Trial(candidate, good, OFFERED, min(goodput / OFFERED, 1.0), 1, 2, 3, 4, 0, 0.5)
+    return CandidateTrial(candidate, good, OFFERED, min(goodput / OFFERED, 1.0), 1, 2, 3, 4, 0, 0.5)
 
 
 def searched(
-    goodput_of: Callable[[Candidate], float], profiles: tuple[object, ...] = (H200,), **kwargs: object
+    goodput_of: Callable[[DeploymentCandidate], float], profiles: tuple[object, ...] = (H200,), **kwargs: object
 ) -> Search:
-    asked: set[tuple[Candidate, int]] = set()
+    asked: set[tuple[DeploymentCandidate, int]] = set()
 
-    def simulated(candidate: Candidate, seed: int) -> Trial:
+    def simulated(candidate: DeploymentCandidate, seed: int) -> CandidateTrial:
         assert (candidate, seed) not in asked, "asked twice"
         asked.add((candidate, seed))
         return trial(candidate, goodput_of(candidate))
@@ -67,7 +67,7 @@ def test_of_many_splits_a_few_that_lie_evenly() -> None:
 
 
 def test_variations_differ_in_one_thing_and_the_profile_of_a_candidate_has_its_chunk() -> None:
-    best = Candidate(Split(1, 2), H200, H200)
+    best = DeploymentCandidate(Split(1, 2), H200, H200)
     varied = list(variations(best, ("slo", "kv")))
     assert {one.name for one in varied} == {"1P2D, chunk 2048", "1P2D, chunk 32768", "1P2D, kv", "2P1D"}
     small = next(one for one in varied if one.chunk_tokens == 2048)
@@ -78,7 +78,7 @@ def test_variations_differ_in_one_thing_and_the_profile_of_a_candidate_has_its_c
 
 
 def test_the_best_of_each_kind_is_found_through_its_variations() -> None:
-    def goodput_of(one: Candidate) -> float:
+    def goodput_of(one: DeploymentCandidate) -> float:
         if one.is_colocated:
             return 5.0 + (one.chunk < 1000)
         return 8.0 - abs(one.split.num_prefill - 3) + (one.policy == "kv")
@@ -116,23 +116,23 @@ def test_the_fewest_devices_that_are_enough(needed: int) -> None:
 def test_too_few_devices_are_said() -> None:
     found = searched(lambda one: 1.0).fewest(0.9, 6)
     assert (found.num_devices, found.is_enough) == (6, False)
-    report = report_of(Question("chat", SloConfig(), 100), found, 0.9, [])
+    report = report_of(PlanGoal("chat", SloConfig(), 100), found, 0.9, [])
     assert "take more workers" in report.text()
-    json.dumps(as_json(Question("chat", SloConfig(), 100), found, 0.9), allow_nan=False)
+    json.dumps(as_json(PlanGoal("chat", SloConfig(), 100), found, 0.9), allow_nan=False)
 
 
 def test_intervals_hold_the_mean_and_a_paired_difference_is_narrow() -> None:
     one = estimate([1.0, 2.0, 3.0, 4.0] * 5)
     assert one.low < one.mean == 2.5 < one.high
-    candidate = Candidate(Split(0, 1), H200, H200)
+    candidate = DeploymentCandidate(Split(0, 1), H200, H200)
     wavy, wavier = trial(candidate, 5.0, wave=3.0), trial(candidate, 6.0, wave=3.0)
     gain = difference([wavier], [wavy])
     assert (gain.low, gain.high) == pytest.approx((1.0, 1.0))
 
 
 def test_a_trial_is_the_simulator_and_the_same_every_time() -> None:
-    question = Question("isl=500,osl=20,rate=20", SloConfig(2000, 200), 60)
-    candidate = Candidate(Split(1, 1), H200, H200)
+    question = PlanGoal("isl=500,osl=20,rate=20", SloConfig(2000, 200), 60)
+    candidate = DeploymentCandidate(Split(1, 1), H200, H200)
     first = simulate(question, candidate)
     assert first == simulate(question, candidate)
     assert first.attainment == 1.0
@@ -206,7 +206,7 @@ def test_prompts_that_no_worker_takes_are_told_of(tmp_path: Path, command: Comma
 def test_requests_that_all_come_at_once_are_counted_over_the_time_that_they_take(tmp_path: Path) -> None:
     trace = tmp_path / "once.jsonl"
     trace.write_text('{"timestamp": 7, "input_length": 600, "output_length": 20}\n')
-    found = simulate(Question(str(trace), SloConfig(2000, 200), 20), Candidate(Split(1, 1), H200, H200))
+    found = simulate(PlanGoal(str(trace), SloConfig(2000, 200), 20), DeploymentCandidate(Split(1, 1), H200, H200))
     assert found.attainment == 1.0
     assert 1.0 < found.goodput_rps < 1000.0
     assert found.goodput_rps == pytest.approx(found.offered_rps)

@@ -5,47 +5,47 @@ import random
 import pytest
 
 from slipstream.cluster.tools.sim.engine.decode_batch import DecodeBatch
-from slipstream.cluster.tools.sim.engine.page_allocator import PageRoom
-from slipstream.cluster.tools.sim.engine.sim_attempt import Job, State
+from slipstream.cluster.tools.sim.engine.page_allocator import PageAllocator
+from slipstream.cluster.tools.sim.engine.sim_attempt import AttemptState, SimAttempt
 from slipstream.cluster.tools.sim.engine.sim_engine import SimEngine
-from slipstream.cluster.tools.sim.hardware.hardware_profile import RoleProfile
-from slipstream.cluster.tools.sim.hardware.virtual_clock import Clock
+from slipstream.cluster.tools.sim.hardware.hardware_profile import WorkerRoleProfile
+from slipstream.cluster.tools.sim.hardware.virtual_clock import VirtualClock
 from slipstream.router.protocol.messages import StepTime, TokenChunk
 
 STEP_S = 0.2  # longer than the time between two samples at the beginning: each step is told of
-ROLE = RoleProfile(STEP_S, 0.0, 0.0, STEP_S, 0.0, 0.0, 64, 512, 65_536)
+ROLE = WorkerRoleProfile(STEP_S, 0.0, 0.0, STEP_S, 0.0, 0.0, 64, 512, 65_536)
 
 
 class Worker:
     """Goes on with whoever has been computed, as a decode worker does, and keeps what the engine says."""
 
     def __init__(self) -> None:
-        self.clock = Clock()
+        self.clock = VirtualClock()
         batch = DecodeBatch()
-        self.room = PageRoom(1000, 16, batch)
+        self.room = PageAllocator(1000, 16, batch)
         self.engine = SimEngine(self.clock, ROLE, 0.0, self.room, batch, 10.0, random.Random(0), self)
         self.samples: list[StepTime] = []
         self.ended_s: list[float] = []
         self.num_ended = 0
 
-    def job(self, name: str, num_tokens: int, stop_at: int) -> Job:
+    def job(self, name: str, num_tokens: int, stop_at: int) -> SimAttempt:
         lease = self.room.lease(None, num_tokens)
-        return Job(name, 0, State.QUEUED, num_tokens, 0, 0, stop_at, lease, None)
+        return SimAttempt(name, 0, AttemptState.QUEUED, num_tokens, 0, 0, stop_at, lease, None)
 
-    def prompt_begins(self, job: Job) -> None:
+    def prompt_begins(self, job: SimAttempt) -> None:
         pass
 
-    def prompt_computed(self, job: Job, chunks: list[TokenChunk]) -> None:
+    def prompt_computed(self, job: SimAttempt, chunks: list[TokenChunk]) -> None:
         chunks.append(job.say(1))
         self.engine.decode(job)
 
-    def answer_ended(self, job: Job) -> None:
-        job.state = State.GONE
+    def answer_ended(self, job: SimAttempt) -> None:
+        job.state = AttemptState.GONE
         self.room.release(job)
         self.num_ended += 1
 
-    def stopped(self, job: Job) -> None:
-        job.state = State.FROZEN
+    def stopped(self, job: SimAttempt) -> None:
+        job.state = AttemptState.FROZEN
 
     def step_sampled(self, sample: StepTime) -> None:
         self.samples.append(sample)
@@ -108,5 +108,5 @@ def test_who_is_to_stand_still_does_so_at_the_end_of_the_step_and_all_of_it_is_t
     worker.engine.compute(job)
     worker.clock.at(4.5 * STEP_S, lambda _: worker.engine.stop_at_step_end(job))
     worker.run()
-    assert (job.state, job.told) == (State.FROZEN, 5)
+    assert (job.state, job.told) == (AttemptState.FROZEN, 5)
     assert worker.ended_s[-1] == pytest.approx(5 * STEP_S)

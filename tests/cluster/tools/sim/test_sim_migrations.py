@@ -127,9 +127,9 @@ def test_whatever_happens_on_the_way_nothing_is_lost_and_all_is_given_back(seed:
         world.clock.at(0.4 + 0.37 * at, partial(_switch, fleet, f"w{(seed + 3 * at) % 6}", role))
     for at, name in enumerate(("w1", "w4")):
         world.clock.at(1.1 + 0.3 * seed + at, lambda _, name=name: fleet.kill(name))
-    cards = world.card(0), world.card(1)
-    world.clock.at(0.8, lambda _: world.network.cut_link(*cards, True))
-    world.clock.at(8.8, lambda _: world.network.cut_link(*cards, False))
+    nics = world.nic(0), world.nic(1)
+    world.clock.at(0.8, lambda _: world.network.cut_link(*nics, True))
+    world.clock.at(8.8, lambda _: world.network.cut_link(*nics, False))
     world.run(long_answers(60, 0.05, 400))
     assert world.outcomes.ends == {"stop": 60}
     assert sum(world.outcomes.num_output) == 60 * 400
@@ -144,15 +144,15 @@ def _switch(fleet: SimFleet, name: str, role: Role, _: object) -> None:
 
 def test_a_link_that_is_cut_is_closed_for_placement_and_open_again_once_it_is_mended() -> None:
     world, _ = a_world(num_decode=1, num_prefill=1)
-    cards = world.card(0), world.card(1)
+    nics = world.nic(0), world.nic(1)
     num_closed: list[int] = []
 
     def look(_: object) -> None:
         num_closed.append(len(world.dispatcher.snapshot(world.clock.now_s).closed_links))
         world.clock.at(world.clock.now_s + 1.0, look)
 
-    world.clock.at(2.0, lambda _: world.network.cut_link(*cards, True))
-    world.clock.at(20.0, lambda _: world.network.cut_link(*cards, False))
+    world.clock.at(2.0, lambda _: world.network.cut_link(*nics, True))
+    world.clock.at(20.0, lambda _: world.network.cut_link(*nics, False))
     world.clock.at(0.0, look)
     world.run(Arrival(at * 0.1, 4000, 40) for at in range(900))
     assert world.outcomes.ends == {"stop": 900}

@@ -10,11 +10,11 @@ import pytest
 
 from scripts.bench.placement.mock_world import World as MockWorld
 from scripts.bench.placement.workloads import requests as bench_requests
-from slipstream.cluster.tools.sim.hardware.hardware_profile import RoleProfile, WorkerProfile
+from slipstream.cluster.tools.sim.hardware.hardware_profile import WorkerProfile, WorkerRoleProfile
 from slipstream.cluster.tools.sim.sim_config import SimConfig, Split
 from slipstream.cluster.tools.sim.sim_run import RunResult, SimRun
 from slipstream.cluster.tools.workload.arrival import Arrival
-from slipstream.cluster.tools.workload.mix import Kind, Mix
+from slipstream.cluster.tools.workload.mix import Mix, RequestKind
 from slipstream.cluster.tools.workload.workload import Workload
 from slipstream.router.config.router_config import DispatchConfig, PolicyName
 from slipstream.router.protocol.generation import Slo
@@ -32,7 +32,7 @@ MOCK = MockProfile(
     transfer_s=0.002,
     prefix_caching=False,
 )
-ROLE = RoleProfile(0.010, 1e-4, 2e-8, 0.010, 5e-5, 0.0, 64, 2048, 65_536)
+ROLE = WorkerRoleProfile(0.010, 1e-4, 2e-8, 0.010, 5e-5, 0.0, 64, 2048, 65_536)
 PROFILE = WorkerProfile(
     name="mock",
     source="the mock engine's, above",
@@ -47,7 +47,7 @@ PROFILE = WorkerProfile(
     link_latency_s=0.002,
     hears_between_steps=False,
 )
-MIX = Mix((Kind("chat", 0.8, 300, 150), Kind("document", 0.2, 3000, 60)), rate_rps=14.0, burst=1.5)
+MIX = Mix((RequestKind("chat", 0.8, 300, 150), RequestKind("document", 0.2, 3000, 60)), rate_rps=14.0, burst=1.5)
 NUM_REQUESTS = 300
 
 
