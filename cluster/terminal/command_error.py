@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from slipstream.cluster.terminal import console
 
 
-class CommandError(Exception):  # noqa: N818 - reads as the sentence it carries
+class CommandError(Exception):
     """There is nothing to show, or what was asked for cannot be done. The text is one sentence that says why."""
 
 
