@@ -66,9 +66,13 @@ def test_a_link_to_nowhere_is_found(tmp_path: Path) -> None:
 
 
 def named_paths(page: Path) -> list[str]:
-    """The paths of this repository that a page names in code quotes: those that begin with one of its folders."""
-    quoted = re.findall(r"`([\w./-]+)`", page.read_text("utf-8"))
-    return [name for name in quoted if re.fullmatch(rf"(?:{'|'.join(FOLDERS)})/[\w./-]*", name)]
+    """The paths of this repository that a page names in code quotes, and the scripts in its commands."""
+    text = page.read_text("utf-8")
+    quoted = [
+        name for name in re.findall(r"`([\w./-]+)`", text) if name.startswith(tuple(f"{one}/" for one in FOLDERS))
+    ]
+    modules = [name.replace(".", "/") + ".py" for name in re.findall(r"-m (scripts\.[\w.]+)", text)]
+    return [*quoted, *modules, *re.findall(r"(?<![\w./])scripts/[\w./-]*\w", text)]
 
 
 @pytest.mark.parametrize("page", [page for page in pages() if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
