@@ -1,4 +1,4 @@
-"""The order of the layers (cluster -> workers -> router -> kv_transfer; workers -> kernels), and that of their folders."""
+"""The order of the layers (cluster -> workers -> router -> kv_transfer; workers -> kernels), and of their folders."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ MAY_IMPORT = {
     "kernels": {"kernels"},
 }
 
-# Bottom to top: a folder may import those above it in this list, and no others. A folder inside another is one of its own.
-FOLDERS = """
+# Bottom to top: a folder may import those that stand before it. A folder inside another is one of its own.
+FLOORS = """
 kernels/pages kernels/attention kernels/elementwise kernels/linear kernels/quantization kernels/cpu kernels
 kernels/benchmark kernels/pages/gpu kernels/quantization/gpu kernels/attention/gpu kernels/elementwise/gpu
 kernels/linear/gpu kernels/sampling/gpu kernels/gpu
@@ -39,7 +39,8 @@ router/frontends router
 
 workers/models/directory workers/config workers/models/interface
 workers/engine/limits workers/engine/structured_output workers/engine/plan workers/engine/sampling
-workers/engine/execution workers/models/weights workers/models workers/engine/execution/gpu workers/engine/kv_cache workers/engine/scheduling workers/engine
+workers/engine/execution workers/models/weights workers/models workers/engine/execution/gpu
+workers/engine/kv_cache workers/engine/scheduling workers/engine
 workers/process workers/transfers workers/telemetry workers/group workers/roles workers workers/mock
 
 cluster/processes cluster/terminal cluster/config cluster/fleet cluster/state cluster/repository
@@ -49,7 +50,8 @@ cluster/supervisor/members cluster/supervisor cluster/driver cluster/commands
 cluster/tools/workload cluster/tools/report
 cluster/tools/bench/client cluster/tools/bench/load cluster/tools/sim/hardware cluster/tools/bench/profiling
 cluster/tools/bench cluster/tools/sim/engine cluster/tools/sim/worker cluster/tools/sim cluster/tools/plan cluster
-""".split()
+"""
+FOLDERS = FLOORS.split()
 MAX_MODULES = 14  # in a folder
 WRONG_EDGES = {  # this list may only become shorter
     ("kv_transfer/api", "kv_transfer/memory"),
