@@ -98,7 +98,7 @@ class Canary:
             return str(error)
         finish = stream.finish
         if finish is None or finish.error is not None or num_received != NUM_TOKENS:
-            return finish.error.message if finish is not None and finish.error else f"{num_received} tokens came"
+            return finish.error.message if finish is not None and finish.error else f"{num_received} tokens arrived"
         record = self._service.explain(request.request_id)
         if self._needs_prefill_group() and record is not None and record.decisions[-1].prefill is None:
             return f"it did not take the way over a prefill worker: {record.why}"

@@ -70,7 +70,7 @@ class GrammarTrials:
         process.kill()  # if it has not ended by itself
         self._finish()
         if process.returncode > 0:
-            raise TrialError(f"guides cannot be tried: the process that does it has ended with {process.returncode}")
+            raise TrialError(f"grammars cannot be tried: the process that does it has ended with {process.returncode}")
         return GrammarVerdict(None, TOO_COMPLEX)
 
     def _begin(self) -> subprocess.Popen[bytes]:
@@ -80,7 +80,7 @@ class GrammarTrials:
         try:
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
         except OSError as error:
-            raise TrialError(f"guides cannot be tried: {error}") from error
+            raise TrialError(f"grammars cannot be tried: {error}") from error
         self._process, self._finish = process, weakref.finalize(self, _end, process)
         return process
 

@@ -249,7 +249,7 @@ class Migrations:
         for request_id in self._table.move_deadlines.pop_due(now):
             state = self._table[request_id]
             assert state.move is not None
-            self.stop(state, now, "timed_out", f"{state.move.destination.name} has not taken over in time")
+            self.stop(state, now, "timed_out", f"{state.move.destination.name} has not continued in time")
 
     def on_lost(self, state: RequestState, worker: WorkerState, now: float, reason: str) -> bool:
         """A worker that has a part in the request is lost. Returns whether the request can continue nevertheless,

@@ -52,7 +52,7 @@ class StructuredOutputs:
         named = guide_fields(body)
         if not named:
             if body.structured_outputs is not None:
-                message = "'structured_outputs.json', or another guide here or in the request, is required."
+                message = "'structured_outputs.json', or another grammar here or in the request, is required."
                 raise invalid("structured_outputs.json", message)
             return None
         if len(named) > 1:
