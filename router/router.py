@@ -48,12 +48,11 @@ log = logging.getLogger(__name__)
 class Router:
     """Life cycle: `start`, `leave` and `drain` (optional), `stop`, all on the event loop that `start` ran on.
 
-    The workers say how long sequences may be.
-    `worker_token` is the secret that workers must present. With `has_prefill_pool` the router is ready only after a
-    request has gone through a prefill group; without it, that first request uses a prefill group if there is one. With
-    a `keeper`, the router leaves its clients' connections to the next router, and `take_over` continues those of the
-    previous one. One that `is_ending` continues them and takes no new clients: the previous one was killed while it
-    drained.
+    The workers say how long sequences may be. `worker_token` is the secret that workers must present. With
+    `has_prefill_pool` the router is ready only after a request has gone through a prefill group; without it, that first
+    request uses a prefill group if there is one. With a `keeper`, the router leaves its clients' connections to the
+    next router, and `take_over` continues those of the previous one. One that `is_ending` continues them and takes no
+    new clients: the previous one was killed while it drained.
     """
 
     def __init__(
@@ -148,7 +147,7 @@ class Router:
         return read_text(self._model.directory, self._model.manifests, read)
 
     def _find_session(self) -> FailoverSession | None:
-        """What the previous router has left; None without a keeper. Blocks."""
+        """The session with the previous router's clients; None without a socket holder. Blocks."""
         return None if self._keeper is None else FailoverSession.of_keeper(self._keeper, num_fronts=self._config.fronts)
 
     def _listen_at_path(self, failover: FailoverSession | None) -> socket.socket | None:
@@ -184,7 +183,7 @@ class Router:
         return Endpoint(admin.host, port)
 
     def _begin_tasks(self, cleanup: AsyncExitStack) -> None:
-        """Begins what goes on beside the requests until the end."""
+        """Starts the background tasks, which run until the end."""
         if isinstance(self._server, FrontPool):
             limits = asyncio.create_task(self._tell_limits(self._server))
             cleanup.push_async_callback(cancel_and_wait, limits)
@@ -245,9 +244,8 @@ class Router:
         await self._server.drain(deadline_s)
 
     def expect_workers(self, expected: ExpectedWorkers) -> None:
-        """Tell the router how many workers are wanted. Until the first decode worker connects, requests are accepted
-        and wait (also at a restarted router). If no decode worker is wanted, the router is asleep, and counts as ready
-        until one has connected."""
+        """Sets how many workers are wanted. Until the first decode worker connects, requests are accepted and wait
+        (also at a restarted router). If no decode worker is wanted, it counts as ready until one has connected."""
         self._expected = expected
         self.service.hinder(expected.hindrance)
         longest = expected.max_model_len or self._model_positions
@@ -258,7 +256,7 @@ class Router:
 
     def _needs_prefill_group(self) -> bool:
         """Whether readiness requires a prefill group. Only until these workers have served their first answer: later, a
-        prefill host that is cut off is no reason to turn clients away."""
+        prefill host that is cut off is no reason to reject clients."""
         return self._expected.num_prefill > 0 and not self._expected.has_served
 
     @property
@@ -301,7 +299,7 @@ def open_access(config: AccessConfig, cleanup: AsyncExitStack) -> Access:
 
 
 def log_failure(task: asyncio.Task[None]) -> None:
-    """Log the exception of a task. Without this, nobody would learn why the router never becomes ready."""
+    """Log the exception of a task. Without this, the log would not say why the router never becomes ready."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("the request that proves readiness ended with a bug: the router stays unready", exc_info=error)
 
