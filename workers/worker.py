@@ -50,9 +50,6 @@ from slipstream.workers.models.interface.tensor_parallel import TensorParallel
 from slipstream.workers.process.compute_thread import ComputeThread
 from slipstream.workers.process.inbox import Inbox
 from slipstream.workers.process.watchdog import Watchdog
-from slipstream.workers.roles.decode import DecodeRole
-from slipstream.workers.roles.prefill import PrefillRole
-from slipstream.workers.roles.role import Role
 from slipstream.workers.roles.worker_protocol import WorkerProtocol
 from slipstream.workers.router_link import RouterLink
 from slipstream.workers.telemetry.engine_build import build_of
@@ -273,12 +270,10 @@ class Worker:
     ) -> RoleName | None:
         """Serves one role to its end. Returns the role to serve next, None if the worker ends."""
         self._reporter.serves_as(name)
-        role: Role = (
-            PrefillRole(engine, transfers)
-            if name == "prefill"
-            else DecodeRole(engine, transfers, tickets, self._config.transfer.lease_s)
+        config = self._config
+        protocol = WorkerProtocol.in_role(
+            name, engine, transfers, tickets, config.transfer.lease_s, stats, config.drain_s
         )
-        protocol = WorkerProtocol(engine, role, transfers, stats, self._config.drain_s)
         return EngineLoop(
             engine=engine,
             protocol=protocol,

@@ -67,8 +67,7 @@ class MockMigrations:
 
     def freeze(self, key: AttemptKey) -> int:
         attempt = self._batch.decoding(key)
-        if attempt is None:
-            raise EngineRequestError("request_id", f"{key} does not decode here")
+        assert attempt is not None  # `check_ticket` has looked
         self._batch.freeze(attempt)
         return attempt.num_output
 

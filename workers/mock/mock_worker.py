@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from slipstream.router.protocol.messages import Role, RouterMessage, WorkerMessage
 from slipstream.workers.mock.mock_engine import MockEngine
 from slipstream.workers.mock.mock_profile import MockProfile
-from slipstream.workers.roles.decode import DecodeRole
-from slipstream.workers.roles.prefill import PrefillRole
 from slipstream.workers.roles.worker_protocol import WorkerProtocol
 from slipstream.workers.telemetry.stats_collector import StatsCollector
 from slipstream.workers.telemetry.step_times import StepSampler
@@ -34,14 +32,8 @@ class MockWorker:
         self._steps = StepSampler(tuple(profile.steps()))
         engine = self.engine = MockEngine(profile, role, model, self._steps)
         transfers = self._transfers = engine.transfers
-        attempts = (
-            PrefillRole(engine, transfers)
-            if role == "prefill"
-            else DecodeRole(engine, transfers, tickets, profile.start_lease_s)
-        )
-        self.protocol = WorkerProtocol(
-            engine, attempts, transfers, StatsCollector(engine, transfers) if has_stats else None
-        )
+        stats = StatsCollector(engine, transfers) if has_stats else None
+        self.protocol = WorkerProtocol.in_role(role, engine, transfers, tickets, profile.start_lease_s, stats)
 
     def handle(self, message: RouterMessage, now_s: float) -> list[WorkerMessage]:
         """Answers at once; what takes time comes from `advance`."""

@@ -33,9 +33,12 @@ from slipstream.router.protocol.messages import (
 from slipstream.router.protocol.messages import Role as RoleName
 from slipstream.workers.interface.engine import Engine
 from slipstream.workers.interface.page_transfers import PageTransfers, TransferOutcome
+from slipstream.workers.roles.decode import DecodeRole
+from slipstream.workers.roles.prefill import PrefillRole
 from slipstream.workers.roles.role import Role
 from slipstream.workers.telemetry.block_events import BlockEvents
 from slipstream.workers.telemetry.stats_collector import StatsCollector
+from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
 SPENDING = (Generate, Reserve, Prefill, Adopt, Extend)  # the messages that spend credits
 
@@ -62,6 +65,22 @@ class WorkerProtocol:
 
     def __post_init__(self) -> None:
         self.blocks = BlockEvents(self.engine.prefix_cache)
+
+    @classmethod
+    def in_role(
+        cls,
+        role: RoleName,
+        engine: Engine,
+        transfers: PageTransfers,
+        tickets: TicketIssuer,
+        start_lease_s: float = math.inf,
+        stats: StatsCollector | None = None,
+        drain_s: float = math.inf,
+    ) -> WorkerProtocol:
+        """`start_lease_s`: see `DecodeRole`."""
+        if role == "prefill":
+            return cls(engine, PrefillRole(engine, transfers), transfers, stats, drain_s)
+        return cls(engine, DecodeRole(engine, transfers, tickets, start_lease_s), transfers, stats, drain_s)
 
     @property
     def is_quiet(self) -> bool:

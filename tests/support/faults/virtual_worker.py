@@ -42,8 +42,6 @@ from slipstream.workers.engine.scheduling.sequence import SequenceState
 from slipstream.workers.engine_loop import EngineEvent, EngineLoop, LinkLost, TransferEnded
 from slipstream.workers.group.rank_parts import RankAgent
 from slipstream.workers.process.inbox import Inbox
-from slipstream.workers.roles.decode import DecodeRole
-from slipstream.workers.roles.prefill import PrefillRole
 from slipstream.workers.roles.worker_protocol import WorkerProtocol
 from slipstream.workers.telemetry.stats_collector import StatsCollector
 from slipstream.workers.transfers.group_transfers import GroupTransfers, RankOutcome
@@ -290,15 +288,10 @@ class WorkerProcess(Process):
     def _serve(self) -> EngineLoop:
         """A role begins."""
         engine, transfers = self.engine, self._transfers
-        role = (
-            PrefillRole(engine, transfers)
-            if self.role == "prefill"
-            else DecodeRole(engine, transfers, self.tickets, self.transfer.lease_s)
-        )
-        stats = StatsCollector(engine, transfers)
+        stats, lease_s = StatsCollector(engine, transfers), self.transfer.lease_s
         return EngineLoop(
             engine=engine,
-            protocol=WorkerProtocol(engine, role, transfers, stats, drain_s=10.0),
+            protocol=WorkerProtocol.in_role(self.role, engine, transfers, self.tickets, lease_s, stats, drain_s=10.0),
             transfers=transfers,
             inbox=self.inbox,
             router=self,

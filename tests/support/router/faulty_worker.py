@@ -5,7 +5,6 @@ It checks what it is sent: nothing that it has no room for, and no message about
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -26,8 +25,6 @@ from slipstream.router.protocol.messages import (
     unpack_ids,
 )
 from slipstream.workers.interface.engine import AttemptKey
-from slipstream.workers.roles.decode import DecodeRole
-from slipstream.workers.roles.prefill import PrefillRole
 from slipstream.workers.roles.worker_protocol import WorkerProtocol
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 from tests.support.router.faulty_engine import FaultyEngine, FaultyTransfers, pages_for, token_at
@@ -44,12 +41,7 @@ class FaultyWorker:
         self.alive = True
         engine, transfers = self.engine, self.transfers = FaultyEngine(self), FaultyTransfers(self)
         tickets = TicketIssuer(hello.worker, hello.addresses, 8, 2, 2, 64)
-        role = (
-            PrefillRole(engine, transfers)
-            if hello.role == "prefill"
-            else DecodeRole(engine, transfers, tickets, math.inf)
-        )
-        self.protocol = WorkerProtocol(engine, role, transfers)
+        self.protocol = WorkerProtocol.in_role(hello.role, engine, transfers, tickets)
         self.seen: set[AttemptKey] = set()
         self.cancelled: set[AttemptKey] = set()
         self.acked = 0

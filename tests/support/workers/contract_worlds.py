@@ -28,8 +28,6 @@ from slipstream.workers.engine.plan.step_plan import PageSend, SendProgress
 from slipstream.workers.group.group_executor import GroupExecutor
 from slipstream.workers.mock.mock_profile import MockProfile
 from slipstream.workers.mock.mock_worker import MockWorker
-from slipstream.workers.roles.decode import DecodeRole
-from slipstream.workers.roles.prefill import PrefillRole
 from slipstream.workers.roles.worker_protocol import WorkerProtocol
 from slipstream.workers.telemetry.stats_collector import StatsCollector
 from slipstream.workers.transfers.group_transfers import GroupTransfers, RankOutcome
@@ -121,12 +119,8 @@ class NativeContractWorker:
         self.transfers = GroupTransfers([self])
         limits = replace(engine_limits(world.model_dir, config), max_queued_tokens=MAX_QUEUED_TOKENS)
         engine = self.engine = NativeEngine(limits, GroupExecutor(self._runner, (), self.transfers))
-        attempts = (
-            PrefillRole(engine, self.transfers)
-            if role == "prefill"
-            else DecodeRole(engine, self.transfers, tickets(peer), LEASE_S)
-        )
-        self.protocol = WorkerProtocol(engine, attempts, self.transfers, StatsCollector(engine, self.transfers))
+        stats = StatsCollector(engine, self.transfers)
+        self.protocol = WorkerProtocol.in_role(role, engine, self.transfers, tickets(peer), LEASE_S, stats)
         self.said += self.protocol.news(0.0)
 
     @property

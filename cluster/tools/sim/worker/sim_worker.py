@@ -6,7 +6,6 @@ Its attempts and their pages are in `attempt_engine.py`, pages on their way in `
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Iterable
 
@@ -37,8 +36,6 @@ from slipstream.router.protocol.messages import (
     WorkerMessage,
 )
 from slipstream.workers.interface.page_transfers import TransferOutcome
-from slipstream.workers.roles.decode import DecodeRole
-from slipstream.workers.roles.prefill import PrefillRole
 from slipstream.workers.roles.worker_protocol import WorkerProtocol
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
@@ -71,12 +68,7 @@ class SimWorker:
         )
         migrations = SimMigrations(self.attempts, room, steps, world.find)
         engine = self._engine = AttemptEngine(self.attempts, room, steps, transfers, migrations, world.facts, role)
-        attempts = (
-            PrefillRole(engine, transfers)
-            if hello.role == "prefill"
-            else DecodeRole(engine, transfers, tickets, start_lease_s=math.inf)
-        )
-        self._protocol = WorkerProtocol(engine, attempts, transfers)
+        self._protocol = WorkerProtocol.in_role(hello.role, engine, transfers, tickets)
         self._clock = world.clock
         self._profile = profile
         self._late: set[Key] = set()  # reservations that wait for the end of a step
