@@ -103,8 +103,8 @@ class EngineMigrations(Protocol):
         called between its steps."""
 
     def freeze(self, key: AttemptKey) -> int:
-        """Source: stops a sequence between two steps; returns how many tokens of output it has. Raises
-        EngineRequestError if it does not decode here."""
+        """Source: stops a sequence, for which `check_ticket` has raised nothing, between two steps; returns how many
+        tokens of output it has."""
 
     def resume(self, key: AttemptKey) -> object:
         """Source: a frozen sequence decodes on. Others are left as they are."""

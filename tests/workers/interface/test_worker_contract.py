@@ -19,6 +19,7 @@ from slipstream.router.protocol.messages import (
     Failed,
     Frozen,
     Generate,
+    GrammarSpec,
     HandedOff,
     Migrate,
     PeerLost,
@@ -26,6 +27,7 @@ from slipstream.router.protocol.messages import (
     Reserve,
     Reserved,
     Resume,
+    Role,
     SamplingParams,
     Start,
     Stats,
@@ -184,6 +186,47 @@ def test_a_reservation_without_room_fails_and_may_be_tried_again(world: Contract
     check_at_rest(decode)
 
 
+def test_an_attempt_that_is_here_already_is_refused_and_the_first_goes_on(world: ContractWorld) -> None:
+    worker = world.add("d", "decode")
+    worker.hear(Generate(1, request()))
+    worker.hear(Generate(2, request()))
+    assert ends(worker) == ["failed"]
+    world.run()
+    assert indices(worker) == list(range(NUM_OUTPUT))
+    check_at_rest(worker)
+
+
+def test_what_is_for_the_other_role_is_refused(world: ContractWorld) -> None:
+    decode, prefill = world.add("d", "decode"), world.add("p", "prefill")
+    ticket = reserve(decode, world, prefill).ticket
+    decode.hear(Prefill(2, request("a"), ticket))
+    prefill.hear(Generate(1, request("a")))
+    prefill.hear(Reserve(2, request("b"), decode.peer, 1))
+    prefill.hear(Adopt(3, request("c"), decode.peer, 1, 0))
+    world.run(0.1)
+    assert ends(decode, "a") == ["failed"]
+    assert [ends(prefill, name) for name in "abc"] == [["failed"]] * 3
+    decode.hear(Cancel("r", 0))
+    world.run()
+    check_at_rest(decode, prefill)
+
+
+@pytest.mark.parametrize("role", ["decode", "prefill"])
+def test_a_request_that_can_never_run_fails_for_good(world: ContractWorld, role: Role) -> None:
+    if isinstance(world, SimWorld):
+        pytest.skip("a simulated worker has no tokens to look at")
+    worker, decode = world.add("w", role), world.add("d", "decode")
+    guided = request()._replace(sampling=request().sampling._replace(guide=GrammarSpec("regex", "a+")))
+    for seq, impossible in enumerate((request(prompt=()), guided), 1):
+        ticket = reserve(decode, world, worker, seq).ticket
+        decode.hear(Cancel("r", 0))
+        worker.hear(Generate(seq, impossible) if role == "decode" else Prefill(seq, impossible, ticket))
+    world.run()
+    assert ends(worker) == ["failed", "failed"]
+    assert not any(failed.retryable for failed in heard(worker, Failed))
+    check_at_rest(worker, decode)
+
+
 def test_a_draining_worker_refuses_what_is_new_and_finishes_what_it_has(world: ContractWorld) -> None:
     worker = world.add("d", "decode")
     worker.hear(Generate(1, request("old")))
@@ -313,6 +356,15 @@ def test_a_resumed_sequence_goes_on_where_it_stood(world: ContractWorld) -> None
     assert indices(source) == list(range(NUM_OUTPUT))
     assert len(ends(source)) == 1
     check_at_rest(source, destination)
+
+
+def test_a_lost_source_ends_what_was_to_come_from_it(world: ContractWorld) -> None:
+    source, destination = begin(world)
+    adopt(world, source, destination, PAGE_TOKENS)
+    destination.hear(PeerLost(source.peer))
+    world.run()
+    assert ends(destination, attempt=1) == ["failed"]
+    check_at_rest(destination)
 
 
 def test_what_does_not_decode_here_cannot_move_away(world: ContractWorld) -> None:
