@@ -264,6 +264,8 @@ class DecodeRole:
         return [StepOutput(tuple(outputs)), *frozen] if outputs else frozen
 
     def expire(self, now_s: float) -> Sequence[WorkerMessage]:
+        if not self._landed and not self._copied:
+            return ()
         landed = [*takewhile(lambda key: self._landed[key] <= now_s, self._landed)]
         copied = [*takewhile(lambda key: self._copied[key].deadline_s <= now_s, self._copied)]
         for key in (*landed, *copied):
