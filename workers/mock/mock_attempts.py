@@ -83,8 +83,6 @@ class MockAttempts:
         del self._attempts[attempt.key]
         self.pages.give_back(attempt.lease)
 
-    # ---- its pages
-
     def find_more(self, attempt: MockAttempt) -> None:
         """Looks into the prefix cache again, for prompts that were computed since the attempt came."""
         self.pages.find_more(attempt.lease, self._max_shared(attempt.num_tokens))

@@ -37,8 +37,6 @@ class MockEngine:
         self.batch = MockSteps(self.book, self.transfers, role, steps)
         self.migrations = MockMigrations(self.book, self.batch)
 
-    # ---- requests
-
     def add(self, request: EngineRequest) -> None:
         reserved = self.book.get((request.request_id, request.attempt))
         if reserved is None or reserved.state is not MockState.RESERVED:
@@ -100,8 +98,6 @@ class MockEngine:
         if attempt is None:
             raise NoRoomError("no pages")
         return attempt
-
-    # ---- state
 
     def capacity(self) -> Capacity:
         profile = self._profile

@@ -24,8 +24,6 @@ class MockMigrations:
         self._batch = batch
         self._profile = book.profile
 
-    # ---- destination
-
     def extend(self, key: AttemptKey, token_ids: tuple[int, ...], num_room_tokens: int) -> Reservation:
         attempt = self._book.get(key)
         if attempt is None or attempt.state is not MockState.COPIED:
@@ -52,8 +50,6 @@ class MockMigrations:
             chain.extend(attempt.tokens, end)
             self._book.pages.remember(attempt.lease, end)
         attempt.state = MockState.COPIED
-
-    # ---- source
 
     def check_ticket(self, key: AttemptKey, ticket: HandoffTicket, freeze: bool) -> None:
         attempt = self._batch.decoding(key)

@@ -46,8 +46,6 @@ class MockSteps:
         """Whether the step under way computes a token of its output."""
         return self._decoding.get(key) in self._step_decoding
 
-    # ---- adding and removing
-
     def enqueue(self, attempt: MockAttempt) -> None:
         """Queues an attempt, whose prompt is to be computed here except for what is cached."""
         attempt.state = MockState.QUEUED
@@ -75,8 +73,6 @@ class MockSteps:
         elif attempt.state is MockState.DECODING:
             del self._decoding[attempt.key]
             self._context_tokens -= attempt.num_tokens
-
-    # ---- steps
 
     def begin_step(self, now_s: float) -> None:
         """Begins a step, if none is under way and there is something to compute."""

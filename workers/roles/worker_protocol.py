@@ -91,8 +91,6 @@ class WorkerProtocol:
     def is_finished(self) -> bool:
         return self.is_stopped or (self.is_draining and self.is_quiet)
 
-    # ---- what comes in
-
     def start_over(self) -> None:
         """A new connection begins, on which the router knows nothing yet. The attempts of the last one are gone."""
         self.last_seq = 0
@@ -129,8 +127,6 @@ class WorkerProtocol:
         self.next_role = next_role
         self._drained_by_s = now_s + within_s
         self.role.refuse("the worker drains")
-
-    # ---- what time brings
 
     def tick(self, now_s: float) -> Sequence[WorkerMessage]:
         """Gives up what has waited too long."""

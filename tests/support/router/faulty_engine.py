@@ -75,8 +75,6 @@ class FaultyEngine:
     def migrations(self) -> FaultyEngine:
         return self
 
-    # ---- requests
-
     def add(self, request: EngineRequest) -> None:
         sequence = self.sequences.get((request.request_id, request.attempt)) or self._take(request, 1)
         sequence.landed = True
@@ -114,8 +112,6 @@ class FaultyEngine:
             sequence.closing = True
             if not keep_pages:
                 del self.sequences[key]
-
-    # ---- migrations
 
     def extend(self, key: AttemptKey, token_ids: tuple[int, ...], num_room_tokens: int) -> Reservation | None:
         sequence = self.sequences[key]
@@ -161,8 +157,6 @@ class FaultyEngine:
     def end_send(self, key: AttemptKey) -> None:
         """Pages are only counted, so none had to stay."""
 
-    # ---- state
-
     def capacity(self) -> Capacity:
         hello, sequences = self._worker.hello, self.sequences.values()
         return Capacity(
@@ -170,8 +164,6 @@ class FaultyEngine:
             hello.num_pages - sum(s.pages for s in sequences),
             hello.max_queued_tokens - sum(s.uncomputed for s in sequences),
         )
-
-    # ---- inside
 
     def _take(self, request: EngineRequest, num_room_tokens: int) -> Sequence:
         output = unpack_ids(request.output_ids)

@@ -53,8 +53,6 @@ class FaultyWorker:
         capacity = self.engine.capacity()
         return capacity.free_slots, capacity.free_pages, capacity.free_tokens
 
-    # ---- the world
-
     def later(self, about_s: float, do: Callable[[], None]) -> None:
         slowness = self.rng.choice([0.1, 0.5, 1, 1, 2, 20])
         self.world.after(slowness * about_s, lambda: do() if self.alive else None)
@@ -91,8 +89,6 @@ class FaultyWorker:
     def _say(self, message: WorkerMessage) -> None:
         self.outbound_free_s = max(self.outbound_free_s, self.world.now + self.rng.expovariate(200))
         self.world.at(self.outbound_free_s, lambda: self.world.worker_said(self, message))
-
-    # ---- what the router must not do
 
     def _check(self, message: RouterMessage) -> None:
         match message:

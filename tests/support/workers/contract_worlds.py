@@ -77,9 +77,6 @@ def tickets(peer: PeerId) -> TicketIssuer:
     return TicketIssuer(peer, (TransferAddress(peer.name, 1),), 8, 3, 2, 64)
 
 
-# ---- native: a tiny model on the CPU, whose pages are copied from pool to pool
-
-
 class _CopyingSink:
     """Copies each layer of a prompt's pages into the pool of the destination as soon as it is complete."""
 
@@ -162,8 +159,6 @@ class NativeContractWorker:
     def is_finished(self) -> bool:
         return self.protocol.is_finished
 
-    # ---- its only rank's transfer agent
-
     def expect(self, ticket: HandoffTicket, page_ids: Sequence[int], source: PeerId, source_tp: int) -> None:
         self.expected[ticket.key], self.sources[ticket.key] = page_ids, source
         if not page_ids:
@@ -230,9 +225,6 @@ class NativeWorld:
             worker.end(transfer, reason)
 
 
-# ---- mock
-
-
 class MockContractWorker(MockWorker):
     def __init__(self, world: MockWorld, peer: PeerId, role: Role) -> None:
         profile = MockProfile(
@@ -295,9 +287,6 @@ class MockWorld:
         return True
 
 
-# ---- simulated
-
-
 class SimContractWorker:
     def __init__(self, world: SimWorld, peer: PeerId, role: Role) -> None:
         self.peer, self._world = peer, world
@@ -356,8 +345,6 @@ class SimWorld:
         while not any(isinstance(message, kind) for message in worker.said):
             assert self.clock.events, f"{worker.peer.name} says no {kind.__name__}"
             self.clock.step()
-
-    # ---- surroundings
 
     def tell(self, worker: SimWorker, messages: Sequence[WorkerMessage]) -> None:
         self.workers[worker.hello.worker].said += messages

@@ -106,9 +106,6 @@ def reserve(worker: ContractWorker, world: ContractWorld, source: ContractWorker
     return heard(worker, Reserved)[-1]
 
 
-# ---- one worker
-
-
 def test_every_attempt_ends_once_with_all_its_tokens_in_order(world: ContractWorld) -> None:
     worker = world.add("d", "decode")
     for number in range(3):
@@ -242,9 +239,6 @@ def test_a_draining_worker_refuses_what_is_new_and_finishes_what_it_has(world: C
     assert worker.num_used_pages == 0
 
 
-# ---- a prompt that is computed elsewhere
-
-
 @pytest.mark.parametrize("start_first", [True, False])
 def test_a_hand_off_goes_on_with_the_second_token(world: ContractWorld, start_first: bool) -> None:
     decode, prefill, alone = world.add("d", "decode"), world.add("p", "prefill"), world.add("alone", "decode")
@@ -296,9 +290,6 @@ def test_a_lost_destination_is_a_failure_at_the_source(world: ContractWorld) -> 
     assert prefill.num_used_pages == 0
     assert len(ends(prefill)) <= 1
     assert free(prefill) == free(prefill, at_first=True)
-
-
-# ---- a sequence that moves while it decodes
 
 
 def begin(world: ContractWorld) -> tuple[ContractWorker, ContractWorker]:
@@ -376,9 +367,6 @@ def test_what_does_not_decode_here_cannot_move_away(world: ContractWorld) -> Non
     destination.hear(Cancel("r", 0))
     world.run()
     check_at_rest(source, destination)
-
-
-# ---- statistics
 
 
 def test_statistics_count_the_tokens_and_no_page_is_missing(world: ContractWorld) -> None:

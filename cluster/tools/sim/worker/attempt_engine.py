@@ -41,8 +41,6 @@ class AttemptEngine:
         self._role = role
         self._most_growth = 1 + room.prefix_cache.num_pages // 64  # pages that answers take before the next credits
 
-    # ---- requests
-
     def add(self, request: EngineRequest) -> None:
         attempt = self._attempts.get((request.request_id, request.attempt)) or self._admit_here(request)
         self._steps.compute(attempt)
@@ -100,8 +98,6 @@ class AttemptEngine:
         self._room.release(attempt)
         attempt.state = AttemptState.GONE
 
-    # ---- state
-
     def capacity(self) -> Capacity:
         role, steps = self._role, self._steps
         num_decoding = len(steps.batch)
@@ -113,8 +109,6 @@ class AttemptEngine:
     @property
     def prefix_cache(self) -> MockPages:
         return self._room.prefix_cache
-
-    # ---- inside
 
     def _admit_here(self, request: EngineRequest) -> SimAttempt:
         attempt = self._admit(request, AttemptState.QUEUED, 1)

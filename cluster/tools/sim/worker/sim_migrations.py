@@ -36,8 +36,6 @@ class SimMigrations:
         self._steps = steps
         self._find_peer = find_peer
 
-    # ---- destination
-
     def extend(self, key: Key, token_ids: tuple[int, ...], num_room_tokens: int) -> Reservation | None:
         attempt, room = self._attempts[key], self._room
         attempt.told += len(token_ids)
@@ -61,8 +59,6 @@ class SimMigrations:
         if attempt.ticket.num_pages:
             attempt.num_landed_pages = attempt.ticket.first_page + attempt.ticket.num_pages
             self._room.remember(attempt, attempt.num_landed_pages * self._room.page_tokens)
-
-    # ---- source
 
     def check_ticket(self, key: Key, ticket: HandoffTicket, freeze: bool) -> None:
         attempt = self._attempts.get(key)

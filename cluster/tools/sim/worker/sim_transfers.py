@@ -72,8 +72,6 @@ class SimTransfers:
     def knows(self, transfer: TransferKey) -> bool:
         return transfer in self._sends or transfer in self._sources
 
-    # ---- in
-
     def expect(self, ticket: HandoffTicket, reservation: Reservation, source: PeerId, source_tp: int) -> None:
         attempt = self._owner.attempts[reservation.key]
         attempt.ticket = ticket
@@ -90,8 +88,6 @@ class SimTransfers:
         num_bytes = ticket.num_pages * self._owner.page_bytes
         self._owner.transfer_ended(TransferOutcome(ticket.key, None, num_bytes, seconds, is_cancelled=False))
         return True
-
-    # ---- out
 
     def add_prompt(self, attempt: SimAttempt, ticket: HandoffTicket) -> None:
         """The pages of this prompt are to be sent; they leave from `begin_prompt` on."""
@@ -124,8 +120,6 @@ class SimTransfers:
         send = self._sends[ticket.key] = _Send(ticket, self._owner.find_peer(ticket.destination), False)
         self._owner.network.finish(self._open(send, float(ticket.num_pages * self._owner.page_bytes)), 0.0)
 
-    # ---- both
-
     def cancel(self, transfer: TransferKey) -> None:
         if self.knows(transfer):
             self._give_up(transfer, "cancelled", is_cancelled=True)
@@ -150,8 +144,6 @@ class SimTransfers:
         """The outcomes that calls have caused since the last time."""
         ended, self._ended = self._ended, []
         return ended
-
-    # ---- inside
 
     def _open(self, send: _Send, head_bytes: float) -> Transfer:
         assert send.peer is not None

@@ -74,8 +74,6 @@ class SimWorker:
         self._late: set[Key] = set()  # reservations that wait for the end of a step
         self._outbox = Outbox(room.prefix_cache.changes)
 
-    # ---- what comes in
-
     def begin(self) -> None:
         """It has said hello, and tells what is free and how long its steps take."""
         self._outbox.add(StepTimes(tuple(self._profile.of(self.hello.role).steps(self.hello))))
@@ -132,8 +130,6 @@ class SimWorker:
         self._transfers.abort()
         self.attempts.clear()
 
-    # ---- what can be asked
-
     @property
     def name(self) -> str:
         return self.hello.worker.name
@@ -148,8 +144,6 @@ class SimWorker:
     def check_integrity(self) -> None:
         """Raises AssertionError if somebody holds pages of a worker that has nothing to do."""
         assert self.attempts or not self.room.num_used, f"{self.name}: {self.room.num_used} pages have no owner"
-
-    # ---- what the engine does
 
     def prompt_begins(self, job: SimAttempt) -> None:
         if self.hello.role == "prefill":
@@ -192,8 +186,6 @@ class SimWorker:
 
     def busy_changed(self) -> None:
         self.world.busy_changed(self)
-
-    # ---- what is told
 
     def _say(self, messages: Iterable[WorkerMessage]) -> None:
         """With the next `flush`."""
