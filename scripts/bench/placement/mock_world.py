@@ -13,6 +13,7 @@ from slipstream.router.dispatch.dispatcher import Dispatcher
 from slipstream.router.dispatch.table.actions import Action, Emit, Finish, Send
 from slipstream.router.protocol.generation import AdmissionError, GenerateRequest
 from slipstream.router.protocol.messages import (
+    Credits,
     Generate,
     Hello,
     Prefill,
@@ -154,7 +155,9 @@ class World:
             self._tell(worker, worker.mock.advance(self.now_s))
 
     def _tell(self, worker: _Worker, messages: Sequence[WorkerMessage]) -> None:
-        out = [*messages, *worker.mock.news(self.now_s)]
+        news = worker.mock.news(self.now_s)
+        news.sort(key=lambda message: not isinstance(message, Credits))  # they come first, as from a real worker
+        out = [*messages, *news]
         if out:
             self._at(self.now_s + NETWORK_S, lambda: self._deliver(worker, out))
         due_s = worker.mock.next_deadline_s()
