@@ -130,7 +130,7 @@ class Exchange(Generic[C]):
         self._sink.send(data)
 
     def fail(self, error: HttpError) -> None:
-        """Answer with an error; if a part has left already, break off so that nobody takes it for the whole."""
+        """Answers with an error; if a part has been sent already, breaks off, so that it is not taken for the whole."""
         if self.head_sent:
             self._sink.abort()
             self.ended = True

@@ -1,4 +1,4 @@
-"""The router's side of the keeper: what it finds there at its start, and what it leaves there."""
+"""A router's session with the holder: the connections that it fetches at its start, and those that it leaves."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MAX_RETRY_S = 5.0
 class FailoverSession:
     """What outlives this router. Connections that cannot be kept are served all the same, and end with it.
 
-    A link to the keeper that breaks is made anew, once `attend` was called: the keeper has gone on keeping what it had.
+    A link to the holder that breaks is made anew, once `attend` was called: the holder still has its sockets.
     """
 
     def __init__(self, path: Path, place: int) -> None:
@@ -46,11 +46,11 @@ class FailoverSession:
         self._place = place
         self._link: HolderLink | None = None  # None: it is broken, or closed
         self._last_number = 0  # that was given to anything here
-        self._numbers: set[int] = set()  # of connections that the keeper has
-        self._forgotten: deque[int] = deque()  # numbers of those that are over, which the keeper has not been told yet
-        self._is_telling_forgotten = False  # it is told as soon as it has room
+        self._numbers: set[int] = set()  # of connections that the holder has
+        self._forgotten: deque[int] = deque()  # numbers of ended ones, which the holder does not know yet
+        self._is_telling_forgotten = False  # it gets them as soon as it has room
         self._spare: list[tuple[Journal, int]] = []  # with an open file of each
-        self._lasting: dict[int, tuple[HolderMessageKind, socket.socket | FileIO]] = {}  # what else the keeper has
+        self._lasting: dict[int, tuple[HolderMessageKind, socket.socket | FileIO]] = {}  # what else the holder has
         self._num_ended: Counter[str] = Counter()  # inherited connections that end here, by reason
         self._loop: asyncio.AbstractEventLoop | None = None  # once it is attended
         self._rejoining: asyncio.Task[None] | None = None
@@ -63,7 +63,7 @@ class FailoverSession:
 
     @classmethod
     def of_keeper(cls, path: Path, place: int = 0, num_fronts: int = 0) -> FailoverSession | None:
-        """What the previous router has left at a keeper, if there is one; None: nothing will be kept. Blocks a little.
+        """What the previous router has left at a holder, if there is one; None: nothing will be kept. Blocks a little.
         Each of several fronts has a `place` of its own; their router says how many they are."""
         failover = cls(path, place)
         try:
@@ -71,7 +71,7 @@ class FailoverSession:
             link.greet(path, HolderMessageKind.HELLO, place, num_fronts)
             failover._inherit(link)
             failover._keep_landing()
-            failover._tell_forgotten()  # only now does the keeper listen
+            failover._tell_forgotten()  # only now does the holder listen
             link.end_receiving()
         except (OSError, ValueError) as error:
             failover.close()
@@ -145,8 +145,8 @@ class FailoverSession:
                 self._watch(self._link)
 
     def keep_listening(self, sockets: Sequence[socket.socket], for_workers: bool = False) -> None:
-        """The next router accepts who comes while there is none, and nobody else gets the port meanwhile. Those that
-        the keeper has already change nothing."""
+        """The next router accepts clients that connect while there is none, and no other process gets the port
+        meanwhile. Sockets that the holder has already change nothing."""
         held = [file for _, file in self._lasting.values()]
         for sock in sockets:
             if sock in held:
@@ -197,12 +197,12 @@ class FailoverSession:
         return HeldConnection(self._last_number, journal)
 
     def has(self, number: int) -> bool:
-        """As far as is known here, the keeper has that connection."""
+        """As far as is known here, the holder has that connection."""
         return number in self._numbers
 
     @property
     def has_room(self) -> bool:
-        """The keeper takes another connection at once, or will not take any."""
+        """The holder takes another connection at once, or will not take any."""
         return self._link.has_room if self._link is not None else self._rejoining is None
 
     def prepare(self, num_connections: int) -> None:
@@ -215,7 +215,7 @@ class FailoverSession:
             log.warning("connections may not outlive this router: %s", error)
 
     def forget(self, number: int) -> None:
-        """A connection is over: it stays open for the client as long as the keeper has it."""
+        """A connection is over: it stays open for the client as long as the holder has it."""
         if number in self._numbers:
             self._numbers.discard(number)
             self._forgotten.append(number)
@@ -230,17 +230,17 @@ class FailoverSession:
         self._tell_forgotten()
 
     def farewell(self) -> None:
-        """This router ends in order, and nobody comes after it."""
+        """This router ends in order, without a successor."""
         self.has_said_farewell = True
         if self._link is not None:
             try:
                 self._link.send_last(HolderMessageKind.FAREWELL)
             except OSError as error:
-                log.warning("the keeper does not know that this router ends: %s", error)
+                log.warning("the holder does not know that this router ends: %s", error)
         self.close()
 
     def close(self) -> None:
-        """Lets go of the keeper, which keeps what it has, and of what nobody has taken over."""
+        """Disconnects from the holder, which keeps its sockets, and closes the connections that were not continued."""
         if self._rejoining is not None:
             self._rejoining.cancel()
             self._rejoining = None
@@ -258,7 +258,7 @@ class FailoverSession:
     # ---- the link
 
     def _watch(self, link: HolderLink) -> None:
-        asyncio.get_running_loop().add_reader(link.fileno(), self._broke, "the keeper closed it")
+        asyncio.get_running_loop().add_reader(link.fileno(), self._broke, "the holder closed it")
 
     def _tell_forgotten(self) -> None:
         while self._forgotten and self._link is not None:
@@ -276,7 +276,7 @@ class FailoverSession:
         self._is_telling_forgotten = False
 
     def _send(self, kind: HolderMessageKind, number: int, fds: Sequence[int] = ()) -> bool:
-        """False: the keeper is busy, or the link is broken."""
+        """False: the holder is busy, or the link is broken."""
         if self._link is None:
             return False
         try:
@@ -286,7 +286,7 @@ class FailoverSession:
             return False
 
     def _broke(self, why: str) -> None:
-        log.warning("client connections would not outlive this router: the link to their keeper broke: %s", why)
+        log.warning("client connections would not outlive this router: the link to their holder broke: %s", why)
         self._close_link()
         if self._loop is not None:
             self._rejoin()
@@ -295,7 +295,7 @@ class FailoverSession:
         self._rejoining = asyncio.get_running_loop().create_task(self._join_again())
 
     async def _join_again(self) -> None:
-        """Tries until the keeper is there, then sees to it that it has what this router has, and nothing else of it."""
+        """Tries until the holder is there, then sees to it that it has what this router has, and nothing else of it."""
         retry_s = FIRST_RETRY_S
         while (joined := await self._joined()) is None:
             await asyncio.sleep(retry_s)
@@ -310,10 +310,10 @@ class FailoverSession:
             if number not in held:
                 self._send(kind, number, [file.fileno()])
         self._tell_forgotten()
-        log.info("the keeper is there again, with %d connections; %d were lost", len(self._numbers), len(lost))
+        log.info("the holder is there again, with %d connections; %d were lost", len(self._numbers), len(lost))
 
     async def _joined(self) -> tuple[HolderLink, set[int]] | None:
-        """A new link, and the numbers of what the keeper has; None: it is not there yet, or no file is free."""
+        """A new link, and the numbers of what the holder has; None: it is not there yet, or no file is free."""
         try:
             link = HolderLink()
         except OSError:
@@ -343,7 +343,7 @@ class FailoverSession:
 
 
 def held_by_keeper(link: HolderLink, path: Path, place: int) -> set[int]:
-    """Connects again. Returns the numbers of what the keeper has. Blocks. Raises OSError, ValueError."""
+    """Connects again. Returns the numbers of what the holder has. Blocks. Raises OSError, ValueError."""
     held = set[int]()
     link.greet(path, HolderMessageKind.AGAIN, place, 0)
     while True:

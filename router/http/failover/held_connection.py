@@ -1,4 +1,4 @@
-"""Client connections that the keeper has, too: those of this router, and those that the one before has left."""
+"""Client connections that the holder has, too: those of this router, and those of the previous one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MANY_LIVES = f"they have outlived {MAX_LIVES} routers without a token, and may b
 
 @dataclass(frozen=True, slots=True)
 class HeldConnection:
-    """What the keeper has of a connection of this router: its number there, and its journal."""
+    """What the holder has of a connection of this router: its number there, and its journal."""
 
     number: int
     journal: Journal

@@ -1,4 +1,4 @@
-"""Accepts clients in such a way that the keeper has them at once.
+"""Accepts clients in such a way that the holder has them at once.
 
 An event loop's own server accepts first and tells of it a turn later; who comes in between and finds the router killed
 would be cut off.
@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 
 MAX_AT_ONCE = 16  # clients that are accepted before other things get their turn
 OUT_OF_FILES_PAUSE_S = 0.5
-KEEPER_PAUSE_S = 0.005  # while the keeper is busy
-MAX_PAUSES = 200  # of these in a row; then clients are served that nobody keeps
+KEEPER_PAUSE_S = 0.005  # while the holder is busy
+MAX_PAUSES = 200  # of these in a row; then clients are served that are not held
 
-# Gets a connection, and what the keeper has of it.
+# Gets a connection, and what the holder has of it.
 Serve = Callable[[socket.socket, HeldConnection | None], Awaitable[object]]
 
 

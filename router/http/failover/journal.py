@@ -58,12 +58,12 @@ class UnfinishedAnswer:
     """What there is to go on from."""
 
     request: bytes  # as far as it has come
-    continue_sent: bool  # the client has been told to go on with its body
+    continue_sent: bool  # the client has been asked for its body (100 Continue)
     head_sent: bool  # a part of the answer has been sent
     identity: Identity | None  # None: the answer has none yet
     version: str  # of the model that the tokens come from
     ended: frozenset[int]  # choices of which the client has all
-    tokens: dict[int, bytes]  # packed int32 by choice: what the client has been told of, or all if nothing was sent
+    tokens: dict[int, bytes]  # packed int32 by choice: what the client has received, or all if nothing was sent
 
 
 NOTHING = UnfinishedAnswer(b"", False, False, None, "", frozenset(), {})
@@ -118,7 +118,7 @@ class Journal:
         self.commit()
 
     def continued(self, data: bytes) -> None:
-        """With `data` the client is told to go on with its request."""
+        """`data` asks the client for the body of its request (100 Continue)."""
         if not self.is_spoiled:
             self._append(CONTINUE, 0, b"")
         self.sent(data, AnswerPhase.IDLE)
@@ -130,7 +130,7 @@ class Journal:
             self.commit()
 
     def spoil(self) -> None:
-        """What is under way cannot be told well enough to go on with it. The next exchange can."""
+        """The present exchange cannot be recorded well enough to continue it. The next one can."""
         self.is_spoiled = True
         self.commit()
 

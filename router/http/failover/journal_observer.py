@@ -10,7 +10,7 @@ from typing import Generic
 from slipstream.router.http.failover.failover_session import FailoverSession
 from slipstream.router.http.failover.held_connection import HeldConnection
 from slipstream.router.http.failover.journal import Journal, UnfinishedAnswer
-from slipstream.router.http.failover.receive_buffer import NOBODY, ReceiveBuffer
+from slipstream.router.http.failover.receive_buffer import NO_CONNECTION, ReceiveBuffer
 from slipstream.router.http.failover.stream_checkpoint import NO_CHECKPOINT, JournalCheckpoint, StreamCheckpoint
 from slipstream.router.http.observer import AnswerPhase, C
 
@@ -33,7 +33,7 @@ class JournalObserver(Generic[C]):
         self._receive_buffer = receive_buffer
         self._new_context = new_context
         self._before = before
-        self._number = NOBODY
+        self._number = NO_CONNECTION
         self._journal: Journal | None = None
         self._keep(kept)
 
@@ -66,7 +66,7 @@ class JournalObserver(Generic[C]):
             self._journal.continued(data)
 
     def ended(self, transport: asyncio.Transport, is_idle: bool) -> None:
-        """Clears the journal between two requests. A connection that could not be kept before, or that the keeper has
+        """Clears the journal between two requests. A connection that could not be kept before, or that the holder has
         lost, may be kept from now on."""
         if not is_idle:
             if self._journal is not None:
@@ -90,7 +90,7 @@ class JournalObserver(Generic[C]):
 
     def closed(self, handler: asyncio.Task[None] | None) -> None:
         number, journal = self._number, self._journal
-        self._number, self._journal = NOBODY, None
+        self._number, self._journal = NO_CONNECTION, None
         if journal is None:
             return
         self._failover.forget(number)

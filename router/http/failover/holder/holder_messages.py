@@ -1,8 +1,8 @@
-"""What a router and the keeper say to each other, over a Unix socket (SOCK_SEQPACKET, SCM_RIGHTS):
+"""Messages between a router and the holder, over a Unix socket (SOCK_SEQPACKET, SCM_RIGHTS):
 
-    router -> keeper   HELLO                       with the number of its place: each of several fronts has its own
-    keeper -> router   (LISTENING | WORKERS | LANDING | CONNECTION)* READY
-    router -> keeper   LISTENING, WORKERS, LANDING, CONNECTION, FORGET, FAREWELL    with a number that the router gives
+    router -> holder   HELLO                       with the number of its slot: each of several fronts has its own
+    holder -> router   (LISTENING | WORKERS | LANDING | CONNECTION)* READY
+    router -> holder   LISTENING, WORKERS, LANDING, CONNECTION, FORGET, FAREWELL    with a number that the router gives
 
 Where the connection breaks while the router lives, it makes another one and says AGAIN. Then it gets the same without
 the descriptors, and tells what has changed.
@@ -29,7 +29,7 @@ class HolderMessageKind(IntEnum):
     CONNECTION = 2  # a client's connection: its socket and its journal
     READY = 3  # that was all
     FORGET = 4  # the thing with that number is over
-    FAREWELL = 5  # the router ends in order: nobody comes after it
+    FAREWELL = 5  # the router ends in order, without a successor
     HELLO = 6
     WORKERS = 7  # a socket that listens for workers
     AGAIN = 8  # instead of HELLO, of a router that has the place

@@ -1,4 +1,4 @@
-"""What the keeper has of one router, and which router that is.
+"""The sockets of one router at the holder, and that router's process.
 
 Two routers never have one place. One that comes waits until the one before has gone. One that does not go is killed: it
 was stopped, or hangs, and would later serve its clients again beside the next one.
@@ -31,7 +31,7 @@ class HolderSlot:
         self._lock = threading.Lock()  # held by the thread that has taken the place
         self._router: RouterProcess | None = None  # which has the place, or had it last
         self._max_files = max_files
-        self._is_full = False  # which is told once
+        self._is_full = False  # which is logged once
         self._kept: dict[int, tuple[HolderMessageKind, list[int]]] = {}  # descriptors by the router's number for them
 
     def take(self, router: RouterProcess | None, until_s: float) -> None:

@@ -28,17 +28,17 @@ LEAVING_S = 3.0  # that a router may take to go while the next one waits; fronts
 
 
 class SocketHolder:
-    """At each place there is one router at a time: the next one gets what is there when the one before has gone.
+    """Each slot has one router at a time: the next one gets its sockets when the previous one has ended.
 
-    keeper = Keeper()     # raises OSError
+    holder = SocketHolder()     # raises OSError
     ... start a router with `holder.path` ...
-    keeper.close()        # closes what is still open
+    holder.close()              # closes what is still open
     """
 
     def __init__(self) -> None:
         self._folder = HolderFolder()
         self._places: dict[int, HolderSlot] = {}
-        self._num_fronts = 0  # of the latest router, if it has told
+        self._num_fronts = 0  # of the latest router, if it has reported
         self._links: set[socket.socket] = set()
         self._lock = threading.Lock()  # of the three above
         self._closing = threading.Event()
@@ -56,7 +56,7 @@ class SocketHolder:
 
     @property
     def path(self) -> Path:
-        """Where a router of this host finds it; nobody but its user can open it."""
+        """Where a router of this host finds it; only its user can open it."""
         return self._folder.path / "keeper.sock"
 
     def let_go(self) -> None:
@@ -132,16 +132,16 @@ class SocketHolder:
             link.close()
 
     def _follow_num_fronts(self, num_fronts: int) -> None:
-        """A router has come with so many fronts. What was left by fronts that it does not have, nobody goes on with;
-        and one process and several fronts listen in different ways, so between these two everything begins anew. Only
-        the socket for workers is kept. Raises ValueError if a previous router does not go."""
+        """A router has connected with so many fronts. Connections of fronts that it does not have end; and one process
+        and several fronts listen in different ways, so between these two everything begins anew. Only the socket for
+        workers is kept. Raises ValueError if a previous router does not go."""
         with self._lock:
             before, self._num_fronts = self._num_fronts, num_fronts
             if before in (0, num_fronts):
                 return
             begins_anew = 1 in (before, num_fronts)
             places = [place for number, place in self._places.items() if begins_anew or number > num_fronts]
-        log.info("the router had %d fronts, and has %d: clients that nobody can go on with end", before, num_fronts)
+        log.info("the router had %d fronts, and has %d: clients without a successor end", before, num_fronts)
         self._empty(places, but=frozenset({HolderMessageKind.WORKERS}))
 
     def _empty(self, places: Iterable[HolderSlot], but: frozenset[HolderMessageKind] = frozenset()) -> None:
