@@ -22,7 +22,7 @@ from slipstream.router.frontends.front_messages import (
     Begin,
     DispatcherMessage,
     DrainFront,
-    KeyLimitsReply,
+    ServedLimits,
     Leave,
     Listening,
     TakeOver,
@@ -122,7 +122,7 @@ class FrontPool:
         if (max_model_len, versions) != (self._setup.max_model_len, self._setup.versions):
             self._setup = replace(self._setup, max_model_len=max_model_len, versions=versions)
             for front in self._fronts:
-                front.protocol.send(KeyLimitsReply(max_model_len, versions))
+                front.protocol.send(ServedLimits(max_model_len, versions))
 
     def leave(self) -> None:
         """Clients still come and are served, and each connection is closed after its next response."""

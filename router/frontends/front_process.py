@@ -34,7 +34,7 @@ from slipstream.router.frontends.front_messages import (
     Begin,
     Counts,
     DrainFront,
-    KeyLimitsReply,
+    ServedLimits,
     Leave,
     Listening,
     TakeOver,
@@ -166,7 +166,7 @@ class FrontProcess:
             case Begin(pickled):
                 self._begun.set_result(pickle.loads(pickled))
             case TakeOver(max_model_len, versions) if self._dispatcher is not None:
-                self._dispatcher.received(KeyLimitsReply(max_model_len, versions))
+                self._dispatcher.received(ServedLimits(max_model_len, versions))
                 if isinstance(self._server, FailoverServer):
                     self._taking_over = asyncio.create_task(self._server.take_over())
             case Leave() if self._server is not None:

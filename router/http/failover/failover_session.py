@@ -133,8 +133,6 @@ class FailoverSession:
             self._numbers.add(number)
             self._num_ended[MANY_LIVES] += restored.is_given_up
 
-    # ---- while this router serves
-
     def attend(self) -> None:
         """From now on the link is looked after, on the running loop. Idempotent."""
         if self._loop is None:
@@ -254,8 +252,6 @@ class FailoverSession:
         for kind, file in self._lasting.values():
             if kind == HolderMessageKind.BUFFER:
                 file.close()
-
-    # ---- the link
 
     def _watch(self, link: HolderLink) -> None:
         asyncio.get_running_loop().add_reader(link.fileno(), self._broke, "the socket holder closed it")

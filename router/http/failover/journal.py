@@ -103,8 +103,6 @@ class Journal:
             os.close(fd)
             raise
 
-    # ---- what happens on the connection
-
     def begin_at(self, in_bytes: int, out_bytes: int) -> None:
         """So many bytes have come and gone before anything is noted."""
         self.in_bytes, self._out_bytes = in_bytes, out_bytes
@@ -225,8 +223,6 @@ class Journal:
             self._log_bytes_before,
         )
         self._memory[CURRENT] = header
-
-    # ---- what the next router asks
 
     @property
     def num_lives(self) -> int:
