@@ -22,9 +22,9 @@ from slipstream.router.frontends.front_messages import (
     Begin,
     DispatcherMessage,
     DrainFront,
-    ServedLimits,
     Leave,
     Listening,
+    ServedLimits,
     TakeOver,
 )
 from slipstream.router.frontends.front_setup import FrontSetup

@@ -34,9 +34,9 @@ from slipstream.router.frontends.front_messages import (
     Begin,
     Counts,
     DrainFront,
-    ServedLimits,
     Leave,
     Listening,
+    ServedLimits,
     TakeOver,
 )
 from slipstream.router.frontends.front_setup import FrontSetup

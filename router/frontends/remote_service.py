@@ -24,9 +24,9 @@ from slipstream.router.frontends.front_messages import (
     Forget,
     FrontAnswer,
     FrontMessage,
-    ServedLimits,
     Output,
     Refused,
+    ServedLimits,
     Settle,
     Submit,
 )
