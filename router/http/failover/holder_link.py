@@ -1,4 +1,4 @@
-"""A router's connection to its place at the keeper. What is kept there is the business of `failover`."""
+"""A router's connection to its slot at the socket holder."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class HolderLink:
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLOUT)
 
-    def greet(self, path: Path, greeting: HolderMessageKind, place: int, num_fronts: int) -> None:
+    def greet(self, path: Path, greeting: HolderMessageKind, slot: int, num_fronts: int) -> None:
         """Says who this is. Blocks. Raises OSError."""
         self._sock.connect(str(path))
-        send_greeting(self._sock, greeting, place, num_fronts)
+        send_greeting(self._sock, greeting, slot, num_fronts)
 
     def receive(self) -> tuple[HolderMessageKind, int, list[int]]:
         """The kind, the number and the descriptors of a message. Blocks. Raises OSError, also if the holder has gone,
@@ -42,7 +42,7 @@ class HolderLink:
         return message
 
     def end_receiving(self) -> None:
-        """The holder sends nothing after READY, and no thread waits for it any more."""
+        """The holder sends nothing after READY: from now on no call waits."""
         self._sock.setblocking(False)
 
     def fileno(self) -> int:

@@ -32,8 +32,8 @@ NO_BYTES = SocketBytes(0, 0, False)
 
 
 def socket_bytes(sock: socket.socket) -> SocketBytes:
-    """The counts of a connection without reads and writes meanwhile. Raises OSError if the system does not tell
-    them."""
+    """The counts of a connection that is not read from or written to meanwhile. Raises OSError if the system does not
+    tell them."""
     before = None
     while True:
         waiting = _count(sock, termios.TIOCOUTQ), _count(sock, termios.FIONREAD)

@@ -36,7 +36,7 @@ class HolderFolder:
 def clear_left_behind(parent: Path) -> None:
     """Removes the folders of this user's holders that are no longer alive."""
     for folder in parent.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # its holder lives, or somebody else removes it
+        with suppress(OSError):  # its holder lives, or another process removes it
             found = folder.stat(follow_symlinks=False)
             if found.st_uid == os.getuid() and time.time() - found.st_mtime >= NEW_S:
                 lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
