@@ -3,11 +3,11 @@
 Workers are mock workers, which run no model and take no time, so that nothing but the router, the client and the
 protocol between them is measured. All share this machine's cores.
 
-    python scripts/bench/router/bench_router.py   the router with one prefill and one
-    decode worker python scripts/bench/router/bench_router.py --dynamo ~/dynamo --cells 128/16/32,128/16/128,1024/128/32
-    python scripts/bench/router/bench_router.py --beside ../before   and the router of another checkout,
-    in turns python scripts/bench/router/bench_router.py --shape 2d --cells 128/16/1 --quick-ack python
-    scripts/bench/router/bench_router.py --long-prompts 32   ITL of streams while long prompts arrive
+    python scripts/bench/router/bench_router.py               the router with one prefill and one decode worker
+    python scripts/bench/router/bench_router.py --dynamo ~/dynamo --cells 128/16/32,128/16/128,1024/128/32
+    python scripts/bench/router/bench_router.py --beside ../before          and the router of another checkout, in turns
+    python scripts/bench/router/bench_router.py --shape 2d --cells 128/16/1 --quick-ack
+    python scripts/bench/router/bench_router.py --long-prompts 32           ITL of streams while long prompts arrive
 
 A cell is ISL/OSL/concurrency. Rounds are interleaved (every stack in turn, one cell after the other), figures are
 medians over the rounds. The prompts are words that the model's tokenizer has a token for, through its chat template; no

@@ -1,7 +1,7 @@
 """How long does a stream stand still when it moves to another decode worker? With pre-copy and without.
 
-    python scripts/bench/serving/bench_migration.py   both, prompts of 256 and 2,000
-    tokens python scripts/bench/serving/bench_migration.py --prompt 1000 --moves 40
+    python scripts/bench/serving/bench_migration.py                         both, prompts of 256 and 2,000 tokens
+    python scripts/bench/serving/bench_migration.py --prompt 1000 --moves 40
 
 Two decode workers, each a process of its own with one thread and a random model of 125M parameters
 (`scripts/bench/engine/yardstick_models.py`), and the router's service in this process. A few streams run; one after the
