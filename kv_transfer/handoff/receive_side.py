@@ -4,7 +4,7 @@ Runs on the transport thread alone. A message that arrives belongs to one of:
 
     a lease                 waits in its source's queue until there is room to receive it
     a transfer that ended   is discarded
-    nobody yet              is kept, for `lease_s` at most, until `begin` claims it: the ranks of a group are told of a
+    none of these yet       is kept, for `lease_s` at most, until `begin` claims it: the ranks of a group learn of a
                             reservation one by one, and a source may be faster than the last of them
 """
 
@@ -107,8 +107,6 @@ class ReceiveSide:
         leases = min((r.handoff.deadline for r in self._receivings.values()), default=float("inf"))
         return min((u.deadline for u in self._unclaimed.values()), default=leases)
 
-    # ---- what the agent asks
-
     def begin(self, ticket: HandoffTicket, source: PeerId, plans: list[StreamPlan], page_ids: PageIds) -> None:
         """Gives the ticket's pages, which are to land in `page_ids`, a lease. `plans` has one for each source rank."""
         now = self._clock()
@@ -164,8 +162,6 @@ class ReceiveSide:
         for receiving in list(self._receivings.values()):
             self._apply(receiving, [FinishTransfer(reason, 0, 0.0)])
 
-    # ---- what the transport tells
-
     def on_link(self, link: Link) -> None:
         self._links[link] = None
 
@@ -203,8 +199,6 @@ class ReceiveSide:
             unclaimed.arrivals.append((tag, arrival))
             self._num_unclaimed += 1
 
-    # ---- the loop
-
     def pump(self) -> bool:
         """Receives what has arrived, as far as there is room."""
         busy = False
@@ -219,7 +213,7 @@ class ReceiveSide:
         return self._mover_of(arrival.link).can_receive(source.num_in_flight)
 
     def tick(self, now: float) -> None:
-        """Ends what has made no progress for too long, and forgets what nobody waits for."""
+        """Ends transfers without progress for too long, and forgets messages that no transfer waits for."""
         for receiving in list(self._receivings.values()):
             if receiving.handoff.deadline <= now:
                 receiving.handoff.link_moved(self._sources[receiving.source].moved_s)
@@ -276,8 +270,6 @@ class ReceiveSide:
         elif error is None:
             self._counters.checksum_failures += 1
         self._apply(receiving, receiving.handoff.received(plan, message, error, is_whole, now))
-
-    # ---- ends
 
     def _on_abort(self, key: TransferKey, source: PeerId, reason: str) -> None:
         receiving = self._receivings.get(key)

@@ -36,8 +36,8 @@ Memory = npt.NDArray[np.uint8]
 
 
 def map_memory(num_bytes: int, file: int | None = None, is_writable: bool = True) -> Memory:
-    """Maps `file`, or private memory, where huge pages fit; unmaps it when nobody uses the array or a part of it any
-    more. `madvise` has asked for huge pages, which the kernel may or may not give. Raises OSError."""
+    """Maps `file`, or private memory, where huge pages fit; unmaps it when neither the array nor a part of it is used
+    any more. `madvise` has asked for huge pages, which the kernel may or may not give. Raises OSError."""
     library = _library()
     reserved_bytes = num_bytes + HUGE_BYTES
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -67,7 +67,7 @@ def take_huge_pages(memory: Memory) -> None:
 
 
 def num_huge_bytes(memory: Memory) -> int:
-    """How much of a mapping is in huge pages; 0 where the kernel does not tell."""
+    """How much of a mapping is in huge pages; 0 where the kernel does not say."""
     num_kib, is_ours = 0, False
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():

@@ -3,7 +3,7 @@
     pages --gather--> [ payload | checksum, 8 bytes ] ==transport==> [ payload | checksum ] --scatter--> pages
 
 The checksum is computed while gathering, and compared with the one computed while scattering. So a message may turn out
-to be broken only after it has overwritten pages; but then its transfer has failed, and nobody reads those pages.
+to be broken only after it has overwritten pages; but then its transfer has failed, and those pages are not read.
 """
 
 from __future__ import annotations
@@ -114,8 +114,6 @@ class StagedMover:
             self._incoming.give_back(landing.slot)
             landing.landed("the transport is closed", False)
 
-    # ---- inside
-
     def _on_sent(self, slot: int, done: Done, error: str | None) -> None:
         self._outgoing.give_back(slot)
         done(error)
@@ -133,8 +131,6 @@ class StagedMover:
         is_whole = self._scatter(landing.pages, payload) == expected
         self._incoming.give_back(landing.slot)
         landing.landed(None, is_whole)
-
-    # ---- copies with checksums
 
     def _gather(self, pages: MessagePages, out: Buffer) -> int:
         if self._host_pool is not None:

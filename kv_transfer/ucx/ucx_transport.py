@@ -57,8 +57,8 @@ END_PROGRESS_CALLS = 1000  # the most that it takes until a closed endpoint's re
 
 
 class UcxTransport:
-    """Listens on `host`, which is also what peers are told to connect to. `tls` is UCX_TLS, `token` the secret that
-    peers must know. A host that is silent for `silence_s` counts as gone. Raises TransportError."""
+    """Listens on `host`, which is also the address for its peers. `tls` is UCX_TLS, `token` the secret that peers must
+    know. A host that is silent for `silence_s` counts as gone. Raises TransportError."""
 
     def __init__(self, host: str, tls: str, token: str = "", silence_s: float = 5.0) -> None:
         self._contexts = UcxContexts(tls)
@@ -97,8 +97,6 @@ class UcxTransport:
         """Make `wait` also end when `fd` is readable."""
         self._poller.register(fd, select.EPOLLIN)
         self._others.append(fd)
-
-    # ---- links
 
     def connect(self, address: TransferAddress) -> Link:
         socket = self._links.connect(address)
@@ -146,8 +144,6 @@ class UcxTransport:
         self._poller.register(worker.epoll_file_descriptor, select.EPOLLIN)
         return link
 
-    # ---- messages
-
     def send(self, link: Link, tag: int, content: Content, done: Done) -> None:
         assert isinstance(link, UcxLink)
         if link.endpoint is None:
@@ -170,8 +166,6 @@ class UcxTransport:
         if link.socket.wants_to_write:
             self._links.watch(link)
         self._fresh = True
-
-    # ---- the loop
 
     def progress(self) -> bool:
         now = time.perf_counter()
@@ -214,8 +208,6 @@ class UcxTransport:
                 busy = True
             # otherwise an event of a worker or of a descriptor given to `wake_for`, which are handled in any case
         return busy
-
-    # ---- FrameLinkEvents
 
     def on_call(self, connection: FrameSocket, body: bytes) -> tuple[UcxLink, bytes]:
         link = self._open_link(connection)

@@ -14,9 +14,9 @@ medians over the rounds. The prompts are words that the model's tokenizer has a 
 two are alike. Dynamo is public: `pip install ai-dynamo==1.6.1`, and where its dependency `aisimulate` has no release
 that installs, the latest development version of that with `--no-deps`.
 
-CPU time is told in us per request, all tokens included, and by role: the router (or frontend) with its children,
-workers, client. On a machine that others use, too, `--lock FILE` keeps an exclusive lock (flock) on that file during
-each measurement.
+CPU time is in us per request, all tokens included, and by role: the router (or frontend) with its children, workers,
+client. On a machine that others use, too, `--lock FILE` keeps an exclusive lock (flock) on that file during each
+measurement.
 """
 
 from __future__ import annotations
