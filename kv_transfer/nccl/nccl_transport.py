@@ -235,8 +235,8 @@ class NcclTransport:
 
 def _open_store(host: str) -> TCPStore:
     """The store at which the ends of links to this rank meet. Raises TransportError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
+        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, 0), family=family)
         port = listener.getsockname()[1]
         return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
