@@ -149,7 +149,9 @@ class Router:
 
     def _find_session(self) -> FailoverSession | None:
         """What the previous router has left; None without a keeper. Blocks."""
-        return None if self._keeper is None else FailoverSession.of_keeper(self._keeper, num_fronts=self._config.fronts)
+        return (
+            None if self._keeper is None else FailoverSession.of_keeper(self._keeper, num_fronts=self._config.frontends)
+        )
 
     def _listen_at_path(self, failover: FailoverSession | None) -> socket.socket | None:
         """The Unix socket for clients, that of the previous router if it has left it. Raises OSError."""
@@ -196,7 +198,7 @@ class Router:
         self, front: Front, access: Access, failover: FailoverSession | None, unix_socket: socket.socket | None
     ) -> HttpServer | FrontPool:
         """What clients connect to: a server in this process, or a pool of front processes."""
-        if self._config.fronts == 1:
+        if self._config.frontends == 1:
             check_caller = front.check_caller
             return HttpServer(
                 self._config.http, front, check_caller=check_caller, failover=failover, unix_socket=unix_socket
@@ -217,7 +219,7 @@ class Router:
             is_kept = keeper is not None and not self._config.http.tls.is_on
             return FrontLink(self._service, access, tally, front, send, clients_outlive_it=is_kept)
 
-        return FrontPool(self._config.fronts, setup, link_of, failover, unix_socket)
+        return FrontPool(self._config.frontends, setup, link_of, failover, unix_socket)
 
     async def _tell_limits(self, fronts: FrontPool) -> None:
         while True:

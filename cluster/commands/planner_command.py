@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from slipstream.cluster.admin_api.client.cluster_choice import JSON, ClusterChoice, of_a_cluster
+from slipstream.cluster.admin_api.client.cluster_choice import JSON, ClusterChoice, of_a_cluster, takes_name
 from slipstream.cluster.terminal.command_error import exit_on_command_error
 
 
@@ -17,6 +17,7 @@ from slipstream.cluster.terminal.command_error import exit_on_command_error
 @click.option("--last", metavar="N", type=click.IntRange(1, 1000), default=20, show_default=True, help="So many.")
 @click.option("--changes", is_flag=True, help="Only decisions that changed something.")
 @click.option("--alternatives", is_flag=True, help="With what was rejected, and why.")
+@takes_name
 @of_a_cluster
 @JSON
 def planner_command(cluster: ClusterChoice, last: int, changes: bool, alternatives: bool, as_json: bool) -> None:

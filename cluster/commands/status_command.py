@@ -14,7 +14,7 @@ import click
 
 from slipstream.cluster.admin_api.client.admin_client import client_of
 from slipstream.cluster.admin_api.client.admin_port import AdminPort
-from slipstream.cluster.admin_api.client.cluster_choice import TOKEN, URL, ClusterChoice
+from slipstream.cluster.admin_api.client.cluster_choice import NAME, TOKEN, URL, ClusterChoice, takes_name
 from slipstream.cluster.state import run_state
 from slipstream.cluster.state.cluster_status import describe, router_status
 from slipstream.cluster.state.run_state import ClusterState, MemberStatus
@@ -37,7 +37,8 @@ class StatusView:
 
 
 @click.command("status")
-@click.argument("name", required=False)
+@takes_name
+@NAME
 @click.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
 @click.option("--every", metavar="SECONDS", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True)
 @URL

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from slipstream.cluster.admin_api.client.admin_port import AdminPort
-from slipstream.cluster.admin_api.client.cluster_choice import DETACH, JSON, ClusterChoice, of_a_cluster
+from slipstream.cluster.admin_api.client.cluster_choice import DETACH, JSON, ClusterChoice, of_a_cluster, takes_name
 from slipstream.cluster.config.settings_file import ConfigError, SettingsFile
 from slipstream.cluster.fleet.update_plan import ENDED, UpdateOptions
 from slipstream.cluster.terminal.command_error import exit_on_command_error
@@ -115,6 +115,7 @@ def split_command(cluster: ClusterChoice, shares: tuple[str, ...], as_json: bool
 
 
 @click.command("rollback")
+@takes_name
 @of_a_cluster
 @DETACH
 @JSON

@@ -82,7 +82,7 @@ class Driver:
         try:
             self._begin_operator()
         except (OSError, ValueError) as error:
-            self._console.say(f"slipstream: operator: {error}")
+            self._console.say(f"slipstream: admin API: {error}")
             return 1
         self._state_file.write()
         # Large files take seconds when they are new; Ray starts meanwhile. A daemon: the end does not wait for it.
@@ -153,7 +153,7 @@ class Driver:
 
     def _begin_operator(self) -> None:
         """Opens the admin API's port. Raises OSError if it cannot listen, ValueError if its token cannot be read."""
-        config = self._config.operator
+        config = self._config.admin_api
         if config.port is None:
             return
         before = self._before

@@ -37,7 +37,7 @@ def two_clusters(tmp_path: Path) -> Iterator[list[ServingCluster]]:
     interfaces."""
     all_interfaces = {
         "router": {**SMALL["router"], "http": {"host": "::"}, "admin": {"host": "::", "port": 0}, "worker_host": "::"},
-        "operator": {"host": "::"},
+        "admin_api": {"host": "::"},
     }
     settings = {"first": SMALL, "second": {**SMALL, "prefill": {"replicas": 0}, **all_interfaces}}
     clusters = [

@@ -68,7 +68,7 @@ class AdminClient:
 def client_of(state: ClusterState, token: str | None = None) -> AdminClient:
     """A client for the cluster with this state file. Raises CommandError if it serves no admin API."""
     if not state.operator_url:
-        raise CommandError(f"{state.name} serves no admin API (operator.port is null in {state.config})")
+        raise CommandError(f"{state.name} serves no admin API (admin_api.port is null in {state.config})")
     return AdminClient(state.operator_url, token or state.operator_token)
 
 

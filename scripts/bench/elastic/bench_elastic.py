@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
 from scripts.bench.elastic.bench_deployment import Deployment, Watched
 from scripts.bench.elastic.core_slices import NoSlices, Slices, slices
 from scripts.bench.elastic.load_calibration import load_for, measure

@@ -50,7 +50,7 @@ def decode(replicas: int = 1, **engine: Any) -> PoolConfig:
         ({"decode": decode(kv_cache_mib=4097)}, "decode.engine.kv_cache_mib: must fit into memory, got 4097"),
         ({"decode": decode(device="cuda")}, "decode.engine.device is cuda and Ray has no GPU"),
         ({"decode": decode(replicas=30), "ray": RayConfig(num_cpus=2)}, "the workers need 3.1 CPU"),
-        ({"operator": AdminApiConfig(host="198.51.100.1")}, "operator.host: nothing can listen at 198.51.100.1"),
+        ({"admin_api": AdminApiConfig(host="198.51.100.1")}, "admin_api.host: nothing can listen at 198.51.100.1"),
     ],
 )
 def test_what_does_not_fit_this_machine_is_refused(changes: dict[str, Any], refusal: str, tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ class HostsCluster:
         settings.setdefault("model", {"path": str(DEMO_MODEL)})
         settings.setdefault("router", {}).setdefault("http", {}).setdefault("port", 0)
         settings["router"]["http"]["host"] = ray_hosts.head.address
-        settings.setdefault("operator", {})["host"] = ray_hosts.head.address
+        settings.setdefault("admin_api", {})["host"] = ray_hosts.head.address
         self.name = settings["name"]
         self.config_path = ray_hosts.home / f"{self.name}.yaml"
         self.config_path.write_text(yaml.safe_dump(settings))
