@@ -39,7 +39,7 @@ class ConfigSource:
 
     def sentence(self, problem: str) -> str:
         """A sentence `FILE:LINE: KEY: REASON`, of which parts may be missing, in the user's terms."""
-        if self.model is None:
+        if self.model is None or problem.startswith("--"):
             return problem
         key, separator, reason = re.sub(rf"^{re.escape(str(self.path))}(:\d+)?: ", "", problem).partition(": ")
         if separator and key in OPTIONS:

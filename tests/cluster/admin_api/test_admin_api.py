@@ -22,20 +22,16 @@ from slipstream.cluster.cli import main
 from slipstream.cluster.config.admin_token import read_token
 from slipstream.cluster.config.cluster_config import AdminApiConfig
 from slipstream.cluster.state.run_state import ClusterState
-from tests.support.cluster.fake_fleet import FakeFleet
+from tests.support.cluster.fake_fleet import FakeFleet, FakeRouterView
 
 TOKEN = "a-token-for-the-tests"
 JSON = {"Content-Type": "application/json"}
 SHOWN = {"Authorization": f"Bearer {TOKEN}"}
 
 
-async def router_status() -> dict[str, Any] | None:
-    return {"num_waiting": 3}
-
-
 def parts_of(fleet: FakeFleet) -> DriverParts:
     state = ClusterState("demo", 1, 2.0, "/c.yaml", "model", operator_token=TOKEN)
-    return DriverParts(fleet, state, router_status, TOKEN)
+    return DriverParts(fleet, state, FakeRouterView({"num_waiting": 3}), TOKEN)
 
 
 def asking(fleet: FakeFleet, ask: Callable[[httpx.AsyncClient], Awaitable[httpx.Response]]) -> httpx.Response:

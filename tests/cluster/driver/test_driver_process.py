@@ -113,9 +113,9 @@ def test_operators_find_the_next_driver_by_the_port_and_the_token_of_the_one_bef
     states: list[ClusterState | None] = [None]
     for _ in range(2):
         driver = Driver(task_of(guardians[True], states[-1], folder), None, Console(StringIO()))
-        driver._begin_operator()
-        assert driver._operator_port is not None
-        driver._operator_port.close()
+        driver._services.listen()
+        assert driver._services._admin_server is not None
+        driver._services._admin_server.close()
         driver._state_file.write()
         states.append(run_state.read(path))
     _, first, second = states
@@ -141,7 +141,7 @@ def test_a_version_is_called_as_before_unless_its_files_are_others(
     before.version, before.content, before.names = "as before-2", "as before", ["march", "march-2", "as before-2"]
     console = StringIO()
     driver = Driver(task_of(guardian, before, run_state.run_folder()), None, Console(console))
-    driver._name_version(ModelContent(name, digest, Manifest(())))
+    driver._version.name(ModelContent(name, digest, Manifest(())))
     assert (driver._state.version, driver._state.content) == (version, digest)
     assert version in driver._state.names
     assert (f"they are served as version {version}" in console.getvalue()) == (digest == "other")

@@ -37,7 +37,7 @@ from slipstream.cluster.state.run_state import ClusterState
 from slipstream.router.config.router_config import DispatchConfig
 from slipstream.router.dispatch.dispatcher import Dispatcher
 from slipstream.router.status.load_signals import Signals
-from tests.support.cluster.fake_fleet import FakeFleet
+from tests.support.cluster.fake_fleet import FakeFleet, FakeRouterView
 
 CHOICE = Alternative(1, 2, 0.95, 4.0, float("inf"), 0.02, 0.5, 0.5, 3.1)
 
@@ -132,13 +132,9 @@ def test_the_log_is_bounded_and_holds_do_not_push_changes_out() -> None:
     assert [one.number for one in log.latest(10, changes_only=True)] == [1]
 
 
-async def router_status() -> None:
-    return None
-
-
 def answered(log: DecisionLog | None, path: str) -> httpx.Response:
     fleet = FakeFleet(2, 1)
-    parts = DriverParts(fleet, ClusterState("demo", 1, 2.0, "/c.yaml", "model"), router_status, "token", log)
+    parts = DriverParts(fleet, ClusterState("demo", 1, 2.0, "/c.yaml", "model"), FakeRouterView(), "token", log)
 
     async def ask() -> httpx.Response:
         transport = httpx.ASGITransport(app=build_app(parts, (planner_routes(log, fleet),)))

@@ -27,6 +27,7 @@ from slipstream.cluster.update.updater import Updater
 from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.protocol.messages import Role
 from slipstream.router.status.version_status import VersionCounts, VersionStatus
+from tests.support.cluster.fake_fleet import FakeRouterView
 
 DEMO = Path(__file__).parents[3] / "models" / "slipstream-demo"
 
@@ -420,12 +421,8 @@ def test_a_tokenizer_that_was_overwritten_takes_a_new_start(
     run(main)
 
 
-async def no_status() -> None:
-    return None
-
-
 def test_the_admin_api_tells_what_has_become_of_the_update_of_the_driver_before(lab: Lab) -> None:
-    parts = DriverParts(lab.fleet, ClusterState("c", 1, 1.0, "c.yaml", "m"), no_status, "a-token-of-some-length")
+    parts = DriverParts(lab.fleet, ClusterState("c", 1, 1.0, "c.yaml", "m"), FakeRouterView(), "a-token-of-some-length")
     lab.updater.last_event = UpdateEvent(0.0, "cut_short", "cut short by the end of the driver")
     headers = {"Authorization": "Bearer a-token-of-some-length"}
     with TestClient(build_app(parts, [update_routes(lab.updater)]), headers=headers) as client:
@@ -436,7 +433,7 @@ def test_the_admin_api_tells_what_has_become_of_the_update_of_the_driver_before(
 
 def test_the_admin_api_begins_shows_splits_and_refuses(lab: Lab) -> None:
     state = ClusterState("c", 1, 1.0, "c.yaml", "m")
-    parts = DriverParts(lab.fleet, state, no_status, "a-token-of-some-length")
+    parts = DriverParts(lab.fleet, state, FakeRouterView(), "a-token-of-some-length")
     headers = {"Authorization": "Bearer a-token-of-some-length"}
     with TestClient(build_app(parts, [update_routes(lab.updater)]), headers=headers) as client:
         assert client.get("/v1/update").json()["line"] == "no update yet"
