@@ -101,14 +101,14 @@ def _follow(operator: AdminPort, fleet: dict[str, Any], names: list[str], detach
     begun, restarts = fleet, operator.restarts
     if fleet["warning"] is not None:
         console.warning(fleet["warning"])
-    told: dict[str, str] = {}
+    shown: dict[str, str] = {}
     while True:
         members = {member["name"]: member for member in fleet["members"]}
         for name in names:
             text = _line(members.get(name))
-            if told.get(name) != text and not as_json:
+            if shown.get(name) != text and not as_json:
                 click.echo(f"{name}: {text}")
-            told[name] = text
+            shown[name] = text
         if detach or all(_is_at_rest(members.get(name)) for name in names):
             break
         time.sleep(ASK_EVERY_S)
@@ -128,7 +128,7 @@ def _exit_after_restart(begun: dict[str, Any], fleet: dict[str, Any], as_json: b
     that were followed may be others now."""
     if as_json:
         click.echo(json.dumps(fleet, indent=1))
-    were, are = ({role: told[f"num_{role}"] for role in ROLES} for told in (begun, fleet))
+    were, are = ({role: one[f"num_{role}"] for role in ROLES} for one in (begun, fleet))
     now = " and ".join(f"{are[role]} {role}" for role in ROLES)
     if are != were:
         wanted = " and ".join(f"{were[role]} {role}" for role in ROLES)

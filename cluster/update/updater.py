@@ -299,11 +299,11 @@ class Updater:
         """The loads by version, and the split. The loads are None if the router does not answer."""
         try:
             async with asyncio.timeout(ROUTER_PATIENCE_S):
-                told = await self._router.versions()
+                versions = await self._router.versions()
         except OSError:
             return None, None
-        split = {version.name: version.weight for version in told if version.weight is not None}
-        return {version.name: load_of(version) for version in told}, split or None
+        split = {version.name: version.weight for version in versions if version.weight is not None}
+        return {version.name: load_of(version) for version in versions}, split or None
 
     async def _perform(self, machine: RollingUpdate, action: UpdateAction) -> None:
         try:

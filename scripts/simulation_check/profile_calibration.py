@@ -65,8 +65,8 @@ def calibrate(get: Get, target: Target, model_dir: Path) -> WorkerProfile:
         return asyncio.run(in_turn(target, arrivals, seed, concurrency, pause_s))
 
     ask([600, 100, 1200, 30, 900, 300] * 2, 16, 3, seed=1)
-    told = json.loads(get("/cluster/profile")[1])
-    longest = int(told["roles"][0]["max_model_len"])
+    reply = json.loads(get("/cluster/profile")[1])
+    longest = int(reply["roles"][0]["max_model_len"])
     waves = []
     for number in range(WAVES):
         for concurrency in CONCURRENCY:
@@ -79,7 +79,7 @@ def calibrate(get: Get, target: Target, model_dir: Path) -> WorkerProfile:
         _lone(get, one, length)
         for one, length in zip(ask(lengths, 2, 1, seed=2, pause_s=LONE_PAUSE_S), lengths, strict=True)
     ]
-    return profile_from(told["roles"], waves, lone, model_dir)
+    return profile_from(reply["roles"], waves, lone, model_dir)
 
 
 def wave_of(seen: Sequence[Seen], num_prompt: int) -> Wave | None:

@@ -228,8 +228,8 @@ def test_the_commands_do_what_they_say_and_say_what_they_cannot(fleet: ServingCl
     wait_for_fleet(fleet, 1, 2)
     status = slipstream(fleet, "status", fleet.name).stdout
     assert "  prefill: 1 ready\n  decode: 2 ready\n" in status
-    told = json.loads(slipstream(fleet, "drain", "prefill-1", "--json", "--no-migrate").stdout)
-    assert [member["name"] for member in told["members"] if member["name"] == "prefill-1"] == []
+    fleet_after = json.loads(slipstream(fleet, "drain", "prefill-1", "--json", "--no-migrate").stdout)
+    assert [member["name"] for member in fleet_after["members"] if member["name"] == "prefill-1"] == []
     unknown = slipstream(fleet, "drain", "decode-99")
     assert (unknown.returncode, unknown.stdout) == (1, "")
     assert unknown.stderr.startswith("slipstream: there is no worker 'decode-99'; there are: ")

@@ -238,14 +238,14 @@ class World:
         """The router hears at once how far those are that decode there. Real workers tell each token."""
         chunks = worker.engine.progress()
         if chunks:
-            told = StepOutput(tuple(chunks))
-            self.perform(self.dispatcher.worker_message(worker.hello.worker, told, self.clock.now_s))
+            step = StepOutput(tuple(chunks))
+            self.perform(self.dispatcher.worker_message(worker.hello.worker, step, self.clock.now_s))
 
     def tell(self, worker: SimWorker, messages: Sequence[WorkerMessage]) -> None:
         self.clock.at(self.clock.now_s + self._message_s, self._deliver, (worker, messages))
 
-    def _deliver(self, told: tuple[SimWorker, Sequence[WorkerMessage]]) -> None:
-        worker, messages = told
+    def _deliver(self, sent: tuple[SimWorker, Sequence[WorkerMessage]]) -> None:
+        worker, messages = sent
         if not worker.is_alive:
             return
         peer, now_s, dispatcher = worker.hello.worker, self.clock.now_s, self.dispatcher

@@ -204,9 +204,9 @@ def test_where_the_state_has_no_configuration_that_we_know_the_file_has(
 def test_a_signal_that_came_before_the_driver_could_handle_it_is_an_end_in_order(
     guardians: dict[bool, GuardianLink], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def told() -> None:
+    def end() -> None:
         raise driver_process.Interrupted
 
-    monkeypatch.setattr(driver_process, "_end_when_told", told)
+    monkeypatch.setattr(driver_process, "_end_when_told", end)
     assert run_driver(guardians[False], LOCAL, name="mine", port=None, timings=False) == INTERRUPTED
     assert capfd.readouterr().err == "slipstream: interrupted before it was up\n"

@@ -149,14 +149,14 @@ def test_decisions_are_told_with_what_was_rejected() -> None:
     log = DecisionLog(10)
     log.add(decision(SwitchRole("prefill-0", "decode")), 100.0, ("no such worker",))
     log.add(decision(), 101.0)
-    told = answered(log, "/v1/planner/decisions?last=1&changes=true").json()
-    assert told["enabled"]
-    (one,) = told["decisions"]
+    reply = answered(log, "/v1/planner/decisions?last=1&changes=true").json()
+    assert reply["enabled"]
+    (one,) = reply["decisions"]
     assert one["actions"] == [{"action": "switch", "name": "prefill-0", "role": "decode"}]
     assert one["failed"] == ["no such worker"]
     assert one["seen"] == {"backlog": 3.0}
     assert one["alternatives"][0]["ttft_s"] is None  # never
-    text = "\n".join(lines(told["decisions"], True))
+    text = "\n".join(lines(reply["decisions"], True))
     assert "prefill-0 -> decode" in text
     assert "TTFT never" in text
     assert answered(log, "/v1/planner/decisions?last=0").status_code == 400

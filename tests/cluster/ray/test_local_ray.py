@@ -88,9 +88,9 @@ def test_the_end_of_ray_start_or_of_a_core_process_is_noticed(
     below = [psutil.Process(process.pid) for process in sleepers.values()]
     sleepers["agent"].kill()
     with ThreadPoolExecutor(1) as pool:
-        told = pool.submit(local_ray.wait_for_end, sleepers["ray"], below, threading.Event())
+        ended = pool.submit(local_ray.wait_for_end, sleepers["ray"], below, threading.Event())
         sleepers[victim].kill()
-        assert told.result(10.0)
+        assert ended.result(10.0)
 
 
 def test_a_core_process_that_has_ended_before_it_is_watched_is_noticed(

@@ -52,7 +52,7 @@ async def test_a_group_that_is_let_go_is_drained_and_not_started_again() -> None
         gone = it.groups["decode-0"]
         assert gone.num_launches == 1
         assert not gone.is_reserved
-        assert ("decode-0", "stopped") in it.watcher.told
+        assert ("decode-0", "stopped") in it.watcher.changes
 
 
 @scenario

@@ -287,9 +287,9 @@ def test_the_admin_api_shows_the_last_update_also_if_it_exchanged_nobody(lab: La
         assert (lab.updater.status is not None) == has_exchanged_before
         path = lab.config("sizes", version, "decode: {replicas: 3}")
         await lab.updater.begin(path, UpdateOptions())
-        told = UpdateAnswer.of(lab.updater)
+        reply = UpdateAnswer.of(lab.updater)
         line = f"{path} taken up without an exchange of workers: decode.replicas"
-        assert (told.is_active, told.phase, told.line) == (False, "done", line)
+        assert (reply.is_active, reply.phase, reply.line) == (False, "done", line)
 
     run(main)
 
@@ -426,9 +426,9 @@ def test_the_admin_api_tells_what_has_become_of_the_update_of_the_driver_before(
     lab.updater.last_event = UpdateEvent(0.0, "cut_short", "cut short by the end of the driver")
     headers = {"Authorization": "Bearer a-token-of-some-length"}
     with TestClient(build_app(parts, [update_routes(lab.updater)]), headers=headers) as client:
-        told = client.get("/v1/update").json()
-    assert (told["is_active"], told["phase"]) == (False, "cut_short")
-    assert told["line"] == "cut short by the end of the driver"
+        reply = client.get("/v1/update").json()
+    assert (reply["is_active"], reply["phase"]) == (False, "cut_short")
+    assert reply["line"] == "cut short by the end of the driver"
 
 
 def test_the_admin_api_begins_shows_splits_and_refuses(lab: Lab) -> None:
@@ -456,8 +456,8 @@ def test_the_admin_api_begins_shows_splits_and_refuses(lab: Lab) -> None:
             refused = client.post("/v1/update/split", content=f'{{"weights": {weights}}}', headers=json)
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, "split")
             assert client.get("/v1/update").json()["phase"] == "canary"
-        told = client.post("/v1/update/split", json={"weights": {"2": 100.0}}).json()
-        assert told["phase"] == "rolling"
+        reply = client.post("/v1/update/split", json={"weights": {"2": 100.0}}).json()
+        assert reply["phase"] == "rolling"
         while client.get("/v1/update").json()["is_active"]:
             pass
         assert client.get("/v1/update").json()["phase"] == "done"

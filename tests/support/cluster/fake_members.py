@@ -184,13 +184,13 @@ class FakeGroup(FakeMember):
 
 @dataclass
 class Watcher:
-    told: list[tuple[str, str]] = field(default_factory=list)
+    changes: list[tuple[str, str]] = field(default_factory=list)
     details: list[str] = field(default_factory=list)
     members: list[MemberStatus] = field(default_factory=list)
     changed_event: asyncio.Event = field(default_factory=asyncio.Event)
 
     def changed(self, member: MemberStatus, members: list[MemberStatus]) -> None:
-        self.told.append((member.name, member.state))
+        self.changes.append((member.name, member.state))
         self.details.append(member.detail)
         self.members = members
         self.changed_event.set()

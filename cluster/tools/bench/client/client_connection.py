@@ -224,13 +224,13 @@ def text_of(event: dict[str, Any]) -> str:
 def error_message(body: bytes) -> str:
     """The server's own error message, in one line."""
     try:
-        told = orjson.loads(body)
+        reply = orjson.loads(body)
     except orjson.JSONDecodeError:
         return " ".join(body[:300].decode("utf-8", "replace").split())
     for key in ("error", "detail", "message"):
-        if isinstance(told, dict) and key in told:
-            told = told[key]
+        if isinstance(reply, dict) and key in reply:
+            reply = reply[key]
             break
-    if isinstance(told, dict):
-        told = told.get("message", told)
-    return " ".join(str(told).split())[:300]
+    if isinstance(reply, dict):
+        reply = reply.get("message", reply)
+    return " ".join(str(reply).split())[:300]

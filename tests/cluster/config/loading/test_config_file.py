@@ -502,9 +502,9 @@ def test_all_mistakes_of_one_section_are_named(folder: Path) -> None:
     text = (
         f"{MODEL}\nrouter: {{frontends: 0, history_requests: 0, http: {{max_body_mib: 0, max_connections: 0}}, x: 1}}"
     )
-    told = problems(folder, text)
+    sentences = problems(folder, text)
     for key in ("frontends", "history_requests", "http.max_body_mib", "http.max_connections", "x"):
-        assert sum(f": router.{key}: " in line for line in told) == 1, key
+        assert sum(f": router.{key}: " in line for line in sentences) == 1, key
 
 
 @pytest.mark.parametrize("text", ["router: &r {dispatch: *r}", "router: &r {http: {port: [1, *r]}}"])
