@@ -53,6 +53,7 @@ STEPS = {
     "kernels": Step("kernels", "Kernels", 150, 60),
     "engine": Step("engine", "Engine", 170, 90),
     "transfer": Step("page_transfer", "Pages between two processes on one GPU", 80, 40),
+    "nccl": Step("nccl_transfer", "Pages between two GPUs over NCCL", 60, 10),
     "peer": Step("peer", "transformers on the same work", 120, 50),
 }
 BUDGET_S = 500.0  # of nine minutes, with what it takes to import torch for the first time, and to end
@@ -127,7 +128,7 @@ def _supervise(step: str, limit_s: float, book: Book) -> None:
         if step != "kernels" or (is_barren and was_barren):
             book.add(Row(step, "ended early", note=reason, failed=True))
             return
-        if is_barren or not rows[-1].failed:  # else the case told of its failure itself
+        if is_barren or not rows[-1].failed:  # else the case has reported its failure itself
             book.add(Row(step, f"case {len(rows) + 1}", note=reason, failed=True))
         was_barren = is_barren
 

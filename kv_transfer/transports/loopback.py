@@ -92,7 +92,7 @@ class LoopbackTransport:
             self._links.append(link)
             peer = self._network.find(address.port)
             if peer is None:
-                self._lose(link, "nobody listens there")
+                self._lose(link, "no listener at this address")
             else:
                 peer.accept(link)
             return link
@@ -158,7 +158,7 @@ class LoopbackTransport:
             free = [m for m in self._messages if m not in held]
             self._messages = deque(held)
         for message in free:
-            self._events.on_arrival(MessageArrival(message.tag, len(message.buffer), message))
+            self._events.on_arrival(MessageArrival(message.link.other, message.tag, len(message.buffer), message))
         return busy or bool(free)
 
     def wait(self, timeout_s: float) -> None:

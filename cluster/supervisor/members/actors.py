@@ -174,11 +174,11 @@ class RouterHost(ProcessHost):
 
     def drain_worker(self, name: str, next_role: Role | None, migrate: bool) -> bool:
         """Empties a worker, which then ends or comes back in its next role. Returns False if it is not connected."""
-        return self._ask(lambda router: router.drain_worker(name, next_role, migrate))
+        return self._ask(lambda router: router.service.worker_port.drain(name, next_role, migrate))
 
     def status_body(self) -> bytes:
         """The JSON of `/cluster/status`."""
-        return self._ask(lambda router: router.status_body())
+        return self._ask(lambda router: router.front.status_body())
 
     def expect_workers(self, expected: ByName[ExpectedWorkers]) -> None:
         """Sets how many workers the router expects, without waiting for it."""
@@ -187,20 +187,20 @@ class RouterHost(ProcessHost):
 
     def set_split(self, split: dict[str, float] | None) -> None:
         """Sets each version's share of new requests."""
-        self._ask(lambda router: router.set_split(split))
+        self._ask(lambda router: router.service.set_split(split))
 
     def signals(self) -> Signals:
         """The recent load and how well it was served: what a planner decides from."""
-        return self._ask(lambda router: router.signals())
+        return self._ask(lambda router: router.service.signals())
 
     def follow(self, config: ByName[DispatchConfig]) -> None:
         """Makes the router take over changed settings of the dispatcher, without waiting for it."""
         serving = self._serving.result()
-        serving.loop.call_soon_threadsafe(serving.router.follow, settings_of(config))
+        serving.loop.call_soon_threadsafe(serving.router.service.follow, settings_of(config))
 
     def versions(self) -> tuple[VersionStatus, ...]:
         """The state and the counts of each version of the model."""
-        return self._ask(lambda router: router.versions())
+        return self._ask(lambda router: router.service.version_status)
 
     def stop(self) -> None:
         """Ends `run`."""

@@ -8,18 +8,17 @@ from urllib.parse import unquote
 import orjson
 from pydantic import BaseModel, ConfigDict
 
+from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
 from slipstream.router.api.openai.body.parsing import parse_body
-from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
-from slipstream.router.http.routes import Routes
 from slipstream.router.protocol.messages import Role
 
 
 class Workers(Protocol):
-    """What the pages need of `GenerationService`."""
+    """What the pages need of `WorkerPort`."""
 
-    def drain_worker(self, name: str, next_role: Role | None = None, migrate: bool = True) -> bool: ...
+    def drain(self, name: str, next_role: Role | None = None, migrate: bool = True) -> bool: ...
 
 
 class DrainBody(BaseModel):
@@ -38,14 +37,14 @@ class WorkerPages:
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
 
-    def add_to(self, routes: Routes) -> None:
+    def add_to(self, routes: ApiRoutes) -> None:
         routes.add_item("POST", "/cluster/workers/", "/drain", self.drain, body=DrainBody)
 
-    async def drain(self, request: Request, exchange: Exchange, item: str) -> None:
+    async def drain(self, request: Request, exchange: ApiExchange, item: str) -> None:
         """Starts to empty a worker and answers 202. The worker's connection ends when it is empty."""
         exchange.refuse_if_repeated()
         body = parse_body(request, DrainBody) if request.body else DrainBody()
         name = unquote(item)
-        if not self._workers.drain_worker(name, body.next_role, body.migrate):
+        if not self._workers.drain(name, body.next_role, body.migrate):
             raise HttpError(404, f"No worker {name!r} is connected.", param="name", code="worker_not_found")
         exchange.respond(202, orjson.dumps({"name": name, "next_role": body.next_role, "draining": True}))

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from slipstream.router.api.exchange_context import ApiExchange
 from slipstream.router.api.openai.formats import AnswerFormat
 from slipstream.router.api.openai.output_text import OutputText, TokenEntry
-from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.failover.stream_checkpoint import StreamCheckpoint
 from slipstream.router.observability.front_counts import RequestMeter
+from slipstream.router.protocol.generation import Delta
 from slipstream.router.protocol.messages import FinishReason, unpack_ids
-from slipstream.router.requests.stream import Delta, GenerationStream
+from slipstream.router.requests.stream import GenerationStream
 
 OnText = Callable[[str, list[TokenEntry]], None]
 
@@ -64,7 +65,7 @@ class ChoiceRun:
     )
 
     def __init__(
-        self, choice: Choice, exchange: Exchange, form: AnswerFormat, checkpoint: StreamCheckpoint, on_text: OnText
+        self, choice: Choice, exchange: ApiExchange, form: AnswerFormat, checkpoint: StreamCheckpoint, on_text: OnText
     ) -> None:
         self._choice = choice
         self._record = choice.stream.record
@@ -72,8 +73,8 @@ class ChoiceRun:
         self._form = form
         self._checkpoint = checkpoint
         self._on_text = on_text
-        self._prefix = choice.prefix  # goes before the text that is passed on next
-        self._version = ""  # of the model, that `form` was told of
+        self._prefix = choice.prefix  # precedes the next text
+        self._version = ""  # of the model, as passed to `form`
         self._held_back: list[TokenEntry] = []
 
     async def to_end(self) -> HeldBack:
@@ -111,7 +112,7 @@ class ChoiceRun:
         self._choice.meter.served_by(version)
 
     def _take(self, delta: Delta) -> bool:
-        """Takes what came. Returns whether the stream may go on at once."""
+        """Takes a delta. Returns whether the stream may continue at once."""
         choice, output = self._choice, self._choice.output
         version = self._record.version
         if version != self._version:

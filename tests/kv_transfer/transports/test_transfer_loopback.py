@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from slipstream.kv_transfer.agent import AgentClosedError, TransferAgent
+from slipstream.kv_transfer.api.page_layout import PageIds
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.kv_transfer.api.transfer_events import Received, ReceiveFailed, SendFailed, Sent, TransferEvent
 from slipstream.kv_transfer.api.transport import Buffer
 from slipstream.kv_transfer.handoff.message_plan import MessageTag, TicketError
-from slipstream.kv_transfer.memory.host_pages import HostPagePool, PageIds
+from slipstream.kv_transfer.memory.host_pages import HostPagePool
 from slipstream.kv_transfer.transports.loopback import LoopbackNetwork
 from slipstream.kv_transfer.transports.staging import StagingError
 from tests.support.kv_transfer.tickets import DECODE, PREFILL, make_ticket, pool_bytes
@@ -303,7 +304,7 @@ def test_nobody_at_the_address_fails_the_send(pair: Pair) -> None:
     pair.send(ticket, some_pages(1))
     event = pair.sources[0].next_event()
     assert isinstance(event, SendFailed)
-    assert "is lost: nobody listens there" in event.reason
+    assert "is lost: no listener at this address" in event.reason
 
 
 def test_a_new_epoch_voids_old_tickets_and_serves_new_ones(pair: Pair) -> None:
