@@ -11,7 +11,7 @@ are left. If no decode group of it is left either, there is no way back: the new
 
 It looks at what there is and never at what it did before. So a group that dies, a router that comes back without its
 split, and a call that failed need no special code: the next step asks for what is missing. While groups of the new
-version start, all new requests go to the old one, so nobody waits for a version that may never come up.
+version start, all new requests go to the old one, so that no request waits for a version that may never come up.
 """
 
 from __future__ import annotations

@@ -236,9 +236,9 @@ def test_the_commands_do_what_they_say_and_say_what_they_cannot(fleet: ServingCl
     wrong = slipstream(fleet, "scale", "decode=2", "--token", "not-the-token")
     assert wrong.returncode == 1
     assert "not the token of this cluster" in wrong.stderr
-    nowhere = slipstream(fleet, "scale", "decode=2", "--name", "nobody")
+    nowhere = slipstream(fleet, "scale", "decode=2", "--name", "missing")
     assert nowhere.returncode == 1
-    assert "no cluster named nobody runs here" in nowhere.stderr
+    assert "no cluster named missing runs here" in nowhere.stderr
     assert slipstream(fleet, "scale", "encode=2").returncode == 2
     elsewhere = operator(fleet)
     shown = slipstream(fleet, "status", "--json", "--url", elsewhere.url, "--token", elsewhere.token)

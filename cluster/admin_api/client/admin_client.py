@@ -18,7 +18,7 @@ TOKEN_VARIABLE = "SLIPSTREAM_OPERATOR_TOKEN"
 
 
 class UnreachableError(CommandError):
-    """Nobody answers at the URL."""
+    """There is no answer at the URL."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ def _check_keys(config: ClusterConfig) -> str | None:
         keys = read_keys(Path(name)) if name is not None else []
     except KeyFileError as error:
         return str(error)
-    return None if name is None or keys else f"{name}: no key is in it, so nobody could use the cluster"
+    return None if name is None or keys else f"{name}: no key is in it, so no client could use the cluster"
 
 
 def _check_usage(config: ClusterConfig) -> str | None:

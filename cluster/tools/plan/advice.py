@@ -38,7 +38,7 @@ def verdict(found: SearchResult) -> str:
             f"({change(gain, base)})."
         )
     return (
-        f"It makes no difference that can be told, so keep it simple: {described(best.candidate)} serve "
+        f"It makes no measurable difference, so keep it simple: {described(best.candidate)} serve "
         f"{spoken(best.goodput)} requests/s within the levels, the best split ({found.apart.candidate.name}) "
         f"{spoken(found.apart.goodput)} ({change(gain, base)})."
     )

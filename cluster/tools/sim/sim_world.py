@@ -93,7 +93,7 @@ class World:
         clock, dispatcher, clients = self.clock, self.dispatcher, self._clients
         events, step = clock.events, clock.step
         while self._is_arriving or clients:
-            if self._is_asked:  # only what the dispatcher is told can move its deadline
+            if self._is_asked:  # only an event can move the dispatcher's deadline
                 self._is_asked = False
                 due_s = dispatcher.next_deadline()
             if events and (due_s is None or events[0][0] <= due_s):
@@ -142,7 +142,7 @@ class World:
             self.perform(actions)
 
     def _prompt(self, num_tokens: int) -> bytes:
-        """Nobody looks into it, so one of each length will do."""
+        """Its content is not read, so one of each length will do."""
         prompt = self._prompts.get(num_tokens)
         if prompt is None:
             prompt = self._prompts[num_tokens] = bytes(4 * num_tokens)

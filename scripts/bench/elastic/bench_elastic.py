@@ -254,7 +254,7 @@ def run(arguments: argparse.Namespace, load: Load) -> tuple[Load, dict[str, Watc
 
 
 def calibrated(arguments: argparse.Namespace, load: Load, given: Slices | None, folder: Path) -> Load:
-    """The same phases with rates and levels of this machine."""
+    """The given phases with rates and levels of this machine."""
     prefill, _, decode = arguments.splits[0].partition("P")
     num_workers = int(prefill) + int(decode.rstrip("D"))
     with Deployment("calibration", settings_of(arguments, f"{num_workers - 1}P1D", load), given) as deployment:

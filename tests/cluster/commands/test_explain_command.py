@@ -74,7 +74,7 @@ def test_without_a_cluster_it_says_what_to_give(run_folder: Path) -> None:
 
 
 def test_a_router_that_is_not_there_or_is_none_is_said_in_one_line(run_folder: Path) -> None:
-    with socket.socket() as bound:  # nobody listens
+    with socket.socket() as bound:  # bound, but not listening
         bound.bind(("127.0.0.1", 0))
         result = explain("r", "--url", f"http://127.0.0.1:{bound.getsockname()[1]}")
     assert result.exit_code == 1

@@ -29,7 +29,8 @@ NAMED = Overrides(name="mine")
 
 @pytest.fixture
 def guardians(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[bool, GuardianLink]]:
-    """By whether there was a driver before: the guardian is the parent of this process, and links lead to nobody."""
+    """By whether there was a driver before: the guardian is the parent of this process, and the other ends of the links
+    are not read."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     ours = []

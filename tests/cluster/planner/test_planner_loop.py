@@ -47,7 +47,7 @@ def decision(*actions: PlannerAction) -> PlannerDecision:
 
 
 class Scripted:
-    """A planner of one's own: decides what it was told to, then holds."""
+    """A planner of one's own: decides what the test gives it, then holds."""
 
     def __init__(self, config: PlannerConfig) -> None:
         self.config = config
@@ -108,11 +108,11 @@ def test_what_is_decided_is_done_and_told() -> None:
 
 def test_a_planner_that_breaks_and_a_fleet_that_refuses_do_not_end_it() -> None:
     fleet = FakeFleet(1, 1)
-    log = steered(fleet, [ZeroDivisionError("a bug"), decision(RemoveWorker("nobody"), RemoveWorker("prefill-0"))], 2)
+    log = steered(fleet, [ZeroDivisionError("a bug"), decision(RemoveWorker("missing"), RemoveWorker("prefill-0"))], 2)
     assert fleet.asked == [("remove", "prefill-0", True)]
     assert log.num_errors == 2
     assert log.num_failed == 1
-    assert "nobody" in log.latest(10, changes_only=True)[0].failed[0]
+    assert "missing" in log.latest(10, changes_only=True)[0].failed[0]
 
 
 def test_the_planner_holds_for_as_long_as_an_update_takes() -> None:
@@ -188,7 +188,7 @@ def test_a_planner_of_ones_own_is_a_class_in_the_configuration() -> None:
     ("key", "value", "said"),
     [
         ("class_name", "no_such_module.Planner", "cannot import no_such_module"),
-        ("class_name", f"{__name__}.Nobody", "has no class Nobody"),
+        ("class_name", f"{__name__}.Missing", "has no class Missing"),
         ("class_name", f"{__name__}.NoPlanner", "has no method decide"),
         ("class_name", "Planner", "must be module.Class, got 'Planner'"),
         ("target_attainment", 1.5, "must be over 0 and at most 1, got 1.5"),

@@ -144,7 +144,7 @@ def test_pools_that_differ_in_sizes_and_steps_may_exchange_workers() -> None:
 
 
 def test_no_group_is_added_whose_files_are_others_now(tmp_path: Path) -> None:
-    """And that is told of: in a sentence, and to Prometheus."""
+    """And that is reported: in a sentence, and to Prometheus."""
     model_dir = Path(shutil.copytree(DEMO, tmp_path / "model"))
     config = ClusterConfig(ServedModelConfig(str(model_dir)))
     changes: list[dict[str, str]] = []

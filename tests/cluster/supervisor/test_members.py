@@ -1,4 +1,4 @@
-"""How the death of a process is put into one sentence, and at which addresses processes are told to listen."""
+"""How the death of a process is put into one sentence, and at which addresses processes listen."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_reason_is_one_sentence(error: RayError, sentence: str) -> None:
 
 
 class RouterProcess:
-    """An actor's handle: listens at the ports that it is told to, at its own choice where that is 0, unless the worker
+    """An actor's handle: listens at the ports that it is given, at its own choice where that is 0, unless the worker
     port is taken."""
 
     def __init__(self, taken: set[int], chosen: int) -> None:

@@ -272,7 +272,7 @@ def test_sizes_and_levels_alone_exchange_nobody(lab: Lab) -> None:
         ((event, release, is_held),) = lab.shown
         assert event.text.endswith("taken up without an exchange of workers: decode.replicas, router.dispatch.policy")
         assert (event.phase, release.version, release.config.decode.replicas, is_held) == ("done", "1", 3, False)
-        assert lab.num_decode_when_shown == 3, "done was told before it was"
+        assert lab.num_decode_when_shown == 3, "done was shown before it was"
 
     run(main)
 

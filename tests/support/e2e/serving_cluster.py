@@ -143,7 +143,7 @@ class ServingCluster:
 
     def left_behind(self, patience_s: float, but: str | None = None) -> list[str]:
         """Processes seen below the guardian that still live after so many seconds; those with `but` in their command
-        are neither waited for nor told of. All of them are killed."""
+        are neither waited for nor notified. All of them are killed."""
         commands = {process: command_of(process) for process in self._seen}
         others = [process for process, command in commands.items() if but is None or but not in command]
         psutil.wait_procs(others, timeout=patience_s)

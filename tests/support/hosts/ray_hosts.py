@@ -27,7 +27,7 @@ from tests.support.hosts.host_network import Host, Network
 ROOT = Path(__file__).resolve().parents[3]
 DEMO_MODEL = ROOT / "models" / "slipstream-demo"
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
-GCS_PORT, DASHBOARD_PORT = 6379, 8265  # Ray's own; on a host of its own nobody else has them
+GCS_PORT, DASHBOARD_PORT = 6379, 8265  # Ray's own; on a host of its own they are free
 START_TIMEOUT_S = 100.0
 # A check a second, of which twelve may fail: a dead host is known within half a minute instead of a whole one.
 QUICK_DEATHS = {

@@ -38,7 +38,7 @@ class ServerFacts:
 
 def look_at(target: Target, model_dir: Path | None) -> ServerFacts:
     """Asks for the model and, if there is no tokenizer, measures how many tokens its words have. Raises BenchError if
-    nobody answers."""
+    there is no answer."""
     cards = model_cards(target)
     names = [str(card.get("id")) for card in cards]
     if not target.model:
@@ -87,7 +87,7 @@ def tokens_per_word(target: Target) -> float:
 
 
 def ask(target: Target, url: str, body: dict[str, Any] | None = None, timeout_s: float = TIMEOUT_S) -> tuple[int, Any]:
-    """The status and the JSON (None if the body is not JSON) of an answer. Raises BenchError if nobody answers."""
+    """The status and the JSON (None if the body is not JSON) of an answer. Raises BenchError if there is no answer."""
     headers = {"content-type": "application/json", **dict(target.headers)}
     if target.key:
         headers["authorization"] = f"Bearer {target.key}"

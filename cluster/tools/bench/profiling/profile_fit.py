@@ -57,7 +57,7 @@ def profile_of(
     times = {name: ServiceTimes.from_dict(role["times"]) for name, role in roles.items()}
     for kind in ("decode", "prefill"):
         if max(role["num_samples"][kind] for role in roles.values()) < NEEDED_SAMPLES:
-            raise BenchError(f"the workers told of too few {kind} steps to make a profile of")
+            raise BenchError(f"the workers reported too few {kind} steps to make a profile of")
     prefill, decode = roles.get("prefill") or roles["decode"], roles.get("decode") or roles["prefill"]
     page_tokens = int(decode["page_tokens"])
     num_layers, from_config = model_shape(conditions.model_dir)

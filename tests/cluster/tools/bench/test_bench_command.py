@@ -154,7 +154,7 @@ def test_a_server_that_refuses_everything_is_said_in_one_sentence() -> None:
     ("words", "said"),
     [
         (["http://127.0.0.1:1"], "cannot be reached"),
-        (["--name", "nobody"], "no cluster named nobody"),
+        (["--name", "missing"], "no cluster named missing"),
         ([], "give one URL"),
         (["a:1", "b:1"], "give one URL"),
         (["a:1", "--goodput", "x:1"], "--goodput"),
@@ -255,7 +255,7 @@ def test_a_server_that_dies_in_a_sweep_loses_no_report(tmp_path: Path) -> None:
             server.url, "--concurrency", "1,2,4", "--request-count", 4, "--warm-up", 0, "--osl", 2,
             "--tokenizer", MODEL_DIR, "--json", file,
         )  # fmt: skip
-    assert result.exit_code == 0, result.output  # short levels: nobody was patient for long enough to call it gone
+    assert result.exit_code == 0, result.output  # short levels: too short for the server to count as gone
     first, second, third = json.loads(file.read_text())["levels"]
     assert first["metrics"]["request_count"]["avg"] == 4
     assert (second["metrics"]["error_count"]["avg"], third["metrics"]["error_count"]["avg"]) == (4, 4)
@@ -305,7 +305,7 @@ def test_a_client_that_was_told_when_to_come_back_comes_no_sooner_unless_it_is_o
 
 @pytest.fixture
 def self_signed(tmp_path: Path) -> ssl.SSLContext:
-    """A certificate for 127.0.0.1 that nobody vouches for."""
+    """A certificate for 127.0.0.1 that no authority has signed."""
     key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     command += ["-days", "1", "-subj", "/CN=127.0.0.1", "-keyout", str(key), "-out", str(cert)]
@@ -364,7 +364,7 @@ def test_ctrl_c_in_the_warm_up_ends_it_without_a_report() -> None:
 
 @pytest.fixture
 def heeds_ctrl_c() -> Iterator[None]:
-    """Whoever started the tests in the background may have had SIGINT ignored."""
+    """The shell that started the tests in the background may have had SIGINT ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
