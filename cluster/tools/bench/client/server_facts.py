@@ -38,7 +38,7 @@ class ServerFacts:
 
 def look_at(target: Target, model_dir: Path | None) -> ServerFacts:
     """Asks for the model and, if there is no tokenizer, measures how many tokens its words have. Raises BenchError if
-    there is no answer."""
+    no server answers."""
     cards = model_cards(target)
     names = [str(card.get("id")) for card in cards]
     if not target.model:
@@ -59,12 +59,12 @@ def look_at(target: Target, model_dir: Path | None) -> ServerFacts:
 def model_cards(target: Target) -> list[dict[str, Any]]:
     """The server's list of models; empty if it has none. Raises BenchError if it cannot answer now and no model was
     named."""
-    status, reply = ask(target, f"{target.root}{target.base}/models")
+    status, answer = ask(target, f"{target.root}{target.base}/models")
     if status in (401, 403):
-        raise BenchError(f"{target.root} wants a key: {said(reply)} (--key, or SLIPSTREAM_API_KEY)")
+        raise BenchError(f"{target.root} wants a key: {said(answer)} (--key, or SLIPSTREAM_API_KEY)")
     if status not in (200, *NO_LIST) and not target.model:
-        raise BenchError(f"{target.root}{target.base}/models answers with status {status}: {said(reply)}")
-    cards = reply.get("data") if isinstance(reply, dict) else None
+        raise BenchError(f"{target.root}{target.base}/models answers with status {status}: {said(answer)}")
+    cards = answer.get("data") if isinstance(answer, dict) else None
     return [card for card in cards if isinstance(card, dict)] if status == 200 and isinstance(cards, list) else []
 
 
@@ -87,7 +87,7 @@ def tokens_per_word(target: Target) -> float:
 
 
 def ask(target: Target, url: str, body: dict[str, Any] | None = None, timeout_s: float = TIMEOUT_S) -> tuple[int, Any]:
-    """The status and the JSON (None if the body is not JSON) of an answer. Raises BenchError if there is no answer."""
+    """The status and the JSON (None if the body is not JSON) of an answer. Raises BenchError if no server answers."""
     headers = {"content-type": "application/json", **dict(target.headers)}
     if target.key:
         headers["authorization"] = f"Bearer {target.key}"
@@ -117,8 +117,8 @@ def parsed(data: bytes) -> Any:
         return None
 
 
-def said(reply: Any) -> str:
+def said(answer: Any) -> str:
     """The server's own error message."""
-    if isinstance(reply, dict) and isinstance(reply.get("error"), dict):
-        return str(reply["error"].get("message", reply["error"]))
-    return str(reply)[:200]
+    if isinstance(answer, dict) and isinstance(answer.get("error"), dict):
+        return str(answer["error"].get("message", answer["error"]))
+    return str(answer)[:200]
