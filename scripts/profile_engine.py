@@ -42,7 +42,7 @@ from slipstream.workers.engine.native_engine import NativeEngine  # noqa: E402
 from slipstream.workers.models.directory.model_config import ModelConfig  # noqa: E402
 from slipstream.workers.models.interface.kv_shape import kv_shape  # noqa: E402
 from slipstream.workers.models.model_loader import TORCH_DTYPES, load_model  # noqa: E402
-from slipstream.workers.models.native_llama import load_native  # noqa: E402
+from slipstream.workers.models.native_model import load_native  # noqa: E402
 from slipstream.workers.models.weights.weight_cache import default_directory  # noqa: E402
 
 FORMS = ("torch", "native")
