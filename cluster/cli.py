@@ -13,31 +13,33 @@ import click
 import psutil
 
 from slipstream import __version__
-from slipstream.cluster import console, processes, run_state
-from slipstream.cluster.doubts import Machine, doubts_about
-from slipstream.cluster.run_state import ClusterPhase, ClusterState, NoHome
-from slipstream.cluster.settings_file import ConfigError
-from slipstream.cluster.sizing.command import checked_config
+from slipstream.cluster.config.loading.config_warnings import Machine, warnings_about
+from slipstream.cluster.config.settings_file import ConfigError
+from slipstream.cluster.processes import process_tree
+from slipstream.cluster.sizing.config_choice import checked_config
+from slipstream.cluster.state import run_state
+from slipstream.cluster.state.run_state import ClusterPhase, ClusterState, NoHome
+from slipstream.cluster.terminal import console
 
 DOWN_PATIENCE_S = 20.0
 ENDING: tuple[ClusterPhase, ...] = ("draining", "stopping")
 COMMANDS = {
-    "bench": "slipstream.cluster.bench.command:bench_command",
-    "drain": "slipstream.cluster.operator.command:drain_command",
-    "explain": "slipstream.cluster.explain:explain_command",
+    "bench": "slipstream.cluster.tools.bench.bench_command:bench_command",
+    "drain": "slipstream.cluster.commands.fleet_commands:drain_command",
+    "explain": "slipstream.cluster.commands.explain_command:explain_command",
     "keys": "slipstream.router.access.keys_command:keys_command",
     "mock-worker": "slipstream.workers.mock.main:mock_worker_command",
-    "plan": "slipstream.cluster.plan.command:plan_command",
-    "planner": "slipstream.cluster.planner.command:planner_command",
-    "restart": "slipstream.cluster.commands.restart:restart_command",
-    "role": "slipstream.cluster.operator.command:role_command",
-    "rollback": "slipstream.cluster.update.command:rollback_command",
-    "scale": "slipstream.cluster.operator.command:scale_command",
+    "plan": "slipstream.cluster.tools.plan.plan_command:plan_command",
+    "planner": "slipstream.cluster.commands.planner_command:planner_command",
+    "restart": "slipstream.cluster.commands.restart_command:restart_command",
+    "role": "slipstream.cluster.commands.fleet_commands:role_command",
+    "rollback": "slipstream.cluster.commands.update_commands:rollback_command",
+    "scale": "slipstream.cluster.commands.fleet_commands:scale_command",
     "serve": "slipstream.cluster.serve:serve_command",
-    "sim": "slipstream.cluster.sim.command:sim_command",
-    "split": "slipstream.cluster.update.command:split_command",
-    "status": "slipstream.cluster.status_command:status_command",
-    "update": "slipstream.cluster.update.command:update_command",
+    "sim": "slipstream.cluster.tools.sim.sim_command:sim_command",
+    "split": "slipstream.cluster.commands.update_commands:split_command",
+    "status": "slipstream.cluster.commands.status_command:status_command",
+    "update": "slipstream.cluster.commands.update_commands:update_command",
 }
 
 
@@ -75,7 +77,7 @@ def check_command(configs: tuple[Path, ...], elsewhere: bool) -> None:
     """Check configurations, or what would be chosen for models, without starting anything: all that `serve`
     would refuse on this machine."""
     from slipstream.cluster.commands.start_check import refusals_here  # imported here: other commands need none of it
-    from slipstream.cluster.model_dir import text_problem
+    from slipstream.cluster.repository.model_dir import text_problem
 
     failed = False
     for path in configs:
@@ -95,8 +97,8 @@ def check_command(configs: tuple[Path, ...], elsewhere: bool) -> None:
             console.error(f"{path}: {refusal}")
         if not refusals:
             pools = ", ".join(f"{pool.replicas} x {role} (tp {pool.tp})" for role, pool in config.pools())
-            for doubt in doubts_about(config, machine):
-                console.warning(f"{path}: {doubt}")
+            for warning in warnings_about(config, machine):
+                console.warning(f"{path}: {warning}")
             click.echo(f"{path}: ok: {config.model.name} with {pools}, HTTP port {config.router.http.port}")
     sys.exit(2 if failed else 0)
 
@@ -140,7 +142,7 @@ def _stop(state: ClusterState, now: bool, grace: bool) -> int:
         console.error(f"{state.name} (pid {state.pid}) belongs to another user")
         return 1
     # How long a drain may take is configured, and the driver sees to it.
-    if not processes.wait_until_gone(state.pid, state.started, DOWN_PATIENCE_S if now else math.inf):
+    if not process_tree.wait_until_gone(state.pid, state.started, DOWN_PATIENCE_S if now else math.inf):
         console.error(f"{state.name} (pid {state.pid}) has not ended within {DOWN_PATIENCE_S:g} s")
         return 1
     click.echo(f"{state.name} is down")

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import click
 
-from slipstream.cluster.guardian import guard
-from slipstream.cluster.own_guardian import INTERRUPTED, OwnGuardian
+from slipstream.cluster.driver.guardian import guard
+from slipstream.cluster.processes.guardian_link import INTERRUPTED, GuardianLink
 from slipstream.router.process.module_command import module_command
 
 
@@ -44,17 +44,17 @@ def serve_command(target: Path | None, name: str | None, port: int | None, timin
     machine.
     """
     if write is not None:
-        from slipstream.cluster.sizing.command import write_chosen
+        from slipstream.cluster.sizing.config_choice import write_chosen
 
         sys.exit(write_chosen(target, write))
-    guardian = OwnGuardian.of_this_process()
+    guardian = GuardianLink.of_this_process()
     if guardian is None:
         options = [f"--name={name}"] * (name is not None) + [f"--port={port}"] * (port is not None)
         options += ["--timings"] * timings
         given = [] if target is None else [str(target)]
         sys.exit(guard(module_command("slipstream.cluster.serve", *options, "--", *given)))
     # Imported only here: the guardian has no use for it.
-    from slipstream.cluster.driver_process import run_driver
+    from slipstream.cluster.driver.driver_process import run_driver
 
     with closing(guardian):
         code = run_driver(guardian, target, name=name, port=port, timings=timings)

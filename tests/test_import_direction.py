@@ -1,4 +1,4 @@
-"""The order of the layers: cluster -> workers -> router -> kv_transfer; workers -> kernels."""
+"""The order of the layers (cluster -> workers -> router -> kv_transfer; workers -> kernels), and of their folders."""
 
 from __future__ import annotations
 
@@ -15,6 +15,52 @@ MAY_IMPORT = {
     "router": {"router", "kv_transfer"},
     "kv_transfer": {"kv_transfer"},
     "kernels": {"kernels"},
+}
+
+# Bottom to top: a folder may import those that stand before it. A folder inside another is one of its own.
+FLOORS = """
+kernels/pages kernels/attention kernels/elementwise kernels/linear kernels/quantization kernels/cpu kernels
+kernels/benchmark kernels/pages/gpu kernels/quantization/gpu kernels/attention/gpu kernels/elementwise/gpu
+kernels/linear/gpu kernels/sampling/gpu kernels/gpu
+
+kv_transfer/api kv_transfer/memory kv_transfer/sockets kv_transfer/handoff kv_transfer/shared_memory kv_transfer/ucx
+kv_transfer/nccl kv_transfer/transports kv_transfer
+
+router/process router/structured_output/regex router/structured_output/json_schema
+router/protocol/messages router/protocol router/config router/model_files router/structured_output
+router/http router/http/failover router/access
+router/registry router/requests router/status
+router/observability/explain router/observability/tracing router/observability
+router/text router/catalog
+router/placement/policies router/placement router/placement/prefix
+router/dispatch/queue router/dispatch/table router/dispatch/migration router/dispatch
+router/api/openai/body router/api/openai router/api/admin router/api/pages
+router/frontends router
+
+workers/models/directory workers/config workers/models/interface
+workers/engine/limits workers/engine/structured_output workers/engine/plan workers/engine/sampling
+workers/engine/execution workers/models/weights workers/models workers/engine/execution/gpu
+workers/engine/kv_cache workers/engine/scheduling workers/engine
+workers/process workers/transfers workers/telemetry workers/group workers/roles workers workers/mock
+
+cluster/processes cluster/terminal cluster/config cluster/fleet cluster/state cluster/repository
+cluster/planner/model cluster/planner cluster/config/loading cluster/ray
+cluster/admin_api/client cluster/update cluster/admin_api cluster/sizing
+cluster/supervisor/members cluster/supervisor cluster/driver cluster/commands
+cluster/tools/workload cluster/tools/report
+cluster/tools/bench/client cluster/tools/bench/load cluster/tools/sim/hardware cluster/tools/bench/profiling
+cluster/tools/bench cluster/tools/sim/engine cluster/tools/sim/worker cluster/tools/sim cluster/tools/plan cluster
+"""
+FOLDERS = FLOORS.split()
+MAX_MODULES = 14  # in a folder
+WRONG_EDGES = {  # this list may only become shorter
+    ("kv_transfer/api", "kv_transfer/memory"),
+    ("kv_transfer/memory", "kv_transfer/transports"),
+    ("router/http", "router/http/failover"),
+    ("router/http", "router/access"),
+    ("router/http", "router/observability/tracing"),
+    ("router/http/failover", "router/requests"),
+    ("router/frontends", "router"),
 }
 
 
@@ -85,6 +131,49 @@ def test_no_module_imports_itself_by_a_circle() -> None:
         visit(name, ())
 
 
+def folder_of(path: Path) -> str:
+    return str(path.parent.relative_to(ROOT))
+
+
+def folder_edges() -> dict[tuple[str, str], list[str]]:
+    """Which folders import which others, with the imports."""
+    modules = all_modules()
+    edges: dict[tuple[str, str], list[str]] = {}
+    for path in modules.values():
+        for line, imported in imported_modules(path.read_text(encoding="utf-8")):
+            target = modules.get(imported) or modules.get(imported.rpartition(".")[0])
+            if target is not None and folder_of(target) != folder_of(path):
+                edge = folder_of(path), folder_of(target)
+                edges.setdefault(edge, []).append(f"{path.relative_to(ROOT)}:{line} imports {imported}")
+    return edges
+
+
+def test_every_folder_imports_only_folders_below_it() -> None:
+    floor = {folder: index for index, folder in enumerate(FOLDERS)}
+    assert len(floor) == len(FOLDERS)
+    edges = folder_edges()
+    unlisted = {folder for edge in edges for folder in edge} - floor.keys()
+    assert not unlisted, f"where in FOLDERS do they belong? {sorted(unlisted)}"
+    wrong = {edge: imports for edge, imports in edges.items() if floor[edge[0]] < floor[edge[1]]}
+    new = [text for edge, imports in wrong.items() if edge not in WRONG_EDGES for text in imports]
+    assert not new, "\n".join(new)
+    assert wrong.keys() == WRONG_EDGES, f"no longer wrong: {sorted(WRONG_EDGES - wrong.keys())}"
+    assert not [folder for folder in FOLDERS if not any((ROOT / folder).glob("*.py"))]
+
+
+def test_a_folder_is_one_concept_that_its_first_lines_name() -> None:
+    folders = {path.parent for path in all_modules().values()}
+    wrong = []
+    for folder in sorted(folders):
+        modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+        if len(modules) > MAX_MODULES:
+            wrong.append(f"{folder.relative_to(ROOT)}: {len(modules)} modules")
+        init = folder / "__init__.py"
+        if folder.parent != ROOT and not (init.exists() and ast.get_docstring(ast.parse(init.read_text()))):
+            wrong.append(f"{folder.relative_to(ROOT)}/__init__.py: does not say what the folder is for")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_the_folders_are_namespace_packages_that_cannot_shadow_others() -> None:
     present = [
         str(path.relative_to(ROOT)) for layer in LAYERS for path in [ROOT / layer / "__init__.py"] if path.exists()
@@ -100,7 +189,7 @@ def test_the_folders_are_namespace_packages_that_cannot_shadow_others() -> None:
         ("router", "from slipstream import workers"),
         ("kv_transfer", "from slipstream.router.protocol.messages import Hello"),
         ("kernels", "import slipstream.kv_transfer.api.ticket"),
-        ("workers", "from slipstream.cluster.config import ClusterConfig"),
+        ("workers", "from slipstream.cluster.config.cluster_config import ClusterConfig"),
         ("cluster", "from workers.worker import Worker"),
         ("cluster", "import kernels"),
         ("cluster", "from .config import ClusterConfig"),

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from slipstream.cluster import run_state
-from slipstream.cluster.config import ClusterConfig
-from slipstream.cluster.doubts import Machine
-from slipstream.cluster.driver_process import ray_address
-from slipstream.cluster.listening import listeners, why_no_unix_socket, why_not_there
-from slipstream.cluster.own_ray import offered_cpus
-from slipstream.cluster.placement import CannotPlace, check_fits, pool_resources
+from slipstream.cluster.config.cluster_config import ClusterConfig
+from slipstream.cluster.config.loading.config_warnings import Machine
+from slipstream.cluster.driver.driver_process import ray_address
+from slipstream.cluster.driver.listeners import listeners, why_no_unix_socket, why_not_there
+from slipstream.cluster.ray.bundles import CannotPlace, check_fits, pool_resources
+from slipstream.cluster.ray.local_ray import offered_cpus
+from slipstream.cluster.state import run_state
 
 GPU_DEVICE = re.compile(r"nvidia\d+")
 

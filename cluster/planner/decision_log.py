@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
-from slipstream.cluster.planner.decision import AddWorkers, PlannerAction, PlannerDecision, RemoveWorker
+from slipstream.cluster.planner.planner_decision import AddWorkers, PlannerAction, PlannerDecision, RemoveWorker
 
 
 @dataclass(frozen=True, slots=True)

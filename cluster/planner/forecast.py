@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slipstream.cluster.planner.corrections import Corrections
-from slipstream.cluster.planner.demand import DemandWatch, backlog_of, demand_of, mix_window
-from slipstream.cluster.planner.model import Demand, Outlook, WorkerModel, outlook
-from slipstream.cluster.planner.options import Pools
-from slipstream.cluster.planner.running import Running, running_of
-from slipstream.cluster.planner.worker_models import worker_models
+from slipstream.cluster.planner.model.corrections import Corrections
+from slipstream.cluster.planner.model.demand import DemandWatch, backlog_of, demand_of, mix_window
+from slipstream.cluster.planner.model.queueing_model import Demand, Outlook, WorkerModel, outlook
+from slipstream.cluster.planner.model.running_answers import RunningAnswers, running_of
+from slipstream.cluster.planner.model.worker_models import worker_models
+from slipstream.cluster.planner.pool_options import Pools
 from slipstream.router.status.load_signals import Signals
 
 NOTHING = Demand(0.0, (1.0,), 1.0, ())
@@ -23,7 +23,7 @@ class Forecast:
 
     prefill: WorkerModel
     decode: WorkerModel
-    running: Running
+    running: RunningAnswers
     per_s: float
     backlog: float
     seen: Demand

@@ -19,10 +19,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slipstream.cluster.fleet import FleetState
-from slipstream.cluster.planner.config import PlannerConfig
-from slipstream.cluster.planner.corrections import Corrections
-from slipstream.cluster.planner.decision import (
+from slipstream.cluster.config.planner_config import PlannerConfig
+from slipstream.cluster.fleet.fleet_port import FleetState
+from slipstream.cluster.planner.change_history import ChangeHistory
+from slipstream.cluster.planner.decision_context import DecisionContext
+from slipstream.cluster.planner.forecast import Forecast, figures, forecast_of
+from slipstream.cluster.planner.model.corrections import Corrections
+from slipstream.cluster.planner.model.demand import DemandWatch, backlog_of, has_shifted, is_answered, local_share_of
+from slipstream.cluster.planner.model.queueing_model import Outlook
+from slipstream.cluster.planner.model.running_answers import URGENT, attainment_of
+from slipstream.cluster.planner.planner_decision import (
     AddWorkers,
     PlannerAction,
     PlannerDecision,
@@ -30,21 +36,15 @@ from slipstream.cluster.planner.decision import (
     RemoveWorker,
     SwitchRole,
 )
-from slipstream.cluster.planner.demand import DemandWatch, backlog_of, has_shifted, is_answered, local_share_of
-from slipstream.cluster.planner.forecast import Forecast, figures, forecast_of
-from slipstream.cluster.planner.growth import ROOM, Shortage, choose
-from slipstream.cluster.planner.history import ChangeHistory
-from slipstream.cluster.planner.look import Look
-from slipstream.cluster.planner.model import Outlook
-from slipstream.cluster.planner.options import (
-    Limits,
+from slipstream.cluster.planner.pool_growth import ROOM, Shortage, choose
+from slipstream.cluster.planner.pool_options import (
+    PoolLimits,
     Pools,
     actions_for,
     max_step,
     smaller,
     towards,
 )
-from slipstream.cluster.planner.running import URGENT, attainment_of
 from slipstream.router.status.load_signals import Signals
 
 CLEARLY_SHORT = 0.8  # of the target: more than chance
@@ -74,13 +74,16 @@ class SloPlanner:
         self._first_total = max(self._first_total, fleet.num_prefill + fleet.num_decode)
         self._observe(signals, now)
         self._history.see(fleet, now)
-        limits, pools = Limits.of(self._config, fleet, self._first_total), Pools(fleet.num_prefill, fleet.num_decode)
+        limits, pools = (
+            PoolLimits.of(self._config, fleet, self._first_total),
+            Pools(fleet.num_prefill, fleet.num_decode),
+        )
         # What does not come up takes a place and does nothing; an update may take as long as it likes.
         if fleet.is_changing and not fleet.is_held and self._history.is_stuck(now):
             ready = [one.role for one in fleet.members if one.state == "ready"]
             pools = Pools(ready.count("prefill"), ready.count("decode"))
             limits = replace(limits, max_workers=limits.max_workers - (len(fleet.members) - pools.total))
-        look = Look(signals, fleet, now, limits, pools)
+        look = DecisionContext(signals, fleet, now, limits, pools)
         return (
             self._wake(look) or self._wait(look) or self._sleep(look) or self._within_limits(look) or self._plan(look)
         )
@@ -106,7 +109,7 @@ class SloPlanner:
 
     # ---- what comes before planning
 
-    def _wake(self, look: Look) -> PlannerDecision | None:
+    def _wake(self, look: DecisionContext) -> PlannerDecision | None:
         """Requests wait, and nobody is there or on the way who could decode."""
         fleet, signals = look.fleet, look.signals
         if fleet.num_decode > 0 or not signals.num_waiting:
@@ -120,7 +123,7 @@ class SloPlanner:
         why = f"{signals.num_waiting} requests wait and there is no decode worker"
         return self._change(look, "wakes", why, look.pools, (action,))
 
-    def _wait(self, look: Look) -> PlannerDecision | None:
+    def _wait(self, look: DecisionContext) -> PlannerDecision | None:
         """A change that is under way, or has just been made."""
         if look.fleet.is_held:
             return self._hold(look, "changing", "an update is under way")
@@ -139,7 +142,7 @@ class SloPlanner:
             return self._hold(look, "settling", f"what is seen is not yet of the cluster as it is: {left_s:.0f} s more")
         return None
 
-    def _sleep(self, look: Look) -> PlannerDecision | None:
+    def _sleep(self, look: DecisionContext) -> PlannerDecision | None:
         """To zero, where that is wanted and nobody has asked for anything for long."""
         config = self._config
         assert self._busy_s is not None
@@ -151,7 +154,7 @@ class SloPlanner:
         why = f"no request for {look.now - self._busy_s:.0f} s"
         return self._change(look, "idle", why, Pools(0, 0), tuple(RemoveWorker(name) for name in names))
 
-    def _within_limits(self, look: Look) -> PlannerDecision | None:
+    def _within_limits(self, look: DecisionContext) -> PlannerDecision | None:
         then = look.limits.nearest(look.pools)
         if then == look.pools or look.limits.allows(look.pools):
             return None
@@ -165,7 +168,7 @@ class SloPlanner:
 
     # ---- planning
 
-    def _plan(self, look: Look) -> PlannerDecision:
+    def _plan(self, look: DecisionContext) -> PlannerDecision:
         forecast = forecast_of(look.signals, self.corrections, self._watch, self._lead_s(look))
         if forecast is None:
             return self._hold(look, "no_workers", "nothing has been measured yet")
@@ -185,7 +188,7 @@ class SloPlanner:
         later = forecast.growth(self._watch.rate(2.0 * self._lead_s(look)))
         return self._shrink(look, (1.0 + self._config.margin) * max(later, 1.0))
 
-    def _meet_shortage(self, look: Look, forecast: Forecast, with_room: Outlook) -> PlannerDecision:
+    def _meet_shortage(self, look: DecisionContext, forecast: Forecast, with_room: Outlook) -> PlannerDecision:
         """The levels are not kept, or not with room to spare: at a second look, or if it is grave, more is needed."""
         target, running = self._config.target_attainment, forecast.running
         is_late, current = running.is_late(target), look.outlook(look.pools)
@@ -202,7 +205,7 @@ class SloPlanner:
         shortage = Shortage(current, forecast.planned.per_s, ahead, seen_attainment, late, self._num_late_looks)
         return self._grow(look, shortage)
 
-    def _correct(self, look: Look, forecast: Forecast) -> None:
+    def _correct(self, look: DecisionContext, forecast: Forecast) -> None:
         """Where what is seen is of these workers alone, and of this load: answers that finish now were begun when they
         were there."""
         if has_shifted(look.signals):
@@ -224,7 +227,7 @@ class SloPlanner:
         itl_s = running.gap_s * self.corrections.decode if is_late else predicted.itl_s
         self.corrections.learn(predicted, itl_s, seen.per_s, look.signals, is_behind)
 
-    def _shrink(self, look: Look, factor: float) -> PlannerDecision:
+    def _shrink(self, look: DecisionContext, factor: float) -> PlannerDecision:
         """The levels are kept. Would they be with fewer, and would they have been all the time?"""
         config, now = self._config, look.now
         assert self._needed_all_s is not None
@@ -255,7 +258,7 @@ class SloPlanner:
                 look.reject(pools, self._history.why_not(now))
         return self._hold(look, "holds", f"{look.pools} keeps the levels")
 
-    def _grow(self, look: Look, shortage: Shortage) -> PlannerDecision:
+    def _grow(self, look: DecisionContext, shortage: Shortage) -> PlannerDecision:
         """The levels are not kept. What would?"""
         config, history, now = self._config, self._history, look.now
         current, late, seen = shortage.current, shortage.late, shortage.kept
@@ -296,29 +299,29 @@ class SloPlanner:
         why = f"{said}; {goal} {kept(look.outlook(goal))}" + ("" if then == goal else f", of which {then} is the way")
         return self._change(look, reason, why, then, actions)
 
-    def _may_grow(self, look: Look) -> bool:
+    def _may_grow(self, look: DecisionContext) -> bool:
         return look.pools.total < look.limits.max_workers
 
-    def _lead_s(self, look: Look) -> float:
+    def _lead_s(self, look: DecisionContext) -> float:
         """How long it takes until a change has taken effect."""
         return self._history.start_s if self._may_grow(look) else self._history.switch_s
 
     # ---- what is said
 
-    def _step(self, look: Look) -> int:
+    def _step(self, look: DecisionContext) -> int:
         return max_step(max(look.pools.total, 1), self._config.max_step)
 
-    def _may_add(self, look: Look, actions: tuple[PlannerAction, ...]) -> bool:
+    def _may_add(self, look: DecisionContext, actions: tuple[PlannerAction, ...]) -> bool:
         return self._history.may_add(look.now) or not any(isinstance(one, AddWorkers) for one in actions)
 
-    def _hold(self, look: Look, reason: Reason, why: str) -> PlannerDecision:
+    def _hold(self, look: DecisionContext, reason: Reason, why: str) -> PlannerDecision:
         pools = look.pools
         return PlannerDecision(
             look.now, reason, why, pools.num_prefill, pools.num_decode, (), look.alternatives(), look.seen
         )
 
     def _change(
-        self, look: Look, reason: Reason, why: str, then: Pools, actions: tuple[PlannerAction, ...]
+        self, look: DecisionContext, reason: Reason, why: str, then: Pools, actions: tuple[PlannerAction, ...]
     ) -> PlannerDecision:
         self._history.change(look.pools, then, look.fleet, look.now)
         return PlannerDecision(

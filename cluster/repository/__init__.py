@@ -1,2 +1,2 @@
-"""The model's directory while its versions are served: whether its files still are those of each version. May import
-`fleet`, `deployment` and the router's catalog."""
+"""The model on disk: its directory and numbered versions, how much memory it needs, and whether the files of a version
+that is served are still those that it was loaded from. May import `config`."""

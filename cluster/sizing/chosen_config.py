@@ -7,16 +7,16 @@ from typing import Any
 
 import yaml
 
-from slipstream.cluster.sizing.choice import GIB, Choice, PoolChoice
-from slipstream.cluster.sizing.machine import MachineFacts
+from slipstream.cluster.sizing.machine_facts import MachineFacts
 from slipstream.cluster.sizing.model_size import ModelFacts
+from slipstream.cluster.sizing.pool_choice import GIB, PoolChoice, SizingChoice
 
 GPU_TLS = "posix,self,tcp,cuda_copy,cuda_ipc"  # pages stay on the GPUs
 PREFILL_STEP_TOKENS, MIXED_STEP_TOKENS = 8192, 2048  # on a GPU; mixed: beside decoding
 PREFILL_QUEUE_TOKENS = 65536
 
 
-def settings_of(choice: Choice, model_dir: Path) -> dict[str, Any]:
+def settings_of(choice: SizingChoice, model_dir: Path) -> dict[str, Any]:
     """The settings, without those that are as by default."""
     is_gpu = choice.device == "cuda"
     engine = {
@@ -39,7 +39,7 @@ def settings_of(choice: Choice, model_dir: Path) -> dict[str, Any]:
     return settings
 
 
-def config_text(choice: Choice, machine: MachineFacts, model_dir: Path) -> str:
+def config_text(choice: SizingChoice, machine: MachineFacts, model_dir: Path) -> str:
     """The file, which `slipstream serve` takes."""
     lines = [
         f"# Chosen by Slipstream for {machine_in_words(machine)}.",
@@ -50,7 +50,7 @@ def config_text(choice: Choice, machine: MachineFacts, model_dir: Path) -> str:
     return "\n".join(lines) + yaml.safe_dump(settings_of(choice, model_dir), sort_keys=False, allow_unicode=True)
 
 
-def table(choice: Choice, machine: MachineFacts, model: ModelFacts) -> list[str]:
+def table(choice: SizingChoice, machine: MachineFacts, model: ModelFacts) -> list[str]:
     """What was chosen, a line for each part."""
     prefill = _pool_in_words(choice.prefill, choice) if choice.prefill.replicas else "none: decode computes prompts"
     tokens = choice.decode.kv_cache_mib * choice.tp * 2**20 // model.kv_token_bytes
@@ -82,7 +82,7 @@ def name_in_hub_cache(model_dir: Path) -> str | None:
     return parents[1].name.removeprefix("models--").replace("--", "/")
 
 
-def _pool(pool: PoolChoice, choice: Choice) -> dict[str, Any]:
+def _pool(pool: PoolChoice, choice: SizingChoice) -> dict[str, Any]:
     if not pool.replicas:
         return {"replicas": 0}
     settings: dict[str, Any] = {"replicas": pool.replicas, "engine": {"kv_cache_mib": pool.kv_cache_mib}}
@@ -95,7 +95,7 @@ def _pool(pool: PoolChoice, choice: Choice) -> dict[str, Any]:
     return settings
 
 
-def _pool_in_words(pool: PoolChoice, choice: Choice) -> str:
+def _pool_in_words(pool: PoolChoice, choice: SizingChoice) -> str:
     workers = f"{pool.replicas} worker{'s' * (pool.replicas > 1)}"
     if choice.device == "cuda":
         means = f"on {choice.tp} GPUs each" if choice.tp > 1 else "on a GPU each" if pool.replicas > 1 else "on a GPU"

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.cluster.config import ClusterConfig
-from slipstream.cluster.fleet import FleetError
-from slipstream.cluster.model_version import ModelContent
+from slipstream.cluster.config.cluster_config import ClusterConfig
+from slipstream.cluster.fleet.fleet_port import FleetError
+from slipstream.cluster.repository.model_content import ModelContent
 from slipstream.router.model_files.file_digest import DigestCache
 from slipstream.router.model_files.manifest import is_text
 

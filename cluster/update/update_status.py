@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slipstream.cluster.update.plan import Phase, UpdateEvent
-from slipstream.cluster.update.rolling import told
+from slipstream.cluster.fleet.update_plan import Phase, UpdateEvent
+from slipstream.cluster.update.rolling_update import told
 from slipstream.router.protocol.messages import ROLES
 
 

@@ -13,13 +13,11 @@ from pathlib import Path
 
 from ray.exceptions import RayError
 
-from slipstream.cluster.config import ClusterConfig
-from slipstream.cluster.fleet import FleetError
-from slipstream.cluster.model_version import ModelContent, content_of, unused_name
-from slipstream.cluster.placement import CannotPlace
-from slipstream.cluster.settings_file import ConfigError
-from slipstream.cluster.update.changes import changes_between
-from slipstream.cluster.update.plan import (
+from slipstream.cluster.config.cluster_config import ClusterConfig
+from slipstream.cluster.config.config_changes import changes_between
+from slipstream.cluster.config.settings_file import ConfigError
+from slipstream.cluster.fleet.fleet_port import FleetError
+from slipstream.cluster.fleet.update_plan import (
     AddGroup,
     RemoveGroup,
     SetSplit,
@@ -29,9 +27,11 @@ from slipstream.cluster.update.plan import (
     UpdatePlan,
     VersionLoad,
 )
-from slipstream.cluster.update.ports import VersionedFleet, VersionRouter
+from slipstream.cluster.fleet.versioned_fleet import VersionedFleet, VersionRouter
+from slipstream.cluster.ray.bundles import CannotPlace
+from slipstream.cluster.repository.model_content import ModelContent, content_of, unused_name
 from slipstream.cluster.update.release import Release, check_same_text
-from slipstream.cluster.update.rolling import RollingUpdate
+from slipstream.cluster.update.rolling_update import RollingUpdate
 from slipstream.cluster.update.update_status import UpdateStatus
 from slipstream.router.config.router_config import check_split
 from slipstream.router.model_files.file_digest import DigestCache

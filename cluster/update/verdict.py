@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slipstream.cluster.update.plan import VersionLoad
+from slipstream.cluster.fleet.update_plan import VersionLoad
 
 MIN_FAILURES = 3  # because transfers fail now and then, whatever the version
 MAX_FAILURE_SHARE = 0.05  # of the requests, beyond twice the old version's share

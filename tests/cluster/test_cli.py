@@ -18,10 +18,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from slipstream.cluster import processes, run_state
 from slipstream.cluster.cli import COMMANDS, main
-from slipstream.cluster.run_state import ClusterState, MemberStatus
-from slipstream.cluster.status import describe, duration, router_status
+from slipstream.cluster.processes import process_tree
+from slipstream.cluster.state import run_state
+from slipstream.cluster.state.cluster_status import describe, duration, router_status
+from slipstream.cluster.state.run_state import ClusterState, MemberStatus
 from slipstream.router.status.load_signals import ClassSignals, Signals, Spread, WindowSignals
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -210,7 +211,7 @@ def test_down_says_when_nothing_runs(slipstream: CommandLine) -> None:
 
 
 def announce(slipstream: CommandLine, name: str, pid: int) -> None:
-    started = processes.start_time(pid)
+    started = process_tree.start_time(pid)
     assert started is not None
     slipstream.states.mkdir(parents=True, exist_ok=True)
     members = [MemberStatus("decode-0", "decode", "ready", "steady", [pid], 2)]

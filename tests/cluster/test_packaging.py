@@ -12,4 +12,4 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_this_environment_imports_slipstream_from_the_checkout_wherever_it_is(tmp_path: Path) -> None:
     code = "import slipstream.kv_transfer.api.ticket as ticket; print(ticket.__file__)"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == str(ROOT / "slipstream" / "kv_transfer" / "ticket.py")
+    assert done.stdout.strip() == str(ROOT / "slipstream" / "kv_transfer" / "api" / "ticket.py")

@@ -10,10 +10,10 @@ from typing import Any
 import openai
 import pytest
 
-from tests.e2e.fleet import bring_to
-from tests.e2e.reference import Reference
-from tests.e2e.serving_cluster import DEMO_MODEL, ServingCluster
-from tests.e2e.streams import client_of
+from tests.support.e2e.fleet_calls import bring_to
+from tests.support.e2e.reference import Reference
+from tests.support.e2e.serving_cluster import DEMO_MODEL, ServingCluster
+from tests.support.e2e.streams import client_of
 
 SMALL: dict[str, Any] = {
     "engine": {"dtype": "float32", "device": "cpu", "kv_cache_mib": 32, "num_threads": 1},

@@ -12,10 +12,10 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.observation import Scrape, moved, wait_until_at_rest, wait_until_clear
-from tests.e2e.raw_client import connected, post, read_to_end, read_until
-from tests.e2e.serving_cluster import ServingCluster
-from tests.e2e.streams import MODEL, complete, prompt_of
+from tests.support.e2e.observation import Scrape, moved, wait_until_at_rest, wait_until_clear
+from tests.support.e2e.raw_connection import connected, post, read_to_end, read_until
+from tests.support.e2e.serving_cluster import ServingCluster
+from tests.support.e2e.streams import MODEL, complete, prompt_of
 
 GOOD = prompt_of(40, variant=90)
 COMPLETION = {"model": MODEL, "prompt": "def f():", "max_tokens": 4}

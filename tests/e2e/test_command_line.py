@@ -16,9 +16,9 @@ import pytest
 
 from slipstream.router.process.listening import here
 from tests.e2e.conftest import SMALL
-from tests.e2e.freezing import frozen
-from tests.e2e.serving_cluster import DEMO_MODEL, ServingCluster
-from tests.e2e.streams import BackgroundStream, client_of, complete, prompt_of, streaming
+from tests.support.e2e.freezing import frozen
+from tests.support.e2e.serving_cluster import DEMO_MODEL, ServingCluster
+from tests.support.e2e.streams import BackgroundStream, client_of, complete, prompt_of, streaming
 
 NUM_TOKENS = 300
 

@@ -7,9 +7,9 @@ import signal
 import socket
 from urllib.parse import urlsplit
 
-from tests.e2e.freezing import frozen
-from tests.e2e.serving_cluster import END_TIMEOUT_S, ServingCluster, command_of
-from tests.e2e.streams import BackgroundStream, prompt_of, streaming
+from tests.support.e2e.freezing import frozen
+from tests.support.e2e.serving_cluster import END_TIMEOUT_S, ServingCluster, command_of
+from tests.support.e2e.streams import BackgroundStream, prompt_of, streaming
 
 
 def test_a_cluster_that_leaves_its_balancers_serves_on_until_ctrl_c_which_does_not_wait_for_streams(
@@ -35,7 +35,7 @@ def test_a_driver_killed_together_with_its_guardian_and_reaper_takes_ray_and_wor
 ) -> None:
     processes, state = fleet_of_all.processes(), fleet_of_all.state
     assert state is not None
-    (reaper,) = (process for process in processes if "slipstream.cluster.reaper" in command_of(process))
+    (reaper,) = (process for process in processes if "slipstream.cluster.processes.reaper" in command_of(process))
     reaper.kill()
     for pid in (fleet_of_all.pid, state.driver):
         os.kill(pid, signal.SIGKILL)

@@ -1,7 +1,7 @@
 """A short fault campaign: two prefill and two decode workers under load that die, freeze and are cut off.
 
-`scripts/fault_campaign.py` runs it for as long as one likes, with other faults; docs/results/faults.md has what came of
-that.
+`scripts/faults/fault_campaign.py` runs it for as long as one likes, with other faults; docs/results/faults.md has what
+came of that.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.cluster_campaign import Plan, run_cluster
+from tests.support.faults.cluster_campaign import Plan, run_cluster
 
 FAULTS = ("kill", "freeze", "freeze", "reset", "cut-pages", "router")
 # With this seed a decode worker is killed first, so that requests are hit however few faults follow on a slow machine.

@@ -10,10 +10,10 @@ from typing import Any
 
 import jsonschema
 
-from tests.e2e.fleet import decode_workers, drain, num_requests_on, scale, wait_for_fleet, wait_until_gone
-from tests.e2e.observation import Scrape, moved, wait_until_at_rest
-from tests.e2e.serving_cluster import ServingCluster
-from tests.e2e.streams import MODEL, BackgroundStream, client_of, prompt_of, streaming
+from tests.support.e2e.fleet_calls import decode_workers, drain, num_requests_on, scale, wait_for_fleet, wait_until_gone
+from tests.support.e2e.observation import Scrape, moved, wait_until_at_rest
+from tests.support.e2e.serving_cluster import ServingCluster
+from tests.support.e2e.streams import MODEL, BackgroundStream, client_of, prompt_of, streaming
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

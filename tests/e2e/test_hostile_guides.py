@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.observation import wait_until_at_rest
-from tests.e2e.serving_cluster import ServingCluster
-from tests.e2e.streams import MODEL, BackgroundStream, prompt_of, streaming
+from tests.support.e2e.observation import wait_until_at_rest
+from tests.support.e2e.serving_cluster import ServingCluster
+from tests.support.e2e.streams import MODEL, BackgroundStream, prompt_of, streaming
 
 NUM_TOKENS = 600
 # What no guide may cost, and what it takes to find that out.

@@ -10,10 +10,10 @@ from functools import cache
 
 import pytest
 
-from tests.e2e.freezing import frozen
-from tests.e2e.observation import Scrape, moved, unrest, wait_for_phase, wait_until_at_rest, wait_until_clear
-from tests.e2e.serving_cluster import ServingCluster
-from tests.e2e.streams import BackgroundStream, client_of, complete, prompt_of, streaming
+from tests.support.e2e.freezing import frozen
+from tests.support.e2e.observation import Scrape, moved, unrest, wait_for_phase, wait_until_at_rest, wait_until_clear
+from tests.support.e2e.serving_cluster import ServingCluster
+from tests.support.e2e.streams import BackgroundStream, client_of, complete, prompt_of, streaming
 
 # Prompt tokens and output tokens of requests that decode when the kill comes, and of those that are in prefill then.
 DECODING = ((20, 800), (25, 800), (120, 700), (150, 700))

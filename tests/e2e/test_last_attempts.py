@@ -12,10 +12,17 @@ import openai
 import pytest
 
 from tests.e2e.conftest import SMALL
-from tests.e2e.freezing import frozen
-from tests.e2e.observation import Scrape, moved, wait_for_phase, wait_until_at_rest, wait_until_clear, workers_of
-from tests.e2e.serving_cluster import ServingCluster
-from tests.e2e.streams import BackgroundStream, client_of, complete, prompt_of, streaming
+from tests.support.e2e.freezing import frozen
+from tests.support.e2e.observation import (
+    Scrape,
+    moved,
+    wait_for_phase,
+    wait_until_at_rest,
+    wait_until_clear,
+    workers_of,
+)
+from tests.support.e2e.serving_cluster import ServingCluster
+from tests.support.e2e.streams import BackgroundStream, client_of, complete, prompt_of, streaming
 
 # Torch's kernels are slow enough for a worker to be caught in the middle of a request.
 SETTINGS = {

@@ -7,11 +7,11 @@ import socket
 import openai
 import pytest
 
-from tests.e2e.freezing import frozen
-from tests.e2e.observation import Scrape, moved, wait_for_phase, wait_until_at_rest, wait_until_clear
-from tests.e2e.raw_client import connected, post, read_until
-from tests.e2e.serving_cluster import ServingCluster
-from tests.e2e.streams import GREEDY, MODEL, client_of, complete, prompt_of
+from tests.support.e2e.freezing import frozen
+from tests.support.e2e.observation import Scrape, moved, wait_for_phase, wait_until_at_rest, wait_until_clear
+from tests.support.e2e.raw_connection import connected, post, read_until
+from tests.support.e2e.serving_cluster import ServingCluster
+from tests.support.e2e.streams import GREEDY, MODEL, client_of, complete, prompt_of
 
 VERY_LONG = 3500
 LONGEST = 3800  # output tokens: seconds, in which whoever is to leave is sure to do so

@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.e2e.conftest import MakeCluster
-from tests.e2e.serving_cluster import DEMO_MODEL, ServingCluster
+from tests.support.e2e.serving_cluster import DEMO_MODEL, ServingCluster
 
 # One worker, without another one for prompts: what is tried here would be the same for each further process.
 ONE_WORKER = {"prefill": {"replicas": 0}}

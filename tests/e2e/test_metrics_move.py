@@ -9,11 +9,11 @@ from urllib.parse import quote
 import openai
 import pytest
 
-from tests.e2e.freezing import frozen
-from tests.e2e.observation import Scrape, moved, status_of, wait_for_phase, wait_until_at_rest
-from tests.e2e.raw_client import connected, post
-from tests.e2e.serving_cluster import ServingCluster
-from tests.e2e.streams import GREEDY, MODEL, complete, prompt_of
+from tests.support.e2e.freezing import frozen
+from tests.support.e2e.observation import Scrape, moved, status_of, wait_for_phase, wait_until_at_rest
+from tests.support.e2e.raw_connection import connected, post
+from tests.support.e2e.serving_cluster import ServingCluster
+from tests.support.e2e.streams import GREEDY, MODEL, complete, prompt_of
 
 GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
 COUNTERS = (

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.e2e.fleet import decode_workers, drain, num_requests_on, scale, wait_for_fleet, wait_until_gone
-from tests.e2e.observation import Scrape, moved, status_of, wait_until_at_rest
-from tests.e2e.serving_cluster import ServingCluster
-from tests.e2e.streams import BackgroundStream, prompt_of, streaming
+from tests.support.e2e.fleet_calls import decode_workers, drain, num_requests_on, scale, wait_for_fleet, wait_until_gone
+from tests.support.e2e.observation import Scrape, moved, status_of, wait_until_at_rest
+from tests.support.e2e.serving_cluster import ServingCluster
+from tests.support.e2e.streams import BackgroundStream, prompt_of, streaming
 
 # Seconds, so that the drain comes while they run: it takes a few hundredths of one.
 NUM_TOKENS = 1500

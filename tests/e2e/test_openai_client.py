@@ -8,10 +8,10 @@ from typing import Any
 import openai
 import pytest
 
-from tests.e2e.observation import Scrape, moved
-from tests.e2e.reference import Reference
-from tests.e2e.serving_cluster import ServingCluster
-from tests.e2e.streams import GREEDY, MODEL, complete, prompt_of
+from tests.support.e2e.observation import Scrape, moved
+from tests.support.e2e.reference import Reference
+from tests.support.e2e.serving_cluster import ServingCluster
+from tests.support.e2e.streams import GREEDY, MODEL, complete, prompt_of
 
 SHORT, LONG = prompt_of(20, variant=1), prompt_of(150, variant=2)
 MESSAGES: list[Any] = [{"role": "user", "content": "Write a function that reads a file and returns its lines."}]

@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.e2e.reference import Reference
-from tests.e2e.serving_cluster import ServingCluster
-from tests.e2e.streams import client_of, complete, prompt_of
+from tests.support.e2e.reference import Reference
+from tests.support.e2e.serving_cluster import ServingCluster
+from tests.support.e2e.streams import client_of, complete, prompt_of
 
 NUM_TOKENS = 12
 LENGTHS = [1, 2, 3, 5, 8, 13, 15, 16, 17, 21, 31, 32, 33, 34, 40, 47, 48, 49, 55, 63, 64, 65, 72, 79, 80, 81]

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.conftest import SMALL
-from tests.e2e.serving_cluster import ServingCluster
 from tests.e2e.test_smoke import stream, text_of
+from tests.support.e2e.serving_cluster import ServingCluster
 
 OWN = '''
-from slipstream.cluster.planner.decision import PlannerDecision, SwitchRole
+from slipstream.cluster.planner.planner_decision import PlannerDecision, SwitchRole
 
 
 class Once:

@@ -9,9 +9,9 @@ import openai
 import pytest
 
 from tests.e2e.conftest import MakeCluster
-from tests.e2e.observation import Scrape, moved, wait_until_at_rest, wait_until_clear, workers_of
-from tests.e2e.serving_cluster import ServingCluster
-from tests.e2e.streams import GREEDY, MODEL, BackgroundStream, client_of, prompt_of, streaming
+from tests.support.e2e.observation import Scrape, moved, wait_until_at_rest, wait_until_clear, workers_of
+from tests.support.e2e.serving_cluster import ServingCluster
+from tests.support.e2e.streams import GREEDY, MODEL, BackgroundStream, client_of, prompt_of, streaming
 
 PAGE_TOKENS = 16
 # Few pages, so that they are evicted again and again.

@@ -22,11 +22,11 @@ import psutil
 import pytest
 import yaml
 
-from slipstream.cluster import run_state
-from slipstream.cluster.run_state import ClusterState
+from slipstream.cluster.state import run_state
+from slipstream.cluster.state.run_state import ClusterState
 from tests.e2e.conftest import SMALL
-from tests.e2e.serving_cluster import DEMO_MODEL, ROOT
-from tests.e2e.streams import GREEDY, MODEL, prompt_of
+from tests.support.e2e.serving_cluster import DEMO_MODEL, ROOT
+from tests.support.e2e.streams import GREEDY, MODEL, prompt_of
 
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 START_TIMEOUT_S = 90.0

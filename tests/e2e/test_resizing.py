@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from slipstream.cluster.cannot_tell import CannotTell
+from slipstream.cluster.terminal.command_error import CommandError
 from tests.e2e.conftest import MakeCluster
-from tests.e2e.fleet import (
+from tests.support.e2e.fleet_calls import (
     bring_to,
     change_role,
     decode_workers,
@@ -22,11 +22,11 @@ from tests.e2e.fleet import (
     scale,
     wait_for_fleet,
 )
-from tests.e2e.freezing import frozen
-from tests.e2e.observation import Scrape, moved, status_of, wait_until_at_rest
-from tests.e2e.serving_cluster import END_TIMEOUT_S, ROOT, ServingCluster
-from tests.e2e.streams import BackgroundStream, complete, prompt_of, streaming
-from tests.e2e.streams import client_of as openai_of
+from tests.support.e2e.freezing import frozen
+from tests.support.e2e.observation import Scrape, moved, status_of, wait_until_at_rest
+from tests.support.e2e.serving_cluster import END_TIMEOUT_S, ROOT, ServingCluster
+from tests.support.e2e.streams import BackgroundStream, complete, prompt_of, streaming
+from tests.support.e2e.streams import client_of as openai_of
 
 SIZES = ((20, 500), (25, 500), (120, 450), (150, 450), (300, 400), (900, 80))
 
@@ -332,5 +332,5 @@ def test_groups_of_several_ranks_exchange_their_roles(make_cluster: MakeCluster)
 
 
 def test_pools_of_different_width_do_not_exchange_workers(tp2_cluster: ServingCluster) -> None:
-    with pytest.raises(CannotTell, match="tp is 2 for prefill and 1 for decode"):
+    with pytest.raises(CommandError, match="tp is 2 for prefill and 1 for decode"):
         change_role(tp2_cluster, "prefill-0", "decode")

@@ -20,14 +20,14 @@ import openai
 import pytest
 import yaml
 
-from slipstream.cluster.cannot_tell import CannotTell
-from slipstream.cluster.operator.client import OperatorClient
-from slipstream.cluster.operator.client import client_of as operator_client_of
+from slipstream.cluster.admin_api.client.admin_client import AdminClient
+from slipstream.cluster.admin_api.client.admin_client import client_of as admin_client_of
+from slipstream.cluster.terminal.command_error import CommandError
 from tests.e2e.conftest import SMALL
-from tests.e2e.models import broken_model, perturbed_model
-from tests.e2e.observation import status_of, wait_until_at_rest
-from tests.e2e.serving_cluster import ServingCluster
-from tests.e2e.streams import GREEDY, MODEL, client_of, prompt_of
+from tests.support.e2e.altered_models import broken_model, perturbed_model
+from tests.support.e2e.observation import status_of, wait_until_at_rest
+from tests.support.e2e.serving_cluster import ServingCluster
+from tests.support.e2e.streams import GREEDY, MODEL, client_of, prompt_of
 
 NUM_CLIENTS = 3
 MAX_TOKENS = 12
@@ -106,10 +106,10 @@ def loaded(serving: ServingCluster) -> Iterator[Load]:
     assert load.failures == []
 
 
-def operator(serving: ServingCluster) -> OperatorClient:
+def operator(serving: ServingCluster) -> AdminClient:
     state = serving.state
     assert state is not None
-    return operator_client_of(state)
+    return admin_client_of(state)
 
 
 def command(serving: ServingCluster, *words: str, code: int = 0) -> str:
@@ -240,7 +240,7 @@ def test_weights_that_are_overwritten_are_another_version_and_nobody_serves_them
     name = kill(serving, "prefill")
     serving.wait_for(lambda: refused in serving.member(name).detail, 60)
     assert texts_of(serving, "march") == expected, "a decode worker serves on with what it has in memory"
-    with pytest.raises(CannotTell, match=f"no worker of version march can be started: {changed}"):
+    with pytest.raises(CommandError, match=f"no worker of version march can be started: {changed}"):
         operator(serving).post("/v1/fleet/scale", {"role": "decode", "replicas": 2})
     name = kill(serving, "decode")
     serving.wait_for(lambda: refused in serving.member(name).detail, 60)
@@ -284,9 +284,9 @@ def test_what_cannot_be_rolled_is_refused_with_its_key(serving: ServingCluster, 
         ({}, "nothing differs from what runs"),
     ):
         path = config_with(serving, tmp_path, **settings)
-        with pytest.raises(CannotTell, match=sentence):
+        with pytest.raises(CommandError, match=sentence):
             operator(serving).post("/v1/update", {"config": path})
-        with pytest.raises(CannotTell, match=sentence):
+        with pytest.raises(CommandError, match=sentence):
             operator(serving).post("/v1/update", {"config": path, "split": 10.0})
     assert "nothing differs" in command(serving, "update", path, code=1)
 

@@ -6,7 +6,7 @@ import json
 import urllib.request
 from typing import Any
 
-from tests.e2e.serving_cluster import ServingCluster, command_of
+from tests.support.e2e.serving_cluster import ServingCluster, command_of
 
 
 def stream(serving: ServingCluster, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.e2e.conftest import MakeCluster
-from tests.e2e.observation import Scrape, moved, wait_until_at_rest
-from tests.e2e.reference import Reference
-from tests.e2e.serving_cluster import ServingCluster
-from tests.e2e.streams import BackgroundStream, client_of, complete, prompt_of, streaming
+from tests.support.e2e.observation import Scrape, moved, wait_until_at_rest
+from tests.support.e2e.reference import Reference
+from tests.support.e2e.serving_cluster import ServingCluster
+from tests.support.e2e.streams import BackgroundStream, client_of, complete, prompt_of, streaming
 
 PAGE_TOKENS = 16
 PAGE_BYTES = 5 * 4 * 2 * PAGE_TOKENS * 32 * 4  # layers, KV heads, K and V, tokens, head dimension, float32

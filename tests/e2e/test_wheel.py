@@ -2,7 +2,7 @@
 checkout. It serves the demo model without a configuration.
 
 The packages that Slipstream needs are this environment's, and the native libraries are those that `scripts/setup` has
-compiled: compiling them takes minutes. `scripts/build_wheel` compiles, and repairs the wheel's platform tag.
+compiled: compiling them takes minutes. `scripts/wheel/build_wheel` compiles, and repairs the wheel's platform tag.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scripts import check_wheel
-from tests.e2e.serving_cluster import ROOT, ServingCluster
+from scripts.wheel import check_wheel
 from tests.e2e.test_smoke import stream, text_of
+from tests.support.e2e.serving_cluster import ROOT, ServingCluster
 
 pytestmark = pytest.mark.wheel
 

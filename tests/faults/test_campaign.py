@@ -1,4 +1,5 @@
-"""A share of the campaign in virtual time (`scripts/fault_campaign.py --virtual` runs as many worlds as one likes)."""
+"""A share of the campaign in virtual time (`scripts/faults/fault_campaign.py --virtual` runs as many worlds as one
+likes)."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from typing import get_args
 import pytest
 
 from slipstream.router.requests.migration import MigrationResult
-from tests.faults.campaign import SEEDS_A_TASK, run_campaign, run_seed, run_some
-from tests.faults.world import World
+from tests.support.faults.virtual_campaign import SEEDS_A_TASK, run_campaign, run_seed, run_some
+from tests.support.faults.virtual_world import World
 
 NUM_SEEDS = 300  # about 40 s on one core
 MOST_SEEDS = 4000  # if it takes so many to see everything once
@@ -28,7 +29,7 @@ MOVES = frozenset({"rebalanced", *(f"migration: {result}" for result in get_args
 
 @pytest.mark.timeout(600)
 def test_whatever_fails_every_request_ends_once_with_its_tokens_and_nothing_is_left() -> None:
-    """More seeds: `scripts/fault_campaign.py --virtual --seeds 10000`, or from another one on with `--seed`."""
+    """More seeds: `scripts/faults/fault_campaign.py --virtual --seeds 10000`, or from another one on with `--seed`."""
     report = run_campaign(range(NUM_SEEDS), num_processes=2)
     while (FAULTS | OUTCOMES | RETRIES | MOVES) - report.seen.keys() and report.num_seeds < MOST_SEEDS:
         report.add(run_some(range(report.num_seeds, report.num_seeds + SEEDS_A_TASK)))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.hosts.network import Network, NoNamespaces
-from tests.hosts.ray_hosts import HostsCluster, RayHosts
+from tests.support.hosts.host_network import Network, NoNamespaces
+from tests.support.hosts.ray_hosts import HostsCluster, RayHosts
 
 SETTINGS: dict[str, Any] = {
     "engine": {"dtype": "float32", "device": "cpu", "kv_cache_mib": 32, "num_threads": 1},

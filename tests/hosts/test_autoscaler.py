@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID
 
-from tests.e2e.observation import wait_until_at_rest
 from tests.hosts.conftest import SETTINGS
-from tests.hosts.load import Load, ask, client_of
-from tests.hosts.network import Network
-from tests.hosts.ray_hosts import HostsCluster, RayHosts
+from tests.support.e2e.observation import wait_until_at_rest
+from tests.support.hosts.host_network import Network
+from tests.support.hosts.hosts_load import Load, ask, client_of
+from tests.support.hosts.ray_hosts import HostsCluster, RayHosts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.network import Host, Network, NoNamespaces
+from tests.support.hosts.host_network import Host, Network, NoNamespaces
 
 LISTEN = (
     "import socket; s = socket.create_server(('', 5000)); print('up', flush=True)\nwhile True: s.accept()[0].close()"
@@ -53,7 +53,7 @@ def test_a_host_that_is_killed_has_no_process_left(pair: tuple[Host, Host]) -> N
 
 def test_nothing_of_a_network_stays_behind(tmp_path: Path) -> None:
     script = (
-        "from tests.hosts.network import Network\n"
+        "from tests.support.hosts.host_network import Network\n"
         "with Network() as network:\n"
         "    network.add_host('some')\n"
         "    print(network.hosts['some'].namespace)\n"

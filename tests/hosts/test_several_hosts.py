@@ -10,13 +10,13 @@ import signal
 
 import pytest
 
-from tests.e2e.observation import Scrape, moved, status_of, wait_until_at_rest, wait_until_clear
-from tests.e2e.reference import Reference
-from tests.e2e.serving_cluster import DEMO_MODEL
-from tests.e2e.streams import prompt_of
-from tests.hosts.load import SIZES, Load, ask, client_of
-from tests.hosts.network import Host, Network
-from tests.hosts.ray_hosts import HostsCluster, RayHosts
+from tests.support.e2e.observation import Scrape, moved, status_of, wait_until_at_rest, wait_until_clear
+from tests.support.e2e.reference import Reference
+from tests.support.e2e.serving_cluster import DEMO_MODEL
+from tests.support.e2e.streams import prompt_of
+from tests.support.hosts.host_network import Host, Network
+from tests.support.hosts.hosts_load import SIZES, Load, ask, client_of
+from tests.support.hosts.ray_hosts import HostsCluster, RayHosts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

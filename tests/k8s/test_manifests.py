@@ -12,11 +12,11 @@ import jsonschema
 import pytest
 import yaml
 
-from slipstream.cluster.config import ClusterConfig
-from slipstream.cluster.config_file import load_config
-from slipstream.cluster.spread import matches
-from tests.cluster.test_config_file import write_model
-from tests.k8s.api_schema import KINDS, custom_resource_schemas
+from slipstream.cluster.config.cluster_config import ClusterConfig
+from slipstream.cluster.config.loading.config_file import load_config
+from slipstream.cluster.ray.node_choice import matches
+from tests.cluster.config.loading.test_config_file import write_model
+from tests.support.k8s.api_schema import KINDS, custom_resource_schemas
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "k8s"
 KUSTOMIZATION = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())

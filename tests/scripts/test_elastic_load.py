@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.elastic_bench.calibration import ANSWERS_BUSY, PROMPTS_BUSY, Speed, load_for
-from scripts.elastic_bench.load import SPREAD, Phase, Request, requests_of, write_requests
+from scripts.bench.elastic.load_calibration import ANSWERS_BUSY, PROMPTS_BUSY, Speed, load_for
+from scripts.bench.elastic.offered_load import SPREAD, Phase, Request, requests_of, write_requests
 
 PROMPTS, ANSWERS = Phase("prompts", 60.0, 1.0, 1200, 30), Phase("answers", 60.0, 1.0, 100, 400)
 

@@ -9,16 +9,23 @@ from typing import Any
 
 import pytest
 
-from slipstream.cluster import processes, run_state
 from slipstream.cluster.commands.start_check import refusals_here
-from slipstream.cluster.config import ClusterConfig, ModelConfig, OperatorConfig, PoolConfig, RayConfig
-from slipstream.cluster.doubts import Machine
-from slipstream.cluster.run_state import ClusterState
+from slipstream.cluster.config.cluster_config import (
+    AdminApiConfig,
+    ClusterConfig,
+    PoolConfig,
+    RayConfig,
+    ServedModelConfig,
+)
+from slipstream.cluster.config.loading.config_warnings import Machine
+from slipstream.cluster.processes import process_tree
+from slipstream.cluster.state import run_state
+from slipstream.cluster.state.run_state import ClusterState
 from slipstream.router.config.router_config import HttpConfig, RouterConfig
 from slipstream.workers.config.worker_config import EngineConfig
 
 MACHINE = Machine(memory_bytes=4096 * 2**20, num_cores=8)
-MODEL = ModelConfig("models/m")
+MODEL = ServedModelConfig("models/m")
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +50,7 @@ def decode(replicas: int = 1, **engine: Any) -> PoolConfig:
         ({"decode": decode(kv_cache_mib=4097)}, "decode.engine.kv_cache_mib: must fit into memory, got 4097"),
         ({"decode": decode(device="cuda")}, "decode.engine.device is cuda and Ray has no GPU"),
         ({"decode": decode(replicas=30), "ray": RayConfig(num_cpus=2)}, "the workers need 3.1 CPU"),
-        ({"operator": OperatorConfig(host="198.51.100.1")}, "operator.host: nothing can listen at 198.51.100.1"),
+        ({"operator": AdminApiConfig(host="198.51.100.1")}, "operator.host: nothing can listen at 198.51.100.1"),
     ],
 )
 def test_what_does_not_fit_this_machine_is_refused(changes: dict[str, Any], refusal: str, tmp_path: Path) -> None:
@@ -64,7 +71,7 @@ def test_a_port_counts_as_free_where_the_cluster_of_that_name_has_it(states: Pat
         port = taken.getsockname()[1]
         [told] = refusals(tmp_path, port)
         assert told.startswith(f"router.http.port: port {port} at 127.0.0.1 is in use by another program")
-        started = processes.start_time(os.getpid())
+        started = process_tree.start_time(os.getpid())
         assert started is not None
         state = ClusterState("slipstream", os.getpid(), started, "/c.yaml", "m", "ready", "http://x", "/logs", [])
         run_state.write(states / "slipstream.json", state)

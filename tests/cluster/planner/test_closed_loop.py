@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slipstream.cluster.planner.config import PlannerConfig
+from slipstream.cluster.config.planner_config import PlannerConfig
 from slipstream.cluster.planner.slo_planner import SloPlanner
-from tests.cluster.planner.plant import Load, Plant, Times
+from tests.support.cluster.simulated_plant import Load, Plant, Times
 
 HORIZON_S, SETTLE_S, START_S, SWITCH_S = 90.0, 10.0, 40.0, 4.0
 TARGET = 0.9

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from slipstream.cluster.planner.config import PlannerConfig
-from slipstream.cluster.sim.config import SimConfig, Split
-from slipstream.cluster.sim.run import SimRun, find_profile
-from slipstream.cluster.workload.workload import open_workload
+from slipstream.cluster.config.planner_config import PlannerConfig
+from slipstream.cluster.tools.sim.sim_config import SimConfig, Split
+from slipstream.cluster.tools.sim.sim_run import SimRun, find_profile
+from slipstream.cluster.tools.workload.workload import open_workload
 from slipstream.router.config.router_config import SloConfig
 
 

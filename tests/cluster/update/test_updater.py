@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from slipstream.cluster.config import ClusterConfig
-from slipstream.cluster.fleet import FleetError, FleetMember, FleetState
-from slipstream.cluster.model_version import content_of
-from slipstream.cluster.operator.app import build_app
-from slipstream.cluster.operator.parts import DriverParts
-from slipstream.cluster.overrides import Overrides
-from slipstream.cluster.run_state import ClusterState
+from slipstream.cluster.admin_api.admin_app import build_app
+from slipstream.cluster.admin_api.driver_parts import DriverParts
+from slipstream.cluster.admin_api.update_routes import UpdateAnswer, update_routes
+from slipstream.cluster.config.cluster_config import ClusterConfig
+from slipstream.cluster.config.loading.overrides import Overrides
+from slipstream.cluster.fleet.fleet_port import FleetError, FleetMember, FleetState
+from slipstream.cluster.fleet.update_plan import UpdateEvent, UpdateOptions
+from slipstream.cluster.repository.model_content import content_of
+from slipstream.cluster.state.run_state import ClusterState
 from slipstream.cluster.update import updater as module
-from slipstream.cluster.update.plan import UpdateEvent, UpdateOptions
 from slipstream.cluster.update.release import Release
-from slipstream.cluster.update.routes import UpdateAnswer, update_routes
 from slipstream.cluster.update.updater import Updater
 from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.protocol.messages import Role

@@ -2,8 +2,8 @@
 
 import pytest
 
-from scripts.placement_bench.stall import LINES, gaps
-from slipstream.cluster.bench.measures import percentile
+from scripts.bench.placement.stream_gaps import LINES, gaps
+from slipstream.cluster.tools.bench.load.measures import percentile
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,80 @@
+"""A client for the admin API of a cluster, on this machine or elsewhere."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.cluster.admin_api.client.admin_port import TIMEOUT_S
+from slipstream.cluster.state.cluster_status import direct_opener, shown_key
+from slipstream.cluster.state.run_state import ClusterState
+from slipstream.cluster.terminal.command_error import CommandError
+
+TOKEN_VARIABLE = "SLIPSTREAM_OPERATOR_TOKEN"
+
+
+class UnreachableError(CommandError):
+    """Nobody answers at the URL."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdminClient:
+    """One driver's API (`AdminPort`). Nothing is known of those before and after it, so no call waits for them."""
+
+    url: str
+    token: str
+
+    @property
+    def restarts(self) -> int:
+        return 0
+
+    def get(self, path: str) -> dict[str, Any]:
+        return self._ask("GET", path, None)
+
+    def post(
+        self,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        waits: bool = True,
+        may_repeat: bool = False,
+        timeout_s: float = TIMEOUT_S,
+    ) -> dict[str, Any]:
+        return self._ask("POST", path, body, timeout_s)
+
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+        """The answer to a call. Raises CommandError, with one sentence, if there is none; UnreachableError, if no
+        server is there."""
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json", **shown_key(self.token)}
+        try:
+            question = urllib.request.Request(f"{self.url}{path}", data, headers, method=method)
+            with direct_opener(is_here=False).open(question, timeout=timeout_s) as answer:
+                content: dict[str, Any] = json.load(answer)
+                return content
+        except urllib.error.HTTPError as error:
+            raise CommandError(_refusal(error, self.url)) from error
+        except (OSError, http.client.HTTPException) as error:
+            reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            raise UnreachableError(f"the operator at {self.url} cannot be reached: {reason}") from error
+        except ValueError as error:  # not a URL, or an answer that is not JSON
+            raise CommandError(f"{self.url} is not the admin API of a Slipstream cluster: {error}") from error
+
+
+def client_of(state: ClusterState, token: str | None = None) -> AdminClient:
+    """A client for the cluster with this state file. Raises CommandError if it serves no admin API."""
+    if not state.operator_url:
+        raise CommandError(f"{state.name} serves no admin API (operator.port is null in {state.config})")
+    return AdminClient(state.operator_url, token or state.operator_token)
+
+
+def _refusal(error: urllib.error.HTTPError, where: str) -> str:
+    try:
+        message = str(json.load(error)["error"]["message"])
+    except (ValueError, KeyError, TypeError, OSError):
+        return f"{where} answers with status {error.code} and is perhaps no admin API of a Slipstream cluster"
+    return f"{message} (--token, or {TOKEN_VARIABLE} in the environment)" if error.code == 401 else message

@@ -1,0 +1,136 @@
+"""The admin API's calls that show and resize the worker groups of a cluster."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.convertors import PathConvertor, register_url_convertor
+
+from slipstream.cluster.admin_api.driver_parts import DriverParts
+from slipstream.cluster.config.cluster_config import MAX_REPLICAS
+from slipstream.cluster.fleet.fleet_port import FleetMember, FleetState, MemberState
+from slipstream.router.protocol.messages import Role
+
+WorkerName = Annotated[str, Path(description="A name from `GET /v1/fleet`, as decode-0.")]
+
+
+class AnyText(PathConvertor):
+    """Matches any text as a name, even with slashes and newlines, so that the answer can say that there is no such
+    worker."""
+
+    regex = "(?s:.*)"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class ScaleQuestion(_Strict):
+    role: Role
+    replicas: int = Field(ge=0, le=MAX_REPLICAS, description="Groups that are wanted in this role; 0: none.")
+
+
+class DrainQuestion(_Strict):
+    migrate: bool = Field(True, description="Move what runs there to other workers; else it runs on there to its end.")
+
+
+class RoleQuestion(_Strict):
+    role: Role
+
+
+class MemberAnswer(BaseModel):
+    name: str
+    role: Role
+    state: MemberState
+    for_s: float = Field(description="Seconds that it has been in this state.")
+    host: str
+    version: str
+    detail: str
+    is_leaving: bool
+    startup_s: list[tuple[str, float]] = Field(description="Stages of its last start or role switch, and seconds.")
+
+    @classmethod
+    def of(cls, member: FleetMember, now_s: float) -> MemberAnswer:
+        return cls(
+            name=member.name,
+            role=member.role,
+            state=member.state,
+            for_s=round(max(0.0, now_s - member.since_s), 3),
+            host=member.host,
+            version=member.version,
+            detail=member.detail,
+            is_leaving=member.is_leaving,
+            startup_s=list(member.startup_s),
+        )
+
+
+class FleetAnswer(BaseModel):
+    num_prefill: int = Field(description="Prefill groups that are wanted, those that leave not counted.")
+    num_decode: int
+    max_members: int | None
+    is_changing: bool
+    members: list[MemberAnswer]
+    added: list[str] = Field(default=[], description="Names of groups that this call has begun to start.")
+    warning: str | None = None
+
+    @classmethod
+    def of(cls, state: FleetState, added: list[str] | None = None, warning: str | None = None) -> FleetAnswer:
+        now_s = time.monotonic()
+        return cls(
+            num_prefill=state.num_prefill,
+            num_decode=state.num_decode,
+            max_members=state.max_members,
+            is_changing=state.is_changing,
+            members=[MemberAnswer.of(member, now_s) for member in state.members],
+            added=added or [],
+            warning=warning,
+        )
+
+
+def fleet_routes(parts: DriverParts) -> APIRouter:
+    fleet = parts.fleet
+    register_url_convertor("any", AnyText())
+    routes = APIRouter(prefix="/v1", tags=["fleet"])
+
+    @routes.get("/fleet", summary="The worker groups and how they are")
+    async def show() -> FleetAnswer:
+        return FleetAnswer.of(fleet.state())
+
+    @routes.get("/status", summary="The cluster: its processes, and the load as the router sees it")
+    async def status() -> dict[str, Any]:
+        signals = await parts.signals() if parts.signals is not None else None
+        return parts.state.public() | {"router": await parts.router_status(), "signals": signals}
+
+    @routes.post("/fleet/scale", status_code=202, summary="Add or remove groups of a role")
+    async def scale(question: ScaleQuestion) -> FleetAnswer:
+        before = {member.name for member in fleet.state().members}
+        await fleet.scale(question.role, question.replicas)
+        state = fleet.state()
+        added = [member.name for member in state.members if member.name not in before]
+        return FleetAnswer.of(state, added, _emptied(state, question.role))
+
+    @routes.post("/workers/{name:any}/drain", status_code=202, summary="Empty a group and end it for good")
+    async def drain(name: WorkerName, question: DrainQuestion | None = None) -> FleetAnswer:
+        member = fleet.state().member(name)
+        await fleet.remove(name, migrate=question.migrate if question is not None else True)
+        state = fleet.state()
+        return FleetAnswer.of(state, warning=_emptied(state, member.role) if member is not None else None)
+
+    @routes.post("/workers/{name:any}/role", status_code=202, summary="Let a group serve the other role")
+    async def switch(name: WorkerName, question: RoleQuestion) -> FleetAnswer:
+        await fleet.switch_role(name, question.role)
+        state = fleet.state()
+        return FleetAnswer.of(state, warning=_emptied(state, "prefill" if question.role == "decode" else "decode"))
+
+    return routes
+
+
+def _emptied(state: FleetState, role: Role) -> str | None:
+    if state.num(role) > 0:
+        return None
+    if role == "decode":
+        return "no decode worker is left: requests wait, for router.dispatch.queue_timeout_s at most"
+    return "no prefill worker is left: decode workers compute prompts themselves"

@@ -1,0 +1,122 @@
+"""The admin API's calls that update a cluster."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+
+from slipstream.cluster.fleet.fleet_port import FleetError
+from slipstream.cluster.fleet.update_plan import Phase, UpdateOptions
+from slipstream.cluster.update.updater import Updater
+
+DEFAULTS = UpdateOptions()
+
+
+class _StrictUpdate(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class UpdateQuestion(_StrictUpdate):
+    config: str = Field(min_length=1, description="Absolute path of a configuration on the driver's machine.")
+    surge: int = Field(DEFAULTS.surge, description="Groups of each role more than wanted, for a while.")
+    max_unavailable: int = Field(DEFAULTS.max_unavailable, description="Groups of each role fewer than wanted.")
+    split: float | None = Field(None, description="Percent of new requests for the new version, which then waits.")
+    auto: bool = Field(False, description="Go on, or back, by what is seen of the new version at that split.")
+    canary_s: float = Field(DEFAULTS.canary_s, description="With auto: look at it for so long at least.")
+    min_requests: int = Field(DEFAULTS.min_requests, description="With auto: and at so many ended requests.")
+    start_timeout_s: float = Field(DEFAULTS.start_timeout_s, description="In which a new group must be ready.")
+
+    def options(self) -> UpdateOptions:
+        """The options in the question. Raises FleetError that names a bad field."""
+        try:
+            return UpdateOptions(
+                surge=self.surge,
+                max_unavailable=self.max_unavailable,
+                canary_percent=self.split,
+                is_automatic=self.auto,
+                canary_s=self.canary_s,
+                min_requests=self.min_requests,
+                start_timeout_s=self.start_timeout_s,
+            )
+        except ValueError as error:
+            name, _, _ = str(error).partition(" ")
+            raise FleetError("invalid", name, str(error)) from None
+
+
+class SplitQuestion(_StrictUpdate):
+    weights: dict[str, float] = Field(min_length=1, description="Shares by version, of any sum.")
+
+
+class EventAnswer(BaseModel):
+    ago_s: float
+    phase: Phase
+    text: str
+
+
+class UpdateAnswer(BaseModel):
+    is_active: bool
+    line: str = Field(description="All in one line, for people.")
+    phase: Phase | None = None
+    old: str = ""
+    new: str = ""
+    config: str = ""
+    changed: list[str] = Field(default=[], description="Keys of the configuration that differ.")
+    split: dict[str, float] | None = Field(default=None, description="Null: by the size of the pools.")
+    reason: str = Field(default="", description="Of a roll-back.")
+    ready: dict[str, dict[str, int]] = Field(default={}, description="Groups that serve, by version and role.")
+    wanted: dict[str, int] = {}
+    events: list[EventAnswer] = []
+
+    @classmethod
+    def of(cls, updater: Updater) -> UpdateAnswer:
+        status, now_s = updater.status, time.monotonic()
+        if status is None:
+            last = updater.last_event
+            if last is None:
+                return cls(is_active=False, line="no update yet")
+            return cls(is_active=False, line=last.text, phase=last.phase)
+        return cls(
+            is_active=updater.is_active,
+            line=status.line,
+            phase=status.phase,
+            old=status.old,
+            new=status.new,
+            config=status.config,
+            changed=list(status.changed),
+            split=status.split,
+            reason=status.reason,
+            ready=status.ready,
+            wanted=status.wanted,
+            events=[EventAnswer(ago_s=round(now_s - e.at_s, 1), phase=e.phase, text=e.text) for e in status.events],
+        )
+
+
+def update_routes(updater: Updater) -> APIRouter:
+    routes = APIRouter(prefix="/v1/update", tags=["update"])
+
+    @routes.get("", summary="The update that is under way, or the last one")
+    async def show() -> UpdateAnswer:
+        return UpdateAnswer.of(updater)
+
+    @routes.post("", status_code=202, summary="Update to another model version or configuration")
+    async def begin(question: UpdateQuestion) -> UpdateAnswer:
+        changed = await updater.begin(Path(question.config), question.options())
+        if updater.is_active:
+            return UpdateAnswer.of(updater)
+        line = f"taken up without an exchange of workers: {', '.join(changed)}"
+        return UpdateAnswer(is_active=False, line=line, changed=list(changed), config=question.config)
+
+    @routes.post("/split", status_code=202, summary="Another split while the new version is tried")
+    async def split(question: SplitQuestion) -> UpdateAnswer:
+        updater.set_split(question.weights)
+        return UpdateAnswer.of(updater)
+
+    @routes.post("/rollback", status_code=202, summary="Back to the version that served before")
+    async def rollback() -> UpdateAnswer:
+        await updater.roll_back()
+        return UpdateAnswer.of(updater)
+
+    return routes

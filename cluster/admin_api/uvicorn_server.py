@@ -1,0 +1,45 @@
+"""Serves the admin API with uvicorn. It is imported late and in a thread, because it imports FastAPI."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import uvicorn
+
+from slipstream.cluster.admin_api.admin_app import build_app
+from slipstream.cluster.admin_api.driver_parts import DriverParts
+from slipstream.cluster.admin_api.planner_routes import planner_routes
+from slipstream.cluster.admin_api.update_routes import update_routes
+from slipstream.cluster.repository.files_metrics import FilesPage
+
+GOODBYE_S = 1
+
+
+class UvicornServer(uvicorn.Server):
+    """A uvicorn server that does not handle signals, as the driver does that."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def web_server(parts: DriverParts) -> UvicornServer:
+    """A server with the routes of everything that operators can ask of this driver."""
+    pages = [FilesPage(parts.files)] if parts.files is not None else []
+    routers = [planner_routes(parts.decisions, parts.fleet, pages)]
+    if parts.updater is not None:
+        routers.append(update_routes(parts.updater))
+    app = build_app(parts, routers)
+    return UvicornServer(
+        uvicorn.Config(
+            app,
+            loop="none",
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=GOODBYE_S,
+        )
+    )

@@ -1,0 +1,71 @@
+"""The command `slipstream planner`: what the planner did, and why."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from slipstream.cluster.admin_api.client.cluster_choice import JSON, ClusterChoice, of_a_cluster
+from slipstream.cluster.terminal.command_error import exit_on_command_error
+
+
+@click.command("planner")
+@click.option("--last", metavar="N", type=click.IntRange(1, 1000), default=20, show_default=True, help="So many.")
+@click.option("--changes", is_flag=True, help="Only decisions that changed something.")
+@click.option("--alternatives", is_flag=True, help="With what was rejected, and why.")
+@of_a_cluster
+@JSON
+def planner_command(cluster: ClusterChoice, last: int, changes: bool, alternatives: bool, as_json: bool) -> None:
+    """List the planner's latest decisions, the last one first."""
+    with exit_on_command_error():
+        told = cluster.operator().get(f"/v1/planner/decisions?last={last}&changes={str(changes).lower()}")
+    if as_json:
+        click.echo(json.dumps(told, indent=1))
+    elif not told["enabled"]:
+        click.echo("no planner is enabled; planner.enabled: true in the configuration turns it on")
+    else:
+        click.echo("\n".join(lines(told["decisions"], alternatives)))
+
+
+def lines(decisions: list[dict[str, Any]], with_alternatives: bool) -> Iterator[str]:
+    """A table for people; below a decision, if asked for, what it was chosen from."""
+    rows = [("TIME", "REASON", "POOLS", "ACTIONS", "WHY")]
+    rows += [
+        (
+            time.strftime("%H:%M:%S", time.localtime(one["unix_s"])),
+            one["reason"],
+            f"{one['num_prefill']}P{one['num_decode']}D",
+            ", ".join(map(_action, one["actions"])) or "-",
+            "; ".join([one["why"], *(f"not done: {text}" for text in one["failed"])]),
+        )
+        for one in decisions
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for number, row in enumerate(rows):
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        if with_alternatives and number:
+            for other in decisions[number - 1]["alternatives"]:
+                yield _alternative(other)
+
+
+def _action(action: dict[str, Any]) -> str:
+    match action["action"]:
+        case "add":
+            return f"+{action['count']} {action['role']}"
+        case "remove":
+            return f"-{action['name']}"
+        case _:
+            return f"{action['name']} -> {action['role']}"
+
+
+def _alternative(one: dict[str, Any]) -> str:
+    ttft = "never" if one["ttft_s"] is None else f"{one['ttft_s'] * 1e3:.0f} ms"
+    itl = "-" if one["itl_s"] is None else f"{one['itl_s'] * 1e3:.1f} ms"
+    return (
+        f"    {one['num_prefill']}P{one['num_decode']}D  keeps {one['attainment']:.0%}, {one['goodput_per_s']:.2f}/s, "
+        f"TTFT {ttft}, ITL {itl}, cost {one['cost']:.2f}: {one['rejected'] or 'taken'}"
+    )

@@ -1,0 +1,92 @@
+"""The command `slipstream status`: shows the state of clusters, once or repeatedly."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from typing import Any
+
+import click
+
+from slipstream.cluster.admin_api.client.admin_client import client_of
+from slipstream.cluster.admin_api.client.admin_port import AdminPort
+from slipstream.cluster.admin_api.client.cluster_choice import TOKEN, URL, ClusterChoice
+from slipstream.cluster.state import run_state
+from slipstream.cluster.state.cluster_status import describe, router_status
+from slipstream.cluster.state.run_state import ClusterState, MemberStatus
+from slipstream.cluster.terminal import console
+from slipstream.cluster.terminal.command_error import CommandError, exit_on_command_error
+
+CLEAR = "\x1b[H\x1b[J"
+
+
+@dataclass(frozen=True, slots=True)
+class StatusView:
+    """What is known about a cluster at one moment."""
+
+    state: ClusterState
+    router: dict[str, Any] | None
+    signals: dict[str, Any] | None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**self.state.public(), "router": self.router, "signals": self.signals}
+
+
+@click.command("status")
+@click.argument("name", required=False)
+@click.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
+@click.option("--every", metavar="SECONDS", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True)
+@URL
+@TOKEN
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs; with --watch, one line each time.")
+def status_command(
+    name: str | None, watch: bool, every: float, url: str | None, token: str | None, as_json: bool
+) -> None:
+    """Show the clusters whose drivers run on this machine, the one called NAME, or one on another machine."""
+    with exit_on_command_error(), suppress(KeyboardInterrupt):
+        for ended in run_state.sweep(run_state.run_folder()) if url is None else ():
+            console.warning(f"{ended.name} has ended: {ended.last_words}")
+        elsewhere = ClusterChoice(None, url, token).operator() if url is not None else None
+        while True:
+            looks = [_elsewhere(elsewhere, url)] if elsewhere is not None and url is not None else [*_here(name)]
+            if as_json:
+                click.echo(json.dumps([look.as_dict() for look in looks], indent=None if watch else 1))
+            else:
+                text = "\n\n".join("\n".join(describe(look.state, look.router, look.signals)) for look in looks)
+                nothing = f"no cluster named {name} runs here" if name else "no cluster runs here"
+                click.echo((CLEAR if watch and sys.stdout.isatty() else "") + (text or nothing))
+            if not watch:
+                sys.exit(1 if name is not None and not looks else 0)
+            time.sleep(every)
+
+
+def _here(name: str | None) -> Iterator[StatusView]:
+    """Clusters on this machine, by their state files, together with what their drivers tell if they already serve."""
+    for state in run_state.read_all(run_state.run_folder()):
+        if name not in (None, state.name):
+            continue
+        if state.driver and not state.has_driver:
+            state.phase, state.members = "down", []
+        told: dict[str, Any] = {}
+        if state.operator_url and state.phase == "ready":
+            try:
+                told = client_of(state).get("/v1/status")
+            except CommandError:
+                told = {}
+        yield StatusView(state, told.get("router") or router_status(state.ask_url), told.get("signals"))
+
+
+def _elsewhere(operator: AdminPort, url: str) -> StatusView:
+    """A cluster on another machine. Raises CommandError."""
+    told = operator.get("/v1/status")
+    known = {field.name for field in fields(ClusterState)}
+    try:
+        state = ClusterState(**{key: value for key, value in told.items() if key in known})
+        state.members = [MemberStatus(**member) for member in told["members"]]
+    except (TypeError, KeyError) as error:
+        raise CommandError(f"{url} is of another version of Slipstream: {error}") from error
+    return StatusView(state, told.get("router"), told.get("signals"))

@@ -1,0 +1,171 @@
+"""The commands `slipstream update`, `split` and `rollback`: change the model version or configuration without a
+pause."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from slipstream.cluster.admin_api.client.admin_port import AdminPort
+from slipstream.cluster.admin_api.client.cluster_choice import DETACH, JSON, ClusterChoice, of_a_cluster
+from slipstream.cluster.config.settings_file import ConfigError, SettingsFile
+from slipstream.cluster.fleet.update_plan import ENDED, UpdateOptions
+from slipstream.cluster.terminal.command_error import exit_on_command_error
+
+DEFAULTS = UpdateOptions()
+ASK_EVERY_S = 0.5
+READ_S = 1800.0  # in which the driver reads all files of the new version
+
+PATH = "/v1/update"
+
+
+@click.command("update")
+@click.argument("config", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--surge", type=int, default=DEFAULTS.surge, show_default=True, help="How many more groups of each role may exist."
+)
+@click.option(
+    "--max-unavailable",
+    type=int,
+    default=DEFAULTS.max_unavailable,
+    show_default=True,
+    help="How many fewer groups of each role may serve.",
+)
+@click.option("--split", type=float, help="The new version's share of new requests, in percent; the update then waits.")
+@click.option("--auto", is_flag=True, help="With --split: continue or roll back by how the new version does.")
+@click.option(
+    "--canary-s", type=float, default=DEFAULTS.canary_s, show_default=True, help="With --auto: watch at least so long."
+)
+@click.option(
+    "--min-requests",
+    type=int,
+    default=DEFAULTS.min_requests,
+    show_default=True,
+    help="With --auto: wait for at least so many.",
+)
+@click.option("--start-timeout-s", type=float, default=DEFAULTS.start_timeout_s, show_default=True)
+@of_a_cluster
+@DETACH
+@JSON
+def update_command(
+    cluster: ClusterChoice,
+    config: Path | None,
+    surge: int,
+    max_unavailable: int,
+    split: float | None,
+    auto: bool,
+    canary_s: float,
+    min_requests: int,
+    start_timeout_s: float,
+    detach: bool,
+    as_json: bool,
+) -> None:
+    """Update a running cluster to CONFIG, by exchanging its workers one by one, without a failed request.
+
+    If several clusters run on this machine, it is the one that --name or, without that, the `name` in CONFIG says.
+    With --url, CONFIG is a file on that machine. Without CONFIG, the update that is under way, or the last one, is
+    shown. With --split, the new version gets that share, and the update waits for `slipstream split` or `slipstream
+    rollback`. Exits with 1 if the update was rolled back.
+    """
+    if config is None:
+        with exit_on_command_error():
+            show(cluster.operator().get(PATH), as_json)
+        return
+    question = {
+        "config": str(config if cluster.url is not None else config.resolve()),
+        "surge": surge,
+        "max_unavailable": max_unavailable,
+        "split": split,
+        "auto": auto,
+        "canary_s": canary_s,
+        "min_requests": min_requests,
+        "start_timeout_s": start_timeout_s,
+    }
+    until = {"canary"} if split is not None and not auto else set[str]()
+    with exit_on_command_error():
+        operator = cluster.operator(_name_in(config) if cluster.url is None else None)
+        follow(operator, operator.post(PATH, question, timeout_s=READ_S), as_json, until=until, detach=detach)
+
+
+@click.command("split")
+@click.argument("shares", metavar="VERSION=SHARE...", nargs=-1, required=True)
+@of_a_cluster
+@JSON
+def split_command(cluster: ClusterChoice, shares: tuple[str, ...], as_json: bool) -> None:
+    """Divide new requests between the two versions of a waiting update, as in `slipstream split v1=50 v2=50`.
+
+    Giving everything to the new version lets the update continue.
+    """
+    weights: dict[str, float] = {}
+    for share in shares:
+        version, _, weight = share.rpartition("=")
+        try:
+            weights[version] = float(weight)
+        except ValueError:
+            version = ""
+        if not version:
+            raise click.UsageError(f"expected VERSION=SHARE, got {share!r}")
+    with exit_on_command_error():
+        show(cluster.operator().post(f"{PATH}/split", {"weights": weights}), as_json)
+
+
+@click.command("rollback")
+@of_a_cluster
+@DETACH
+@JSON
+def rollback_command(cluster: ClusterChoice, detach: bool, as_json: bool) -> None:
+    """Roll an update back: new requests go to the old version at once, then the new workers are removed.
+
+    After a completed update, update back to the previous version.
+    """
+    with exit_on_command_error():
+        operator = cluster.operator()
+        begun = operator.post(f"{PATH}/rollback")
+        follow(operator, begun, as_json, until=set(), detach=detach, expects_rollback=True)
+
+
+def follow(
+    operator: AdminPort,
+    answer: dict[str, Any],
+    as_json: bool,
+    *,
+    until: set[str],
+    detach: bool,
+    expects_rollback: bool = False,
+) -> None:
+    """Shows what happens until the update has ended or reached one of the phases. Exits with 1 if it was rolled back or
+    cut short."""
+    num_shown, phase = 0, answer["phase"]
+    while True:
+        if not as_json:
+            for event in answer["events"][num_shown:]:
+                click.echo(event["text"])
+            num_shown = len(answer["events"])
+        if detach or not answer["is_active"] or answer["phase"] in until:
+            break
+        time.sleep(ASK_EVERY_S)
+        phase = answer["phase"]
+        answer = operator.get(PATH)
+    show(answer, as_json)
+    is_back = answer["phase"] in ENDED and answer["phase"] != "done"
+    is_expected = expects_rollback and (answer["phase"] != "cut_short" or phase == "rolling_back")
+    sys.exit(1 if is_back and not is_expected else 0)
+
+
+def _name_in(config: Path) -> str | None:
+    """The cluster's name that the file states; None if it states none, or cannot be read, of which the driver says
+    more."""
+    try:
+        name = SettingsFile.read(config, (), needed="").settings.get("name")
+    except ConfigError:
+        return None
+    return name if isinstance(name, str) else None
+
+
+def show(answer: dict[str, Any], as_json: bool) -> None:
+    click.echo(json.dumps(answer, indent=1) if as_json else answer["line"])

@@ -1,0 +1,122 @@
+"""Reads a deployment's YAML file strictly: every mistake becomes one sentence with file, line, key, reason and
+value."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from slipstream.cluster.config.admin_token import read_token
+from slipstream.cluster.config.cluster_config import ClusterConfig
+from slipstream.cluster.config.setting_errors import settings_at, validated
+from slipstream.cluster.config.settings_file import ConfigError, Key, SettingsFile
+from slipstream.cluster.planner.planner_loading import load_planner
+from slipstream.cluster.repository.model_dir import model_problems
+from slipstream.cluster.repository.version_folders import NoSuchVersion, version_folder
+from slipstream.kv_transfer.ucx.ucx_availability import MISSING, has_ucx
+from slipstream.router.access.key_file import KeyFileError, read_keys
+from slipstream.router.http.tls import ServerTls, TlsFileError
+
+
+def load_config(path: Path) -> ClusterConfig:
+    """Reads and checks a file. `model.path` may be relative to the file, and is made absolute. Raises ConfigError."""
+    file = SettingsFile.read(path, settings_at(()))
+    config = validated(file)
+    named = Path(os.path.normpath(path.resolve().parent / os.path.expanduser(config.model.path)))
+    asked = None if config.model.version is None else str(config.model.version)
+    try:
+        model_dir, version = version_folder(named, asked)
+    except NoSuchVersion as error:
+        raise ConfigError([f"{file.place(('model', 'version'))}: {error}"]) from None
+    except OSError as error:  # e.g. a name that is too long
+        raise ConfigError([f"{file.place(('model', 'path'))}: {error.strerror or error}"]) from None
+    found: list[tuple[Key, str]] = list(model_problems(model_dir, config))
+    name = config.model.name or named.name
+    if not name.isprintable():
+        reason = f"the directory's name {name!r} cannot be the model's; give model.name"
+        raise ConfigError([f"{file.place(('model', 'path'))}: {reason}"])
+    model = dataclasses.replace(config.model, path=str(model_dir), name=name, version=version)
+    config = dataclasses.replace(config, model=model)
+    try:
+        config = _with_absolute_paths(config, path.resolve().parent)
+    except ValueError as error:  # made absolute, a path may be too long for a Unix socket
+        setting, _, reason = str(error).partition(" ")
+        raise ConfigError([f"{file.place(('router', 'http', setting))}: {reason}"]) from None
+    for key, check in (
+        (("router", "access", "keys_file"), _check_keys),
+        (("router", "access", "usage_file"), _check_usage),
+        (("operator", "token_file"), _check_token),
+        (("planner", "class_name"), _check_planner),
+        (("kv_transfer", "transport"), _check_transport),
+    ):
+        problem = check(config)
+        if problem:
+            found.append((key, problem))
+    found.extend(_check_tls(config))
+    if found:
+        raise ConfigError([f"{file.place(key)}: {problem}" for key, problem in found])
+    return config
+
+
+def _with_absolute_paths(config: ClusterConfig, folder: Path) -> ClusterConfig:
+    """Makes the router's files absolute: they are named relative to the configuration, not to where the router runs."""
+
+    def absolute(name: str | None) -> str | None:
+        return None if name is None else os.path.normpath(folder / os.path.expanduser(name))
+
+    access, tls = config.router.access, config.router.http.tls
+    access = dataclasses.replace(access, keys_file=absolute(access.keys_file), usage_file=absolute(access.usage_file))
+    tls = dataclasses.replace(tls, cert_file=absolute(tls.cert_file), key_file=absolute(tls.key_file))
+    http = dataclasses.replace(config.router.http, tls=tls, unix_socket=absolute(config.router.http.unix_socket))
+    operator = dataclasses.replace(config.operator, token_file=absolute(config.operator.token_file))
+    router = dataclasses.replace(config.router, access=access, http=http)
+    return dataclasses.replace(config, router=router, operator=operator)
+
+
+def _check_keys(config: ClusterConfig) -> str | None:
+    name = config.router.access.keys_file
+    try:
+        keys = read_keys(Path(name)) if name is not None else []
+    except KeyFileError as error:
+        return str(error)
+    return None if name is None or keys else f"{name}: no key is in it, so nobody could use the cluster"
+
+
+def _check_usage(config: ClusterConfig) -> str | None:
+    name = config.router.access.usage_file
+    if name is None:
+        return None
+    if Path(name).is_dir():
+        return f"{name}: must be a file, is a folder"
+    return None if Path(name).parent.is_dir() else f"{name}: there is no folder {Path(name).parent}"
+
+
+def _check_token(config: ClusterConfig) -> str | None:
+    try:
+        read_token(config.operator)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _check_planner(config: ClusterConfig) -> str | None:
+    try:
+        if config.planner.class_name is not None:
+            load_planner(config.planner)
+    except ValueError as error:
+        return str(error).removeprefix("class_name: ")
+    return None
+
+
+def _check_transport(config: ClusterConfig) -> str | None:
+    return MISSING if config.kv_transfer.transport == "ucx" and not has_ucx() else None
+
+
+def _check_tls(config: ClusterConfig) -> Iterator[tuple[Key, str]]:
+    try:
+        if config.router.http.tls.is_on:
+            ServerTls(config.router.http.tls)
+    except TlsFileError as error:
+        yield ("router", "http", "tls", error.key), error.reason

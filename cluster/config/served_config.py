@@ -1,0 +1,33 @@
+"""A configuration as it is served, in the state file: the next driver of a guardian goes on with it, whatever has
+become of the file that it was read from."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from slipstream.cluster.config.cluster_config import ClusterConfig
+
+
+def as_plain(config: ClusterConfig) -> dict[str, Any]:
+    """The configuration as plain values, which JSON has."""
+    plain: dict[str, Any] = _form().dump_python(config, mode="json")
+    return plain
+
+
+def from_plain(plain: dict[str, Any]) -> ClusterConfig | None:
+    """The configuration that `as_plain` was given; None if there was none, or if it is that of another Slipstream,
+    which has been updated while it served. Files that it names are not looked at."""
+    try:
+        return _form().validate_json(json.dumps(plain))
+    except ValidationError:
+        return None
+
+
+@cache
+def _form() -> TypeAdapter[ClusterConfig]:
+    """It is cached, because it takes 40 ms to make."""
+    return TypeAdapter(ClusterConfig)

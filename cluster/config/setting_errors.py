@@ -1,0 +1,177 @@
+"""Checks a settings file, and reports every mistake in it as one sentence.
+
+A sentence names file, line, key, reason and value: `c.yaml:4: router.http.prot: unknown setting; did you mean port?`
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+import re
+import types
+import typing
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from slipstream.cluster.config.cluster_config import ClusterConfig
+from slipstream.cluster.config.settings_file import ConfigError, Key, SettingsFile
+
+MAX_ROUNDS = 64
+EXPONENT = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]{1,2}")
+MAX_NUMBER = 2**31 - 1  # of seconds, MiB or tokens: a larger number is a typo, and overflows where it is used
+NO_AMOUNTS = ("version", "resources")  # a name that may look like a date; quantities in units of the user's
+
+
+def validated(file: SettingsFile) -> ClusterConfig:
+    """The checked configuration. Raises ConfigError with all mistakes. A dataclass reports only its first mistake, and
+    none while one of its parts is wrong; so whatever is wrong is removed, and the rest is checked again."""
+    settings = file.settings
+    problems: list[str] = []
+    left_out: set[Key] = set()
+    for key, number in _too_large(settings):
+        problems.append(f"{file.place(key)}: must be at most {MAX_NUMBER}, got {_shown(number)}")
+        settings = _without(settings, key)
+    for _ in range(MAX_ROUNDS):
+        try:
+            config = _validate(settings)
+        except ValidationError as error:
+            found = [e for e in _one_a_key(error.errors()) if _key_of(e) not in left_out]
+            problems += [_sentence(file, e) for e in found]
+            left_out.update(map(_key_of, found))
+            rest = settings
+            for e in found:
+                rest = _without(rest, _key_of(e))
+            if rest == settings:
+                break
+            settings = rest
+        except (TypeError, ValueError) as error:  # a value that JSON cannot express: a date, a set, binary data
+            problems.append(f"{file.path}: {error}")
+            break
+        else:
+            if not problems:
+                return config
+            break
+    raise ConfigError(problems)
+
+
+def _too_large(settings: dict[str, Any], at: Key = ()) -> Iterator[tuple[Key, int | float]]:
+    for name, value in settings.items():
+        key = (*at, str(name))
+        if isinstance(value, dict) and name not in NO_AMOUNTS:
+            yield from _too_large(value, key)
+        elif isinstance(value, int | float) and name not in NO_AMOUNTS and MAX_NUMBER < abs(value) < math.inf:
+            yield key, value
+
+
+def settings_at(key: Key) -> list[str]:
+    """The names of the settings that exist below a key; `()` is the top."""
+    at: Any = ClusterConfig
+    for part in key:
+        at = typing.get_type_hints(at).get(part)
+        if isinstance(at, types.UnionType):
+            at = next(t for t in at.__args__ if t is not types.NoneType)
+        if not dataclasses.is_dataclass(at):
+            return []
+    return [f.name for f in dataclasses.fields(at)]
+
+
+def _without(raw: dict[str, Any], key: Key) -> dict[str, Any]:
+    """A copy without the value at the key; the same object if there is none."""
+    name = next((name for name in raw if str(name) == key[0]), None) if key else None
+    if name is None:
+        return raw
+    if len(key) == 1:
+        return {other: value for other, value in raw.items() if other != name}
+    inner = raw[name]
+    return {**raw, name: _without(inner, key[1:])} if isinstance(inner, dict) else raw
+
+
+def _validate(raw: dict[str, Any]) -> ClusterConfig:
+    adapter = TypeAdapter(ClusterConfig)
+    # By way of JSON: only there does pydantic's strict mode (no "8000", no `true` for 1) build dataclasses.
+    shared = adapter.validate_json(_json({k: v for k, v in raw.items() if k not in ("prefill", "decode")}), strict=True)
+    merged = dict(raw)
+    for role in ("prefill", "decode"):
+        pool = raw.get(role)
+        pool = {} if pool is None else pool
+        if isinstance(pool, dict) and isinstance(pool.get("engine", {}), dict):
+            engine = {**dataclasses.asdict(shared.engine), **pool.get("engine", {})}
+            merged[role] = {**pool, "engine": engine}
+    return adapter.validate_json(_json(merged), strict=True)
+
+
+def _json(raw: dict[Hashable, Any] | dict[str, Any]) -> str:
+    def unknown(value: object) -> object:
+        raise ValueError(f"{value} is a {type(value).__name__}, which no setting is; put it in quotes")
+
+    # A section without content (`ray:` with nothing below it) is null in YAML, and means the defaults.
+    sections = {k for k, v in typing.get_type_hints(ClusterConfig).items() if dataclasses.is_dataclass(v)}
+    return json.dumps({str(k): v for k, v in raw.items() if not (v is None and k in sections)}, default=unknown)
+
+
+def _one_a_key(errors: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Keeps one error per key. A value that may have several types is reported once for each of them, as pydantic
+    appends the type to the key."""
+    merged: dict[tuple[int | str, ...], ErrorDetails] = {}
+    for number, error in enumerate(errors):
+        loc = error["loc"]
+        parent = tuple(str(part) for part in loc[:-1])
+        if len(parent) < 2 or settings_at(parent) or parent[-1] not in settings_at(parent[:-1]):
+            merged[(number,)] = error
+        elif loc[:-1] in merged:
+            merged[loc[:-1]]["msg"] += " or " + error["msg"].removeprefix("Input should be ")
+        else:
+            merged[loc[:-1]] = {**error, "loc": loc[:-1]}
+    return list(merged.values())
+
+
+def _key_of(error: ErrorDetails) -> Key:
+    """The key of a mistake. If a dataclass complains as a whole, the first word of its message is the key."""
+    key = tuple(str(part) for part in error["loc"])
+    if error["type"] != "value_error":
+        return key
+    name = error["msg"].removeprefix("Value error, ").partition(" ")[0]
+    is_key = tuple(name.split(".")) != (name,) or name in settings_at(key)
+    return (*key, *name.split(".")) if is_key else key
+
+
+def _sentence(file: SettingsFile, error: ErrorDetails) -> str:
+    key = tuple(str(part) for part in error["loc"])
+    kind = error["type"]
+    if kind == "unexpected_keyword_argument":
+        known = settings_at(key[:-1])
+        close = difflib.get_close_matches(key[-1], known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
+        return f"{file.place(key)}: unknown setting; {hint}"
+    if kind in ("missing", "missing_argument"):
+        return f"{file.place(key)}: missing"
+    if kind == "value_error":
+        # A complaint of a dataclass as a whole: the sentence begins with the key and ends with the value.
+        reason = error["msg"].removeprefix("Value error, ")
+        named = _key_of(error)
+        return f"{file.place(named)}: {reason if named == key else reason.partition(' ')[2]}"
+    reason = error["msg"].removeprefix("Input ").replace("should be", "must be", 1)
+    reason = reason[:1].lower() + reason[1:]
+    meant = _number_in_yaml(error["input"]) if kind == "float_type" else None
+    hint = f"; YAML takes that for text, write {meant}" if meant else ""
+    return f"{file.place(key)}: {reason}, got {_shown(error['input'])}{hint}"
+
+
+def _number_in_yaml(value: object) -> str | None:
+    """How to write a number like 1e-3 in YAML 1.1 (with a point and a sign), if the value looks like one; else None."""
+    if not isinstance(value, str) or not EXPONENT.fullmatch(value):
+        return None
+    return str(yaml.safe_dump(float(value))).split()[0]
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,74 @@
+"""Shows what the supervisor reports, at the terminal and in the state file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from slipstream.cluster.driver.urls import url_of
+from slipstream.cluster.ray.local_ray import LocalRay
+from slipstream.cluster.repository.files_watch import FilesWatch
+from slipstream.cluster.state.cluster_status import consequence
+from slipstream.cluster.state.run_state import MemberStatus, StateFile
+from slipstream.cluster.supervisor.cluster_fleet import ClusterFleet
+from slipstream.cluster.terminal.console import Console
+from slipstream.router.model_files.manifest import REFUSES
+from slipstream.router.process.addresses import Addresses
+from slipstream.router.process.listening import here
+from slipstream.router.registry.expected_workers import ExpectedWorkers
+
+
+class StatusReporter:
+    """The supervisor's observer (`kept.Observer`)."""
+
+    def __init__(self, console: Console, state_file: StateFile, local_ray: LocalRay | None, uses_tls: bool) -> None:
+        self._console = console
+        self._state = state_file.state
+        self._state_file = state_file
+        self._own_ray = local_ray
+        self._uses_tls = uses_tls
+        self.http: tuple[str, int, bool] | None = None  # the router's host and port for this machine; TLS?
+        self.settled = False
+        self.fleet: ClusterFleet | None = None
+        self.files: FilesWatch | None = None
+
+    def changed(self, member: MemberStatus, members: list[MemberStatus]) -> None:
+        self._state.members = members
+        self._state_file.write_soon()
+        if self.files is not None and member.state == "dead" and REFUSES in member.detail:
+            self.files.num_refused[member.version or self._state.version] += 1
+        text = f"{member.name} {member.state}" + (f": {member.detail}" if member.detail else "")
+        if self.settled:
+            if member.state in ("dead", "ready", "silent", "pending", "draining", "failed", "stopped"):
+                self._console.event(text)
+        elif member.state == "ready" and member.role != "router":
+            self._console.step(f"{member.name} ready")
+        elif member.state != "failed":
+            self._console.pending("; ".join(f"{m.name} {m.state}" for m in self._state.members if m.state != "ready"))
+
+    def files_changed(self, changed: Mapping[str, str]) -> None:
+        """The files of the model were replaced while it is served, or put back."""
+        for version in self._state.files.keys() | changed.keys():
+            if version in changed:
+                self._console.event(consequence(version, changed[version]))
+            else:
+                self._console.event(f"the files of version {version} are there again")
+        self._state.files = dict(changed)
+        self._state_file.write()
+
+    def wants(self, expected: ExpectedWorkers) -> None:
+        if self.fleet is None or not self.fleet.is_held:  # an update has more groups for a while
+            self._state.wanted = {"prefill": expected.num_prefill, "decode": expected.num_decode}
+        self._state_file.write()  # at once: the next driver goes by it
+
+    def launched(self, member: MemberStatus) -> None:
+        if self._own_ray is not None:
+            self._own_ray.watch_processes()
+        if not self.settled:
+            self._console.step(f"{member.name} has its processes")
+
+    def listening(self, at: Addresses) -> None:
+        self.http = (here(at.http.host), at.http.port, self._uses_tls)
+        self._state.url = url_of("https" if self._uses_tls else "http", at.http)
+        self._state.admin_url = url_of("http", at.admin) if at.admin is not None else ""
+        if not self.settled:
+            self._console.step(f"router listens at {self._state.url}")

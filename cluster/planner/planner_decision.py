@@ -1,0 +1,90 @@
+"""What a planner says: what to change, why, and what else it looked at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from slipstream.cluster.fleet.fleet_port import FleetState
+from slipstream.router.protocol.messages import Role
+from slipstream.router.status.load_signals import Signals
+
+Reason = Literal[
+    # nothing is to be done
+    "holds",  # the levels are kept, and nothing cheaper would
+    "changing",  # a change is under way
+    "settling",  # one was just made, and what is seen is not of it yet
+    "no_workers",  # nothing is known: no worker, no request
+    "best_there_is",  # the levels are not kept, and nothing within the limits would do better
+    "backed_off",  # what would help has failed lately, or was taken back again and again
+    # something is
+    "slo",  # the levels would not be kept otherwise
+    "goodput",  # nothing within the limits keeps them, and this serves the most
+    "cheaper",  # fewer workers keep them, with room to spare
+    "idle",  # to zero
+    "wakes",  # from zero
+    "limits",  # the numbers are outside what the configuration allows
+]
+
+
+@dataclass(frozen=True, slots=True)
+class AddWorkers:
+    role: Role
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveWorker:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchRole:
+    name: str
+    role: Role
+
+
+PlannerAction = AddWorkers | RemoveWorker | SwitchRole
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A number of workers of each role, and what it was predicted to do. `attainment` is the share of requests that
+    would keep both levels, `goodput_per_s` that many a second. `cost` is in workers: those that run, and those that the
+    change keeps busy, over the horizon. `rejected`: why it was not taken, "" for the one that was."""
+
+    num_prefill: int
+    num_decode: int
+    attainment: float
+    goodput_per_s: float
+    ttft_s: float
+    itl_s: float
+    prefill_load: float  # of the busiest stage's time, over 1 where it does not keep up
+    decode_load: float
+    cost: float
+    rejected: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerDecision:
+    """`why` is one line for a human. `seen` are figures of the load that it was made for, by name."""
+
+    at_s: float
+    reason: Reason
+    why: str
+    num_prefill: int
+    num_decode: int
+    actions: tuple[PlannerAction, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
+    seen: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def is_hold(self) -> bool:
+        return not self.actions
+
+
+class Planner(Protocol):
+    """Asked every `planner.interval_s`. No clock, no I/O: the same object runs in the driver, in tests and in the
+    simulator. `now` never goes back; it is the clock of whoever asks."""
+
+    def decide(self, signals: Signals, fleet: FleetState, now: float) -> PlannerDecision: ...

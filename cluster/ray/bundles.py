@@ -1,0 +1,88 @@
+"""The Ray resources that a cluster reserves: for each worker group, one placement group with one bundle.
+
+A bundle is on one node, and so are all ranks of a tensor-parallel group, which share their group's bundle. Pools grow
+and shrink by whole groups; `spread` chooses the nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from slipstream.cluster.config.cluster_config import ClusterConfig, PoolConfig
+from slipstream.router.protocol.messages import Role
+
+Resources = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolResources:
+    """What one pool reserves: `rank` for each rank, `bundle` for each group. `labels` are what its nodes must have.
+    `replicas` is the number of groups at the start."""
+
+    role: Role
+    rank: Resources
+    bundle: Resources
+    replicas: int
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def total(self) -> Resources:
+        return {kind: amount * self.replicas for kind, amount in self.bundle.items()}
+
+
+class CannotPlace(Exception):  # noqa: N818 - reads as the sentence it carries
+    """The cluster is too small for the configuration. The text is one sentence with both sizes."""
+
+
+def pool_resources(config: ClusterConfig, num_gpus: float) -> tuple[PoolResources, ...]:
+    """What each pool reserves on a Ray cluster with so many GPUs. Raises CannotPlace."""
+    return tuple(_pool(role, pool, _rank_gpus(config, role, pool, num_gpus)) for role, pool in config.pools())
+
+
+def check_fits(pools: tuple[PoolResources, ...], available: Resources) -> None:
+    """Raises CannotPlace if the pools together want more than there is."""
+    wanted = sum_of([pool.total for pool in pools])
+    for kind, amount in sorted(wanted.items()):
+        if amount > available.get(kind, 0.0) + 1e-6:
+            split = " + ".join(f"{p.role} {p.total.get(kind, 0.0):g}" for p in pools)
+            raise CannotPlace(f"the workers need {amount:g} {kind} ({split}) and Ray has {available.get(kind, 0.0):g}")
+
+
+def _rank_gpus(config: ClusterConfig, role: Role, pool: PoolConfig, num_gpus: float) -> float:
+    if pool.num_gpus is not None:
+        return pool.num_gpus
+    device = pool.engine.device
+    if device == "cpu" or (device == "auto" and num_gpus == 0):
+        return 0.0
+    if num_gpus == 0:
+        raise CannotPlace(f"{role}.engine.device is cuda and Ray has no GPU")
+    # A fair share: two workers on one GPU get half of it each. A rank cannot use parts of two GPUs, so what matters is
+    # how many ranks share one GPU: three ranks on two GPUs get halves as well, not two thirds.
+    ranks_on_gpu = max(1, math.ceil(config.num_ranks / num_gpus))
+    share = math.floor(100 / ranks_on_gpu) / 100  # in hundredths; Ray counts to 1/10000
+    if share < 1 and pool.tp > 1:
+        raise CannotPlace(
+            f"{role}.tp is {pool.tp}, whose ranks share no GPU, "
+            f"and Ray has {num_gpus:g} GPU for {config.num_ranks} ranks"
+        )
+    return share
+
+
+def _pool(role: Role, pool: PoolConfig, rank_gpus: float) -> PoolResources:
+    rank = {"CPU": pool.num_cpus} | ({"GPU": rank_gpus} if rank_gpus else {}) | pool.resources
+    # Ray refuses a bundle of nothing at all.
+    bundle = {kind: round(amount * pool.tp, 4) for kind, amount in rank.items()}
+    if not any(bundle.values()):
+        bundle = {"CPU": 0.001}
+    return PoolResources(role, rank, bundle, pool.replicas, pool.labels)
+
+
+def sum_of(bundles: list[Resources]) -> Resources:
+    """The sum of what the bundles ask for, by kind."""
+    total: Resources = {}
+    for bundle in bundles:
+        for kind, amount in bundle.items():
+            total[kind] = total.get(kind, 0.0) + amount
+    return total

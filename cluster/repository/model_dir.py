@@ -1,0 +1,131 @@
+"""What a start would find wrong with the model directory, found without starting anything and without torch: only JSON
+files, the headers of weights and, for `slipstream check`, the tokenizer are read.
+
+Router and workers find the same mistakes with the same functions, each in what it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from slipstream.cluster.config.cluster_config import ClusterConfig, PoolConfig
+from slipstream.cluster.config.settings_file import Key
+from slipstream.router.model_files.sampling_defaults import GenerationConfigError, SamplingDefaults
+from slipstream.router.text.conversion import VOCABULARIES
+from slipstream.router.text.unknown_tokens import unknown_tokens, warning_about
+from slipstream.workers.engine.limits.engine_errors import EngineConfigError
+from slipstream.workers.engine.limits.pool_size import longest_sequence, stated_num_pages
+from slipstream.workers.models.directory.end_tokens import end_token_ids
+from slipstream.workers.models.directory.json_keys import ModelError
+from slipstream.workers.models.directory.model_config import CONFIG_FILE, ModelConfig
+from slipstream.workers.models.directory.rank_share import Rank
+from slipstream.workers.models.directory.stored_quantization import int4_group
+from slipstream.workers.models.directory.tensor_check import check_ranks, check_tensors
+from slipstream.workers.models.directory.token_ids import TOKENIZER_FILE, token_ids
+from slipstream.workers.models.directory.weight_files import WeightFiles
+
+PATH: Key = ("model", "path")
+
+
+def check_model_dir(model_dir: Path) -> str | None:
+    """One sentence about the first mistake in a model directory, whatever is to be done with it; None if there is
+    none."""
+    if not model_dir.is_dir():
+        return f"{'not a' if model_dir.exists() else 'no such'} directory: {model_dir}"
+    if not (model_dir / CONFIG_FILE).exists():
+        return f"no {CONFIG_FILE} in {model_dir}"
+    try:
+        check_tensors(ModelConfig.read(model_dir), WeightFiles.read(model_dir))
+        end_token_ids(model_dir)
+    except ModelError as error:
+        return str(error)
+    if not any((model_dir / name).exists() for name in (TOKENIZER_FILE, *VOCABULARIES)):
+        return f"no {TOKENIZER_FILE} in {model_dir}"
+    return None
+
+
+def model_problems(model_dir: Path, config: ClusterConfig) -> Iterator[tuple[Key, str]]:
+    """The mistakes in a model directory, and in what the pools demand of the model: the key of the configuration that
+    each belongs to, and a sentence."""
+    problem = check_model_dir(model_dir)
+    if problem is not None:
+        yield PATH, problem
+        return
+    model, files = ModelConfig.read(model_dir), WeightFiles.read(model_dir)
+    try:
+        SamplingDefaults.read(model_dir, config.model.generation_config)
+    except GenerationConfigError as error:
+        yield PATH, str(error)
+    for role, pool in config.pools():
+        for what in ("num_heads", "num_kv_heads", "intermediate_size"):
+            count = getattr(model, what)
+            if count % pool.tp:
+                yield (role, "tp"), f"must divide the model's {what} = {count}, got {pool.tp}"
+                break
+        else:
+            yield from (((role, *key), problem) for key, problem in _pool_problems(pool, model, files))
+
+
+def model_warnings(config: ClusterConfig) -> Iterator[str]:
+    """What is allowed about the model of a checked configuration, but probably a mistake: sentences that begin with
+    the key."""
+    model_dir = Path(config.model.path)
+    try:
+        vocab_size = ModelConfig.read(model_dir).vocab_size
+        unknown = unknown_tokens(token_ids(model_dir), vocab_size)
+        ends = [token_id for token_id in end_token_ids(model_dir) if token_id >= vocab_size]
+    except ModelError:  # the files have changed since they were checked, which the workers will report
+        return
+    if unknown:
+        yield f"model.path: {warning_about(unknown, vocab_size)}"
+    if ends:
+        named = ", ".join(map(str, ends))
+        yield f"model.path: {named} in eos_token_id: beyond the model's vocab_size = {vocab_size}, so it ends no answer"
+
+
+def text_problem(config: ClusterConfig) -> str | None:
+    """What is wrong with the tokenizer or the chat template, in the words of the router, which finds it at its start.
+    With a large vocabulary this takes seconds and much memory, so only `slipstream check` looks for it before."""
+    # Imported here because they take tens of milliseconds, which only this should pay.
+    from slipstream.router.text.encoding import encode_pool
+    from slipstream.router.text.tokenizer import Tokenizer, TokenizerError
+
+    try:
+        with encode_pool() as pool:
+            Tokenizer.from_directory(config.model.path, pool, config.model.chat_template_content_format)
+    except (OSError, TokenizerError) as error:
+        return f"model.path: {error}"
+    return None
+
+
+def _pool_problems(pool: PoolConfig, model: ModelConfig, files: WeightFiles) -> Iterator[tuple[Key, str]]:
+    engine, rank = pool.engine, Rank(0, pool.tp)
+    try:
+        check_ranks(model, files, pool.tp)
+    except ModelError as error:
+        yield ("tp",), f"{error}, got {pool.tp}"
+    if engine.quantization == "int4" and model.quantization is None:
+        try:
+            for inputs in (
+                model.hidden_size,
+                model.num_heads * model.head_dim // pool.tp,
+                model.intermediate_size // pool.tp,
+            ):
+                int4_group(inputs)
+        except ModelError as error:
+            yield ("engine", "quantization"), str(error).removeprefix("quantization ")
+    longest = model.max_position_embeddings
+    if (engine.max_model_len or 0) > longest:
+        yield (
+            ("engine", "max_model_len"),
+            f"must be at most the model's {longest} positions, got {engine.max_model_len}",
+        )
+        return
+    try:
+        num_pages = stated_num_pages(model, engine, rank)
+        if num_pages is not None:
+            longest_sequence(model, engine, num_pages)
+    except EngineConfigError as error:
+        key, _, reason = str(error).partition(" ")
+        yield ("engine", key), reason

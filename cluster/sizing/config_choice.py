@@ -1,0 +1,73 @@
+"""What `serve` and `check` do with a model in the place of a configuration."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+
+from slipstream.cluster.config.cluster_config import CLUSTER_NAME, ClusterConfig
+from slipstream.cluster.config.loading.config_file import load_config
+from slipstream.cluster.config.settings_file import ConfigError
+from slipstream.cluster.sizing.serve_target import ChosenConfig, chosen_for
+from slipstream.cluster.state import run_state
+from slipstream.cluster.terminal import console
+from slipstream.cluster.terminal.console import Console
+
+DEFAULT_NAME = "slipstream"
+
+
+def config_file(target: Path | None, name: str | None) -> Path:
+    """The configuration's file: the target, or what is chosen for the model that it is, which is shown and then kept in
+    the cache folder under the cluster's name. Raises ConfigError, NoHome, and AlreadyRunning if the file that would be
+    replaced belongs to a cluster that runs."""
+    chosen = chosen_for(target)
+    if chosen is None:
+        assert target is not None
+        return target
+    name = name if name and CLUSTER_NAME.fullmatch(name) else DEFAULT_NAME
+    run_state.check_unused(name, run_state.run_folder())
+    path = run_state.cache_folder() / "chosen" / f"{name}.yaml"
+    chosen.write(path)
+    _show(chosen)
+    model = "" if target is None else f" {shlex.quote(str(target))}"
+    Console(sys.stdout).say(f"To keep or change this: slipstream serve{model} --write my.yaml\n")
+    return path
+
+
+def checked_config(target: Path) -> ClusterConfig:
+    """The configuration of a file, or the one that would be chosen for a model, which is shown. Raises ConfigError."""
+    chosen = chosen_for(target)
+    if chosen is None:
+        return load_config(target)
+    _show(chosen)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "chosen.yaml"
+        chosen.write(path)
+        return load_config(path)
+
+
+def write_chosen(target: Path | None, path: Path) -> int:
+    """Writes the configuration that is chosen for a model to a new file. Returns the exit code."""
+    try:
+        chosen = chosen_for(target)
+        if chosen is None:
+            raise ConfigError([f"{target}: is a configuration already; --write is for the directory of a model"])
+        if path.exists():
+            raise ConfigError([f"{path}: is there already"])
+        chosen.write(path)
+    except ConfigError as error:
+        for problem in error.problems:
+            console.error(problem)
+        return 2
+    _show(chosen)
+    Console(sys.stdout).say(f"written to {path}: slipstream serve {shlex.quote(str(path))}")
+    return 0
+
+
+def _show(chosen: ChosenConfig) -> None:
+    terminal = Console(sys.stdout)
+    terminal.say(f"Chosen for {chosen.model_dir}:")
+    for line in chosen.lines:
+        terminal.say(line)

@@ -1,0 +1,96 @@
+"""What `slipstream serve` and `check` were given: a configuration, a model, or nothing, which means the demo model."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipstream.cluster.config.settings_file import ConfigError
+from slipstream.cluster.repository.model_dir import check_model_dir
+from slipstream.cluster.repository.version_folders import NoSuchVersion, version_folder
+from slipstream.cluster.sizing.chosen_config import config_text, table
+from slipstream.cluster.sizing.machine_facts import read_machine
+from slipstream.cluster.sizing.model_size import ModelFacts
+from slipstream.cluster.sizing.pool_choice import CannotServe, choose
+from slipstream.workers.models.directory.json_keys import ModelError
+from slipstream.workers.models.directory.model_config import ModelConfig
+
+# In a checkout `models/` at its top; in a wheel `slipstream/models/`.
+DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "slipstream-demo"
+WEIGHT_SUFFIXES = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".onnx")
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenConfig:
+    """A configuration that was chosen for a model. `text` is its file, `lines` say what is in it."""
+
+    model_dir: Path
+    text: str
+    lines: list[str]
+
+    def write(self, path: Path) -> None:
+        """Raises ConfigError."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(self.text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError([f"{path} cannot be written: {error.strerror or error}"]) from None
+
+
+def chosen_for(target: Path | None) -> ChosenConfig | None:
+    """The configuration for a model's directory, by default the demo model's; None: the target is to be read as a
+    configuration. Raises ConfigError if it is neither, or if the model cannot be served on this machine."""
+    if target is None:
+        return _choose(DEMO_MODEL)
+    expanded = target.expanduser()
+    try:
+        if expanded.is_dir():
+            return _choose(expanded.absolute())
+        is_there = expanded.exists()
+    except (OSError, RuntimeError, ValueError):  # reading it as a configuration says what is wrong
+        return None
+    if expanded.suffix in WEIGHT_SUFFIXES:
+        reason = "a model is served from its directory, with config.json, *.safetensors and tokenizer.json"
+        raise ConfigError([f"{target}: {reason}" if is_there else f"{target}: no such file; {reason}"])
+    if not is_there and expanded.suffix not in (".yaml", ".yml"):
+        text = f"{target}: no such file or directory; give a configuration (.yaml) or the directory of a model"
+        if HUB_NAME.fullmatch(str(target)):
+            text += (
+                f" (nothing is downloaded; for a model of the Hugging Face Hub: hf download {target} --local-dir DIR)"
+            )
+        raise ConfigError([text])
+    return None
+
+
+def _choose(path: Path) -> ChosenConfig:
+    try:
+        model_dir, _ = version_folder(path, None)
+        problem = check_model_dir(model_dir)
+        if problem:
+            raise ConfigError([f"{problem}{_hint(path)}"])
+        model = ModelFacts.of(ModelConfig.read(model_dir))
+        machine = read_machine()
+        choice = choose(machine, model)
+    except CannotServe as error:
+        raise ConfigError([f"{path}: {error}"]) from None
+    except (ModelError, NoSuchVersion) as error:
+        raise ConfigError([str(error)]) from None
+    except OSError as error:
+        raise ConfigError([f"{error.filename or path}: {error.strerror or error}"]) from None
+    return ChosenConfig(path, config_text(choice, machine, path), table(choice, machine, model))
+
+
+def _hint(path: Path) -> str:
+    """Where the model may be instead."""
+    if (path / "config.json").exists():
+        return ""
+    snapshots = sorted((path / "snapshots").glob("*/config.json"))
+    if snapshots:
+        return f"; the model is in {snapshots[-1].parent}"
+    adapters = (path / "adapter_config.json").exists()
+    if adapters:
+        return "; it is an adapter, and not a model"
+    configs = sorted(path.glob("*.yaml"))
+    return f"; give one of the configurations in it, such as {configs[0]}" if configs else ""

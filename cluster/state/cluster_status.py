@@ -1,0 +1,140 @@
+"""The contents of `slipstream status`: the driver's state file, joined with the router's view of the load."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from slipstream.cluster.state.router_probe import unverified
+from slipstream.cluster.state.run_state import ClusterState
+
+TIMEOUT_S = 2.0
+KEY_VARIABLE = "SLIPSTREAM_API_KEY"
+
+
+def router_status(url: str) -> dict[str, Any] | None:
+    """The router's own view (`/cluster/status`). It is sent the key in the environment, if any. None if it does not
+    answer, or demands an administrator's key."""
+    if not url:
+        return None
+    question = urllib.request.Request(f"{url}/cluster/status", headers=shown_key(os.environ.get(KEY_VARIABLE)))
+    try:
+        with direct_opener(is_here=True).open(question, timeout=TIMEOUT_S) as answer:
+            status = json.load(answer)
+    except (OSError, ValueError):  # URLError is an OSError
+        return None
+    return status if isinstance(status, dict) else None
+
+
+def direct_opener(is_here: bool) -> urllib.request.OpenerDirector:
+    """Opens URLs without a proxy, because one that the environment names cannot reach addresses of this machine. The
+    certificate of a router on this machine (`is_here`) is not checked."""
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if is_here:
+        handlers.append(urllib.request.HTTPSHandler(context=unverified()))
+    return urllib.request.build_opener(*handlers)
+
+
+def shown_key(key: str | None) -> dict[str, str]:
+    """The header with an API key, if there is one."""
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def describe(
+    state: ClusterState, router: dict[str, Any] | None, signals: dict[str, Any] | None = None
+) -> Iterator[str]:
+    """The lines for one cluster."""
+    load = f", {router['num_running']} running, {router['num_waiting']} waiting" if router else ""
+    phase = "starting again" if state.phase == "down" else state.phase
+    yield f"{state.name}: {phase}, {state.model} at {state.url or '(not listening yet)'}{load}"
+    for role in ("prefill", "decode"):
+        states = Counter(member.state for member in state.members if member.role == role)
+        yield f"  {role}: {', '.join(f'{count} {what}' for what, count in sorted(states.items())) or 'none'}"
+    if signals is not None:
+        yield from _service(signals)
+    loads = {worker["peer"]["name"]: worker for worker in router["workers"]} if router else {}
+    rows = [("NAME", "ROLE", "STATE", "FOR", "RESTARTS", "REQUESTS", "FREE PAGES", "HOST", "PIDS", "")]
+    for member in state.members:
+        worker = loads.get(member.name)
+        requests = str(worker["num_requests"]) if worker else "-"
+        pages = f"{worker['free_pages']}/{worker['num_pages']}" if worker else "-"
+        pids = " ".join(map(str, member.pids)) or "-"
+        age = duration(time.time() - member.since)
+        rows.append(
+            (
+                *(member.name, member.role, member.state, age, str(member.restarts)),
+                *(requests, pages, member.host or "-", pids, member.detail),
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    if state.version:
+        yield f"  version: {state.version}"
+    served = {member.version for member in state.members}
+    for version, difference in sorted(state.files.items()):
+        if version in served:
+            yield f"  files: {consequence(version, difference)}"
+    for refused in router.get("refused_pairs", ()) if router else ():
+        sides = (", ".join(refused["prefills"]), ", ".join(refused["decodes"]))
+        yield f"  never paired: {sides[0]} and {sides[1]} exchange no pages: {refused['reason']}"
+    for remark in router.get("drift", ()) if router else ():
+        yield f"  drift: {remark}"
+    if state.update:
+        yield f"  update: {state.update}"
+    ours = f", Slipstream {state.slipstream}" if state.slipstream else ""
+    its = f" ({state.guardian_slipstream or '0.1'})" if state.guardian_slipstream != state.slipstream else ""
+    yield f"  driver: pid {state.driver}{ours}, of guardian {state.pid}{its}, {state.config}"
+    if state.operator_url:
+        yield f"  operator: {state.operator_url}/docs"
+    if state.admin_url:
+        yield f"  metrics: {state.admin_url}/metrics"
+    if state.log_dir:
+        yield f"  logs: {state.log_dir}"
+
+
+def consequence(version: str, difference: str) -> str:
+    """What follows from the difference between the files of a version that is served and those that are there now."""
+    return (
+        f"{difference}; version {version} is served from memory, and none of its workers can be started again until "
+        "the old files are back; `slipstream update` rolls out what is there"
+    )
+
+
+def _service(signals: dict[str, Any]) -> Iterator[str]:
+    """The recent load and how well it was served, one line per window."""
+    short, long = signals["short"], signals["long"]
+    for window in (short, long) if long["span_s"] > short["span_s"] else (short,):  # they are one at the beginning
+        if not (window["num_arrivals"] or window["num_refused"] or window["ttft_s"]["count"]):
+            continue
+        ttft, itl = window["ttft_s"], window["itl_s"]
+        first = sum(one["num_first"] for one in window["classes"])
+        finished = sum(one["num_finished"] for one in window["classes"])
+        parts = [f"{window['num_arrivals'] / window['span_s']:.1f} requests/s" if window["span_s"] > 0 else ""]
+        if first:
+            met = sum(one["num_ttft_met"] for one in window["classes"]) / first
+            parts.append(f"TTFT p50 {ttft['p50']:.2f} s, p99 {ttft['p99']:.2f} s, in time {met:.0%}")
+        if finished:
+            met = sum(one["num_itl_met"] for one in window["classes"]) / finished
+            parts.append(f"ITL p50 {1e3 * itl['p50']:.0f} ms, p99 {1e3 * itl['p99']:.0f} ms, in time {met:.0%}")
+        ended = finished + window["num_failed"]
+        if ended:
+            good = sum(one["num_good"] for one in window["classes"]) / ended
+            parts.append(f"SLO kept by {good:.0%}")
+        if window["num_refused"]:
+            parts.append(f"{window['num_refused']} refused")
+        yield f"  last {window['span_s']:.0f} s: {'; '.join(filter(None, parts))}"
+
+
+def duration(seconds: float) -> str:
+    """A duration for people: two digits and a unit."""
+    if seconds < 100:
+        return f"{max(seconds, 0):.0f} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h"

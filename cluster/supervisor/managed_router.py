@@ -1,0 +1,85 @@
+"""The router as the supervisor knows it, and the calls to it, which tolerate that it may be gone or not answer."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from slipstream.cluster.supervisor.managed import Managed, PendingChange
+from slipstream.cluster.supervisor.members.members import RouterControl
+from slipstream.router.registry.expected_workers import ExpectedWorkers
+from slipstream.router.status.load_signals import Signals
+
+PATIENCE_S = 5.0
+
+
+@dataclass(slots=True)
+class ManagedRouter(Managed[RouterControl]):
+    """Every call gives up after `PATIENCE_S`, except `leave` and `drain`."""
+
+    async def leave(self, grace_s: float) -> None:
+        """Makes the router unready, and returns after so many seconds, in which load balancers notice and clients that
+        still come are served. A router that follows meanwhile is unready as well."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + grace_s
+        with suppress(OSError):
+            async with asyncio.timeout_at(end_s):
+                await self.member.leave()
+        await asyncio.sleep(end_s - loop.time())
+
+    async def drain(self, deadline_s: float) -> None:
+        """Lets running requests finish, for at most `deadline_s` seconds; it takes no new ones meanwhile. If there is
+        no router at the moment, or it dies, the next one is waited for: it continues what the last one had, and drains
+        that."""
+        end_s = asyncio.get_running_loop().time() + deadline_s
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(end_s + 1.0):
+                while not await self._has_drained(end_s):
+                    self.ready.clear()  # the supervisor, which may hear of its end later, sets it for the next one
+
+    async def _has_drained(self, end_s: float) -> bool:
+        """False: there is none to be drained any more."""
+        await self.ready.wait()
+        try:
+            await self.member.drain(max(end_s - asyncio.get_running_loop().time(), 0.0))
+        except ConnectionError:
+            return False
+        return True
+
+    async def drain_worker(self, name: str, pending_change: PendingChange) -> bool:
+        """Starts to empty a worker. Returns False if there is no router, it does not answer, or it does not know the
+        worker. That worker will connect to the next router, and can be drained then."""
+        if self.ready.is_set():
+            with suppress(OSError):
+                async with asyncio.timeout(PATIENCE_S):
+                    return await self.member.drain_worker(name, pending_change.next_role, pending_change.migrate)
+        return False
+
+    async def expect(self, expected: ExpectedWorkers) -> None:
+        """Tells the router how many workers are wanted. The next router will be told when it begins to serve."""
+        if self.ready.is_set():
+            with suppress(OSError):
+                async with asyncio.timeout(PATIENCE_S):
+                    await self.member.expect_workers(expected)
+
+    async def cluster_status(self) -> dict[str, Any] | None:
+        """The router's view of the cluster; None while there is no router or it does not answer."""
+        if self.ready.is_set():
+            with suppress(OSError):
+                async with asyncio.timeout(PATIENCE_S):
+                    return await self.member.status()
+        return None
+
+    async def signals(self) -> Signals:
+        """The recent load and how well it was served. Raises OSError while there is no router or it does not answer."""
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.member.signals()
+
+    async def signals_to_show(self) -> dict[str, Any] | None:
+        """The same in plain values, for display; None while there is no router."""
+        try:
+            return asdict(await self.signals())
+        except OSError:
+            return None

@@ -1,0 +1,86 @@
+"""The actors of a member as the driver handles them: it starts them, learns why they ended, and ends them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
+
+from slipstream.cluster.supervisor.members.actors import ProcessHost
+from slipstream.cluster.supervisor.members.deployment import Deployment
+
+STOP_PATIENCE_S = 2.0
+
+
+def start_actor(
+    cls: type[ProcessHost], deployment: Deployment, name: str, resources: dict[str, float], strategy: object
+) -> Any:
+    actor_class: Any = ray.remote(cls)
+    return actor_class.options(
+        num_cpus=resources.get("CPU", 0.0),
+        num_gpus=resources.get("GPU", 0.0),
+        resources={kind: amount for kind, amount in resources.items() if kind not in ("CPU", "GPU")},
+        scheduling_strategy=strategy,
+        max_restarts=0,  # the supervisor restarts it, not Ray, because a new incarnation needs new addresses
+        max_concurrency=4,  # `run` occupies one of these threads for ever
+    ).remote(name, deployment.log_path(name))
+
+
+async def first_death(runs: Sequence[Awaitable[object]]) -> str:
+    """Waits until the first of some pending `run` calls ends, and says why."""
+    waiting = [asyncio.ensure_future(_end_of(run)) for run in runs]
+    try:
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        # When one rank dies, the others die of that. The one with a reason of its own says more than "is gone".
+        return min((task.result() for task in done), key=lambda reason: reason.startswith("process"))
+    finally:
+        for task in waiting:
+            task.cancel()
+
+
+async def _end_of(run: Awaitable[object]) -> str:
+    try:
+        await run
+    except RayError as error:
+        return reason_of(error)
+    return "ended by itself"
+
+
+def reason_of(error: RayError) -> str:
+    """One sentence about why a call into a process failed."""
+    if isinstance(error, RayTaskError) and error.cause is not None:
+        cause = error.cause
+        text = " ".join(str(cause).split()) or type(cause).__name__
+        # Our own errors and those of the operating system are sentences; others are understandable only with their
+        # type.
+        ours = type(cause).__module__.startswith("slipstream.") or isinstance(cause, OSError)
+        return text if ours else f"{type(cause).__name__}: {text}"
+    text = " ".join(str(error).split())
+    if isinstance(error, ActorUnavailableError):  # the process may well be alive, but is not heard of any more
+        return "the connection of Ray's driver to the process broke"
+    if isinstance(error, RayActorError):
+        if "OUT_OF_MEMORY" in text or "running low on memory" in text:
+            return "process was killed because the machine ran out of memory"
+        if "connection error" in text or "worker process has died" in text:
+            return "process is gone (killed, or crashed in native code)"
+    return f"process is gone: {text[:300]}"
+
+
+async def stop_actor(actor: Any, runs: list[Any]) -> None:
+    """Asks an actor to stop, and waits a little for the end of its `run`. (If it does not listen, it is killed
+    later.)"""
+    try:
+        async with asyncio.timeout(STOP_PATIENCE_S):
+            await actor.stop.remote()
+            await asyncio.gather(*(_end_of(run) for run in runs))
+    except (TimeoutError, RayError):
+        return
+
+
+def end_by_force(actors: list[Any]) -> None:
+    for actor in actors:
+        if actor is not None:
+            ray.kill(actor)

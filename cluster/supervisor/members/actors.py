@@ -1,0 +1,287 @@
+"""The processes of a cluster, as Ray actors: thin hosts for the router, for workers and for their ranks.
+
+Ray starts and ends them, and tells their supervisor at once when one dies, because the reference of a pending `run`
+call then fails. Nothing else goes through Ray. `ps` and `top` show the class names as `ray::PrefillWorker.run`.
+
+A host's constructor is cheap. `warm_up` does the slow imports, so that all processes of a cluster can do them at the
+same time, before they know each other's addresses. The driver imports this module as well and must not wait for torch,
+so the router and the workers are imported where they are created. Settings come `by_name`, because a process may be of
+another version than its driver while Slipstream is upgraded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import importlib
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import ray
+import ray.util
+import uvloop
+
+from slipstream.cluster.config.cluster_config import ServedModelConfig
+from slipstream.cluster.config.settings_by_name import ByName, settings_of
+from slipstream.cluster.processes.process_log import redirect_output
+from slipstream.router.config.router_config import DispatchConfig, RouterConfig
+from slipstream.router.model_files.manifest import Manifest
+from slipstream.router.process.addresses import Addresses
+from slipstream.router.process.gc_tuning import spare_garbage_collector
+from slipstream.router.protocol.messages import Role
+from slipstream.router.registry.expected_workers import ExpectedWorkers
+from slipstream.router.status.load_signals import Signals
+from slipstream.router.status.version_status import VersionStatus
+from slipstream.workers.config.worker_config import WorkerConfig
+from slipstream.workers.telemetry.worker_report import WorkerReport
+
+if TYPE_CHECKING:
+    from slipstream.router.router import Router
+    from slipstream.workers.group.group_executor import GroupAddress
+    from slipstream.workers.worker import Worker
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLocation:
+    """Where a process runs. `node_id` is Ray's, `node_ip` the address by which other nodes reach it."""
+
+    pid: int
+    node_id: str
+    node_ip: str
+
+
+class ProcessHost:
+    """What all processes of a cluster have in common."""
+
+    def __init__(self, name: str, log_path: str | None) -> None:
+        redirect_output(name, log_path)
+        # Ray's handler would end the main thread, which answers its calls, and leave the others running for a minute.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def warm_up(self, modules: tuple[str, ...]) -> ProcessLocation:
+        for module in modules:
+            with contextlib.suppress(ModuleNotFoundError):  # the driver may be of another version
+                importlib.import_module(module)
+        node_ip: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        return ProcessLocation(os.getpid(), ray.get_runtime_context().get_node_id(), node_ip)
+
+
+class WorkerHost(ProcessHost):
+    """Rank 0 of a worker group."""
+
+    def __init__(self, name: str, log_path: str | None) -> None:
+        super().__init__(name, log_path)
+        self._worker: Worker | None = None
+
+    def prepare(self, config: ByName[WorkerConfig]) -> GroupAddress | None:
+        from slipstream.workers.worker import Worker
+
+        self._worker = Worker(settings_of(config))
+        return self._worker.prepare()
+
+    def run(self, address: GroupAddress | None) -> None:
+        """Serves; returns after a stop. Raises WorkerFailed. `address` is the result of `prepare`, which Ray waits for
+        before it makes this call."""
+        self._prepared().run()
+
+    def report(self, address: GroupAddress | None) -> WorkerReport:
+        """The worker's state. For `address` see `run`."""
+        return self._prepared().report()
+
+    def redirect(self, host: str, port: int) -> None:
+        self._prepared().redirect(host, port)
+
+    def stop(self) -> None:
+        """Ends `run` at once. Requests that should finish have to be drained at the router first."""
+        self._prepared().stop(drain=False)
+
+    def _prepared(self) -> Worker:
+        if self._worker is None:
+            raise RuntimeError("prepare was not called")
+        return self._worker
+
+
+class RankHost(ProcessHost):
+    """A rank other than 0 of a worker group."""
+
+    def run(self, config: ByName[WorkerConfig], rank: int, address: GroupAddress) -> None:
+        """Returns when the leader has ended normally. Raises WorkerFailed."""
+        from slipstream.workers.group.rank_worker import RankWorker
+
+        RankWorker(settings_of(config), rank, address).run()
+
+
+class RouterHost(ProcessHost):
+    """The router, on an event loop in the thread of `run`."""
+
+    def __init__(self, name: str, log_path: str | None) -> None:
+        super().__init__(name, log_path)
+        self._hosted = HostedRouter()
+
+    def run(
+        self,
+        config: ByName[RouterConfig],
+        model: ByName[ServedModelConfig],
+        worker_token: str,
+        expected: ByName[ExpectedWorkers],
+        keeper: Path | None,
+        is_ending: bool,
+        manifests: tuple[ByName[Manifest], ...],
+    ) -> None:
+        """Serves until stopped; one that `is_ending` only goes on with the clients of the previous router. Raises
+        OSError if a port is taken, FilesChanged if what it reads of the model belongs to none of the `manifests`."""
+        from slipstream.router.catalog.served_model import ModelSource
+        from slipstream.router.router import Router
+
+        served, workers = settings_of(model), settings_of(expected)
+        source = ModelSource(
+            served.name,
+            Path(served.path),
+            served.generation_config,
+            served.chat_template_content_format,
+            tuple(map(settings_of, manifests)),
+        )
+        router = Router(
+            settings_of(config),
+            source,
+            worker_token,
+            has_prefill_pool=workers.num_prefill > 0,
+            keeper=keeper,
+            is_ending=is_ending,
+        )
+        uvloop.run(self._hosted.serve(router, workers))
+
+    def listening(self) -> Addresses:
+        """Blocks until the router listens."""
+        return self._hosted.listening.result()
+
+    def leave(self) -> None:
+        """Is unready from now on, and serves what still comes."""
+        self._hosted.leave()
+
+    def drain(self, deadline_s: float) -> None:
+        """Takes no new requests. Returns when the running ones have ended, or after `deadline_s` seconds."""
+        self._hosted.drain(deadline_s)
+
+    def drain_worker(self, name: str, next_role: Role | None, migrate: bool) -> bool:
+        """Empties a worker, which then ends or comes back in its next role. Returns False if it is not connected."""
+        return self._hosted.drain_worker(name, next_role, migrate)
+
+    def status_body(self) -> bytes:
+        """The JSON of `/cluster/status`."""
+        return self._hosted.status_body()
+
+    def expect_workers(self, expected: ByName[ExpectedWorkers]) -> None:
+        """Tells the router how many workers are wanted."""
+        self._hosted.expect_workers(settings_of(expected))
+
+    def set_split(self, split: dict[str, float] | None) -> None:
+        """Sets each version's share of new requests."""
+        self._hosted.set_split(split)
+
+    def signals(self) -> Signals:
+        """The recent load and how well it was served: what a planner decides from."""
+        return self._hosted.signals()
+
+    def follow(self, config: ByName[DispatchConfig]) -> None:
+        """Makes the router take over changed settings of the dispatcher."""
+        self._hosted.follow(settings_of(config))
+
+    def versions(self) -> tuple[VersionStatus, ...]:
+        """The state and the counts of each version of the model."""
+        return self._hosted.versions()
+
+    def stop(self) -> None:
+        """Ends `run`."""
+        self._hosted.stop()
+
+
+class HostedRouter:
+    """The asynchronous part of a router's host. It is a separate class because Ray runs an actor on Ray's own event
+    loop as soon as one of its methods is a coroutine."""
+
+    def __init__(self) -> None:
+        self.listening: concurrent.futures.Future[Addresses] = concurrent.futures.Future()
+        self._serving: concurrent.futures.Future[tuple[Router, asyncio.AbstractEventLoop]]
+        self._serving = concurrent.futures.Future()
+        self._stopped = asyncio.Event()
+
+    async def serve(self, router: Router, expected: ExpectedWorkers) -> None:
+        addresses = await router.start()
+        router.expect_workers(expected)
+        await router.take_over()
+        spare_garbage_collector()
+        self._serving.set_result((router, asyncio.get_running_loop()))
+        self.listening.set_result(addresses)
+        await self._stopped.wait()
+        await router.stop()
+
+    def leave(self) -> None:
+        self._ask(lambda router: router.leave())
+
+    def drain(self, deadline_s: float) -> None:
+        router, loop = self._serving.result()
+        asyncio.run_coroutine_threadsafe(router.drain(deadline_s), loop).result()
+
+    def drain_worker(self, name: str, next_role: Role | None, migrate: bool) -> bool:
+        return self._ask(lambda router: router.drain_worker(name, next_role, migrate))
+
+    def status_body(self) -> bytes:
+        return self._ask(lambda router: router.status_body())
+
+    def expect_workers(self, expected: ExpectedWorkers) -> None:
+        router, loop = self._serving.result()
+        loop.call_soon_threadsafe(router.expect_workers, expected)
+
+    def set_split(self, split: dict[str, float] | None) -> None:
+        self._ask(lambda router: router.set_split(split))
+
+    def signals(self) -> Signals:
+        return self._ask(lambda router: router.signals())
+
+    def follow(self, config: DispatchConfig) -> None:
+        router, loop = self._serving.result()
+        loop.call_soon_threadsafe(router.follow, config)
+
+    def versions(self) -> tuple[VersionStatus, ...]:
+        return self._ask(lambda router: router.versions())
+
+    def _ask(self, call: Callable[[Router], T]) -> T:
+        """Makes a call on the router's event loop, and waits for its result. Raises what the call raises."""
+        router, loop = self._serving.result()
+
+        async def ask() -> T:
+            return call(router)
+
+        return asyncio.run_coroutine_threadsafe(ask(), loop).result()
+
+    def stop(self) -> None:
+        _, loop = self._serving.result()
+        loop.call_soon_threadsafe(self._stopped.set)
+
+
+class PrefillWorker(WorkerHost):
+    """Shows in `ps`."""
+
+
+class DecodeWorker(WorkerHost):
+    """Shows in `ps`."""
+
+
+class PrefillRank(RankHost):
+    """Shows in `ps`."""
+
+
+class DecodeRank(RankHost):
+    """Shows in `ps`."""
+
+
+class ServingRouter(RouterHost):
+    """Shows in `ps`."""

@@ -1,0 +1,36 @@
+"""What all members of one model version share, and the addresses at which they listen and are reached."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipstream.cluster.config.cluster_config import ClusterConfig
+from slipstream.router.model_files.manifest import Manifest
+from slipstream.router.process.listening import is_any
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What all members of a model version share. `log_dir` None: output stays with Ray. If the cluster `spans_nodes`,
+    loopback addresses are replaced by those of the nodes. `manifest` is what the model's files have to be."""
+
+    config: ClusterConfig
+    worker_token: str
+    log_dir: Path | None
+    spans_nodes: bool
+    version: str = ""
+    manifest: Manifest | None = None
+
+    def log_path(self, name: str) -> str | None:
+        return str(self.log_dir / f"{name}.log") if self.log_dir else None
+
+    def host(self, configured: str, node_ip: str) -> str:
+        """The address at which a process on a node listens."""
+        is_loopback = configured in ("localhost", "::1") or configured.startswith("127.")
+        return node_ip if is_loopback and self.spans_nodes else configured
+
+
+def reachable(listening: str, node_ip: str) -> str:
+    """The address by which others can reach something that listens at `listening`."""
+    return node_ip if is_any(listening) else listening

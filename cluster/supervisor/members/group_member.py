@@ -1,0 +1,199 @@
+"""A worker group as a member of the cluster: its Ray resources, the processes of its ranks, and the calls to them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from slipstream.cluster.config.settings_by_name import by_name
+from slipstream.cluster.ray.bundles import PoolResources
+from slipstream.cluster.supervisor.members.actor_handles import end_by_force, first_death, start_actor, stop_actor
+from slipstream.cluster.supervisor.members.actors import (
+    DecodeRank,
+    DecodeWorker,
+    PrefillRank,
+    PrefillWorker,
+    ProcessLocation,
+)
+from slipstream.cluster.supervisor.members.deployment import Deployment, reachable
+from slipstream.router.process.addresses import Endpoint
+from slipstream.router.protocol.messages import Role
+from slipstream.workers.config.worker_config import RoleSettings, WorkerConfig
+from slipstream.workers.telemetry.worker_report import WorkerReport
+
+# What a rank's process imports before it knows its configuration. torch alone takes 2 to 4 s.
+WORKER_MODULES = ("slipstream.workers.worker",)
+
+NodeChoice = Callable[[PoolResources], str | None]
+
+
+class GroupMember:
+    """Rank 0 and, with tensor parallelism, the other ranks, all in one placement group.
+
+    `choose_node` returns the preferred node for the group; Ray takes another one if it has to.
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        name: str,
+        role: Role,
+        pools: Mapping[Role, PoolResources],
+        choose_node: NodeChoice,
+    ) -> None:
+        self._deployment = deployment
+        self.name = name
+        self._role = role
+        self._pools = pools
+        self._choose_node = choose_node
+        self._reserved: PoolResources | None = None
+        self._room: PlacementGroup | None = None
+        self._wished_node: str | None = None
+        self._actors: list[Any] = []
+        self._runs: list[Any] = []
+        self._address: Any = None
+        self.locations: list[ProcessLocation] = []
+
+    @property
+    def role(self) -> Role:
+        return self._role
+
+    @property
+    def version(self) -> str:
+        return self._deployment.version
+
+    @property
+    def pids(self) -> list[int]:
+        return [place.pid for place in self.locations]
+
+    @property
+    def host(self) -> str:
+        return self.locations[0].node_ip if self.locations else ""
+
+    @property
+    def node_id(self) -> str | None:
+        """The node that the group is on, or should go to; None: Ray decides."""
+        return self.locations[0].node_id if self.locations else self._wished_node
+
+    @property
+    def pool(self) -> PoolResources:
+        """What the group reserves."""
+        return self._pools[self._role]
+
+    def become(self, role: Role) -> None:
+        """Changes the role from the next launch on. (A running group is told by the router.)"""
+        self._role = role
+
+    # ---- room
+
+    def reserve(self) -> None:
+        """Asks Ray for room, unless the group already has suitable room. If there is none, Ray's autoscaler adds a
+        node."""
+        pool = self.pool
+        if self._reserved is not None and (self._reserved.bundle, self._reserved.labels) == (pool.bundle, pool.labels):
+            return
+        self.release()
+        self._wished_node = self._choose_node(pool)
+        self._room = placement_group(
+            [dict(pool.bundle)],
+            strategy="STRICT_PACK",
+            _soft_target_node_id=self._wished_node,
+            bundle_label_selector=[dict(pool.labels)] if pool.labels else None,
+        )
+        self._reserved = pool
+
+    async def room(self) -> None:
+        """Returns when Ray has found room."""
+        assert self._room is not None
+        await self._room.ready()
+
+    def release(self) -> None:
+        """Gives the room back, or stops waiting for it."""
+        if self._room is not None:
+            remove_placement_group(self._room)
+        self._room = self._reserved = self._wished_node = None
+
+    # ---- life
+
+    async def launch(self) -> None:
+        """Starts the processes, after waiting for room if there is none."""
+        leader, rank = (PrefillWorker, PrefillRank) if self.role == "prefill" else (DecodeWorker, DecodeRank)
+        tp = self._settings(self._role).tp
+        names = [self.name] + [f"{self.name}.rank{n}" for n in range(1, tp)]
+        classes = [leader] + [rank] * (tp - 1)
+        assert self._room is not None
+        strategy = PlacementGroupSchedulingStrategy(self._room, placement_group_bundle_index=0)
+        self._actors = [
+            start_actor(cls, self._deployment, name, self.pool.rank, strategy)
+            for cls, name in zip(classes, names, strict=True)
+        ]
+        self.locations = list(await asyncio.gather(*(actor.warm_up.remote(WORKER_MODULES) for actor in self._actors)))
+
+    async def serve(self, router: Endpoint, ranks_on_host: int) -> None:
+        """Lets the ranks load the model and connect to the router; `report` tells how far they are."""
+        leader, *others = self._actors
+        config = by_name(self._worker_config(router, ranks_on_host))
+        # Goes from the leader to the others as a reference, not through here: unpacking it would import torch.
+        self._address = leader.prepare.remote(config)
+        self._runs = [leader.run.remote(self._address)]
+        self._runs += [actor.run.remote(config, n, self._address) for n, actor in enumerate(others, start=1)]
+
+    def redirect(self, router: Endpoint) -> None:
+        """The router listens elsewhere now. (A group that is just being launched will be told when it begins to
+        serve.)"""
+        if self._runs:
+            self._actors[0].redirect.remote(router.host, router.port)
+
+    async def report(self) -> WorkerReport:
+        report: WorkerReport = await self._actors[0].report.remote(self._address)
+        return report
+
+    async def death(self) -> str:
+        return await first_death(self._runs)
+
+    async def stop(self) -> None:
+        if self._runs:
+            await stop_actor(self._actors[0], self._runs)
+
+    def cut_off(self) -> None:
+        """Kills the group's processes; `death` then returns."""
+        end_by_force(self._actors)
+
+    def kill(self) -> None:
+        end_by_force(self._actors)
+        self._actors, self._runs, self.locations = [], [], []
+        self._address = None
+
+    def _settings(self, role: Role) -> Any:
+        config = self._deployment.config
+        return config.prefill if role == "prefill" else config.decode
+
+    def _worker_config(self, router: Endpoint, ranks_on_host: int) -> WorkerConfig:
+        config, node_ip = self._deployment.config, self.locations[0].node_ip
+        transfer_host = reachable(self._deployment.host(config.kv_transfer.host, node_ip), node_ip)
+        settings = self._settings(self._role)
+        other = self._settings("decode" if self._role == "prefill" else "prefill")
+        return WorkerConfig(
+            name=self.name,
+            role=self._role,
+            model=config.model.name,
+            model_version=self._deployment.version,
+            manifest=self._deployment.manifest,
+            model_dir=config.model.path,
+            router_host=router.host,
+            router_port=router.port,
+            token=self._deployment.worker_token,
+            tp=settings.tp,
+            max_queued_tokens=settings.max_queued_tokens,
+            host=self._deployment.host("127.0.0.1", node_ip),
+            ranks_on_host=ranks_on_host,
+            drain_s=config.drain_timeout_s,
+            engine=settings.engine,
+            other_role=RoleSettings(other.max_queued_tokens, other.engine),
+            transfer=dataclasses.replace(config.kv_transfer, host=transfer_host),
+        )

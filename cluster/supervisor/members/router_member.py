@@ -1,0 +1,228 @@
+"""The router as a member of the cluster: its process, the ports that it keeps, and the calls to it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import errno
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from slipstream.cluster.config.cluster_config import ROUTER_CPUS, ClusterConfig
+from slipstream.cluster.config.config_changes import live_dispatch
+from slipstream.cluster.config.settings_by_name import by_name
+from slipstream.cluster.supervisor.members.actor_handles import (
+    end_by_force,
+    first_death,
+    reason_of,
+    start_actor,
+    stop_actor,
+)
+from slipstream.cluster.supervisor.members.actors import ProcessLocation, ServingRouter
+from slipstream.cluster.supervisor.members.deployment import Deployment, reachable
+from slipstream.router.config.router_config import RouterConfig
+from slipstream.router.model_files.manifest import Manifest
+from slipstream.router.process.addresses import Addresses, Endpoint
+from slipstream.router.protocol.messages import Role
+from slipstream.router.registry.expected_workers import ExpectedWorkers
+from slipstream.router.status.load_signals import Signals
+from slipstream.router.status.version_status import VersionStatus
+
+ROUTER_MODULES = ("slipstream.router.router",)
+MAX_PORT_TRIES = 5  # because the last incarnation may still hold its ports for a moment
+
+
+class ClientSocketHolder(Protocol):
+    """Has on this node what outlives a router."""
+
+    @property
+    def path(self) -> Path: ...
+    def let_go(self) -> None: ...
+
+
+class RouterMember:
+    """The router. It runs on the driver's node, because that is where its port was checked, where the operator reads
+    its URL, and where the `keeper` of its clients is. If Ray puts the next router on another node, the clients of the
+    one before end."""
+
+    name = "router"
+    role = "router"
+
+    def __init__(self, deployment: Deployment, node_id: str, keeper: ClientSocketHolder | None = None) -> None:
+        self._deployment = deployment
+        self._node_id = node_id
+        self._keeper = keeper
+        self._config: RouterConfig = deployment.config.router
+        self._actor: Any = None
+        self._run: Any = None
+        self._place: ProcessLocation | None = None
+        self._num_ports_taken = 0  # how many times in a row
+        self._is_leaving = False  # it is unready for good
+        self._is_ending = False  # it drains for the last time
+        self._manifests = tuple(filter(None, [deployment.manifest]))
+
+    def stay_at(self, http_port: int | None, admin_port: int | None) -> None:
+        """The ports that clients know from the router of the previous driver."""
+        http, admin = self._config.http, self._config.admin
+        if http_port is not None:
+            http = dataclasses.replace(http, port=http_port)
+        if admin_port is not None and admin.port is not None:
+            admin = dataclasses.replace(admin, port=admin_port)
+        self._config = dataclasses.replace(self._config, http=http, admin=admin)
+
+    def expect_files(self, manifests: Sequence[Manifest]) -> None:
+        """Those of the versions that are served now: the next incarnation reads no other files of the model."""
+        self._manifests = tuple(manifests)
+
+    @property
+    def pids(self) -> list[int]:
+        return [self._place.pid] if self._place else []
+
+    @property
+    def host(self) -> str:
+        return self._place.node_ip if self._place else ""
+
+    async def launch(self) -> None:
+        self._actor = start_actor(
+            ServingRouter,
+            self._deployment,
+            self.name,
+            {"CPU": ROUTER_CPUS},
+            # Soft affinity: if the driver's node offers no CPUs, the router goes elsewhere.
+            NodeAffinitySchedulingStrategy(self._node_id, soft=True),
+        )
+        self._place = await self._actor.warm_up.remote(ROUTER_MODULES)
+
+    async def serve(self, expected: ExpectedWorkers) -> tuple[Addresses, Endpoint]:
+        """Starts to listen. Ports stay the same once chosen, so that workers and clients find the next incarnation."""
+        assert self._place is not None
+        keeper = None
+        if self._keeper is not None and self._place.node_id == self._node_id:
+            keeper = self._keeper.path
+        elif self._keeper is not None:
+            await asyncio.to_thread(self._keeper.let_go)
+        worker_host = self._deployment.host(self._config.worker_host, self._place.node_ip)
+        config = dataclasses.replace(self._config, worker_host=worker_host)
+        self._run = self._actor.run.remote(
+            by_name(config),
+            by_name(self._deployment.config.model),
+            self._deployment.worker_token,
+            by_name(expected),
+            keeper,
+            self._is_ending,
+            tuple(map(by_name, self._manifests)),
+        )
+        listening, run = (asyncio.ensure_future(_result(ref)) for ref in (self._actor.listening.remote(), self._run))
+        try:
+            await asyncio.wait([listening, run], return_when=asyncio.FIRST_COMPLETED)
+            if run.done():
+                run.result()  # raises the reason why it does not listen
+            addresses: Addresses = await listening
+        except RayTaskError as error:
+            self._note_failure(error.cause)
+            raise
+        finally:
+            listening.cancel()
+            run.cancel()
+        if self._is_leaving:
+            await self._actor.leave.remote()
+        self._num_ports_taken = 0
+        http = dataclasses.replace(self._config.http, port=addresses.http.port)
+        admin = self._config.admin
+        if addresses.admin is not None:
+            admin = dataclasses.replace(admin, port=addresses.admin.port)
+        self._config = dataclasses.replace(self._config, http=http, admin=admin, worker_port=addresses.workers.port)
+        return addresses, Endpoint(reachable(worker_host, self._place.node_ip), addresses.workers.port)
+
+    def _note_failure(self, cause: object) -> None:
+        """Counts starts that failed because a port was taken. If a port that was chosen earlier now belongs to somebody
+        else, another one has to be chosen in the end."""
+        if not (isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE):
+            return
+        self._num_ports_taken += 1
+        if self._num_ports_taken == MAX_PORT_TRIES:
+            self._num_ports_taken = 0
+            asked = self._deployment.config.router
+            http = dataclasses.replace(self._config.http, port=asked.http.port)
+            admin = dataclasses.replace(self._config.admin, port=asked.admin.port)
+            self._config = dataclasses.replace(self._config, http=http, admin=admin, worker_port=asked.worker_port)
+
+    async def death(self) -> str:
+        return await first_death([self._run])
+
+    async def _ask(self, call: Callable[[Any], Any]) -> Any:
+        """The result of a call into the router's process. Raises ConnectionError if there is no router."""
+        if self._run is None:
+            raise ConnectionError("there is no router")
+        try:
+            return await call(self._actor)
+        except RayError as error:
+            raise ConnectionError(reason_of(error)) from error
+
+    async def leave(self) -> None:
+        """Makes this and later incarnations unready, so that load balancers send requests elsewhere."""
+        self._is_leaving = True
+        await self._ask(lambda actor: actor.leave.remote())
+
+    async def drain(self, deadline_s: float) -> None:
+        """Lets running requests finish. Neither this nor a later incarnation takes new clients any more."""
+        self._is_ending = True
+        await self._ask(lambda actor: actor.drain.remote(deadline_s))
+
+    async def drain_worker(self, name: str, next_role: Role | None, migrate: bool) -> bool:
+        """Empties a worker, which then ends or comes back in its next role. Returns False if it is not connected."""
+        known: bool = await self._ask(lambda actor: actor.drain_worker.remote(name, next_role, migrate))
+        return known
+
+    async def expect_workers(self, expected: ExpectedWorkers) -> None:
+        """Tells the router how many workers are wanted, connected or not."""
+        await self._ask(lambda actor: actor.expect_workers.remote(by_name(expected)))
+
+    async def set_split(self, split: dict[str, float] | None) -> None:
+        """Sets each version's share of new requests, in this and in later incarnations."""
+        versions = dataclasses.replace(self._config.dispatch.versions, split=split)
+        dispatch = dataclasses.replace(self._config.dispatch, versions=versions)
+        self._config = dataclasses.replace(self._config, dispatch=dispatch)
+        if self._run is not None:
+            await self._ask(lambda actor: actor.set_split.remote(split))
+
+    async def signals(self) -> Signals:
+        """The recent load and how well it was served: what a planner decides from."""
+        found: Signals = await self._ask(lambda actor: actor.signals.remote())
+        return found
+
+    async def versions(self) -> tuple[VersionStatus, ...]:
+        """The state and the counts of each version of the model."""
+        found: tuple[VersionStatus, ...] = await self._ask(lambda actor: actor.versions.remote())
+        return found
+
+    async def follow(self, config: ClusterConfig) -> None:
+        """Makes the router take over the dispatcher's settings, as far as it can. Its next incarnation will read the
+        tokenizer from this configuration's model."""
+        self._deployment = dataclasses.replace(self._deployment, config=config)
+        dispatch = live_dispatch(self._config.dispatch, config.router.dispatch)
+        if dispatch != self._config.dispatch:
+            self._config = dataclasses.replace(self._config, dispatch=dispatch)
+            if self._run is not None:
+                await self._ask(lambda actor: actor.follow.remote(by_name(dispatch)))
+
+    async def status(self) -> dict[str, Any]:
+        """The contents of `/cluster/status`."""
+        status: dict[str, Any] = json.loads(await self._ask(lambda actor: actor.status_body.remote()))
+        return status
+
+    async def stop(self) -> None:
+        await stop_actor(self._actor, [self._run])
+
+    def kill(self) -> None:
+        end_by_force([self._actor])
+        self._actor = self._run = self._place = None
+
+
+async def _result(reference: Any) -> Any:
+    return await reference

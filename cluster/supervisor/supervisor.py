@@ -1,0 +1,352 @@
+"""Keeps a deployment alive: starts its members concurrently, restarts those that die, adds groups and removes them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from functools import partial
+from typing import Any, TypeVar
+
+from ray.exceptions import RayError
+
+from slipstream.cluster.config.cluster_config import ClusterConfig
+from slipstream.cluster.fleet.fleet_port import MemberState
+from slipstream.cluster.state.run_state import MemberStatus
+from slipstream.cluster.supervisor.group_monitor import GIVE_UP_S, SERVING_S, SILENT_S, GroupMonitor
+from slipstream.cluster.supervisor.managed import Managed, ManagedGroup, Observer, PendingChange
+from slipstream.cluster.supervisor.managed_router import ManagedRouter
+from slipstream.cluster.supervisor.members.actor_handles import reason_of
+from slipstream.cluster.supervisor.members.members import Group, Member, RouterControl
+from slipstream.cluster.supervisor.restart_policy import GiveUp, RestartPolicy
+from slipstream.router.process.addresses import Endpoint
+from slipstream.router.protocol.messages import Role
+from slipstream.router.registry.expected_workers import ExpectedWorkers
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Member)
+
+NOT_SERVING: tuple[MemberState, ...] = ("new", "pending", "starting", "dead", "failed")
+PENDING_AFTER_S = 1.0
+LOOK_AT_ROUTER_S = 5.0
+OVERDUE_S = 15.0  # on top of `drain_timeout_s`, at which a worker ends its drain by itself
+
+
+class StartFailed(Exception):  # noqa: N818 - reads as the sentence it carries
+    """The deployment did not come up. The text is one sentence with the member and the reason."""
+
+
+class Supervisor:
+    """Runs one task per member: launch it, let it serve, wait for its death, ask the policy, repeat.
+
+    The router and the groups come up concurrently. Only their connection has an order: groups serve once the router
+    listens. A router that died comes back at the same ports, where the workers, which keep trying, find it.
+
+    A group that is to leave, or to take the other role, gets a `PendingChange`. Its follower tells the router, which
+    empties the worker, and tells it again if the worker has reconnected meanwhile. A group that dies with a wish to
+    leave is not restarted; one that dies on the way to another role comes back in that role.
+    """
+
+    def __init__(self, config: ClusterConfig, router: RouterControl, observer: Observer) -> None:
+        self._config = config
+        self._observer = observer
+        self.router = ManagedRouter(router, *self._fresh(router))
+        self._monitor = GroupMonitor(self.router, self._serves, self._note)
+        self._groups: dict[str, ManagedGroup] = {}
+        self._is_settled = False
+        self._worker_port: asyncio.Future[Endpoint] = asyncio.get_running_loop().create_future()
+        self._all_launched = asyncio.Event()
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def _fresh(self, member: Member, version: str = "") -> tuple[RestartPolicy, MemberStatus, float]:
+        status = MemberStatus(member.name, member.role, since=time.time(), version=version)
+        return RestartPolicy(self._config.restart), status, time.monotonic()
+
+    def _all(self) -> tuple[ManagedRouter | ManagedGroup, ...]:
+        return (self.router, *self._groups.values())
+
+    @property
+    def members(self) -> list[MemberStatus]:
+        return [managed.status for managed in self._all()]
+
+    @property
+    def groups(self) -> list[ManagedGroup]:
+        return list(self._groups.values())
+
+    def group(self, name: str) -> ManagedGroup | None:
+        return self._groups.get(name)
+
+    @property
+    def expected(self) -> ExpectedWorkers:
+        """How many groups of each role are wanted."""
+        wanted = [managed for managed in self._groups.values() if managed.is_wanted]
+        num_prefill = sum(managed.member.role == "prefill" for managed in wanted)
+        decode = [managed for managed in wanted if managed.member.role == "decode"]
+        longest = self._config.decode.engine.max_model_len
+        hindrance = decode[0].last_death if decode and all(managed.refuses for managed in decode) else ""
+        return ExpectedWorkers(num_prefill, len(decode), longest, self._is_settled, hindrance)
+
+    # ---- life of the whole
+
+    async def start(self, groups: Iterable[Group]) -> None:
+        """Starts all members. Returns when every one serves; raises StartFailed if one dies before that."""
+        for group in groups:
+            self._groups[group.name] = ManagedGroup(group, *self._fresh(group, group.version))
+        self._observer.wants(self.expected)
+        self._keep(self.router, self._live_as_router)
+        for managed in self._groups.values():
+            self._keep(managed, partial(self._live_as_group, managed))
+        await self.unless_failed(asyncio.gather(*(managed.ready.wait() for managed in self._all())))
+
+    async def unless_failed(self, work: Awaitable[T]) -> T:
+        """The result of `work`, or StartFailed as soon as a member has been given up."""
+        task = asyncio.ensure_future(work)
+        try:
+            waiting: set[asyncio.Future[Any]] = {task, self._broken}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if self._broken.done():
+                self._broken.result()  # raises
+            return task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def settle(self) -> None:
+        """The deployment has shown that it works: from now on, members that die are always restarted."""
+        self._is_settled = True
+        self._all_launched.set()
+        for managed in self._all():
+            managed.policy.cluster_ready()
+
+    async def stop(self, *, leaves_clients: bool = False) -> None:
+        """Ends all members: first by asking, then by force. The router is not asked if it `leaves_clients` to that of
+        the next driver: it would tell them that this is the end."""
+        keepers = [managed.supervising_task for managed in self._all() if managed.supervising_task is not None]
+        for supervising_task in keepers:
+            supervising_task.cancel()
+        await asyncio.gather(*keepers, return_exceptions=True)
+        if leaves_clients:
+            self.router.ready.clear()
+            self.router.member.kill()
+        # The router is stopped last: a worker that loses it would look for it instead of ending.
+        await asyncio.gather(*(managed.member.stop() for managed in self._groups.values() if managed.ready.is_set()))
+        if self.router.ready.is_set():
+            await self.router.member.stop()
+        for managed in self._all():
+            managed.member.kill()
+        for group in self._groups.values():
+            group.member.release()
+
+    # ---- changes
+
+    async def add(self, groups: list[Group]) -> None:
+        """Starts further groups in a deployment that has settled. The router is told about them at once."""
+        assert self._is_settled
+        for group in groups:
+            assert group.name not in self._groups
+            managed = ManagedGroup(group, *self._fresh(group, group.version))
+            managed.policy.added_later()
+            self._groups[group.name] = managed
+            self._note(managed, "new", "")
+            self._keep(managed, partial(self._live_as_group, managed))
+        await self._tell_wanted()
+
+    async def let_go(self, managed: ManagedGroup, *, migrate: bool) -> None:
+        """Drains a group and ends it. If nothing can be running on it yet, it ends at once."""
+        managed.pending_change = PendingChange(None, migrate, self._overdue_s())
+        await self._tell_wanted()
+        if managed.ready.is_set():
+            managed.asked_epoch = 0
+            managed.nudge.set()
+            self._note(managed, "draining", "is to leave")
+            return
+        assert managed.supervising_task is not None
+        managed.supervising_task.cancel()
+        await asyncio.gather(managed.supervising_task, return_exceptions=True)
+        managed.member.kill()
+        self._forget(managed)
+
+    async def switch(self, managed: ManagedGroup, role: Role) -> None:
+        """Drains a group and lets it come back in the other role. If it is not running, its next start is in that
+        role."""
+        was_serving = managed.ready.is_set()
+        managed.pending_change = PendingChange(role, True, self._overdue_s()) if was_serving else None
+        managed.member.become(role)
+        managed.status.role = role
+        managed.asked_epoch = 0
+        managed.nudge.set()
+        self._note(managed, "draining" if was_serving else managed.status.state, f"is to be a {role} worker")
+        await self._tell_wanted()
+        if not was_serving and managed.status.state not in NOT_SERVING:
+            managed.member.cut_off()  # it is still loading, in the old role
+
+    def _overdue_s(self) -> float:
+        return time.monotonic() + self._config.drain_timeout_s + OVERDUE_S
+
+    def _forget(self, managed: ManagedGroup) -> None:
+        managed.member.release()
+        if self._groups.get(managed.status.name) is managed:  # the name may belong to another group by now
+            del self._groups[managed.status.name]
+            self._note(managed, "stopped", "has left the cluster")
+
+    # ---- life of a member
+
+    def _keep(self, managed: Managed[M], live: Callable[[], Coroutine[Any, Any, str]]) -> None:
+        managed.supervising_task = asyncio.create_task(
+            self._keep_alive(managed, live), name=f"keep {managed.status.name}"
+        )
+        managed.supervising_task.add_done_callback(self._keeper_ended)
+
+    def _keeper_ended(self, supervising_task: asyncio.Task[None]) -> None:
+        error = None if supervising_task.cancelled() else supervising_task.exception()
+        if error is not None and not self._broken.done():
+            self._broken.set_exception(error)
+
+    async def _keep_alive(self, managed: Managed[M], live: Callable[[], Coroutine[Any, Any, str]]) -> None:
+        """Restarts a member for as long as the policy says so. `live` runs one incarnation of the member, and returns
+        the reason for its end."""
+        while True:
+            try:
+                reason = await live()
+            except RayError as error:
+                reason = reason_of(error)
+            managed.ready.clear()
+            managed.member.kill()
+            if isinstance(managed, ManagedGroup):
+                if managed.is_leaving:
+                    self._forget(managed)
+                    return
+                managed.pending_change = None  # it restarts in the role that it was to change to
+            now_s = time.monotonic()
+            verdict = managed.policy.died(now_s, reason)
+            if isinstance(verdict, GiveUp):
+                self._note(managed, "failed", verdict.reason)
+                if not self._is_settled:
+                    raise StartFailed(f"{managed.status.name}: {verdict.reason}")
+                await self._tell_wanted()
+                return
+            managed.status.restarts, managed.last_death = managed.policy.restarts, reason
+            self._note(managed, "dead", f"{reason}; starting it again in {verdict.at_s - now_s:.1f} s")
+            if managed.refuses:
+                await self.router.expect(self.expected)
+            await asyncio.sleep(verdict.at_s - now_s)
+
+    async def _live_as_router(self) -> str:
+        managed = self.router
+        await self._launch(managed)
+        addresses, port = await managed.member.serve(self.expected)
+        self._tell_groups(port)
+        self._observer.listening(addresses)
+        self._serves(managed, "listening")
+        await self.router.expect(self.expected)  # the numbers may have changed while the router started
+        death, silence = (asyncio.ensure_future(end) for end in (managed.member.death(), self._silence_of_router()))
+        try:
+            done, _ = await asyncio.wait([death, silence], return_when=asyncio.FIRST_COMPLETED)
+            return await (death if death in done else silence)
+        finally:
+            death.cancel()
+            silence.cancel()
+
+    async def _silence_of_router(self) -> str:
+        """Returns when the router has not answered for `GIVE_UP_S`: the next one goes on with its clients."""
+        managed = self.router
+        while True:
+            asked = asyncio.ensure_future(managed.member.versions())
+            asked_s = time.monotonic()
+            try:
+                while not asked.done():
+                    await asyncio.wait([asked], timeout=SERVING_S)
+                    waited_s = time.monotonic() - asked_s
+                    if asked.done() or waited_s < SILENT_S:
+                        continue
+                    if waited_s >= GIVE_UP_S:
+                        return f"did not answer for {GIVE_UP_S:g} s"
+                    if managed.status.state == "ready":
+                        why = f"has not answered for {SILENT_S:g} s; after {GIVE_UP_S:g} another one takes its place"
+                        self._note(managed, "silent", why)
+            finally:
+                asked.cancel()
+                await asyncio.gather(asked, return_exceptions=True)  # an error is told by its death, too
+            if managed.status.state == "silent":
+                self._note(managed, "ready", "answers again")
+            await asyncio.sleep(LOOK_AT_ROUTER_S)
+
+    async def _live_as_group(self, managed: ManagedGroup) -> str:
+        group = managed.member
+        managed.asked_epoch = 0
+        group.reserve()
+        waiting = asyncio.create_task(self._tell_if_pending(managed))
+        try:
+            await self._launch(managed)
+        finally:
+            waiting.cancel()
+        if all(other.member.locations for other in self._groups.values()):
+            self._all_launched.set()
+        # At the start, groups wait for each other, so that all know how many share a host and take only their share of
+        # its cores.
+        await self._all_launched.wait()
+        await group.serve(await asyncio.shield(self._worker_port), self._num_ranks_beside(group))
+        death = asyncio.ensure_future(group.death())
+        follow = asyncio.ensure_future(self._monitor.follow(managed))
+        try:
+            await asyncio.wait([death, follow], return_when=asyncio.FIRST_COMPLETED)
+            return await death
+        finally:
+            death.cancel()
+            follow.cancel()
+
+    async def _launch(self, managed: Managed[M]) -> None:
+        before = f", after: {managed.last_death}" if managed.last_death else ""
+        self._note(managed, "starting", f"starting its processes{before}")
+        await managed.member.launch()
+        managed.status.pids = managed.member.pids
+        self._observer.launched(managed.status)
+
+    async def _tell_if_pending(self, managed: ManagedGroup) -> None:
+        room = asyncio.ensure_future(managed.member.room())
+        try:
+            await asyncio.wait([room], timeout=PENDING_AFTER_S)
+            if room.done():
+                return
+            wanted = ", ".join(f"{amount:g} {kind}" for kind, amount in sorted(managed.member.pool.bundle.items()))
+            labels = "".join(f", {key}={value}" for key, value in managed.member.pool.labels.items())
+            self._note(
+                managed, "pending", f"no node of the Ray cluster has {wanted} free{labels}; it starts when one has"
+            )
+            await room
+            self._note(managed, "starting", "starting its processes")
+        finally:
+            room.cancel()
+
+    def _serves(self, managed: Managed[M], detail: str) -> None:
+        managed.policy.up(time.monotonic())
+        managed.last_death = ""
+        if managed.status.state != "ready":
+            managed.ready.set()
+            self._note(managed, "ready", detail)
+
+    def _note(self, managed: Managed[M], state: MemberState, detail: str) -> None:
+        status = managed.status
+        if status.state != state:
+            status.state, status.since = state, time.time()
+            managed.since_s = time.monotonic()
+        status.detail = detail
+        status.pids, status.host = managed.member.pids, managed.member.host
+        self._observer.changed(status, self.members)
+
+    async def _tell_wanted(self) -> None:
+        self._observer.wants(self.expected)
+        await self.router.expect(self.expected)
+
+    def _tell_groups(self, port: Endpoint) -> None:
+        if self._worker_port.done():
+            if self._worker_port.result() == port:
+                return
+            for managed in self._groups.values():  # it may be on another node, or have another port
+                managed.member.redirect(port)
+            self._worker_port = asyncio.get_running_loop().create_future()
+        self._worker_port.set_result(port)
+
+    def _num_ranks_beside(self, group: Group) -> int:
+        node_id = group.locations[0].node_id
+        return sum(place.node_id == node_id for other in self._groups.values() for place in other.member.locations)

@@ -1,0 +1,2 @@
+"""A streaming client that costs little: the server to measure, requests, connections and answers. It may import
+`workload`."""

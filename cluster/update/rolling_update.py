@@ -1,0 +1,350 @@
+"""A rolling update as a state machine. Sans-IO: it takes the observed state and a time, and returns actions.
+
+    starting --new groups of each role serve--> canary --promoted, or no finding--> rolling --no old group--> done
+        |          (no split asked for: rolling at once)   |                           |
+        '---------------- a finding, or an operator -------+---------------------------'
+                                                           v
+                                                      rolling_back --no new group, all old ones--> rolled_back
+
+If the files of the old version are gone, none of its groups can be started again. Then a roll-back ends with those that
+are left. If no decode group of it is left either, there is no way back: the new version stays.
+
+It looks at what there is and never at what it did before. So a group that dies, a router that comes back without its
+split, and a call that failed need no special code: the next step asks for what is missing. While groups of the new
+version start, all new requests go to the old one, so nobody waits for a version that may never come up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from slipstream.cluster.fleet.fleet_port import FleetMember, FleetState, MemberState
+from slipstream.cluster.fleet.update_plan import (
+    ENDED,
+    AddGroup,
+    Phase,
+    RemoveGroup,
+    SetSplit,
+    UpdateAction,
+    UpdateEvent,
+    UpdatePlan,
+    VersionLoad,
+)
+from slipstream.cluster.update.verdict import failing, since, slower
+from slipstream.router.protocol.messages import ROLES, Role
+
+DECODE_FIRST: tuple[Role, Role] = ("decode", "prefill")  # if there is little room, decode groups get it
+MAX_EVENTS = 200
+MAX_DEATHS = 3  # of new groups that had already served; a single one may be an accident
+
+
+class RollingUpdate:
+    """`events` tell what happened and why. `split` is what the router's split should be; it is set again whenever the
+    router has another one. `old_files_gone` is set from outside, to a sentence about a file of the old version that is
+    gone, or None."""
+
+    def __init__(self, plan: UpdatePlan, now: float) -> None:
+        self.plan = plan
+        self.phase: Phase = "starting"
+        self.reason = ""  # why it was rolled back
+        self.events: list[UpdateEvent] = []
+        self.split: dict[str, float] | None = {plan.old: 100.0, plan.new: 0.0}
+        self.old_files_gone: str | None = None
+        self._back_to = dict(plan.initial)  # how many groups of the old version a roll-back ends with
+        self._fleet: FleetState | None = None  # as last seen
+        self._since_s = now
+        self._before: dict[str, VersionLoad] | None = None  # the counts when the update began
+        self._phase_loads: dict[str, VersionLoad] = {}  # the counts when the phase began
+        self._unready_since_s: dict[str, float] = {}  # by new group
+        self._last_states: dict[str, MemberState] = {}
+        self._num_deaths = 0
+        self._note(now, f"update from version {plan.old} to {plan.new}")
+
+    @property
+    def is_over(self) -> bool:
+        return self.phase in ENDED
+
+    # ---- operators
+
+    def set_split(self, split: dict[str, float], now: float) -> None:
+        """Changes the split between the two versions. Giving everything to the new one promotes it. Raises
+        ValueError."""
+        plan = self.plan
+        unknown = [version for version in split if version not in (plan.old, plan.new)]
+        if unknown:
+            raise ValueError(f"split names {unknown[0]!r}; this update has {plan.old!r} and {plan.new!r}")
+        if self.phase != "canary":
+            raise ValueError(f"split can be changed while the new version is tried, and the update is {self.phase}")
+        self.split = {plan.old: split.get(plan.old, 0.0), plan.new: split.get(plan.new, 0.0)}
+        if self.split[plan.old] == 0:
+            self._begin_rolling(now, "the operator gave all requests to the new version")
+        else:
+            self._note(now, f"split {told(self.split)}")
+
+    def roll_back(self, now: float, reason: str) -> None:
+        """Sends all new requests to the old version, then removes the new groups. Raises ValueError if the update has
+        ended, or if there is no way back."""
+        if self.is_over:
+            raise ValueError(f"the update is {self.phase}")
+        if self.phase == "rolling_back":
+            return
+        if self._is_one_way:
+            raise ValueError(f"no decode worker of version {self.plan.old} is left, and {self.old_files_gone}")
+        self._begin_rolling_back(now, reason)
+
+    def give_up(self, now: float, reason: str) -> None:
+        """Rolls back for a reason that was found, not chosen. If there is no way back, the new version stays."""
+        if self.is_over or self.phase == "rolling_back":
+            return
+        if self._is_one_way:
+            self.reason = reason
+            self.split = None
+            gone = f"there is no way back to {self.plan.old}: {self.old_files_gone}"
+            self._enter("done", now, f"version {self.plan.new} stays as it is, because {gone} ({reason})")
+        else:
+            self._begin_rolling_back(now, reason)
+
+    @property
+    def _is_one_way(self) -> bool:
+        """Whether a roll-back would end without a decode worker."""
+        fleet, plan = self._fleet, self.plan
+        if self.old_files_gone is None or fleet is None:
+            return False
+        return self._ready(fleet, plan.old, "decode") == 0 and self._ready(fleet, plan.new, "decode") > 0
+
+    def _begin_rolling_back(self, now: float, reason: str) -> None:
+        self.reason = reason
+        self.split = {self.plan.old: 100.0, self.plan.new: 0.0}
+        self._enter("rolling_back", now, f"rolling back: {reason}")
+
+    # ---- time
+
+    def step(
+        self,
+        fleet: FleetState,
+        loads: Mapping[str, VersionLoad] | None,
+        router_split: dict[str, float] | None,
+        now: float,
+    ) -> list[UpdateAction]:
+        """The actions to take now. `loads` None: the router does not answer, so nothing is judged and no group
+        leaves."""
+        self._fleet = fleet
+        if self.is_over:
+            return self._split_action(router_split, loads)
+        if loads is not None:
+            if self._before is None:
+                self._before = dict(loads)
+            if not self._phase_loads:
+                self._phase_loads = dict(loads)
+            self._judge(loads, now)
+        self._look_at_starts(fleet, loads is not None, now)
+        self._advance(fleet, now)
+        actions = self._split_action(router_split, loads)
+        if actions or loads is None or self.is_over:
+            return actions  # groups leave only after the requests have
+        return [*self._changes(fleet, now)]
+
+    def _split_action(
+        self, router_split: dict[str, float] | None, loads: Mapping[str, VersionLoad] | None
+    ) -> list[UpdateAction]:
+        if loads is None or router_split == self.split:
+            return []
+        return [SetSplit(self.split, f"{self.phase}: {told(self.split)}")]
+
+    def _judge(self, loads: Mapping[str, VersionLoad], now: float) -> None:
+        if self.phase not in ("canary", "rolling"):
+            return
+        plan, options = self.plan, self.plan.options
+        assert self._before is not None
+        new, old = (self._load(loads, self._before, version) for version in (plan.new, plan.old))
+        finding = failing(new, old)
+        in_phase, old_in_phase = (self._load(loads, self._phase_loads, version) for version in (plan.new, plan.old))
+        if finding is None and self.phase == "canary" and options.is_automatic:
+            finding = slower(in_phase, old_in_phase)
+        if finding is not None:
+            self.give_up(now, f"version {plan.new}: {finding}")
+        elif self.phase == "canary" and options.is_automatic:
+            is_seen = in_phase.num_ended >= options.min_requests and now - self._since_s >= options.canary_s
+            if is_seen:
+                self._begin_rolling(now, f"{in_phase.num_ended} requests ended on the new version without a finding")
+
+    @staticmethod
+    def _load(loads: Mapping[str, VersionLoad], then: Mapping[str, VersionLoad], version: str) -> VersionLoad:
+        return since(loads.get(version, VersionLoad()), then.get(version, VersionLoad()))
+
+    def _look_at_starts(self, fleet: FleetState, is_router_there: bool, now: float) -> None:
+        """Rolls back if groups of the new version do not come up, or die again and again. A group that is up and only
+        waits for an absent router is not late."""
+        if self.phase == "rolling_back":
+            return
+        limit_s = self.plan.options.start_timeout_s
+        new = self._of(fleet, self.plan.new)
+        for member in new:
+            if (
+                member.state not in ("ready", "draining", "connecting")
+                and self._last_states.get(member.name) == "ready"
+            ):
+                self._num_deaths += 1  # leaving `ready` counts, because `dead` can be too short to be seen
+            if member.state != "connecting":  # a group that served is in that state again whenever the router is lost
+                self._last_states[member.name] = member.state
+            if member.state == "ready":
+                self._unready_since_s.pop(member.name, None)
+                continue
+            if member.state == "connecting" and not is_router_there:
+                self._unready_since_s[member.name] = now
+            waited_s = now - self._unready_since_s.setdefault(member.name, now)
+            why = f" ({member.detail})" if member.detail else ""
+            if member.state == "failed":
+                self.give_up(now, f"{member.name} could not be started{why}")
+            elif waited_s > limit_s:
+                self.give_up(now, f"{member.name} is {member.state}{why} and was not ready within {limit_s:g} s")
+            elif self._num_deaths >= MAX_DEATHS:
+                self.give_up(now, f"groups of version {self.plan.new} died {self._num_deaths} times{why}")
+            else:
+                continue
+            return
+        if self.phase == "starting" and not new and now - self._since_s > limit_s:
+            self.give_up(now, f"there was no room for a group of the new version within {limit_s:g} s")
+
+    def _advance(self, fleet: FleetState, now: float) -> None:
+        plan = self.plan
+        if self.phase == "starting" and self._new_serves(fleet):
+            percent = plan.options.canary_percent
+            if percent is None or not any(plan.wanted.values()):  # at zero there is nothing to try
+                self._begin_rolling(now, "the new version serves")
+            else:
+                self.split = {plan.old: 100.0 - percent, plan.new: percent}
+                until = "for its verdict" if plan.options.is_automatic else "for an operator"
+                self._enter("canary", now, f"the new version serves; split {told(self.split)}, waiting {until}")
+        if self.phase == "rolling" and self._is_replaced(fleet):
+            self.split = None
+            self._enter("done", now, f"version {plan.new} has taken over")
+        if self.phase == "rolling_back":
+            if self.old_files_gone is not None:
+                self._back_to = {
+                    role: min(num, self._ready(fleet, plan.old, role)) for role, num in self._back_to.items()
+                }
+            if self._is_restored(fleet):
+                self.split = None
+                missing = [
+                    f"{role} {n} of {plan.initial[role]}" for role, n in self._back_to.items() if n < plan.initial[role]
+                ]
+                how = f"with fewer groups ({', '.join(missing)}: {self.old_files_gone})" if missing else "as before"
+                self._enter("rolled_back", now, f"version {plan.old} serves {how}: {self.reason}")
+
+    def _new_serves(self, fleet: FleetState) -> bool:
+        return all(self._ready(fleet, self.plan.new, role) > 0 for role in ROLES if self.plan.wanted[role] > 0)
+
+    def _is_replaced(self, fleet: FleetState) -> bool:
+        plan = self.plan
+        is_there = all(self._ready(fleet, plan.new, role) >= plan.wanted[role] for role in ROLES)
+        return is_there and not any(member.version == plan.old for member in fleet.members)
+
+    def _is_restored(self, fleet: FleetState) -> bool:
+        plan = self.plan
+        is_there = all(self._ready(fleet, plan.old, role) >= self._back_to[role] for role in ROLES)
+        return is_there and not any(member.version == plan.new for member in fleet.members)
+
+    # ---- adding and removing groups
+
+    def _changes(self, fleet: FleetState, now: float) -> Iterator[UpdateAction]:
+        plan = self.plan
+        for role in DECODE_FIRST:
+            if self.phase == "starting":
+                if plan.wanted[role] and not self._wanted(fleet, plan.new, role):
+                    yield from self._replace(fleet, role, plan.new, plan.old, plan.wanted[role])
+                elif self._waits_for_room(fleet, plan.new, role, now):
+                    yield from self._make_room(fleet, role, plan.old, plan.wanted[role])
+            elif self.phase == "rolling":
+                yield from self._exchange(fleet, role, plan.new, plan.old, plan.wanted[role], now)
+            elif self.phase == "rolling_back":
+                yield from self._exchange(fleet, role, plan.old, plan.new, self._back_to[role], now)
+
+    def _exchange(
+        self, fleet: FleetState, role: Role, coming: str, going: str, target: int, now: float
+    ) -> Iterator[UpdateAction]:
+        """Exchanges the groups of a role one at a time: one is added, then one is removed."""
+        num_coming = self._wanted(fleet, coming, role)
+        leaving = [member for member in self._of(fleet, going) if member.role == role]
+        if num_coming < target:
+            yield from self._replace(fleet, role, coming, going, target)
+        if self._waits_for_room(fleet, coming, role, now):
+            yield from self._make_room(fleet, role, going, target)
+        elif leaving:
+            candidate = self._first_to_go(leaving)
+            num_ready = self._ready(fleet, coming, role) + self._ready(fleet, going, role)
+            floor = target - self.plan.options.max_unavailable
+            is_idle = candidate.state != "ready"
+            # The last decode worker of the leaving version stays while new requests still go to that version.
+            if is_idle or (num_ready - 1 >= floor and (role != "decode" or self._ready(fleet, coming, role) > 0)):
+                yield RemoveGroup(candidate.name, f"version {coming} takes its place")
+
+    def _replace(self, fleet: FleetState, role: Role, coming: str, going: str, target: int) -> Iterator[UpdateAction]:
+        """Adds a group of the version that comes, or first makes room for it."""
+        options = self.plan.options
+        # Groups that are leaving still hold their memory.
+        num_there = sum(member.role == role and member.state != "failed" for member in fleet.members)
+        most = max(target, self.plan.initial[role]) + options.surge
+        is_full = fleet.max_members is not None and len(fleet.members) >= fleet.max_members
+        if num_there < most and not is_full:
+            yield AddGroup(role, coming, f"group {self._wanted(fleet, coming, role) + 1} of {target}")
+        elif is_full or options.surge == 0:
+            yield from self._make_room(fleet, role, going, target)
+
+    def _make_room(self, fleet: FleetState, role: Role, going: str, target: int) -> Iterator[UpdateAction]:
+        """If there is no room for new groups, one old group is removed first, provided others of its role still
+        serve."""
+        ready = [m for m in self._of(fleet, going) if m.role == role and m.state == "ready"]
+        others = [m for m in fleet.members if m.role == role and m.state == "ready" and not m.is_leaving]
+        is_leaving = any(m.role == role and m.is_leaving for m in fleet.members)
+        spare = len(others) - 1 >= max(target - max(self.plan.options.max_unavailable, 1), 0)
+        may_be_none = role == "prefill" or self.plan.options.max_unavailable > 0
+        if ready and not is_leaving and spare and (len(others) > 1 or may_be_none):
+            yield RemoveGroup(self._first_to_go(ready).name, "there is no room for a further group beside it")
+
+    def _waits_for_room(self, fleet: FleetState, version: str, role: Role, now: float) -> bool:
+        return any(
+            member.role == role and member.state == "pending" and now - member.since_s >= self.plan.options.no_room_s
+            for member in self._of(fleet, version)
+        )
+
+    @staticmethod
+    def _first_to_go(members: list[FleetMember]) -> FleetMember:
+        """A group that does not serve or, if all do, the one with the highest number, so that the first ones stay
+        longest."""
+        idle = [member for member in members if member.state != "ready"]
+        return (idle or members)[-1]
+
+    @staticmethod
+    def _of(fleet: FleetState, version: str) -> list[FleetMember]:
+        """The groups of a version that are not leaving, whether or not they serve already."""
+        return [member for member in fleet.members if member.version == version and not member.is_leaving]
+
+    def _wanted(self, fleet: FleetState, version: str, role: Role) -> int:
+        return sum(member.role == role and member.state != "failed" for member in self._of(fleet, version))
+
+    def _ready(self, fleet: FleetState, version: str, role: Role) -> int:
+        return sum(member.role == role and member.state == "ready" for member in self._of(fleet, version))
+
+    # ---- events
+
+    def _begin_rolling(self, now: float, why: str) -> None:
+        self.split = None
+        self._enter("rolling", now, f"{why}; groups are exchanged one by one")
+
+    def _enter(self, phase: Phase, now: float, text: str) -> None:
+        self.phase = phase
+        self._since_s = now
+        self._phase_loads = {}
+        self._note(now, text)
+
+    def _note(self, now: float, text: str) -> None:
+        self.events.append(UpdateEvent(now, self.phase, text))
+        del self.events[:-MAX_EVENTS]
+
+
+def told(split: Mapping[str, float] | None) -> str:
+    """A split as text for people."""
+    if split is None:
+        return "by the size of the pools"
+    return " ".join(f"{version}={weight:g}" for version, weight in split.items())

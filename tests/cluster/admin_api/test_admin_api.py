@@ -1,0 +1,223 @@
+"""The admin API: who may ask, what is answered, and what is said about questions that make no sense."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from slipstream.cluster.admin_api.admin_app import build_app
+from slipstream.cluster.admin_api.admin_server import AdminServer, operating
+from slipstream.cluster.admin_api.driver_parts import DriverParts
+from slipstream.cluster.cli import main
+from slipstream.cluster.config.admin_token import read_token
+from slipstream.cluster.config.cluster_config import AdminApiConfig
+from slipstream.cluster.state.run_state import ClusterState
+from tests.support.cluster.fake_fleet import FakeFleet
+
+TOKEN = "a-token-for-the-tests"
+JSON = {"Content-Type": "application/json"}
+SHOWN = {"Authorization": f"Bearer {TOKEN}"}
+
+
+async def router_status() -> dict[str, Any] | None:
+    return {"num_waiting": 3}
+
+
+def parts_of(fleet: FakeFleet) -> DriverParts:
+    state = ClusterState("demo", 1, 2.0, "/c.yaml", "model", operator_token=TOKEN)
+    return DriverParts(fleet, state, router_status, TOKEN)
+
+
+def asking(fleet: FakeFleet, ask: Callable[[httpx.AsyncClient], Awaitable[httpx.Response]]) -> httpx.Response:
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(app=build_app(parts_of(fleet)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://operator", headers=SHOWN) as client:
+            return await ask(client)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("shown", ["", "Bearer wrong", TOKEN])
+def test_nobody_without_the_token_is_told_or_changes_anything(shown: str) -> None:
+    fleet, headers = FakeFleet(), {"Authorization": shown}
+    question = {"role": "decode", "replicas": 0}
+    for answer in (
+        asking(fleet, lambda client: client.get("/v1/fleet", headers=headers)),
+        asking(fleet, lambda client: client.post("/v1/fleet/scale", json=question, headers=headers)),
+    ):
+        assert answer.status_code == 401
+        assert answer.json()["error"]["code"] == "unauthorized"
+    assert fleet.asked == []
+
+
+def test_the_api_describes_itself_to_everybody() -> None:
+    told = asking(FakeFleet(), lambda client: client.get("/openapi.json", headers={"Authorization": ""})).json()
+    assert {"/v1/fleet", "/v1/fleet/scale", "/v1/workers/{name}/drain", "/v1/workers/{name}/role"} <= set(told["paths"])
+    assert told["components"]["securitySchemes"]
+
+
+def test_the_page_that_shows_the_api_needs_no_other_host() -> None:
+    page = asking(FakeFleet(), lambda client: client.get("/docs", headers={"Authorization": ""})).text
+    loaded = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert any(path.endswith("swagger-ui-bundle.js") for path in loaded)
+    for path in loaded:
+        assert asking(FakeFleet(), lambda client, path=path: client.get(path)).status_code == 200, path
+
+
+def test_scaling_names_what_is_new() -> None:
+    fleet = FakeFleet(num_decode=1)
+    answer = asking(fleet, lambda client: client.post("/v1/fleet/scale", json={"role": "decode", "replicas": 3}))
+    assert answer.status_code == 202
+    assert answer.json()["added"] == ["decode-1", "decode-2"]
+    assert answer.json()["num_decode"] == 3
+    assert answer.json()["warning"] is None
+
+
+@pytest.mark.parametrize(("role", "warning"), [("prefill", "compute prompts themselves"), ("decode", "requests wait")])
+def test_an_empty_pool_is_allowed_with_a_warning(role: str, warning: str) -> None:
+    answer = asking(FakeFleet(), lambda client: client.post("/v1/fleet/scale", json={"role": role, "replicas": 0}))
+    assert answer.status_code == 202
+    assert warning in answer.json()["warning"]
+
+
+def test_drain_and_role_reach_the_fleet() -> None:
+    fleet = FakeFleet(num_decode=2)
+    asking(fleet, lambda client: client.post("/v1/workers/decode-0/drain"))
+    asking(fleet, lambda client: client.post("/v1/workers/decode-1/drain", json={"migrate": False}))
+    answer = asking(fleet, lambda client: client.post("/v1/workers/prefill-0/role", json={"role": "decode"}))
+    assert fleet.asked == [
+        ("remove", "decode-0", True),
+        ("remove", "decode-1", False),
+        ("switch", "prefill-0", "decode"),
+    ]
+    assert "no prefill worker is left" in answer.json()["warning"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param", "message"),
+    [
+        ("/v1/fleet/scale", {"role": "encode", "replicas": 1}, 400, "role", "'prefill' or 'decode', got 'encode'"),
+        ("/v1/fleet/scale", {"role": "decode"}, 400, "replicas", "field required"),
+        ("/v1/fleet/scale", {"role": "decode", "replicas": -1}, 400, "replicas", "greater than or equal to 0, got -1"),
+        ("/v1/fleet/scale", {"role": "decode", "replicas": "2"}, 400, "replicas", "must be a valid integer, got '2'"),
+        ("/v1/fleet/scale", {"role": "decode", "replicas": 2, "x": 1}, 400, "x", "extra inputs are not permitted"),
+        ("/v1/workers/decode-9/drain", None, 404, "name", "there is no worker 'decode-9'"),
+        ("/v1/workers/..%2Fx/drain", None, 404, "name", "there is no worker '../x'"),
+        ("/v1/workers/a%0Ab/drain", None, 404, "name", r"there is no worker 'a\nb'"),
+        ("/v1/workers/%0A/role", {"role": "decode"}, 404, "name", r"there is no worker '\n'"),
+        ("/v1/workers//drain", None, 404, "name", "there is no worker ''"),
+        ("/v1/workers/a%2Fdrain/role", {"role": "decode"}, 404, "name", "there is no worker 'a/drain'"),
+        ("/v1/workers/decode-9/role", {"role": "decode"}, 404, "name", "there is no worker 'decode-9'"),
+        ("/v1/workers/decode-0/role", {}, 400, "role", "field required"),
+        ("/v1/workers/decode-0/drain", {"migrate": "yes"}, 400, "migrate", "must be a valid boolean, got 'yes'"),
+        ("/v1/nothing", {}, 404, None, "Not Found"),
+    ],
+)
+def test_what_cannot_be_done_names_the_field(
+    path: str, body: dict[str, Any] | None, status: int, param: str | None, message: str
+) -> None:
+    fleet = FakeFleet()
+    answer = asking(fleet, lambda client: client.post(path, json=body))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (status, param)
+    assert message in error["message"]
+    assert fleet.asked == []
+
+
+def test_what_is_no_json_is_the_bodys_mistake() -> None:
+    answer = asking(FakeFleet(), lambda client: client.post("/v1/fleet/scale", content=b"{", headers=JSON))
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "body")
+    assert answer.json()["error"]["message"].startswith("body: not JSON: ")
+
+
+@pytest.mark.parametrize("shown", ["", f"Bearer {TOKEN}"])
+def test_nobody_makes_the_driver_read_a_huge_body(shown: str) -> None:
+    num_read = 0
+
+    async def chunks() -> AsyncIterator[bytes]:
+        nonlocal num_read
+        while True:
+            num_read += 1
+            yield b" " * 4096
+
+    fleet, headers = FakeFleet(), JSON | {"Authorization": shown}
+    answer = asking(fleet, lambda client: client.post("/v1/fleet/scale", content=chunks(), headers=headers))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
+    assert num_read == 17
+    assert fleet.asked == []
+
+
+def test_status_shows_the_routers_view_and_keeps_the_token_to_itself() -> None:
+    answer = asking(FakeFleet(), lambda client: client.get("/v1/status"))
+    assert answer.json()["name"] == "demo"
+    assert answer.json()["router"] == {"num_waiting": 3}
+    assert TOKEN not in answer.text
+
+
+def test_served_on_a_port_that_listens_before_the_api_is_there() -> None:
+    async def run() -> None:
+        port = AdminServer(AdminApiConfig(), 0)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port.port}", headers=SHOWN, timeout=30) as client:
+            early = asyncio.create_task(client.get("/v1/fleet"))
+            async with operating(port, parts_of(FakeFleet())):
+                assert (await early).status_code == 200
+            with pytest.raises(httpx.ConnectError):
+                await client.get("/v1/fleet")
+
+    asyncio.run(run())
+
+
+def test_the_token_comes_from_the_file_or_is_a_new_one(tmp_path: Any) -> None:
+    assert read_token(AdminApiConfig()) != read_token(AdminApiConfig())
+    file = tmp_path / "token"
+    file.write_text("sixteen-characters\n")
+    assert read_token(AdminApiConfig(token_file=str(file))) == "sixteen-characters"
+    for text, reason in (("short", "at least 16 characters"), ("two words that are long", "one word")):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=reason):
+            read_token(AdminApiConfig(token_file=str(file)))
+    with pytest.raises(ValueError, match="No such file"):
+        read_token(AdminApiConfig(token_file=str(tmp_path / "missing")))
+
+
+def test_no_start_waits_for_the_web_framework() -> None:
+    """It is imported when the cluster is up, beside the loop."""
+    program = "import slipstream.cluster.driver.driver, sys; print({'fastapi', 'uvicorn', 'torch'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "set()\n", done.stderr
+
+
+def test_a_command_asks_for_what_was_typed_and_understands_a_stranger() -> None:
+    asked = []
+
+    def answer_as_a_stranger(server: socket.socket) -> None:
+        caller, _ = server.accept()
+        with caller:
+            asked.append(caller.recv(4096).split(b"\r\n")[0])
+            caller.sendall(b"220 mail.example.com ESMTP\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        stranger = threading.Thread(target=answer_as_a_stranger, args=(server,))
+        stranger.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        result = CliRunner().invoke(main, ["drain", "a b/ç?\udcff", "--url", url, "--token", "t"])
+        stranger.join()
+    assert asked == [b"POST /v1/workers/a%20b%2F%C3%A7%3F%FF/drain HTTP/1.1"]
+    assert (result.exit_code, isinstance(result.exception, SystemExit)) == (1, True)
+    assert f"the operator at {url} cannot be reached: 220 mail.example.com" in result.output
+
+
+def test_a_role_that_is_given_two_sizes_is_refused() -> None:
+    done = CliRunner().invoke(main, ["scale", "decode=1", "prefill=1", "decode=2"])
+    assert done.exit_code == 2
+    assert "decode is given twice: decode=1 prefill=1 decode=2" in done.stderr

@@ -1,0 +1,182 @@
+"""Names, limits and refusals of a fleet, without Ray: nothing is started here."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import shutil
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream.cluster.config.cluster_config import ClusterConfig, PoolConfig, ServedModelConfig
+from slipstream.cluster.fleet.fleet_port import FleetError
+from slipstream.cluster.ray.ray_session import RaySession
+from slipstream.cluster.repository.files_metrics import FilesPage
+from slipstream.cluster.repository.files_watch import FilesWatch
+from slipstream.cluster.supervisor.cluster_fleet import ClusterFleet, cannot_switch
+from slipstream.cluster.supervisor.members.deployment import Deployment
+from slipstream.cluster.supervisor.supervisor import Supervisor
+from slipstream.router.model_files.file_digest import DigestCache
+from slipstream.router.model_files.manifest import Manifest
+from slipstream.workers.config.worker_config import EngineConfig
+from tests.support.cluster.fake_members import FakeRouter, Watcher, serving
+
+CONFIG = ClusterConfig(ServedModelConfig("/m"))
+DEMO = Path(__file__).parents[3] / "models" / "slipstream-demo"
+
+
+def in_fleet(check: Any, config: ClusterConfig = CONFIG) -> None:
+    """Runs `check(fleet)` on a loop; the fleet is of a Ray of our own with four CPUs."""
+
+    async def run() -> None:
+        supervisor = Supervisor(config, FakeRouter(), Watcher())
+        session = RaySession(is_own=True, node_id="n", resources={"CPU": 4.0})
+        outcome = check(ClusterFleet(supervisor, Deployment(config, "secret", None, False, "v1"), session))
+        if isinstance(outcome, Coroutine):
+            await outcome
+
+    asyncio.run(run())
+
+
+def test_groups_get_names_that_nobody_has_and_the_settings_of_their_version() -> None:
+    def check(fleet: ClusterFleet) -> None:
+        assert [group.name for group in fleet.make("decode", 3, "v1")] == ["decode-0", "decode-1", "decode-2"]
+        fleet.add_version("v2", dataclasses.replace(CONFIG, decode=PoolConfig(num_cpus=2.0)), None)
+        assert fleet.newest == "v2"
+        (old,), (new,) = fleet.make("decode", 1, "v1"), fleet.make("decode", 1, "v2")
+        assert (old.version, old.pool.bundle) == ("v1", {"CPU": 0.1})
+        assert (new.version, new.pool.bundle) == ("v2", {"CPU": 2.0})
+
+    in_fleet(check)
+
+
+def test_what_is_not_there_is_named() -> None:
+    async def check(fleet: ClusterFleet) -> None:
+        for question, field, kind in (
+            (fleet.remove("decode-7"), "name", "unknown"),
+            (fleet.switch_role("decode-7", "prefill"), "name", "unknown"),
+            (fleet.scale("decode", -1), "replicas", "invalid"),
+            (fleet.add("decode", 0), "count", "invalid"),
+            (fleet.add("decode", 1, "v9"), "version", "unknown"),
+        ):
+            with pytest.raises(FleetError) as caught:
+                await question
+            assert (caught.value.field, caught.value.kind) == (field, kind)
+
+    in_fleet(check)
+
+
+def test_a_fleet_that_is_held_says_so() -> None:
+    def check(fleet: ClusterFleet) -> None:
+        assert not fleet.state().is_held
+        fleet.is_held = True
+        assert (fleet.state().is_held, fleet.state().is_changing) == (True, True)
+
+    in_fleet(check)
+
+
+def test_while_an_update_is_under_way_only_that_takes_a_group_away() -> None:
+    async def run() -> None:
+        async with serving("prefill", "decode") as it:
+            session = RaySession(is_own=True, node_id="n", resources={"CPU": 4.0})
+            fleet = ClusterFleet(it.supervisor, Deployment(CONFIG, "secret", None, False, "v1"), session)
+            fleet.is_held = True
+            for question in (
+                fleet.remove("decode-0"),
+                fleet.switch_role("decode-0", "prefill"),
+                fleet.scale("decode", 0),
+            ):
+                with pytest.raises(FleetError, match="an update is under way") as caught:
+                    await question
+                assert caught.value.kind == "conflict"
+            assert not it.managed("decode-0").is_leaving
+            await fleet.retire("decode-0")
+            await it.until(lambda: it.supervisor.group("decode-0") is None)
+
+    asyncio.run(run())
+
+
+def test_the_last_version_is_not_forgotten() -> None:
+    def check(fleet: ClusterFleet) -> None:
+        with pytest.raises(FleetError, match="the only version"):
+            fleet.forget_version("v1")
+        fleet.add_version("v2", CONFIG, None)
+        fleet.forget_version("v1")
+        assert fleet.newest == "v2"
+
+    in_fleet(check)
+
+
+@pytest.mark.parametrize(
+    ("pool", "most"),
+    [(PoolConfig(), 40), (PoolConfig(num_cpus=1.0, tp=2), 2)],
+)
+def test_a_ray_of_our_own_says_how_many_groups_it_can_hold(pool: PoolConfig, most: int) -> None:
+    def check(fleet: ClusterFleet) -> None:
+        assert fleet.state().max_members == most
+
+    in_fleet(check, dataclasses.replace(CONFIG, decode=pool))
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "reason"),
+    [
+        (PoolConfig(tp=2), PoolConfig(), "tp is 2 for prefill and 1 for decode"),
+        (PoolConfig(labels={"gpu": "a"}), PoolConfig(), "labels is"),
+        (PoolConfig(engine=EngineConfig(quantization="int8")), PoolConfig(), "engine.quantization is int8 for prefill"),
+        (PoolConfig(), PoolConfig(engine=EngineConfig(device="cpu")), "engine.device is auto for prefill and cpu"),
+    ],
+)
+def test_pools_that_differ_in_what_is_loaded_keep_their_workers(
+    prefill: PoolConfig, decode: PoolConfig, reason: str
+) -> None:
+    told = cannot_switch(dataclasses.replace(CONFIG, prefill=prefill, decode=decode))
+    assert told is not None
+    assert reason in told
+
+
+def test_pools_that_differ_in_sizes_and_steps_may_exchange_workers() -> None:
+    prefill = PoolConfig(max_queued_tokens=99, engine=EngineConfig(kv_cache_mib=64, max_step_tokens=64, niceness=3))
+    assert cannot_switch(dataclasses.replace(CONFIG, prefill=prefill)) is None
+
+
+def test_no_group_is_added_whose_files_are_others_now(tmp_path: Path) -> None:
+    """And that is told of: in a sentence, and to Prometheus."""
+    model_dir = Path(shutil.copytree(DEMO, tmp_path / "model"))
+    config = ClusterConfig(ServedModelConfig(str(model_dir)))
+    told: list[dict[str, str]] = []
+
+    async def check(fleet: ClusterFleet) -> None:
+        fleet.add_version("v2", config, Manifest.read(model_dir, DigestCache(None)))
+        watch = FilesWatch(fleet.files, lambda changed: told.append(dict(changed)))
+        watch.num_refused["v2"] += 1
+        await watch.look()
+        assert told == []
+        (model_dir / "model.safetensors").write_bytes(b"")
+        await watch.look()
+        await watch.look()
+        sentence = f"{model_dir}/model.safetensors has other content now (0 bytes, "
+        assert [sorted(one) for one in told] == [["v2"]]
+        assert told[0]["v2"].startswith(sentence)
+        for question in (fleet.add("decode"), fleet.scale("decode", 3)):
+            with pytest.raises(FleetError) as caught:
+                await question
+            assert caught.value.kind == "conflict"
+            assert f"no worker of version v2 can be started: {sentence}" in caught.value.reason
+        values = {
+            (sample.name, sample.labels["version"]): sample.value
+            for family in FilesPage(watch).collect()
+            for sample in family.samples
+        }
+        assert values == {
+            ("slipstream:model_files_changed", "v2"): 1.0,
+            ("slipstream:model_files_refused_total", "v2"): 1.0,
+        }
+        shutil.copy2(DEMO / "model.safetensors", model_dir)
+        await watch.look()
+        assert told[1:] == [{}]
+
+    in_fleet(check, config)

@@ -1,0 +1,354 @@
+"""The rolling update against a fleet in virtual time: who comes, who goes, and how it turns round."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream.cluster.fleet.update_plan import UpdateOptions, VersionLoad
+from tests.support.cluster.toy_fleet import ToyFleet, update_of
+
+
+def counts(fleet):
+    return {v: (fleet.num("prefill", v, "ready"), fleet.num("decode", v, "ready")) for v in ("1", "2")}
+
+
+@given(
+    prefill=st.integers(0, 4),
+    decode=st.integers(1, 4),
+    wanted_prefill=st.integers(0, 4),
+    wanted_decode=st.integers(1, 4),
+    surge=st.integers(0, 2),
+    max_unavailable=st.integers(0, 2),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_group_is_replaced_and_never_fewer_serve_than_allowed(
+    prefill, decode, wanted_prefill, wanted_decode, surge, max_unavailable
+):
+    if surge == 0 and max_unavailable == 0:
+        max_unavailable = 1
+    fleet = ToyFleet(prefill, decode)
+    wanted = {"prefill": wanted_prefill, "decode": wanted_decode}
+    update = update_of(fleet, wanted, surge=surge, max_unavailable=max_unavailable)
+    fleet.run(update, lambda: update.phase == "done" and fleet.split is None)
+    assert counts(fleet) == {"1": (0, 0), "2": (wanted_prefill, wanted_decode)}
+    for role, before in (("prefill", prefill), ("decode", decode)):
+        floor = min(before, wanted[role]) - max_unavailable
+        assert fleet.fewest_ready[role] >= floor
+    most = max(prefill, wanted_prefill) + max(decode, wanted_decode) + 2 * surge
+    assert fleet.most <= most
+
+
+@pytest.mark.parametrize("options", [{}, {"canary_percent": 10.0}])
+def test_a_cluster_at_zero_is_updated_at_once(options):
+    fleet = ToyFleet(0, 0)
+    update = update_of(fleet, **options)
+    fleet.run(update, lambda: update.phase == "done" and fleet.split is None, limit_s=10.0)
+    assert not fleet.members
+
+
+def test_no_request_goes_to_the_new_version_before_it_serves():
+    fleet = ToyFleet(1, 2)
+    update = update_of(fleet)
+    fleet.step(update)
+    assert fleet.split == {"1": 100, "2": 0}
+    assert fleet.num("decode", "2") == 0  # the split comes first
+    fleet.run(update, lambda: update.phase != "starting")
+    assert counts(fleet)["2"] == (1, 1)
+
+
+@pytest.mark.parametrize("room", [4, 5])
+def test_where_there_is_no_room_beside_the_old_groups_one_of_them_goes_first(room):
+    fleet = ToyFleet(2, 2, room=room)
+    update = update_of(fleet)
+    fleet.run(update, lambda: update.phase == "done")
+    assert counts(fleet) == {"1": (0, 0), "2": (2, 2)}
+    assert min(fleet.fewest_ready.values()) >= 1
+
+
+def test_the_only_decode_group_does_not_go_before_the_new_one_serves_unless_allowed():
+    fleet = ToyFleet(0, 1, room=1)
+    update = update_of(fleet, start_timeout_s=30.0)
+    fleet.run(update, lambda: update.is_over)
+    assert update.phase == "rolled_back"
+    assert "was not ready within 30 s" in update.reason
+    assert fleet.fewest_ready["decode"] == 1
+
+    update = update_of(fleet, max_unavailable=1, start_timeout_s=30.0)
+    fleet.run(update, lambda: update.is_over)
+    assert update.phase == "done"
+
+
+# ---- canary
+
+
+def test_a_canary_waits_for_the_operator_and_goes_on_when_he_gives_it_everything():
+    fleet = ToyFleet(1, 3)
+    update = update_of(fleet, canary_percent=10.0)
+    fleet.run(update, lambda: update.phase == "canary")
+    for _ in range(1000):
+        fleet.step(update)
+    assert update.phase == "canary"
+    assert fleet.split == {"1": 90, "2": 10}
+    assert counts(fleet) == {"1": (1, 3), "2": (1, 1)}
+    update.set_split({"1": 50, "2": 50}, fleet.now)
+    fleet.step(update)
+    assert fleet.split == {"1": 50, "2": 50}
+    update.set_split({"2": 100}, fleet.now)
+    fleet.run(update, lambda: update.phase == "done")
+    assert counts(fleet) == {"1": (0, 0), "2": (1, 3)}
+
+
+def test_an_automatic_canary_goes_on_after_enough_requests_and_time():
+    fleet = ToyFleet(0, 2)
+    update = update_of(fleet, canary_percent=10.0, is_automatic=True, canary_s=60.0, min_requests=20)
+    fleet.run(update, lambda: update.phase == "canary")
+    fleet.step(update)
+    began_s = fleet.now
+    fleet.loads["2"] = VersionLoad(num_requests=30, num_ended=19)
+    for _ in range(200):
+        fleet.step(update)
+    assert update.phase == "canary"
+    fleet.loads["2"] = VersionLoad(num_requests=30, num_ended=20)
+    fleet.step(update)
+    assert update.phase == "rolling"
+    assert fleet.now - began_s >= 60.0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (VersionLoad(900), VersionLoad(100, num_failed_attempts=10), "10 attempts failed on it with 100 requests"),
+        (
+            VersionLoad(900, num_first_tokens=900, ttft_s=90.0),
+            VersionLoad(100, num_first_tokens=100, ttft_s=50.0),
+            "its first tokens take 0.500 s on average, those of the old version 0.100 s",
+        ),
+    ],
+)
+def test_a_finding_rolls_back_by_itself(old, new, reason):
+    fleet = ToyFleet(1, 2)
+    update = update_of(fleet, canary_percent=10.0, is_automatic=True)
+    fleet.run(update, lambda: update.phase == "canary")
+    fleet.step(update)
+    fleet.loads = {"1": old, "2": new}
+    fleet.step(update)
+    assert fleet.split == {"1": 100, "2": 0}
+    assert counts(fleet)["2"] == (1, 1), "the requests go first, then the groups"
+    fleet.run(update, lambda: update.phase == "rolled_back" and fleet.split is None)
+    assert counts(fleet) == {"1": (1, 2), "2": (0, 0)}
+    assert reason in update.reason
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        VersionLoad(100, num_failed_attempts=2),
+        VersionLoad(1000, num_failed_attempts=40),
+        VersionLoad(100, num_first_tokens=19, ttft_s=1000.0),
+        VersionLoad(100, num_first_tokens=100, ttft_s=25.0),
+    ],
+)
+def test_what_happens_to_any_version_is_no_finding(new):
+    fleet = ToyFleet(0, 2)
+    update = update_of(fleet, canary_percent=10.0, is_automatic=True)
+    fleet.run(update, lambda: update.phase == "canary")
+    fleet.step(update)
+    fleet.loads = {"1": VersionLoad(900, 5, 900, 90.0, 900), "2": new}
+    for _ in range(20):
+        fleet.step(update)
+    assert update.phase == "canary"
+
+
+# ---- what goes wrong
+
+
+def test_a_version_that_does_not_start_is_given_up_and_nobody_old_has_gone():
+    fleet = ToyFleet(1, 2)
+    fleet.starts = lambda version: version != "2"
+    update = update_of(fleet)
+    fleet.run(update, lambda: update.is_over)
+    assert update.phase == "rolled_back"
+    assert "could not be started (no such file)" in update.reason
+    assert counts(fleet) == {"1": (1, 2), "2": (0, 0)}
+    assert fleet.fewest_ready == {"prefill": 1, "decode": 2}
+
+
+def test_a_roll_back_in_the_middle_brings_the_old_groups_back():
+    fleet = ToyFleet(2, 4)
+    update = update_of(fleet)
+    fleet.run(update, lambda: counts(fleet)["2"][1] == 3)
+    update.roll_back(fleet.now, "the operator says so")
+    fleet.step(update)
+    assert fleet.split == {"1": 100, "2": 0}
+    fleet.run(update, lambda: update.is_over)
+    assert counts(fleet) == {"1": (2, 4), "2": (0, 0)}
+    assert fleet.fewest_ready["decode"] >= 4
+
+
+def test_groups_that_die_are_waited_for_and_a_version_that_dies_again_and_again_is_given_up():
+    fleet = ToyFleet(0, 2)
+    update = update_of(fleet, canary_percent=50.0)
+    fleet.run(update, lambda: update.phase == "canary")
+    for _ in range(2):
+        (name,) = (m.name for m in fleet.members.values() if m.version == "2")
+        fleet.kill(name)
+        fleet.run(update, lambda: counts(fleet)["2"][1] == 1)
+        fleet.step(update)
+        assert update.phase == "canary"
+    fleet.kill(name)
+    fleet.step(update)
+    assert update.phase == "rolling_back"
+    assert "died 3 times" in update.reason
+
+
+def test_groups_that_wait_for_a_router_that_is_away_are_not_late():
+    fleet = ToyFleet(1, 2)
+    update = update_of(fleet, start_timeout_s=30.0)
+    fleet.run(update, lambda: any(m.version == "2" and m.state == "starting" for m in fleet.members.values()))
+    fleet.router_is_up = False
+    late_s = fleet.now + 100.0
+    while fleet.now < late_s:
+        for state in ("starting", "ready"):
+            fleet.exchange_state(state, "connecting")
+        fleet.step(update)
+    assert update.phase == "starting"
+    fleet.router_is_up = True
+    fleet.step(update)
+    assert update.phase == "starting", "they have as long as ever to connect to it"
+    for _ in range(100):
+        fleet.exchange_state("ready", "connecting")
+        fleet.step(update)
+    assert update.phase == "rolling_back"
+
+
+def test_groups_that_lose_the_router_have_not_died():
+    fleet = ToyFleet(1, 2)
+    update = update_of(fleet, canary_percent=50.0)
+    fleet.run(update, lambda: update.phase == "canary")
+    for is_there in (False, True) * 4:
+        fleet.router_is_up = is_there
+        fleet.exchange_state(*(("connecting", "ready") if is_there else ("ready", "connecting")))
+        fleet.step(update)
+    assert update.phase == "canary"
+    fleet.exchange_state("ready", "connecting")
+    fleet.step(update)
+    for name in [m.name for m in fleet.members.values() if m.version == "2"]:  # a router's host takes them along
+        fleet.kill(name)
+    fleet.step(update)
+    assert update.phase == "canary"
+    fleet.run(update, lambda: counts(fleet)["2"] == (1, 1))
+    fleet.step(update)
+    fleet.kill(name)
+    fleet.step(update)
+    assert "died 3 times" in update.reason
+
+
+def test_a_router_that_comes_back_without_its_split_gets_it_again_and_nobody_goes_meanwhile():
+    fleet = ToyFleet(1, 2)
+    update = update_of(fleet, canary_percent=10.0)
+    fleet.run(update, lambda: update.phase == "canary")
+    fleet.router_is_up, fleet.split = False, None
+    members = dict(fleet.members)
+    update.roll_back(fleet.now, "no good")
+    for _ in range(20):
+        fleet.step(update)
+    assert fleet.members == members
+    fleet.router_is_up = True
+    fleet.step(update)
+    assert fleet.split == {"1": 100, "2": 0}
+    fleet.run(update, lambda: update.is_over)
+
+
+def test_an_update_that_is_over_still_takes_its_split_back():
+    fleet = ToyFleet(0, 1)
+    update = update_of(fleet)
+    fleet.run(update, lambda: update.phase == "done")
+    fleet.split = {"1": 100, "2": 0}
+    fleet.step(update)
+    assert fleet.split is None
+
+
+GONE = "/m/model.safetensors has other content now"
+
+
+def test_where_the_old_files_are_gone_a_roll_back_ends_with_the_old_groups_that_are_left():
+    fleet = ToyFleet(1, 4)
+    update = update_of(fleet)
+    update.old_files_gone = GONE
+    fleet.starts = lambda version: version == "2"
+    fleet.run(update, lambda: counts(fleet)["1"][1] == 2)
+    update.roll_back(fleet.now, "no good")
+    fleet.run(update, lambda: update.phase == "rolled_back")
+    _, num_decode = counts(fleet)["1"]
+    assert 0 < num_decode <= 2
+    assert counts(fleet)["2"] == (0, 0)
+    assert f"decode {num_decode} of 4" in update.events[-1].text
+    assert GONE in update.events[-1].text
+
+
+def test_where_no_old_group_is_left_and_none_can_be_started_the_new_version_stays():
+    fleet = ToyFleet(0, 1)
+    update = update_of(fleet, canary_percent=10.0)
+    update.old_files_gone = GONE
+    fleet.starts = lambda version: version == "2"
+    fleet.kill("decode-1")
+    fleet.run(update, lambda: update.phase == "canary")
+    with pytest.raises(ValueError, match=f"no decode worker of version 1 is left, and {GONE}"):
+        update.roll_back(fleet.now, "tried")
+    assert update.phase == "canary"
+    update.give_up(fleet.now, "too slow")
+    fleet.run(update, lambda: fleet.split is None)
+    assert update.phase == "done"
+    assert counts(fleet)["2"] == (0, 1)
+    assert "there is no way back to 1" in update.events[-1].text
+
+
+def test_an_update_of_a_cluster_whose_groups_cannot_come_back_goes_through():
+    fleet = ToyFleet(1, 2)
+    fleet.starts = lambda version: version == "2"
+    update = update_of(fleet)
+    update.old_files_gone = GONE
+    for name in list(fleet.members):
+        fleet.kill(name)
+    fleet.run(update, lambda: update.phase == "done")
+    assert counts(fleet) == {"1": (0, 0), "2": (1, 2)}
+
+
+@given(deaths=st.lists(st.tuples(st.integers(0, 120), st.integers(0, 5)), max_size=2), back=st.integers(0, 200))
+@settings(max_examples=60, deadline=None)
+def test_whatever_dies_and_whenever_one_turns_round_all_ends_with_one_version(deaths, back):
+    fleet = ToyFleet(2, 3)
+    update = update_of(fleet)
+    for at in range(200):
+        for when, which in deaths:
+            serving = [m.name for m in fleet.members.values() if m.state == "ready"]
+            if when == at and which < len(serving):
+                fleet.kill(serving[which])
+        if at == back and not update.is_over:
+            update.roll_back(fleet.now, "tried")
+        fleet.step(update)
+    fleet.run(update, lambda: update.is_over)
+    versions = {m.version for m in fleet.members.values()}
+    assert versions == ({"2"} if update.phase == "done" else {"1"})
+    assert all(a.at_s <= b.at_s for a, b in pairwise(update.events))
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"surge": -1}, "surge"),
+        ({"surge": 0}, "surge"),
+        ({"max_unavailable": -1}, "max_unavailable"),
+        ({"canary_percent": 0.0}, "split"),
+        ({"canary_percent": 100.0}, "split"),
+        ({"is_automatic": True}, "auto"),
+        ({"canary_s": -1.0}, "canary_s"),
+        ({"min_requests": 0}, "min_requests"),
+        ({"start_timeout_s": float("nan")}, "start_timeout_s"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_by_name(options, field):
+    with pytest.raises(ValueError, match=f"^{field}"):
+        UpdateOptions(**options)

@@ -1,0 +1,245 @@
+"""A supervisor whose members are only pretended: they start, serve and die as a test says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from slipstream.cluster.config.cluster_config import ClusterConfig, RestartConfig, ServedModelConfig
+from slipstream.cluster.ray.bundles import PoolResources
+from slipstream.cluster.state.run_state import MemberStatus
+from slipstream.cluster.supervisor.managed import ManagedGroup
+from slipstream.cluster.supervisor.members.actors import ProcessLocation
+from slipstream.cluster.supervisor.supervisor import Supervisor
+from slipstream.router.process.addresses import Addresses, Endpoint
+from slipstream.router.protocol.messages import Role
+from slipstream.router.registry.expected_workers import ExpectedWorkers
+from slipstream.router.status.version_status import VersionStatus
+from slipstream.workers.telemetry.worker_report import WorkerReport, WorkerState
+
+CONFIG = ClusterConfig(ServedModelConfig("/m"), restart=RestartConfig(backoff_s=0.001, backoff_max_s=0.002))
+PATIENCE_S = 20.0
+
+
+@dataclass
+class FakeMember:
+    """Lives until `die` is called, again after each launch."""
+
+    name: str
+    num_launches: int = 0
+    num_kills: int = 0
+    is_asked_to_stop: bool = False
+    host: str = "here"
+    _death: asyncio.Future[str] | None = None
+
+    @property
+    def pids(self) -> list[int]:
+        return [self.num_launches] if self._death is not None else []
+
+    def begin(self) -> None:
+        self.num_launches += 1
+        self._death = asyncio.get_running_loop().create_future()
+
+    def die(self, reason: str) -> None:
+        assert self._death is not None
+        if not self._death.done():
+            self._death.set_result(reason)
+
+    async def death(self) -> str:
+        assert self._death is not None
+        return await asyncio.shield(self._death)
+
+    async def stop(self) -> None:
+        self.is_asked_to_stop = True
+        self.die("stopped")
+
+    def kill(self) -> None:
+        self.num_kills += 1
+        self._death = None
+
+
+@dataclass
+class FakeRouter(FakeMember):
+    name: str = "router"
+    role: str = "router"
+    expected: list[ExpectedWorkers] = field(default_factory=list)
+    drained: list[tuple[str, Role | None, bool]] = field(default_factory=list)
+    groups: dict[str, FakeGroup] = field(default_factory=dict)
+    left_in: list[int] = field(default_factory=list)  # which of its incarnations were told to leave
+    drained_in: list[int] = field(default_factory=list)  # which of its incarnations were drained themselves
+    dies_in_drain: bool = False  # its first incarnation
+    knows_workers: bool = True
+    hangs: bool = False  # its first incarnation
+    thawed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def versions(self) -> tuple[VersionStatus, ...]:
+        if self.hangs and self.num_launches == 1:
+            await self.thawed.wait()
+        return ()
+
+    async def launch(self) -> None:
+        self.begin()
+
+    async def serve(self, expected: ExpectedWorkers) -> tuple[Addresses, Endpoint]:
+        self.expected.append(expected)
+        return Addresses(Endpoint("h", 1), Endpoint("h", 2)), Endpoint("h", 2)
+
+    async def leave(self) -> None:
+        self.left_in.append(self.num_launches)
+        if self.dies_in_drain and self.num_launches == 1:
+            raise ConnectionError("there is no router")
+
+    async def drain(self, deadline_s: float) -> None:
+        self.drained_in.append(self.num_launches)
+        if self.dies_in_drain and self.num_launches == 1:
+            self.die("killed")
+            raise ConnectionError("process is gone")
+
+    async def drain_worker(self, name: str, next_role: Role | None, migrate: bool) -> bool:
+        self.drained.append((name, next_role, migrate))
+        if self.knows_workers:
+            self.groups[name].heard(next_role)
+        return self.knows_workers
+
+    async def expect_workers(self, expected: ExpectedWorkers) -> None:
+        self.expected.append(expected)
+
+    async def status(self) -> dict[str, Any]:
+        return {}
+
+
+@dataclass
+class FakeGroup(FakeMember):
+    role: Role = "decode"
+    version: str = ""
+    has_room: bool = True
+    obeys: bool = True  # when it is told to drain
+    hangs: bool = False  # and says nothing any more
+    thawed: asyncio.Event = field(default_factory=asyncio.Event)
+    state: WorkerState = "loading"
+    served_role: Role = "decode"
+    epoch: int = 0
+    is_reserved: bool = False
+    pool: PoolResources = field(default_factory=lambda: PoolResources("decode", {"CPU": 1}, {"CPU": 1}, 1))
+    redirected: list[Endpoint] = field(default_factory=list)
+    found_room: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def locations(self) -> Sequence[ProcessLocation]:
+        return [ProcessLocation(pid, "node", "here") for pid in self.pids]
+
+    @property
+    def node_id(self) -> str | None:
+        return "node"
+
+    def become(self, role: Role) -> None:
+        self.role = role
+
+    def reserve(self) -> None:
+        self.is_reserved = True
+        if self.has_room:
+            self.found_room.set()
+
+    async def room(self) -> None:
+        await self.found_room.wait()
+
+    def release(self) -> None:
+        self.is_reserved = False
+
+    async def launch(self) -> None:
+        await self.found_room.wait()
+        self.begin()
+
+    async def serve(self, router: Endpoint, ranks_on_host: int) -> None:
+        self.state, self.served_role = "ready", self.role
+        self.epoch += 1
+
+    def redirect(self, router: Endpoint) -> None:
+        self.redirected.append(router)
+
+    async def report(self) -> WorkerReport:
+        if self.hangs:
+            await self.thawed.wait()
+        return WorkerReport(self.name, 0, 1, self.state, self.epoch, "", (("loading", 1.0),), self.served_role)
+
+    def thaw(self) -> None:
+        self.hangs = False
+        self.thawed.set()
+
+    def cut_off(self) -> None:
+        self.die("cut off")
+
+    def heard(self, next_role: Role | None) -> None:
+        if not self.obeys:
+            self.state = "draining"
+        elif next_role is None:
+            self.die("ended by itself")
+        else:
+            self.served_role = next_role
+            self.epoch += 1
+
+
+@dataclass
+class Watcher:
+    told: list[tuple[str, str]] = field(default_factory=list)
+    details: list[str] = field(default_factory=list)
+    members: list[MemberStatus] = field(default_factory=list)
+    changed_event: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def changed(self, member: MemberStatus, members: list[MemberStatus]) -> None:
+        self.told.append((member.name, member.state))
+        self.details.append(member.detail)
+        self.members = members
+        self.changed_event.set()
+
+    def wants(self, expected: ExpectedWorkers) -> None: ...
+    def launched(self, member: MemberStatus) -> None: ...
+
+    def listening(self, at: Addresses) -> None: ...
+
+
+@dataclass
+class Scene:
+    supervisor: Supervisor
+    router: FakeRouter
+    watcher: Watcher
+    groups: dict[str, FakeGroup]
+
+    def group(self, name: str, role: Role = "decode", **fields: Any) -> FakeGroup:
+        made = FakeGroup(name, role=role, **fields)
+        self.groups[name] = made
+        return made
+
+    def managed(self, name: str) -> ManagedGroup:
+        found = self.supervisor.group(name)
+        assert found is not None
+        return found
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                self.watcher.changed_event.clear()
+                await self.watcher.changed_event.wait()
+
+    def state_of(self, name: str) -> str:
+        return self.managed(name).status.state
+
+
+@asynccontextmanager
+async def serving(*roles: Role, config: ClusterConfig = CONFIG) -> AsyncIterator[Scene]:
+    """A deployment with one group a role, up and settled."""
+    router, watcher, groups = FakeRouter(), Watcher(), {}
+    router.groups = groups
+    scene = Scene(Supervisor(config, router, watcher), router, watcher, groups)
+    for role in roles:
+        scene.group(f"{role}-0", role)
+    async with asyncio.timeout(PATIENCE_S):
+        await scene.supervisor.start(list(groups.values()))
+    scene.supervisor.settle()
+    try:
+        yield scene
+    finally:
+        await scene.supervisor.stop()
