@@ -172,6 +172,8 @@ class NativeOps:
         source: object = x
         gathers = isinstance(source, SampledRows)
         value: Value = source.value if isinstance(source, SampledRows) else _of(x, Value)
+        if not value.is_f32:
+            raise TypeError("a norm takes the residual stream")
         on_samples = gathers or value.on_samples
         normed = Value(value.width, is_f32=False, on_samples=on_samples)
         self.instructions.append(

@@ -160,7 +160,9 @@ class NativeModel:
             NativeProgram(one, self._buffers, (record.hidden, record.scores), kinds, weights.address) for one in records
         )
         self._short = short[0] if short else None  # for what is wanted of last rows alone
-        shape.kinds = (AttentionKind * len(kinds))(*(AttentionKind(window or 0, short) for window, short in kinds))
+        shape.kinds = (AttentionKind * len(kinds))(
+            *(AttentionKind(window or 0, on_samples) for window, on_samples in kinds)
+        )
         shape.num_kinds = len(kinds)
         self._handle = library.slipstream_model_create(shape)
         weakref.finalize(self, library.slipstream_model_destroy, self._handle)
@@ -283,9 +285,9 @@ class NativeModel:
 
     def _run_samples(self, layer_done: Callable[[int], None] | None, *, behind_scores: int) -> None:
         """Runs a step up to the scores of the rows that sample, and so many instructions more."""
-        program = self._whole
-        if self._short is not None and self._library.slipstream_samples_last_rows(self._step):
-            program = self._short
+        program, step = self._whole, self._step
+        if self._short is not None and step.num_samples < step.num_tokens:
+            program = self._short if self._library.slipstream_samples_last_rows(step) else program
         self._run_step(program, layer_done, len(program) - 1 + behind_scores)
 
     def _run_step(self, program: NativeProgram, layer_done: Callable[[int], None] | None, end: int) -> None:
