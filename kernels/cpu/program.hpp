@@ -1,7 +1,6 @@
-// Runs programs: the steps of a model on one rank as a list of instructions over numbered buffers. Knows no model: which
-// instructions there are follows from the calls of `Ops` that a model makes (`kernels/cpu/native_ops.py`). Reads weights
-// and writes buffers that the caller holds, writes keys and values into pages, and knows nothing of sequences beyond one
-// step.
+// Runs programs: the steps of a model on one rank as a list of instructions over numbered buffers. Which instructions
+// there are follows from the calls of `Ops` that a model makes (`kernels/cpu/native_ops.py`). Weights and buffers belong
+// to the caller; keys and values are written into pages; nothing is kept of a sequence beyond one step.
 //
 // One call runs a range of instructions without the threads going to sleep in between. Where another party must act
 // (other ranks add up their parts, pages leave for another worker), the caller cuts the range there.

@@ -55,7 +55,8 @@ def engine_limits(
 
     `kv_cache_mib` is the memory of one rank; where it is `auto`, a group's ranks call this together, and
     `ranks_on_host` share the host's memory. Without `max_model_len` it is what the model allows and the pool holds.
-    `model_id` tells the prefix cache which KV is compatible; by default the directory, the dtypes and the quantisation.
+    The prefix cache shares KV only between engines of one `model_id`, by default the directory, the dtypes and the
+    quantisation.
 
     Raises ModelError if the directory cannot be served and EngineConfigError, naming the key, if the settings do not
     fit the model.

@@ -1,7 +1,8 @@
 """Which steps a new worker times, so that the router knows from the first request on what a long prompt would take.
 
-What requests tell is not enough for that: from prompts of 32 tokens nobody can say what 4,000 take. No step here costs
-much, as nothing that comes before a step's tokens is computed: a long context is whatever lies in the pages.
+The times of requests are not enough for that: from prompts of 32 tokens it does not follow what 4,000 take. No step
+here costs much, as nothing that comes before a step's tokens is computed: the keys and values of a long context are
+those that happen to be in the pages.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class GpuRunner(ModelRunner):
 
     def record(self) -> None:
         """Records decode steps for all batch buckets, and computes what else a step may consist of once: kernels are
-        compiled now and not while somebody waits for a token, and a step that the memory does not suffice for is known
+        compiled now and not while a request waits for a token, and a step that the memory does not suffice for is known
         now. Takes seconds and no pages. Raises torch.OutOfMemoryError."""
         with torch.inference_mode():
             self._graphs.record()
