@@ -222,7 +222,7 @@ void Team::finish_tile(Work* work, int phase, int thread) {
   if (num_done_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_tiles) advance(work, phase, thread);
 }
 
-// Goes on behind `phase`. A phase of a single tile is run here: publishing it would take longer.
+// Goes on behind `phase`. Phases of a single tile are not worth telling anybody.
 void Team::advance(Work* work, int phase, int thread) {
   for (;;) {
     const int num_tiles = work->begin_phase(++phase, thread);
@@ -234,8 +234,7 @@ void Team::advance(Work* work, int phase, int thread) {
 
 void Team::publish(Work* work, int phase, int num_tiles) {
   const uint64_t next = (queues_[0].state.load(std::memory_order_relaxed) >> kTileBits) + 1;
-  // Until the next epoch is complete no thread may claim, not even one that has read its number of tiles with the old
-  // state.
+  // Until the next epoch is complete no thread may claim, not even one that has read its number of tiles with the old state.
   for (Queue& queue : queues_) queue.state.store((next - 1) << kTileBits | kTileMask, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
   num_done_.store(0, std::memory_order_relaxed);
@@ -265,7 +264,7 @@ void Team::wait_beyond(uint64_t epoch, bool is_idle) {
   }
   num_sleepers_.fetch_add(1, std::memory_order_seq_cst);
   const uint32_t signal = signal_.load(std::memory_order_seq_cst);
-  // `dismiss_helpers` sets the flag first and changes the signal then.
+  // The dismissing thread sets its flag first and then changes the signal.
   const bool stays = !dismissed_.load(std::memory_order_seq_cst);
   if (stays && queues_[0].state.load(std::memory_order_seq_cst) >> kTileBits == epoch) {
     syscall(SYS_futex, &signal_, FUTEX_WAIT_PRIVATE, signal, nullptr, nullptr, 0);

@@ -10,7 +10,7 @@ from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.protocol.messages import Role
 from slipstream.workers.models.directory.stored_quantization import KvCacheDtype, OnLoad
 
-MAX_THREADS = 1024  # more than any host has cores; torch would try to start as many as are set
+MAX_THREADS = 1024  # more than any host has cores; torch would try to start any number
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class WorkerConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     other_role: RoleSettings | None = None  # None: the settings are the same in both roles
     transfer: TransferConfig = field(default_factory=TransferConfig)
-    model_version: str = ""  # another one for each rollout of a model; equal in prefill and decode
+    model_version: str = ""  # tells one rollout of a model from the next; the same for prefill and decode
     manifest: Manifest | None = None  # of this version; None: what is in `model_dir` is served, unchecked
 
     def __post_init__(self) -> None:

@@ -73,8 +73,8 @@ def join_process_group(store: TCPStore, rank: int, size: int, config: EngineConf
 
 
 class MeetingPoint:
-    """The two ports at which the other ranks find rank 0. They are bound from the start, so that no other
-    program can take them."""
+    """The two ports at which the other ranks find rank 0. They are bound from the start, so no other process can take
+    them."""
 
     def __init__(self, host: str, size: int) -> None:
         """Raises OSError if the host is not one of this machine's."""
@@ -174,7 +174,7 @@ class RemoteRank:
             return f"rank {self.rank} (pid {self.pid}) is gone: {error}"
 
     def close(self) -> None:
-        """Asks the rank to end. (It also ends when this process dies and the link breaks.)"""
+        """Tells the rank to end. (It also ends if this process dies without a word.)"""
         self._closing = True
         self.link.send_last(Shutdown())
         if self._thread is not None:

@@ -1,8 +1,7 @@
 """Which steps a new worker times, so that the router knows from the first request on what a long prompt would take.
 
-The times of requests are not enough for that: from prompts of 32 tokens it does not follow what 4,000 take. No step
-here costs much, as nothing that comes before a step's tokens is computed: the keys and values of a long context are
-those that happen to be in the pages.
+The steps of requests are not enough for that: prompts of 32 tokens do not show what 4,000 take. No step here costs
+much, as nothing that comes before a step's tokens is computed: a long context is whatever lies in the pages.
 """
 
 from __future__ import annotations
