@@ -24,6 +24,7 @@ OPS = {
     "q_proj": "qkv",
     "write": "write",
     "attend": "attend",
+    "gather": "gather",
     "o_proj": "output",
     "post_attention_layernorm": "mlp_norm",
     "gate_proj": "gate_up",
