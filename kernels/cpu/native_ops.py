@@ -9,7 +9,7 @@ tensor: a name for what the instruction will have computed.
     step.write(qkv, ...)          write, in place
     step.attend(q, ...)           attend q -> b
 
-Where ranks add up or a layer's pages are complete, the record has a `Stop`: the program is run up to there, and then
+Where ranks add up or a layer's pages are complete, the record has a `ProgramStop`: the program is run up to there, and then
 something else has to happen.
 """
 
@@ -93,7 +93,7 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class ProgramStop:
     """Before instruction `index`: the keys and values of `layer` are in their pages; or `reduced` is to be summed over
     ranks, and then added to `add_to`."""
 
@@ -108,7 +108,7 @@ class NativeOps:
     """Weights are `NativeTensor` and `NativeWeight`, activations `Value`."""
 
     instructions: list[Recorded] = field(default_factory=list)
-    stops: list[Stop] = field(default_factory=list)
+    stops: list[ProgramStop] = field(default_factory=list)
 
     def pack_weight(self, weight: Tensor) -> Tensor:
         raise TypeError("native weights are packed when they are loaded")
@@ -119,7 +119,7 @@ class NativeOps:
         x = Value(rows.width, is_f32=True)
         self.instructions.append(Recorded(Op.EMBED, target=x, weight=rows))
         if ranks is not None and ranks.size > 1:
-            self.stops.append(Stop(len(self.instructions), reduced=x))
+            self.stops.append(ProgramStop(len(self.instructions), reduced=x))
         return _tensor(x)
 
     def linear(
@@ -137,7 +137,7 @@ class NativeOps:
             self._append_product(x, weight, bias, Epilogue.ADD_RESIDUAL, total)
         else:
             partial = _of(self._product(x, weight, bias, Epilogue.STORE_F32), Value)
-            self.stops.append(Stop(len(self.instructions), reduced=partial, add_to=total))
+            self.stops.append(ProgramStop(len(self.instructions), reduced=partial, add_to=total))
         return add_to
 
     def norm_linear(
@@ -156,7 +156,7 @@ class NativeOps:
         return NativeStep(self, attention)
 
     def record_layer_done(self, layer: int) -> None:
-        self.stops.append(Stop(len(self.instructions), layer=layer))
+        self.stops.append(ProgramStop(len(self.instructions), layer=layer))
 
     def record_scores(self, run: Callable[[Tensor], Tensor], hidden: Value) -> Value:
         """Records how `run` makes scores of the sampled rows of `hidden`. Returns them: float32, [samples, width]."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from slipstream.kernels.cpu.c_interface import AttentionKind, KvFormat, ModelShape, Op, Step
-from slipstream.kernels.cpu.native_ops import NativeOps, Recorded, Stop, Value, only_samples
+from slipstream.kernels.cpu.native_ops import NativeOps, ProgramStop, Recorded, Value, only_samples
 from slipstream.kernels.cpu.native_program import Buffers, NativeProgram
 from slipstream.kernels.ops import StepInputs
 from slipstream.kernels.pages.quantized_kv import page_tokens_of
@@ -88,23 +88,25 @@ def load_native(
         rotary_scale=decoder.attention.rotary_scale,
         inv_freq=decoder.attention.inv_freq.data_ptr(),
     )
-    return NativeModel(config, Record.of(decoder, ops), shape, weights, library, of_pages=of_pages or dtype, tp=tp)
+    return NativeModel(
+        config, DecoderRecord.of(decoder, ops), shape, weights, library, of_pages=of_pages or dtype, tp=tp
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class DecoderRecord:
     """What a decoder computes in a step: its layers, the scores of the sampled rows, the best token of each."""
 
     dtype: torch.dtype  # of the model
     instructions: tuple[Recorded, ...]
-    stops: tuple[Stop, ...]
+    stops: tuple[ProgramStop, ...]
     end_of_layers: int
     end_of_scores: int
     hidden: Value
     scores: Value
 
     @staticmethod
-    def of(decoder: Decoder, ops: NativeOps) -> Record:
+    def of(decoder: Decoder, ops: NativeOps) -> DecoderRecord:
         """`decoder` computes with `ops`, which has recorded nothing yet."""
         nothing = cast(Tensor, None)  # a record is of all steps
         step = ops.begin_step(cast(StepInputs, None), decoder.attention, nothing)
@@ -113,7 +115,7 @@ class Record:
         scores = ops.record_scores(decoder.scores, hidden)
         end_of_scores = len(ops.instructions)
         ops.instructions.append(Recorded(Op.BEST, scores, on_samples=True))
-        return Record(
+        return DecoderRecord(
             decoder.attention.dtype,
             tuple(ops.instructions),
             tuple(ops.stops),
@@ -133,7 +135,7 @@ class NativeModel:
     def __init__(
         self,
         config: ModelConfig,
-        record: Record,
+        record: DecoderRecord,
         shape: ModelShape,
         weights: PackedWeights,
         library: ctypes.CDLL,
@@ -301,7 +303,7 @@ class NativeModel:
                 layer_done(stop.layer)
         self._run(program, done, end)
 
-    def _reduce(self, stop: Stop) -> None:
+    def _reduce(self, stop: ProgramStop) -> None:
         assert stop.reduced is not None
         total = self.tp.all_reduce(self._rows(stop.reduced, self._step.num_tokens))
         if stop.add_to is not None:
