@@ -148,7 +148,7 @@ class Router:
 
     def _find_session(self) -> FailoverSession | None:
         """The session with the previous router's clients; None without a socket holder. Blocks."""
-        return None if self._keeper is None else FailoverSession.of_keeper(self._keeper, num_fronts=self._config.fronts)
+        return None if self._keeper is None else FailoverSession.of_holder(self._keeper, num_fronts=self._config.fronts)
 
     def _listen_at_path(self, failover: FailoverSession | None) -> socket.socket | None:
         """The Unix socket for clients, that of the previous router if it has left it. Raises OSError."""

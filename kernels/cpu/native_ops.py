@@ -9,8 +9,8 @@ tensor: a name for what the instruction will have computed.
     step.write(qkv, ...)          write, in place
     step.attend(q, ...)           attend q -> b
 
-Where ranks add up or a layer's pages are complete, the record has a `ProgramStop`: the program is run up to there, and then
-something else has to happen.
+Where ranks add up or a layer's pages are complete, the record has a `ProgramStop`: the program is run up to there, and
+then something else has to happen.
 """
 
 from __future__ import annotations

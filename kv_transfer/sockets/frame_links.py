@@ -119,8 +119,6 @@ class FrameLinks(Generic[L]):
         self._pending_handshakes.close()
         self._listener.close()
 
-    # ---- events of the poller
-
     def serve(self, fd: int) -> bool:
         """Handles an event, if the file descriptor is one of ours."""
         if (link := self._links.get(fd)) is not None:

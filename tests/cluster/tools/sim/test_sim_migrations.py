@@ -44,7 +44,7 @@ def check_all_is_given_back(world: World) -> None:
     while (world.clock.next_s or end_s) < end_s:
         world.clock.step()
     for worker in world.workers.values():
-        assert not worker.jobs
+        assert not worker.attempts
         worker.check_integrity()
     assert world.network.num_in_flight == 0
     world.dispatcher.check_integrity()
