@@ -54,7 +54,7 @@ class FrameLinkEvents(Protocol[L]):
     def on_frame(self, link: L, frame: bytes) -> None: ...
 
     def on_broken(self, link: L, reason: str) -> None:
-        """The connection has ended. `close` is still to be called."""
+        """The connection has ended. `close_link` is still to be called."""
 
 
 class FrameLinks(Generic[L]):

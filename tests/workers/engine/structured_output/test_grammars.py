@@ -1,4 +1,4 @@
-"""Guided sequences: the masks are right, every output fits its guide, and whoever moves goes on identically."""
+"""Guided sequences: the masks are right, every output fits its guide, and a sequence that moves goes on identically."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def test_the_sampler_of_a_gpu_masks_alike(runner: ModelRunner) -> None:
 
 
 class SlowBook(GrammarCompiler):
-    """Compiles when it is told to."""
+    """Compiles when the test lets it."""
 
     def __init__(self, on_ready: Callable[[], None]) -> None:
         limits = engine_limits(DEMO, EngineConfig(num_pages=64))
@@ -294,8 +294,8 @@ class SlowBook(GrammarCompiler):
 
 
 def test_who_waits_for_a_guide_holds_up_nobody_and_goes_on_when_it_is_ready(runner: ModelRunner) -> None:
-    told = threading.Event()
-    book = SlowBook(told.set)
+    ready = threading.Event()
+    book = SlowBook(ready.set)
     engine = NativeEngine(make_engine(runner).limits, runner, book)
     engine.add(guided("waits", REGEX))
     engine.add(make_request("goes on", PROMPT[:5], max_tokens=20, priority=7, ignore_eos=True))
@@ -311,7 +311,7 @@ def test_who_waits_for_a_guide_holds_up_nobody_and_goes_on_when_it_is_ready(runn
     engine.add(guided("waits too", REGEX))
     assert run(engine) == {}
     book.may_compile.set()
-    assert told.wait(60)
+    assert ready.wait(60)
     engine.guide_ready()
     after = {key[0]: text_of(result) for key, result in run(engine).items()}
     assert re.fullmatch(DATE, after["waits too"])
