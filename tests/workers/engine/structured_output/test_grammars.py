@@ -21,9 +21,9 @@ from slipstream.workers.config.worker_config import EngineConfig
 from slipstream.workers.engine.engine_builder import build_runner, engine_limits
 from slipstream.workers.engine.execution.gpu.gpu_sampler import GpuSampler
 from slipstream.workers.engine.execution.model_runner import ModelRunner
-from slipstream.workers.engine.limits.engine_errors import EngineRequestError
 from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.structured_output.grammars import GrammarCompiler
+from slipstream.workers.interface.engine import EngineRequestError
 from tests.support.workers.engine_driver import Generated, make_request, make_ticket, run
 
 DEMO = Path(__file__).parents[4] / "models" / "slipstream-demo"
