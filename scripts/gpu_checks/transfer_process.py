@@ -219,3 +219,5 @@ def report(job: Job, pool: Tensor, expected: str, whole: Callable[[], None], not
 if __name__ == "__main__":
     work, how, on, part, read_fd, write_fd = sys.argv[1:]
     main(Job(**json.loads(work)), how, torch.device(on), part, Pipe(int(read_fd), int(write_fd)))
+    sys.stdout.flush()
+    os._exit(0)  # as workers do: threads of gloo that are still there abort an interpreter that ends
