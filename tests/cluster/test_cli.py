@@ -167,6 +167,38 @@ def test_a_port_in_use_is_one_sentence_and_exit_code_2(slipstream: CommandLine, 
     assert list(slipstream.states.glob("*.json")) == []
 
 
+def test_what_is_wrong_with_a_model_that_is_served_without_a_file_names_the_model_and_the_option(
+    slipstream: CommandLine,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = slipstream("serve", MODEL, "--port", str(port))
+    in_use = f"port {port} at 127.0.0.1 is in use by another program; choose another one, or 0 for any"
+    assert (done.returncode, sentences(done)) == (2, [f"slipstream: --port: {in_use}"])
+    model = slipstream.home / "model"
+    shutil.copytree(MODEL, model)
+    (model / "generation_config.json").write_text('{"temperature": "hot"}')
+    done = slipstream("serve", model, "--port", "0")
+    (only,) = sentences(done)
+    assert only.startswith(f"slipstream: {model}: ")
+    assert "generation_config.json" in only
+    assert str(slipstream.home / "cache") not in only
+
+
+def test_check_rewrites_former_names_and_says_so(slipstream: CommandLine) -> None:
+    path = slipstream.home / "c.yaml"
+    path.write_text(f"model: {{path: {MODEL}}}\noperator: {{port: 0}}\n")
+    warned = slipstream("check", "--elsewhere", path)
+    assert warned.returncode == 0
+    assert "operator: is called admin_api now" in warned.stderr
+    done = slipstream("check", "--rewrite", path)
+    assert (done.returncode, done.stdout) == (0, f"{path}:2: operator is now admin_api\n")
+    assert path.read_text().endswith("admin_api: {port: 0}\n")
+    assert slipstream("check", "--rewrite", path).stdout == f"{path}: has no former names\n"
+    path.write_text("a: [")
+    assert slipstream("check", "--rewrite", path).returncode == 2
+
+
 @pytest.mark.parametrize(("command", "begin"), [("serve", "slipstream: "), ("check", "slipstream: {path}: ")])
 @pytest.mark.parametrize("port", [8123, 0])
 def test_an_address_that_is_not_ours_is_one_sentence(

@@ -267,7 +267,7 @@ def test_a_failed_first_request_is_told_and_tried_again() -> None:
             while "out of luck" not in await readiness(addresses.http):
                 await asyncio.sleep(0.002)
             worker.fails = False
-            another = await PlayedWorker("prefill", addresses).join()  # whoever joins gives reason to try again
+            another = await PlayedWorker("prefill", addresses).join()  # a worker that joins is a reason to try again
             await until_ready(addresses.http)
             for played in (worker, another):
                 played.leave()

@@ -54,7 +54,7 @@ class AdminClient:
             raise CommandError(_refusal(error, self.url)) from error
         except (OSError, http.client.HTTPException) as error:
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
-            raise UnreachableError(f"the operator at {self.url} cannot be reached: {reason}") from error
+            raise UnreachableError(f"the admin API at {self.url} cannot be reached: {reason}") from error
         except ValueError as error:  # not a URL, or an answer that is not JSON
             raise CommandError(f"{self.url} is not the admin API of a Slipstream cluster: {error}") from error
 

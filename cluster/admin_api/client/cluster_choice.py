@@ -18,7 +18,7 @@ from slipstream.cluster.terminal.command_error import CommandError
 
 NAME = click.option("--name", metavar="CLUSTER", help="The cluster, if several run on this machine.")
 URL = click.option("--url", help="The admin API of a cluster on another machine.")
-TOKEN = click.option("--token", metavar="TOKEN", help=f"The operator's token, for --url [env: {TOKEN_VARIABLE}].")
+TOKEN = click.option("--token", metavar="TOKEN", help=f"The admin API's token, for --url [env: {TOKEN_VARIABLE}].")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print the last answer as JSON, for programs.")
 DETACH = click.option("--detach", is_flag=True, help="Return as soon as the change has begun.")
 
@@ -39,7 +39,7 @@ class ClusterChoice:
         if self.url is None:
             return LocalAdmin(cluster_here(self.name, "--url and --token", among_several), token)
         if not token:
-            raise CommandError(f"with --url the operator's token is needed: --token, or {TOKEN_VARIABLE}")
+            raise CommandError(f"with --url the admin API's token is needed: --token, or {TOKEN_VARIABLE}")
         return AdminClient(self.url.rstrip("/"), token)
 
 

@@ -210,7 +210,7 @@ def test_a_command_asks_for_what_was_typed_and_understands_a_stranger() -> None:
         stranger.join()
     assert asked == [b"POST /v1/workers/a%20b%2F%C3%A7%3F%FF/drain HTTP/1.1"]
     assert (result.exit_code, isinstance(result.exception, SystemExit)) == (1, True)
-    assert f"the operator at {url} cannot be reached: 220 mail.example.com" in result.output
+    assert f"the admin API at {url} cannot be reached: 220 mail.example.com" in result.output
 
 
 def test_a_role_that_is_given_two_sizes_is_refused() -> None:

@@ -229,7 +229,7 @@ def test_a_driver_that_lives_and_does_not_answer_is_an_error(here: Here, monkeyp
     here.api.answers = [None]
     done = slipstream("scale", "decode=1")
     assert done.exit_code == 1
-    assert f"the operator at {here.api.url} cannot be reached" in done.stderr
+    assert f"the admin API at {here.api.url} cannot be reached" in done.stderr
 
 
 def test_nobody_waits_for_a_cluster_that_has_ended(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,15 +95,15 @@ def test_pulling_gives_the_sum_that_the_source_has_made(
     array = np.zeros((3, 12, 2, page_bytes), np.uint8)
     pool = HostPagePool(array)
     ids, source_ids = np.array([11, 0, 4], np.int64), np.array([1, 9, 2], np.int64)
-    [told] = sum_pages(source, [MessagePages(1, source_ids, range(2, 4), 77, num_layers)])
+    [checksum] = sum_pages(source, [MessagePages(1, source_ids, range(2, 4), 77, num_layers)])
     pull = PagePull(MessagePages(1, ids, range(2), 77, num_layers), source, source_ids, range(2, 4))
-    assert pull_pages(pool, [pull]) == [told]
+    assert pull_pages(pool, [pull]) == [checksum]
     expected = np.zeros_like(array)
     gathered = np.empty((num_layers, math.prod((3, 2, page_bytes))), np.uint8)
     for layer, some in enumerate(gathered, 1):
         source.gather(layer, source_ids, range(2, 4), some)
         expected[layer, ids] = some.reshape(3, 2, page_bytes)
-    assert told == xxhash.xxh3_64_intdigest(gathered.tobytes(), seed=77)
+    assert checksum == xxhash.xxh3_64_intdigest(gathered.tobytes(), seed=77)
     assert (array == expected).all()
     beyond = np.array([1, 10 * num_layers, 2], np.int64)
     assert pull_pages(pool, [PagePull(pull.pages, source, beyond, range(2, 4))]) == [None]

@@ -13,15 +13,15 @@ from slipstream.kv_transfer.sockets.cpu_cores import current_core, leave_core
 
 @pytest.fixture
 def moves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[set[int]]:
-    """Where threads of this process are told to run: it is on core 1 of four, two of which are at work."""
-    told: list[set[int]] = []
-    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, some: told.append(set(some)))
+    """Where threads of this process are set to run: it is on core 1 of four, two of which are at work."""
+    calls: list[set[int]] = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, some: calls.append(set(some)))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     monkeypatch.setattr(cores, "current_core", lambda: 1)
     monkeypatch.setattr(cores, "LOAD_FILE", tmp_path / "loadavg")
     (tmp_path / "loadavg").write_text("0.20 0.18 0.12 3/80 11206\n")
-    return told
+    return calls
 
 
 def test_a_thread_leaves_the_core_that_it_is_on_and_keeps_its_freedom(moves: list[set[int]]) -> None:

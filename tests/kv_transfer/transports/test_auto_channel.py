@@ -25,7 +25,7 @@ class Way:
 
 
 class Events:
-    """Whoever drives the transport."""
+    """The driver of the transport."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: None

@@ -1,4 +1,4 @@
-"""Whole agents over the loopback transport: re-layout, faults, and who is told what."""
+"""Whole agents over the loopback transport: re-layout, faults, and which side gets which event."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HEADS = 8
 
 
 class Rank:
-    """An agent with its pool and the events it has told."""
+    """An agent with its pool and the events it has reported."""
 
     def __init__(
         self,
@@ -174,9 +174,9 @@ def test_a_flipped_bit_is_caught_and_the_sender_is_told(pair: Pair) -> None:
     pair.send(ticket, some_pages(1), num_ready_pages=9)  # the last slab is held back: the sender cannot be done
     event = pair.destinations[0].next_event()
     assert event == ReceiveFailed(ticket.key, "message 4 of source rank 0 has a wrong checksum")
-    told = pair.sources[0].next_event()
-    assert isinstance(told, SendFailed)
-    assert "wrong checksum" in told.reason
+    failed = pair.sources[0].next_event()
+    assert isinstance(failed, SendFailed)
+    assert "wrong checksum" in failed.reason
     assert pair.destinations[0].agent.stats().checksum_failures == 1
 
 

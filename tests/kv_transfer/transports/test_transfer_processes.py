@@ -253,7 +253,7 @@ def test_a_receiver_killed_in_mid_transfer_is_noticed_at_once(
     assert LATE not in failed.reason
     assert_transfers(source, destination)
 
-    # Nobody listens at that address any more.
+    # There is no listener at that address any more.
     late = new_ticket(victim)
     source.call("send", late, some_pages(2), NUM_PAGES)
     failed = source.next_event()

@@ -102,17 +102,17 @@ def test_a_broken_file_is_an_error_at_the_start(tmp_path: Path) -> None:
 
 
 def watched(path: Path, work: Callable[[KeyRing, list[list[str]]], Awaitable[None]]) -> KeyRing:
-    """Runs `work` with a ring that watches its file, and with the names of the keys that its follower was told of."""
-    told: list[list[str]] = []
+    """Runs `work` with a ring that watches its file, and with the names of the keys that its follower got."""
+    loaded: list[list[str]] = []
     ring: list[KeyRing] = []
 
     async def main() -> None:
         with ThreadPoolExecutor(1) as pool:
-            ring.append(KeyRing(path, pool, lambda keys: told.append([key.name for key in keys])))
+            ring.append(KeyRing(path, pool, lambda keys: loaded.append([key.name for key in keys])))
             ring[0].open()
             ring[0].watch()
             async with asyncio.timeout(TIMEOUT_S):
-                await work(ring[0], told)
+                await work(ring[0], loaded)
                 await ring[0].close()
 
     asyncio.run(main())
@@ -131,16 +131,16 @@ def test_changes_take_effect_and_a_broken_or_missing_file_changes_nothing(
     path = tmp_path / "keys.yaml"
     write_keys(path, "a")
 
-    async def work(ring: KeyRing, told: list[list[str]]) -> None:
+    async def work(ring: KeyRing, loaded: list[list[str]]) -> None:
         write_keys(path, "a", "b")
-        await until(lambda: told == [["a"], ["a", "b"]])
+        await until(lambda: loaded == [["a"], ["a", "b"]])
         path.write_text("keys: [{}]")
         await until(lambda: ring.num_reloads["failed"] == 1)
         path.unlink()
         await until(lambda: ring.num_reloads["failed"] == 2)
         assert ring.caller_of(digest("a")).name == "a"
         write_keys(path, "b")
-        await until(lambda: told[2:] == [["b"]])
+        await until(lambda: loaded[2:] == [["b"]])
         with pytest.raises(HttpError):
             ring.caller_of(digest("a"))
 
@@ -157,7 +157,7 @@ def test_the_end_waits_for_a_file_that_is_being_read(tmp_path: Path, monkeypatch
         assert may_be_read.wait(TIMEOUT_S)
         return read_keys(path)
 
-    async def work(ring: KeyRing, told: list[list[str]]) -> None:
+    async def work(ring: KeyRing, loaded: list[list[str]]) -> None:
         monkeypatch.setattr(key_ring, "read_keys", read_when_it_may)
         write_keys(path, "b")
         await until(lambda: ring._reading is not None)

@@ -1,4 +1,4 @@
-"""Rates and concurrency of keys, what is told about them, and the usage that is kept."""
+"""Rates and concurrency of keys, what is reported about them, and the usage that is kept."""
 
 import errno
 import json
@@ -33,7 +33,7 @@ def test_a_bucket_gives_a_minutes_worth_at_once_and_its_rate_ever_after(steps, p
         now += pause_s
         wait_s = bucket.wait_s(amount, now)
         assert wait_s >= 0
-        now += wait_s  # the time that it told is enough, and
+        now += wait_s  # the time that it returned is enough, and
         if wait_s > 1e-3:
             assert bucket.wait_s(amount, now - 1e-3) > 0  # no more than it takes
         assert bucket.wait_s(amount, now) == pytest.approx(0, abs=1e-6)
@@ -244,7 +244,7 @@ def test_a_file_that_grows_is_compacted_while_it_is_in_use(tmp_path, monkeypatch
     with monkeypatch.context() as broken:
         broken.setattr(UsageFile, "_compact", failing_to_compact)
         for count in range(260, 270):
-            file.append(many, count)  # what was appended is saved, and must not be told as unsaved
+            file.append(many, count)  # what was appended is saved, and must not be reported as unsaved
     assert 0 < caplog.text.count("cannot be compacted: ") < 5  # not with every line
     assert UsageFile(path).load()[Account("k7", "t", "m")] == UsageCounts(70)
 

@@ -60,7 +60,7 @@ def test_clients_come_by_tls_with_a_key_and_operators_by_a_port_of_their_own(con
             assert addresses.admin is not None
             assert addresses.admin.port not in (0, addresses.http.port)
             assert (await ask(addresses.http, "/v1/models", "user", tls))[0] == 200
-            assert (await ask(addresses.http, "/v1/models", "nobody", tls))[0] == 401
+            assert (await ask(addresses.http, "/v1/models", "missing", tls))[0] == 401
             assert (await ask(addresses.http, "/health/live", "", tls))[0] == 200
             assert (await ask(addresses.http, "/cluster/status", "root", tls))[0] == 404
             status, body = await ask(addresses.admin, "/cluster/status")

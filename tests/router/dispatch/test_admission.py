@@ -166,7 +166,7 @@ def test_the_pace_is_told_only_from_placements_out_of_a_queue():
     pace = PlacementRate()
     assert pace.wait_s(10, 0.0) == 0.0
     assert pace.retry_after_s(10, 0.0) == UNKNOWN_RETRY_S
-    for now in range(100):  # one by one, nobody waiting: a hundred seconds that say nothing
+    for now in range(100):  # one by one, none waiting: a hundred seconds that say nothing
         pace.note(0, float(now))
     assert pace.interval_s(100.0) is None
     for i in range(MIN_SAMPLES):
@@ -177,19 +177,21 @@ def test_the_pace_is_told_only_from_placements_out_of_a_queue():
     assert pace.interval_s(500.0) == pytest.approx(1.0 / MIN_SAMPLES)  # the queue is empty: no stall
     assert pace.retry_after_s(80, 500.0) == pytest.approx(80 / MIN_SAMPLES)
     pace.begin(500.0)
-    assert pace.wait_s(80, 500.0) == 0.0  # a new queue may be of other requests: nobody is refused for the old one's
+    assert (
+        pace.wait_s(80, 500.0) == 0.0
+    )  # a new queue may be of other requests: no request is refused for the old one's
 
 
 def test_a_queue_that_has_never_moved_is_taken_to_stand_still_as_long_again():
     lab = Lab()
     lab.submit("running")
     lab.submit("waiting")
-    lab.submit("at once", slo=Slo(1.0, strict=True))  # when nothing is known yet, nobody is refused
+    lab.submit("at once", slo=Slo(1.0, strict=True))  # when nothing is known yet, no request is refused
     lab.now = 3.0
     with pytest.raises(DeadlineUnreachableError, match=r"1000 ms \(slo\.ttft_ms\)"):
         lab.submit("demand", slo=Slo(1.0, strict=True))
     lab.submit("patient", slo=Slo(2.0, strict=True))
-    lab.submit("urgent", slo=Slo(1.0, strict=True), priority=-1)  # has nobody before it
+    lab.submit("urgent", slo=Slo(1.0, strict=True), priority=-1)  # is the first
     lab.serve()
     lab.submit("after a placement", slo=Slo(1.0, strict=True))
 
@@ -259,7 +261,7 @@ def test_answers_of_known_length_put_a_deadline_out_of_reach_before_the_queue_ha
     with pytest.raises(DeadlineUnreachableError, match=r"about 10\.\d s.*4 s \(timeout_s\)"):
         ask(lab, "too late", 10, timeout_s=4.0)
     ask(lab, "hopeful", 10, timeout_s=6.0)
-    ask(lab, "urgent", 10, timeout_s=4.0, priority=-1)  # has nobody before it
+    ask(lab, "urgent", 10, timeout_s=4.0, priority=-1)  # is the first
     ask(lab, "patient", 10)
 
 
@@ -277,7 +279,7 @@ def test_a_worker_of_unknown_speed_puts_no_deadline_out_of_reach():
     other = Hello(
         PROTOCOL_VERSION, "t", PeerId("e", 1), "decode", "m", 1, 1, (TransferAddress("h", 2),), 16, 100, 1, 1000, 4096
     )
-    lab.do(lab.dispatcher.worker_joined(other, 0.0))  # it has not told its speed
+    lab.do(lab.dispatcher.worker_joined(other, 0.0))  # it has not reported its speed
     ask(lab, "demand", 10, timeout_s=1.0)
 
 
@@ -307,9 +309,12 @@ def test_changed_limits_and_levels_are_those_of_new_requests():
     lab.do(lab.dispatcher.follow(config, 0.0))
     assert lab.dispatcher.record("running").levels == Levels(0.5, 0.2)
     assert lab.dispatcher.tick(44.0) == []
-    told = [
+    reasons = [
         a.finish.error.message
         for a in (*lab.dispatcher.tick(45.0), *lab.dispatcher.tick(50.0))
         if isinstance(a, Finish)
     ]
-    assert told == ["no worker had room within 45 s (queue_timeout_s)", "not finished within 50 s (request_timeout_s)"]
+    assert reasons == [
+        "no worker had room within 45 s (queue_timeout_s)",
+        "not finished within 50 s (request_timeout_s)",
+    ]

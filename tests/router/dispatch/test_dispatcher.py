@@ -88,7 +88,7 @@ def test_a_reservation_that_fails_before_it_is_converted_leaves_no_sequence_behi
     assert (D, Generate) in pair.kinds()
     pair.say(D, Failed("r", 0, "the pages did not arrive", True, is_unreachable=True))  # said before it heard Generate
     sent = pair.sent()
-    assert (D, Cancel) in [(worker, kind) for worker, kind, _ in sent], "it works on what nobody waits for"
+    assert (D, Cancel) in [(worker, kind) for worker, kind, _ in sent], "it works on a request without a client"
     assert sent[0][2] == Cancel("r", 0), "what comes next takes the slot"
     assert pair.dispatcher.record("r").num_attempts == 2
 

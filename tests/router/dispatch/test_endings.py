@@ -46,10 +46,10 @@ def test_cancel_reaches_each_involved_worker_once_and_late_answers_are_ignored(p
 
 
 @pytest.mark.parametrize(
-    ("progress", "told"),
+    ("progress", "recipients"),
     [("prefill", [D, P]), ("transfer", [D, P]), ("landed", [D, P]), ("decode", [D])],
 )
-def test_cancel_in_every_later_state(pair, progress, told):
+def test_cancel_in_every_later_state(pair, progress, recipients):
     to_prefill(pair)
     if progress == "landed":
         pair.say(D, HandedOff("r", 0, 1, 0.0))
@@ -60,7 +60,7 @@ def test_cancel_in_every_later_state(pair, progress, told):
     pair.take()
     pair.do(pair.dispatcher.cancel("r", 0.0))
     *cancels, end = pair.take()
-    assert cancels == [Send(worker, Cancel("r", 0)) for worker in told]
+    assert cancels == [Send(worker, Cancel("r", 0)) for worker in recipients]
     assert end.finish.reason == "abort"
 
 

@@ -413,7 +413,7 @@ def test_draining_a_worker_tells_it_and_gives_it_nothing_new():
         worker = await WorkerEnd.join(service)
         await until(lambda: service.is_ready)
         assert service.worker_port.drain("d")
-        assert not service.worker_port.drain("nobody")
+        assert not service.worker_port.drain("missing")
         await worker.next(Drain)
         assert not service.is_ready
         service.submit(request())

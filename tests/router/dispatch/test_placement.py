@@ -180,7 +180,7 @@ def test_in_turn_means_among_those_that_are_there_and_who_comes_back_is_next():
     registry.remove(second)  # killed
     assert four() == ["first"] * 4
     again = worker("decode", "second", epoch=2)
-    again.ledger.report(Credits(0, 0, 0, 0))  # it is there, but has not told yet what is free
+    again.ledger.report(Credits(0, 0, 0, 0))  # it is there, but has not reported yet what is free
     registry.add(again)
     assert four() == ["first"] * 4
     again.ledger.report(Credits(0, 64, 4096, 0))

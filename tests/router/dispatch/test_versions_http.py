@@ -87,8 +87,8 @@ def test_all_choices_of_an_answer_come_from_one_version() -> None:
             for _ in range(4):
                 status, answer = await complete(addresses, n=3)
                 assert (status, len(answer["choices"])) == (200, 3)
-                told = orjson.loads((await ask(addresses.http, "GET", "/v1/requests?limit=3"))[1])["data"]
-                assert {one["version"] for one in told} == {answer["system_fingerprint"]}
+                reply = orjson.loads((await ask(addresses.http, "GET", "/v1/requests?limit=3"))[1])["data"]
+                assert {one["version"] for one in reply} == {answer["system_fingerprint"]}
 
     run(main, deadline_s=60)
 

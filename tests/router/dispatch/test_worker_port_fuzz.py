@@ -341,8 +341,8 @@ def test_nonsense_about_its_own_requests_ends_the_attempt_and_not_the_request(po
     [
         encode_frame(Pong(1)),
         encode_frame(StepOutput(())),
-        encode_frame(StepOutput((TokenChunk("nobody", 0, 0, (1,)),) * 100)),
-        encode_frame(Failed("nobody", 0, "x" * 1000, True)),
+        encode_frame(StepOutput((TokenChunk("missing", 0, 0, (1,)),) * 100)),
+        encode_frame(Failed("missing", 0, "x" * 1000, True)),
         encode_frame(Credits(0, 1, 1, 1)),
     ],
     ids=["pong", "empty step", "step of strangers", "failed", "credits"],

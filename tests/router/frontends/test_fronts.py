@@ -71,21 +71,21 @@ def test_whatever_front_is_asked_it_explains_every_request_and_knows_all_usage()
             status, answer = await ask(
                 addresses.http, "POST", "/v1/completions", completion(max_tokens=2, explain=True)
             )
-            told = orjson.loads(answer)
+            reply = orjson.loads(answer)
             assert status == 200
-            (explained,) = told["slipstream"]["explain"]
-            assert explained["request_id"] == told["id"]
+            (explained,) = reply["slipstream"]["explain"]
+            assert explained["request_id"] == reply["id"]
             async with asyncio.timeout(30):
                 while not orjson.loads((await ask(addresses.http, "GET", "/v1/usage"))[1])["data"]:
                     pass  # the front tells it after it has answered
             for _ in range(NUM_CLIENTS):
-                status, page = await ask(addresses.http, "GET", f"/v1/requests/{told['id']}/explain")
+                status, page = await ask(addresses.http, "GET", f"/v1/requests/{reply['id']}/explain")
                 assert status == 200
-                assert orjson.loads(page)["request_id"] == told["id"]
+                assert orjson.loads(page)["request_id"] == reply["id"]
                 status, page = await ask(addresses.http, "GET", "/v1/usage")
                 (account,) = orjson.loads(page)["data"]
                 assert (account["num_requests"], account["completion_tokens"]) == (1, 2)
-            assert (await ask(addresses.http, "GET", "/v1/requests/nobody/explain"))[0] == 404
+            assert (await ask(addresses.http, "GET", "/v1/requests/missing/explain"))[0] == 404
             assert (await ask(addresses.http, "GET", "/nowhere"))[0] == 404
             assert (await ask(addresses.http, "DELETE", "/v1/models"))[0] == 405
             status, models = await ask(addresses.http, "GET", "/v1/models")
@@ -146,7 +146,7 @@ def test_fronts_hear_at_once_that_the_longest_sequence_has_changed() -> None:
         async with routing() as (router, _, worker):
             pool = fronts_of(router)
             assert pool._setup.max_model_len == 1000
-            worker.leave()  # nobody joins after it
+            worker.leave()  # no worker joins after it
             await until(lambda: pool._setup.max_model_len is None)
 
     run(main, deadline_s=110)
@@ -236,11 +236,11 @@ def test_limits_of_a_key_are_counted_once_over_all_fronts(tmp_path: Path) -> Non
                 [(await ask_with_key(addresses.http, "/v1/completions", body))[0] for _ in range(NUM_CLIENTS)]
             )
             assert statuses == {200: 3, 429: NUM_CLIENTS - 3}
-            told: list[dict[str, int]] = []
+            reply: list[dict[str, int]] = []
             async with asyncio.timeout(30):
-                while sum(one["num_requests"] for one in told) < 3:  # fronts tell it after they have answered
-                    told = orjson.loads((await ask_with_key(addresses.http, "/v1/usage", None))[1])["data"]
-            assert (told[0]["num_requests"], told[0]["completion_tokens"]) == (3, 3)
+                while sum(one["num_requests"] for one in reply) < 3:  # fronts tell it after they have answered
+                    reply = orjson.loads((await ask_with_key(addresses.http, "/v1/usage", None))[1])["data"]
+            assert (reply[0]["num_requests"], reply[0]["completion_tokens"]) == (3, 3)
 
     run(main, deadline_s=110)
 

@@ -104,7 +104,7 @@ def test_a_preflight_cannot_write_header_lines_of_its_own() -> None:
 
 def test_with_a_star_all_pages_may_read() -> None:
     policy = CorsPolicy(["*"])
-    assert "access-control-allow-origin: *\r\n" in policy.lines_for(b"https://whoever.example")
+    assert "access-control-allow-origin: *\r\n" in policy.lines_for(b"https://other.example")
     assert policy.lines_for(None) == ""
 
 

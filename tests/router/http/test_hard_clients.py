@@ -41,7 +41,7 @@ NUM_SLOTS = 64
 
 
 class Talker:
-    """A decode worker that says `WORD` as fast as it can, `tokens_a_chunk` at a time, until it is told to stop."""
+    """A decode worker that says `WORD` as fast as it can, `tokens_a_chunk` at a time, until it is stopped."""
 
     def __init__(self) -> None:
         self.protocol = FrameProtocol(self._received, lambda reason: None)

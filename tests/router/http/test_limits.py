@@ -179,7 +179,7 @@ def test_a_renewed_certificate_is_taken_up_and_half_of_a_pair_is_not(
                 return found
 
             async def until(said: str) -> None:
-                """Nobody connects meanwhile: the first one who comes afterwards sees the new certificate."""
+                """No client connects meanwhile: the first one who comes afterwards sees the new certificate."""
                 caplog.clear()
                 async with asyncio.timeout(30):
                     while said not in caplog.text:

@@ -1,4 +1,4 @@
-"""Requests that nobody has room for are not rated with every message, and not a moment late when there is room."""
+"""Requests that no worker has room for are not rated with every message, and not a moment late when there is room."""
 
 import pytest
 

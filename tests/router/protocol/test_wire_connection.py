@@ -154,7 +154,7 @@ def test_an_end_that_closes_before_it_is_connected_never_opens():
 
 
 class Owner:
-    """One end of a connection that nobody else keeps."""
+    """One end of a connection without other references."""
 
     def __init__(self):
         self.heard, self.lost = asyncio.Event(), asyncio.Event()

@@ -52,7 +52,9 @@ def goes_on_from(recorded: Any, decoded: Any) -> bool:
 @pytest.mark.parametrize("file", RECORDED, ids=lambda file: file.stem)
 def test_every_recorded_frame_of_an_older_version_is_read(file: Path) -> None:
     recorded = json.loads(file.read_text())
-    assert recorded["protocol"] >= OLDEST_PROTOCOL_VERSION, f"{file.name} is of a version that nobody speaks any more"
+    assert recorded["protocol"] >= OLDEST_PROTOCOL_VERSION, (
+        f"{file.name} is of a version that is not supported any more"
+    )
     for frame in recorded["frames"]:
         [message] = FrameReader().feed(bytes.fromhex(frame["frame"]))
         assert type(message).__name__ == frame["kind"]
@@ -149,7 +151,7 @@ def test_a_stranger_is_not_trusted_with_unknown_messages() -> None:
 
 class NewerWorker:
     """A worker of a version to come, on a connection to a router of this one: each of its records has a field more, and
-    it sends messages of a kind that nobody here knows."""
+    it sends messages of an unknown kind."""
 
     def __init__(self) -> None:
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()

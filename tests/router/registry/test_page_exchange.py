@@ -89,8 +89,8 @@ def test_drift_names_the_field_the_values_and_the_workers() -> None:
 def test_a_newcomer_that_differs_is_remarked_on_once_for_each_kind() -> None:
     connected = [worker("p0", "prefill"), worker("p1", "prefill"), worker("d0")]
     assert list(about_newcomer(worker("d1"), connected)) == []
-    told = list(about_newcomer(worker("d1", torch="2.12.0", driver="535", page_dtype="int8"), connected))
-    assert told == [
+    problems = list(about_newcomer(worker("d1", torch="2.12.0", driver="535", page_dtype="int8"), connected))
+    assert problems == [
         "d1 exchanges no pages with p0, p1: page_dtype int8 of d1, bfloat16 of p0 (kv_cache_dtype, dtype)",
         "d1 may compute otherwise than others: torch 2.12.0 (2.13.0 on p0)",
     ]

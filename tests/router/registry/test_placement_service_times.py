@@ -255,13 +255,13 @@ def test_a_worker_that_has_become_slower_is_believed_with_its_next_long_prompt()
 
 @pytest.mark.parametrize("seconds", [-1.0, math.nan, 1e9])
 def test_a_large_chunk_that_cannot_be_true_is_not_kept_in_mind(seconds: float) -> None:
-    times, told = ServiceTimes(), ServiceTimes()
+    times, other = ServiceTimes(), ServiceTimes()
     for number in range(200):
-        for one in (times, told):
+        for one in (times, other):
             learn(one, 32, 16, 0.06)
         if number == 50:
-            learn(told, 4096, 2048, seconds)
-    assert told.to_dict() == times.to_dict()
+            learn(other, 4096, 2048, seconds)
+    assert other.to_dict() == times.to_dict()
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -104,7 +104,7 @@ def test_a_refusal_does_not_hide_the_running_request_whose_id_it_wanted() -> Non
     assert lab.dispatcher.record("a").phase == "queued"
 
 
-# ---- what is told
+# ---- what is recorded
 
 
 def told_of(lab: Any, request_id: str) -> dict[str, Any]:
@@ -118,17 +118,22 @@ def test_a_full_queue_is_told_with_its_length_and_bound() -> None:
     lab.now = 7.0
     with pytest.raises(AdmissionError):
         lab.submit("late", names=("mine",), tenant="", timeout_s=30.0, session="s")
-    told = told_of(lab, "mine")
-    assert orjson.loads(orjson.dumps(told)) == told | {"names": ["mine"]}
-    assert (told["phase"], told["outcome"], told["num_attempts"], told["decode"]) == ("refused", "queue_full", 0, None)
-    assert told["why"] == "queue_full: 3 requests are waiting already; at most 3 may"
-    error = told["finish"]["error"]
+    described = told_of(lab, "mine")
+    assert orjson.loads(orjson.dumps(described)) == described | {"names": ["mine"]}
+    assert (described["phase"], described["outcome"], described["num_attempts"], described["decode"]) == (
+        "refused",
+        "queue_full",
+        0,
+        None,
+    )
+    assert described["why"] == "queue_full: 3 requests are waiting already; at most 3 may"
+    error = described["finish"]["error"]
     assert error["figures"] == {"num_waiting": 3, "max_waiting": 3}
     assert error["retry_after_s"] > 0
-    assert (told["timeline"]["queued"], told["timeline"]["finished"], told["queue_s"]) == (None, 0, None)
-    assert told["queued_at"] == "1970-01-01T00:00:07.000+00:00"
-    assert (told["num_prompt_tokens"], told["max_output_tokens"], told["timeout_s"]) == (5, 10, 30)
-    assert (told["attempts"], told["decisions"]) == ([], [])
+    assert (described["timeline"]["queued"], described["timeline"]["finished"], described["queue_s"]) == (None, 0, None)
+    assert described["queued_at"] == "1970-01-01T00:00:07.000+00:00"
+    assert (described["num_prompt_tokens"], described["max_output_tokens"], described["timeout_s"]) == (5, 10, 30)
+    assert (described["attempts"], described["decisions"]) == ([], [])
 
 
 def test_a_tenants_full_share_is_told_with_the_share() -> None:
@@ -137,18 +142,22 @@ def test_a_tenants_full_share_is_told_with_the_share() -> None:
         lab.submit(f"r{number}", tenant="acme")
     with pytest.raises(AdmissionError):
         lab.submit("late", tenant="acme")
-    told = told_of(lab, "late")
-    assert told["outcome"] == "tenant_queue_full"
-    assert told["finish"]["error"]["figures"] == {"num_waiting_of_tenant": 2, "max_waiting_of_tenant": 2}
+    described = told_of(lab, "late")
+    assert described["outcome"] == "tenant_queue_full"
+    assert described["finish"]["error"]["figures"] == {"num_waiting_of_tenant": 2, "max_waiting_of_tenant": 2}
 
 
 def test_a_deadline_out_of_reach_is_told_with_the_predicted_wait() -> None:
     lab = busy_lab(100)
     with pytest.raises(AdmissionError):
         lab.submit("hopeless", timeout_s=20.0)
-    told = told_of(lab, "hopeless")
-    figures = told["finish"]["error"]["figures"]
-    assert (told["outcome"], figures["num_waiting_before"], figures["deadline_s"]) == ("deadline_unreachable", 100, 20)
+    described = told_of(lab, "hopeless")
+    figures = described["finish"]["error"]["figures"]
+    assert (described["outcome"], figures["num_waiting_before"], figures["deadline_s"]) == (
+        "deadline_unreachable",
+        100,
+        20,
+    )
     assert figures["predicted_wait_s"] == pytest.approx(100, rel=0.1)
     assert figures["least_wait_s"] == pytest.approx(figures["predicted_wait_s"] / 2)
 
@@ -158,10 +167,10 @@ def test_a_queue_timeout_is_told_with_the_queue_at_that_moment() -> None:
     lab.submit("a")
     lab.submit("b")
     lab.tick(LAB_CONFIG.queue_timeout_s)
-    told = told_of(lab, "a")
-    assert (told["phase"], told["outcome"]) == ("finished", "queue_timeout")
-    assert told["finish"]["error"]["figures"] == {"num_waiting": 2, "deadline_s": LAB_CONFIG.queue_timeout_s}
-    assert "num_waiting" in table(told)
+    described = told_of(lab, "a")
+    assert (described["phase"], described["outcome"]) == ("finished", "queue_timeout")
+    assert described["finish"]["error"]["figures"] == {"num_waiting": 2, "deadline_s": LAB_CONFIG.queue_timeout_s}
+    assert "num_waiting" in table(described)
 
 
 def test_the_refusal_of_one_choice_is_found_by_the_names_of_the_whole_answer() -> None:
@@ -182,8 +191,8 @@ def test_the_table_says_why_and_shows_the_numbers_instead_of_predictions() -> No
     history.refuse(refused("r", "mine", tenant="acme"))
     record = history.get("r")
     assert record is not None
-    told = explanation(record, 0.0)
-    assert table(told).splitlines() == [
+    described = explanation(record, 0.0)
+    assert table(described).splitlines() == [
         "request r  (mine)",
         "  came 1970-01-01 00:00:01.000+00:00, priority 0, tenant acme",
         "  refused: queue_full",
@@ -193,7 +202,7 @@ def test_the_table_says_why_and_shows_the_numbers_instead_of_predictions() -> No
         "  num_waiting    3",
         "  retry_after_s  2.5",
     ]
-    assert "queue_full" in listing([told])
+    assert "queue_full" in listing([described])
 
 
 # ---- over HTTP
@@ -219,9 +228,9 @@ async def explained(at: Endpoint, request_id: str, **headers: str) -> dict[str, 
     """With several fronts, the answer to a refused client may be faster than the word of it to the dispatcher."""
     async with asyncio.timeout(30):
         while True:
-            status, _, told = await call(at, f"/v1/requests/{request_id}/explain", **headers)
+            status, _, described = await call(at, f"/v1/requests/{request_id}/explain", **headers)
             if status == 200:
-                return told
+                return described
             await asyncio.sleep(0.01)
 
 
@@ -243,12 +252,12 @@ def test_the_id_in_the_header_of_a_503_tells_why(num_fronts: int) -> None:
         [turned_away], waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         status, headers, answer = turned_away.result()
         assert (status, answer["error"]["code"]) == (503, "overloaded")
-        told = await explained(at, headers["x-request-id"])
-        assert (told["phase"], told["outcome"]) == ("refused", "queue_full")
-        assert told["finish"]["error"]["figures"] == {"num_waiting": 1, "max_waiting": 1}
-        assert told["request_id"].startswith("cmpl-")
+        described = await explained(at, headers["x-request-id"])
+        assert (described["phase"], described["outcome"]) == ("refused", "queue_full")
+        assert described["finish"]["error"]["figures"] == {"num_waiting": 1, "max_waiting": 1}
+        assert described["request_id"].startswith("cmpl-")
         _, _, listed = await call(at, "/v1/requests?outcome=refused")
-        assert [one["request_id"] for one in listed["data"]] == [told["request_id"]]
+        assert [one["request_id"] for one in listed["data"]] == [described["request_id"]]
         worker.may_go_on.set()
         assert {(await one)[0] for one in waiting} == {200}
 
@@ -271,18 +280,18 @@ def test_who_exceeds_the_limits_of_a_key_can_ask_why_with_that_key_only(num_fron
             statuses.append(status)
         assert statuses == [200, 429]
         assert headers["x-request-id"] == "second"
-        told = await explained(at, "second", authorization="Bearer acme")
-        assert (told["phase"], told["outcome"], told["tenant"]) == ("refused", "limit_exceeded", "acme")
-        error = told["finish"]["error"]
+        described = await explained(at, "second", authorization="Bearer acme")
+        assert (described["phase"], described["outcome"], described["tenant"]) == ("refused", "limit_exceeded", "acme")
+        error = described["finish"]["error"]
         assert "1 requests a minute" in error["message"]
         assert error["message"] in answer["error"]["message"]
         assert error["figures"]["requests_per_minute"] == 1
         assert 0 <= error["figures"]["requests_left"] < 1
         assert 0 < error["retry_after_s"] <= 60
-        assert (told["num_prompt_tokens"], told["max_output_tokens"]) == (5, 1)
-        assert (await explained(at, "second", authorization="Bearer root"))["request_id"] == told["request_id"]
+        assert (described["num_prompt_tokens"], described["max_output_tokens"]) == (5, 1)
+        assert (await explained(at, "second", authorization="Bearer root"))["request_id"] == described["request_id"]
         assert (await explained(at, "first", authorization="Bearer acme"))["outcome"] == "length"
-        for path in ("/v1/requests/second/explain", f"/v1/requests/{told['request_id']}/explain"):
+        for path in ("/v1/requests/second/explain", f"/v1/requests/{described['request_id']}/explain"):
             assert (await call(at, path, authorization="Bearer other"))[0] == 404
         assert (await call(at, "/v1/requests", authorization="Bearer other"))[2]["data"] == []
 
@@ -294,9 +303,9 @@ def test_a_prompt_that_nothing_can_ever_run_is_told_with_the_longest_sequence(nu
     async def scenario(at: Endpoint, worker: PlayedWorker) -> None:
         status, headers, _ = await call(at, "/v1/completions", completion(1200, max_tokens=7))
         assert status == 400
-        told = await explained(at, headers["x-request-id"])
-        assert (told["phase"], told["outcome"]) == ("refused", "prompt_too_long")
+        described = await explained(at, headers["x-request-id"])
+        assert (described["phase"], described["outcome"]) == ("refused", "prompt_too_long")
         figures = {"num_prompt_tokens": 1200, "num_wanted_tokens": 7, "max_model_len": 1000}
-        assert told["finish"]["error"]["figures"] == figures
+        assert described["finish"]["error"]["figures"] == figures
 
     with_router(num_fronts, scenario, AccessConfig())

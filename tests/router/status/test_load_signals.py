@@ -20,8 +20,8 @@ def test_quantiles_are_within_five_percent_and_means_exact() -> None:
         binned.add(value)
     spread = binned.spread()
     assert spread.mean == pytest.approx(sum(values) / len(values))
-    for told, share in ((spread.p50, 0.5), (spread.p90, 0.9), (spread.p99, 0.99), (spread.points[0], 0.05)):
-        assert told == pytest.approx(values[int(share * len(values))], rel=0.06)
+    for quantile, share in ((spread.p50, 0.5), (spread.p90, 0.9), (spread.p99, 0.99), (spread.points[0], 0.05)):
+        assert quantile == pytest.approx(values[int(share * len(values))], rel=0.06)
 
 
 def test_windows_forget_and_cost_no_more_memory_for_more_requests() -> None:

@@ -117,7 +117,7 @@ class MockCluster:
     def ask(
         self, request_id: str, prompt: Sequence[int], num_output: int = 8, session: str = "", salt: str = ""
     ) -> Answer:
-        """Submits and lets time pass until all is answered and told."""
+        """Submits and lets time pass until all is answered and reported."""
         answer = self.submit(request_id, prompt, num_output, session, salt)
         self.run()
         assert answer.finish is not None

@@ -32,7 +32,7 @@ def worker(
     max_step_tokens: int = 2048,
     epoch: int = 1,
 ) -> WorkerState:
-    """A connected worker that has told its credits; `free` are slots, pages and queued tokens."""
+    """A connected worker that has reported its credits; `free` are slots, pages and queued tokens."""
     hello = make_hello(
         PeerId(name, epoch),
         role,
@@ -63,18 +63,18 @@ def measured(
 def queue_prompt(group: WorkerState, num_tokens: int, now: float = 0.0) -> None:
     """A prompt that waits on the worker, which has said so."""
     group.load.begin_prefill(PendingPrefill(num_tokens, num_tokens**2 / 2, 0.0, 0.0, now))
-    told = group.ledger
-    group.ledger.report(Credits(0, told.free_slots, told.free_pages, max(told.free_tokens - num_tokens, 0)))
+    reply = group.ledger
+    group.ledger.report(Credits(0, reply.free_slots, reply.free_pages, max(reply.free_tokens - num_tokens, 0)))
 
 
 def run_streams(decode: WorkerState, count: int, *, context: int = 500, remaining: float = 100.0) -> None:
     """Sequences that decode on the worker."""
-    told = decode.ledger
+    reply = decode.ledger
     for _ in range(count):
         decode.load.add_sequence(context, remaining)
         decode.load.num_running += 1
-    pages = told.free_pages - count * (context // PAGE_TOKENS)
-    decode.ledger.report(Credits(0, told.free_slots - count, pages, told.free_tokens))
+    pages = reply.free_pages - count * (context // PAGE_TOKENS)
+    decode.ledger.report(Credits(0, reply.free_slots - count, pages, reply.free_tokens))
 
 
 def job(num_tokens: int, output: int = 100, **fields: object) -> PlacementJob:
@@ -92,7 +92,7 @@ def request(num_tokens: int, *, request_id: str = "r", now: float = 0.0, **field
 
 
 class NoPrefixes:
-    """Nobody has anything cached, or who is named has so much."""
+    """No worker has anything cached, except those that are named."""
 
     def __init__(self, cached: dict[WorkerState, int] | None = None, known: dict[str, WorkerState] | None = None):
         self.cached = cached or {}

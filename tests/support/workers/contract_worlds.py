@@ -303,7 +303,7 @@ class SimContractWorker:
     @property
     def num_used_pages(self) -> int:
         self.worker.check_integrity()
-        return self.worker.room.num_used
+        return self.worker.allocator.num_used
 
 
 class SimWorld:

@@ -43,31 +43,33 @@ class DecodeBatch:
             heapq.heappop(ending)
         return ending[0][0] - self.steps
 
-    def join(self, job: SimAttempt) -> None:
-        job.state = AttemptState.DECODING
-        self._joining.append(job)
+    def join(self, attempt: SimAttempt) -> None:
+        attempt.state = AttemptState.DECODING
+        self._joining.append(attempt)
 
-    def drop(self, job: SimAttempt) -> bool:
+    def drop(self, attempt: SimAttempt) -> bool:
         """It decodes no longer. False: it had not begun."""
-        if job not in self._members:
+        if attempt not in self._members:
             return False
-        del self._members[job]
-        self._leaving.append(job)
+        del self._members[attempt]
+        self._leaving.append(attempt)
         return True
 
     def regroup(self) -> None:
         """Between two steps: who was dropped leaves, who is ready comes in."""
         self._regroup_leaving()
-        for job in self._joining:
-            if job.state is not AttemptState.DECODING:
+        for attempt in self._joining:
+            if attempt.state is not AttemptState.DECODING:
                 continue
             self._num_joined += 1
-            job.joined_step = self.steps
-            job.out_base = job.told
-            job.num_base = job.num_known + job.told - job.num_given
-            heapq.heappush(self._ending, (self.steps + job.stop_at - job.told, self._num_joined, job))
-            self._members[job] = None
-            self.context += job.num_base
+            attempt.joined_step = self.steps
+            attempt.out_base = attempt.num_reported
+            attempt.num_base = attempt.num_known + attempt.num_reported - attempt.num_given
+            heapq.heappush(
+                self._ending, (self.steps + attempt.stop_at - attempt.num_reported, self._num_joined, attempt)
+            )
+            self._members[attempt] = None
+            self.context += attempt.num_base
         self._joining.clear()
         if not self._members:
             self.context = self.grown = 0
@@ -80,38 +82,38 @@ class DecodeBatch:
         self._regroup_leaving()
         ending, ended = self._ending, []
         while ending and ending[0][0] <= self.steps:
-            step, _, job = heapq.heappop(ending)
-            if job not in self._members or job.joined_step + job.stop_at - job.out_base != step:
+            step, _, attempt = heapq.heappop(ending)
+            if attempt not in self._members or attempt.joined_step + attempt.stop_at - attempt.out_base != step:
                 continue  # it is gone, or has joined anew
-            del self._members[job]
-            self._left(job)
-            ended.append(job)
+            del self._members[attempt]
+            self._left(attempt)
+            ended.append(attempt)
         return ended
 
-    def take(self, job: SimAttempt) -> bool:
+    def take(self, attempt: SimAttempt) -> bool:
         """Takes one out between two steps. False: it had not begun, and will not."""
-        if job not in self._members:
+        if attempt not in self._members:
             return False
-        del self._members[job]
-        self._left(job)
+        del self._members[attempt]
+        self._left(attempt)
         return True
 
     def pop_latest(self) -> SimAttempt:
         """Takes out who joined last."""
-        job, _ = self._members.popitem()
-        self._left(job)
-        return job
+        attempt, _ = self._members.popitem()
+        self._left(attempt)
+        return attempt
 
-    def output_of(self, job: SimAttempt) -> int:
+    def output_of(self, attempt: SimAttempt) -> int:
         """How long its answer is by now."""
-        return job.out_base + self.steps - job.joined_step
+        return attempt.out_base + self.steps - attempt.joined_step
 
     def _regroup_leaving(self) -> None:
-        for job in self._leaving:
-            self._left(job)
+        for attempt in self._leaving:
+            self._left(attempt)
         self._leaving.clear()
 
-    def _left(self, job: SimAttempt) -> None:
-        num_here = self.steps - job.joined_step
-        self.context -= job.num_base + num_here
+    def _left(self, attempt: SimAttempt) -> None:
+        num_here = self.steps - attempt.joined_step
+        self.context -= attempt.num_base + num_here
         self.grown -= num_here

@@ -38,30 +38,30 @@ class PageAllocator:
             return None
         return self._pages.take(names, num_pages, (num_tokens - 1) // self.page_tokens)
 
-    def find_more(self, job: SimAttempt) -> int:
+    def find_more(self, attempt: SimAttempt) -> int:
         """Others may have computed some of it meanwhile. Returns how many of its tokens are here."""
-        assert job.lease is not None
-        self._pages.find_more(job.lease, (job.num_known - 1) // self.page_tokens)
-        return job.lease.num_known * self.page_tokens
+        assert attempt.lease is not None
+        self._pages.find_more(attempt.lease, (attempt.num_known - 1) // self.page_tokens)
+        return attempt.lease.num_known * self.page_tokens
 
-    def num_missing(self, job: SimAttempt, num_tokens: int) -> int:
+    def num_missing(self, attempt: SimAttempt, num_tokens: int) -> int:
         """Pages that its lease lacks for so many tokens."""
-        assert job.lease is not None
-        return max(-(-num_tokens // self.page_tokens) - job.lease.num_pages, 0)
+        assert attempt.lease is not None
+        return max(-(-num_tokens // self.page_tokens) - attempt.lease.num_pages, 0)
 
-    def hold(self, job: SimAttempt, num_tokens: int) -> None:
+    def hold(self, attempt: SimAttempt, num_tokens: int) -> None:
         """Its lease is for so many tokens or more from now on."""
-        num_missing = self.num_missing(job, num_tokens)
+        num_missing = self.num_missing(attempt, num_tokens)
         if num_missing:
-            assert job.lease is not None
-            self._pages.grow(job.lease, num_missing)
+            assert attempt.lease is not None
+            self._pages.grow(attempt.lease, num_missing)
 
-    def remember(self, job: SimAttempt, num_tokens: int) -> None:
+    def remember(self, attempt: SimAttempt, num_tokens: int) -> None:
         """The KV of so many of its tokens is here."""
-        if job.names is not None and job.lease is not None:
-            self._pages.remember(job.lease, num_tokens // self.page_tokens)
+        if attempt.names is not None and attempt.lease is not None:
+            self._pages.remember(attempt.lease, num_tokens // self.page_tokens)
 
-    def release(self, job: SimAttempt) -> None:
-        if job.lease is not None:
-            self._pages.give_back(job.lease)
-            job.lease = None
+    def release(self, attempt: SimAttempt) -> None:
+        if attempt.lease is not None:
+            self._pages.give_back(attempt.lease)
+            attempt.lease = None

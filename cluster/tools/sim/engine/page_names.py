@@ -5,7 +5,7 @@ from __future__ import annotations
 from slipstream.cluster.tools.workload.arrival import BLOCK_TOKENS, Arrival
 from slipstream.router.protocol.block_hash import BlockChain
 
-PRIVATE = 1 << 62  # names of pages that nobody shares begin here
+PRIVATE = 1 << 62  # names of pages that are not shared begin here
 PAGES_A_REQUEST = 1 << 20
 
 
@@ -26,7 +26,7 @@ class PageNames(BlockChain):
         self.digests = [page.to_bytes(8, "little") for page in self.ids]
 
     def extend(self, packed: bytes) -> None:
-        """Pages of the answer: nobody else has them."""
+        """Pages of the answer, which no other has."""
         self._pad(len(packed) // 4 // self.page_tokens)
 
     def _pad(self, num_pages: int) -> None:

@@ -22,39 +22,39 @@ class PromptQueue:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def add(self, job: SimAttempt, num_cached: int, *, is_first: bool = False) -> None:
+    def add(self, attempt: SimAttempt, num_cached: int, *, is_first: bool = False) -> None:
         """All but `num_cached` of its tokens are to be computed."""
-        job.state = AttemptState.QUEUED
-        job.num_uncomputed = job.num_known - num_cached
-        self.num_tokens += job.num_uncomputed
+        attempt.state = AttemptState.QUEUED
+        attempt.num_uncomputed = attempt.num_known - num_cached
+        self.num_tokens += attempt.num_uncomputed
         if is_first:
-            self._queue.appendleft(job)
+            self._queue.appendleft(attempt)
         else:
-            self._queue.append(job)
+            self._queue.append(attempt)
 
-    def drop(self, job: SimAttempt) -> None:
-        self.num_tokens -= job.num_uncomputed
-        self._queue.remove(job)
+    def drop(self, attempt: SimAttempt) -> None:
+        self.num_tokens -= attempt.num_uncomputed
+        self._queue.remove(attempt)
 
-    def found(self, job: SimAttempt, num_cached: int) -> None:
+    def found(self, attempt: SimAttempt, num_cached: int) -> None:
         """Before its first chunk: more of it is cached than was known."""
-        self.num_tokens -= job.num_uncomputed
-        job.num_uncomputed = job.num_known - num_cached
-        self.num_tokens += job.num_uncomputed
+        self.num_tokens -= attempt.num_uncomputed
+        attempt.num_uncomputed = attempt.num_known - num_cached
+        self.num_tokens += attempt.num_uncomputed
 
     def fill(self, budget: int, begin: Callable[[SimAttempt], bool]) -> float:
         """Takes prompts into the next step. Of whom the first chunk would come `begin` says whether there is room.
         Returns the pairs of a token of them and one before it."""
         self.chunks, self.chunk_tokens = [], 0
         pairs = 0.0
-        for job in self._queue:
+        for attempt in self._queue:
             if budget <= 0:
                 break
-            if not job.has_begun and not begin(job):
+            if not attempt.has_begun and not begin(attempt):
                 break
-            take = min(budget, job.num_uncomputed)
-            pairs += take * (job.num_known - job.num_uncomputed + 0.5 * take)
-            self.chunks.append((job, take))
+            take = min(budget, attempt.num_uncomputed)
+            pairs += take * (attempt.num_known - attempt.num_uncomputed + 0.5 * take)
+            self.chunks.append((attempt, take))
             self.chunk_tokens += take
             budget -= take
         return pairs
@@ -63,13 +63,13 @@ class PromptQueue:
         """The step is over. Returns those of which it has computed something, without those that were dropped; who is
         whole is out of the queue."""
         advanced = []
-        for job, take in self.chunks:
-            if job.state is not AttemptState.QUEUED:
+        for attempt, take in self.chunks:
+            if attempt.state is not AttemptState.QUEUED:
                 continue
-            job.num_uncomputed -= take
+            attempt.num_uncomputed -= take
             self.num_tokens -= take
-            if job.num_uncomputed == 0:
+            if attempt.num_uncomputed == 0:
                 self._queue.popleft()
-            advanced.append(job)
+            advanced.append(attempt)
         self.chunks = []
         return advanced

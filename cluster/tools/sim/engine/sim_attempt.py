@@ -41,8 +41,8 @@ class Peer(Protocol):
 @dataclass(slots=True, eq=False)
 class SimAttempt:
     """`num_known` are the tokens that it has to have computed, `num_given` those of them that are output of before.
-    `stop_at` is the length of its whole answer, `told` how much of that the router knows. `joined_step` is when it
-    began to decode, counted in steps; `*_base` are its tokens and its output then.
+    `stop_at` is the length of its whole answer, `num_reported` how much of that the router knows. `joined_step` is when
+    it began to decode, counted in steps; `*_base` are its tokens and its output then.
 
     `is_adopted`: it has decoded elsewhere; `num_landed_pages` of it are here, and `is_whole` says that its ticket is
     for the last of them."""
@@ -52,7 +52,7 @@ class SimAttempt:
     state: AttemptState
     num_known: int
     num_given: int
-    told: int
+    num_reported: int
     stop_at: int
     lease: Lease[PageNames] | None
     names: PageNames | None
@@ -75,16 +75,16 @@ class SimAttempt:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and as much of the answer as has been told."""
-        return self.num_known + self.told - self.num_given
+        """Prompt and as much of the answer as has been reported."""
+        return self.num_known + self.num_reported - self.num_given
 
     def take_stock(self) -> None:
-        """All that was told counts as known: it will be gone on with, here or elsewhere."""
-        self.num_known, self.num_given = self.num_tokens, self.told
+        """All that was reported counts as known: the answer continues from there, here or elsewhere."""
+        self.num_known, self.num_given = self.num_tokens, self.num_reported
 
     def say(self, num_output: int, reason: FinishReason | None = None) -> TokenChunk:
         """The tokens of the answer up to `num_output` that the router does not know yet."""
-        index, self.told = self.told, num_output
+        index, self.num_reported = self.num_reported, num_output
         count = num_output - index
         ids = TOKENS[:count] if count <= len(TOKENS) else TOKENS[:1] * count
         return TokenChunk(self.request_id, self.attempt, index, ids, (), reason, None, self.num_cached)

@@ -1,9 +1,9 @@
 """The steps of a simulated worker: who computes what, and when that is done.
 
 What makes it fast is that steps which only decode are not made one by one: a run of them (`step_run.py`) is solved for
-the next moment at which something happens: a sequence ends, pages run out, the router is to be told how far everybody
-is (`report_s`). What comes in between takes effect at the end of the step that is under way, as in an engine. Steps
-with prompts in them are made one by one.
+the next moment at which something happens: a sequence ends, pages run out, the router is due a report of how far
+everybody is (`report_s`). What comes in between takes effect at the end of the step that is under way, as in an engine.
+Steps with prompts in them are made one by one.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ SHORTEST_STEP_S = 1e-6
 class EngineOwner(Protocol):
     """Who has the engine: the worker. Chunks are those that the end of the step tells."""
 
-    def prompt_begins(self, job: SimAttempt) -> None:
+    def prompt_begins(self, attempt: SimAttempt) -> None:
         """With the step that begins the first tokens of its prompt are computed."""
 
-    def prompt_computed(self, job: SimAttempt, chunks: list[TokenChunk]) -> None:
+    def prompt_computed(self, attempt: SimAttempt, chunks: list[TokenChunk]) -> None:
         """Its whole prompt is computed."""
 
-    def answer_ended(self, job: SimAttempt) -> None:
-        """Its last token has been told."""
+    def answer_ended(self, attempt: SimAttempt) -> None:
+        """Its last token has been reported."""
 
-    def stopped(self, jobs: list[SimAttempt]) -> None:
+    def stopped(self, attempts: list[SimAttempt]) -> None:
         """They were asked to stand still and do, out of the batch."""
 
     def step_sampled(self, sample: StepTime) -> None:
@@ -51,15 +51,15 @@ class EngineOwner(Protocol):
 
 
 class SimEngine:
-    """Times are those of `role`, `noise` their relative deviation. `tells_each_step`: whoever decodes says so with each
-    step, as real workers do; else every `report_s`."""
+    """Times are those of `role`, `noise` their relative deviation. `tells_each_step`: decoding attempts report with
+    each step, as real workers do; else every `report_s`."""
 
     def __init__(
         self,
         clock: VirtualClock,
         role: WorkerRoleProfile,
         noise: float,
-        room: PageAllocator,
+        allocator: PageAllocator,
         batch: DecodeBatch,
         report_s: float,
         rng: random.Random,
@@ -74,7 +74,7 @@ class SimEngine:
         self._clock = clock
         self._role = role
         self._noise = noise
-        self._room = room
+        self._allocator = allocator
         self._report_s = report_s
         self._report_due_s = math.inf
         self._rng = rng
@@ -89,33 +89,33 @@ class SimEngine:
 
     # ---- what comes in
 
-    def compute(self, job: SimAttempt) -> None:
+    def compute(self, attempt: SimAttempt) -> None:
         """Its prompt, but for what is cached, and then it says a token."""
-        self.prompts.add(job, job.num_cached)
+        self.prompts.add(attempt, attempt.num_cached)
         self._interrupt()
 
-    def decode(self, job: SimAttempt) -> None:
-        self.batch.join(job)
-        if job.is_adopted:
-            self._newcomers.append(job)
+    def decode(self, attempt: SimAttempt) -> None:
+        self.batch.join(attempt)
+        if attempt.is_adopted:
+            self._newcomers.append(attempt)
         self._interrupt()
 
-    def drop(self, job: SimAttempt) -> None:
-        """Nobody wants it any more."""
-        if job.state is AttemptState.QUEUED:
-            self.prompts.drop(job)
-        elif job.state is AttemptState.DECODING and self.batch.drop(job):
+    def drop(self, attempt: SimAttempt) -> None:
+        """It is not wanted any more."""
+        if attempt.state is AttemptState.QUEUED:
+            self.prompts.drop(attempt)
+        elif attempt.state is AttemptState.DECODING and self.batch.drop(attempt):
             self._interrupt()
 
-    def stop_at_step_end(self, job: SimAttempt) -> None:
+    def stop_at_step_end(self, attempt: SimAttempt) -> None:
         """It decodes, and stands still from the end of the step that is under way."""
-        self._stopping.append(job)
+        self._stopping.append(attempt)
         self._interrupt()
 
-    def go_on(self, job: SimAttempt) -> None:
+    def go_on(self, attempt: SimAttempt) -> None:
         """It need not stand still after all."""
-        if job in self._stopping:
-            self._stopping.remove(job)
+        if attempt in self._stopping:
+            self._stopping.remove(attempt)
 
     def tell_each_step(self) -> None:
         """From the step under way on."""
@@ -129,7 +129,7 @@ class SimEngine:
         self._set_slowness(factor * self._sharing_slowness)
 
     def share_cores(self, factor: float) -> None:
-        """The same, because others compute on its cores."""
+        """Slows its steps, because others compute on its cores."""
         self._sharing_slowness = factor
         self._set_slowness(factor * self._fault_slowness)
 
@@ -154,13 +154,13 @@ class SimEngine:
         return None if run is None else run.end_of(run.step_under_way(self._clock.now_s))
 
     def progress(self) -> list[TokenChunk]:
-        """What all that decode have said that has not been told, up to now."""
+        """The tokens of all decoding attempts that have not been reported, up to now."""
         run = self._run
         num_steps = run.steps_within(self._clock.now_s - run.begun_s) if run is not None and run.num_seqs else 0
         num_steps = min(num_steps, run.num_steps - 1) if run is not None else 0
         chunks: list[TokenChunk] = []
-        for job in self.batch:
-            self._tell(job, chunks, self.batch.output_of(job) + max(num_steps, 0))
+        for attempt in self.batch:
+            self._tell(attempt, chunks, self.batch.output_of(attempt) + max(num_steps, 0))
         return chunks
 
     # ---- inside
@@ -227,13 +227,13 @@ class SimEngine:
         self._plan(self._run)
 
     def _steps_to_event(self, num_seqs: int, first_s: float) -> int:
-        """Steps until an answer ends, pages run out or the router is to be told."""
+        """Steps until an answer ends, pages run out or a report to the router is due."""
         if self.tells_each_step or self._newcomers:
             self._report_due_s = self._clock.now_s
             self._newcomers.clear()
             return 1
         num_steps = self.batch.steps_to_end
-        free_tokens = self._room.num_free * self._room.page_tokens
+        free_tokens = self._allocator.num_free * self._allocator.page_tokens
         if free_tokens < num_steps * num_seqs:
             num_steps = max(min(num_steps, free_tokens // num_seqs), 1)
         if self._report_s < math.inf:
@@ -243,40 +243,40 @@ class SimEngine:
             num_steps = max(min(num_steps, int((self._report_due_s - now_s) / max(first_s, SHORTEST_STEP_S)) + 1), 1)
         return num_steps
 
-    def _begin_prompt(self, job: SimAttempt) -> bool:
+    def _begin_prompt(self, attempt: SimAttempt) -> bool:
         """Its first chunk: others may have computed some of it meanwhile. False: there are no pages for it."""
-        room = self._room
-        if job.lease is None:
-            job.lease = room.lease(job.names, job.num_known)
-            if job.lease is None:
+        allocator = self._allocator
+        if attempt.lease is None:
+            attempt.lease = allocator.lease(attempt.names, attempt.num_known)
+            if attempt.lease is None:
                 return False
-        job.has_begun = True
-        if job.names is not None:
-            job.num_cached = room.find_more(job)
-            self.prompts.found(job, job.num_cached)
-        self._owner.prompt_begins(job)
+        attempt.has_begun = True
+        if attempt.names is not None:
+            attempt.num_cached = allocator.find_more(attempt)
+            self.prompts.found(attempt, attempt.num_cached)
+        self._owner.prompt_begins(attempt)
         return True
 
     def _end_run(self, run: StepRun) -> list[TokenChunk]:
         """Counts its steps and begins the next ones. Until then the old ones stand, so that nothing that happens here
         begins a step of its own."""
-        now_s, owner, room = self._clock.now_s, self._owner, self._room
+        now_s, owner, allocator = self._clock.now_s, self._owner, self._allocator
         self._busy_s += now_s - run.begun_s
         num_steps, run.num_steps, run.begun_s = run.num_steps, 1, now_s
         chunks: list[TokenChunk] = []
         if run.num_seqs:
-            for job in self.batch.advance(num_steps, run.num_seqs):
-                chunks.append(job.say(job.stop_at, "stop"))
-                room.remember(job, job.num_known)
-                owner.answer_ended(job)
+            for attempt in self.batch.advance(num_steps, run.num_seqs):
+                chunks.append(attempt.say(attempt.stop_at, "stop"))
+                allocator.remember(attempt, attempt.num_known)
+                owner.answer_ended(attempt)
         if self.prompts.chunks:
-            for job in self.prompts.advance():
-                room.remember(job, job.num_known - job.num_uncomputed)
-                if job.num_uncomputed == 0:
-                    owner.prompt_computed(job, chunks)
+            for attempt in self.prompts.advance():
+                allocator.remember(attempt, attempt.num_known - attempt.num_uncomputed)
+                if attempt.num_uncomputed == 0:
+                    owner.prompt_computed(attempt, chunks)
         if now_s >= self._report_due_s:
             self._report(chunks)
-        if room.num_free < 0:
+        if allocator.num_free < 0:
             self._preempt(chunks)
         if self._stopping:
             self._stop(chunks)
@@ -289,32 +289,32 @@ class SimEngine:
         """How far everybody is."""
         self.has_told_all = True
         self._report_due_s = self._clock.now_s + self._report_s
-        for job in self.batch:
-            self._tell(job, chunks, self.batch.output_of(job))
+        for attempt in self.batch:
+            self._tell(attempt, chunks, self.batch.output_of(attempt))
 
-    def _tell(self, job: SimAttempt, chunks: list[TokenChunk], num_output: int) -> None:
-        if num_output > job.told:
-            chunks.append(job.say(num_output))
+    def _tell(self, attempt: SimAttempt, chunks: list[TokenChunk], num_output: int) -> None:
+        if num_output > attempt.num_reported:
+            chunks.append(attempt.say(num_output))
 
     def _preempt(self, chunks: list[TokenChunk]) -> None:
         """Pages have run out: who joined last gives up its own, and is computed again when there are some."""
-        while len(self.batch) > 1 and self._room.num_free < 0:
-            job = self.batch.pop_latest()
-            self._tell(job, chunks, self.batch.output_of(job))
-            self._room.release(job)
-            job.take_stock()
-            job.num_cached, job.has_begun = 0, False
-            job.ticket = None
-            self.prompts.add(job, 0, is_first=True)
+        while len(self.batch) > 1 and self._allocator.num_free < 0:
+            attempt = self.batch.pop_latest()
+            self._tell(attempt, chunks, self.batch.output_of(attempt))
+            self._allocator.release(attempt)
+            attempt.take_stock()
+            attempt.num_cached, attempt.has_begun = 0, False
+            attempt.ticket = None
+            self.prompts.add(attempt, 0, is_first=True)
             self.num_preemptions += 1
 
     def _stop(self, chunks: list[TokenChunk]) -> None:
         """Takes those that were asked to stand still out of the batch."""
-        stopping, self._stopping = [job for job in self._stopping if job.state is AttemptState.DECODING], []
-        for job in stopping:
-            if self.batch.take(job):
-                self._tell(job, chunks, self.batch.output_of(job))
-            job.state = AttemptState.STOPPED
+        stopping, self._stopping = [attempt for attempt in self._stopping if attempt.state is AttemptState.DECODING], []
+        for attempt in stopping:
+            if self.batch.take(attempt):
+                self._tell(attempt, chunks, self.batch.output_of(attempt))
+            attempt.state = AttemptState.STOPPED
         self._owner.stopped(stopping)
 
     def _set_busy(self, is_busy: bool) -> None:

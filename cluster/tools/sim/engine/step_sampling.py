@@ -1,8 +1,8 @@
-"""Which steps of a simulated worker its router is told the times of."""
+"""Which steps of a simulated worker are reported to its router with their times."""
 
 from __future__ import annotations
 
-FIRST_SAMPLES = 20  # steps of a kind that are told of as often as real workers do; later ones more and more rarely
+FIRST_SAMPLES = 20  # steps of a kind that are reported as often as real workers do; later ones more and more rarely
 SAMPLE_EVERY_S, LATEST_SAMPLE_EVERY_S = 0.1, 10.0
 
 

@@ -25,7 +25,7 @@ class AttemptEngine:
     def __init__(
         self,
         attempts: dict[Key, SimAttempt],
-        room: PageAllocator,
+        allocator: PageAllocator,
         steps: SimEngine,
         transfers: SimTransfers,
         migrations: SimMigrations,
@@ -34,12 +34,14 @@ class AttemptEngine:
     ) -> None:
         self.migrations = migrations
         self._attempts = attempts
-        self._room = room
+        self._allocator = allocator
         self._steps = steps
         self._transfers = transfers
         self._facts = facts
         self._role = role
-        self._most_growth = 1 + room.prefix_cache.num_pages // 64  # pages that answers take before the next credits
+        self._most_growth = (
+            1 + allocator.prefix_cache.num_pages // 64
+        )  # pages that answers take before the next credits
 
     def add(self, request: EngineRequest) -> None:
         attempt = self._attempts.get((request.request_id, request.attempt)) or self._admit_here(request)
@@ -54,7 +56,7 @@ class AttemptEngine:
         attempt = self._admit(request, AttemptState.RESERVED, 1)
         if attempt is None or attempt.lease is None:
             return None
-        first, end = attempt.lease.num_known, -(-attempt.num_known // self._room.page_tokens)
+        first, end = attempt.lease.num_known, -(-attempt.num_known // self._allocator.page_tokens)
         return Reservation(attempt.key, attempt.num_cached, first, range(first, end))
 
     def adopt(self, request: EngineRequest, num_room_tokens: int) -> Reservation | None:
@@ -68,14 +70,14 @@ class AttemptEngine:
     def start(self, key: Key, token_ids: tuple[int, ...]) -> None:
         attempt = self._attempts[key]
         attempt.has_started = True
-        attempt.told += len(token_ids)
+        attempt.num_reported += len(token_ids)
         if attempt.has_landed:
             self._steps.decode(attempt)
 
     def land(self, key: Key) -> None:
         attempt = self._attempts[key]
         attempt.has_landed = True
-        self._room.remember(attempt, attempt.num_known)
+        self._allocator.remember(attempt, attempt.num_known)
         if attempt.has_started:
             self._steps.decode(attempt)
 
@@ -95,20 +97,20 @@ class AttemptEngine:
     def end(self, attempt: SimAttempt) -> None:
         """The attempt, which the steps do not have any more, gives its pages back."""
         del self._attempts[attempt.key]
-        self._room.release(attempt)
+        self._allocator.release(attempt)
         attempt.state = AttemptState.GONE
 
     def capacity(self) -> Capacity:
         role, steps = self._role, self._steps
         num_decoding = len(steps.batch)
         slots = role.max_slots - len(self._attempts)
-        pages = self._room.num_free - min(num_decoding, self._most_growth)
+        pages = self._allocator.num_free - min(num_decoding, self._most_growth)
         tokens = role.max_queued_tokens - steps.prompts.num_tokens - num_decoding
         return Capacity(slots if slots > 0 else 0, pages if pages > 0 else 0, tokens if tokens > 0 else 0)
 
     @property
     def prefix_cache(self) -> MockPages:
-        return self._room.prefix_cache
+        return self._allocator.prefix_cache
 
     def _admit_here(self, request: EngineRequest) -> SimAttempt:
         attempt = self._admit(request, AttemptState.QUEUED, 1)
@@ -120,12 +122,14 @@ class AttemptEngine:
         """A new attempt with its pages; None if there are too few."""
         num_known = (len(request.prompt_ids) + len(request.output_ids)) // 4
         stop_at, names = self._facts(request.request_id)
-        told = len(request.output_ids) // 4
-        lease = self._room.lease(names, num_known, num_room_tokens)
+        num_reported = len(request.output_ids) // 4
+        lease = self._allocator.lease(names, num_known, num_room_tokens)
         if lease is None:
             return None
-        stop_at = max(stop_at, told + 1)
-        attempt = SimAttempt(request.request_id, request.attempt, state, num_known, told, told, stop_at, lease, names)
-        attempt.num_cached = lease.num_known * self._room.page_tokens
+        stop_at = max(stop_at, num_reported + 1)
+        attempt = SimAttempt(
+            request.request_id, request.attempt, state, num_known, num_reported, num_reported, stop_at, lease, names
+        )
+        attempt.num_cached = lease.num_known * self._allocator.page_tokens
         self._attempts[attempt.key] = attempt
         return attempt

@@ -31,4 +31,4 @@ class Environment(Protocol[Worker]):
         """It has begun to compute, or has nothing to do any more."""
 
     def drained(self, worker: Worker) -> None:
-        """It was told to go and has nothing left."""
+        """It was asked to go and has nothing left."""

@@ -31,7 +31,7 @@ class Outbox:
 
     def take(self, credits: Credits, tells_less: bool) -> list[WorkerMessage]:
         """All of it. Credits that have only become fewer are no news: the router has sent what took them, except for
-        the growth of answers, with which they are told (`tells_less`)."""
+        the growth of answers, with which they are reported (`tells_less`)."""
         out, changes = self._out, self._changes
         before, self._credits = self._credits, credits
         if self._step_times:

@@ -27,29 +27,29 @@ class SimMigrations:
     def __init__(
         self,
         attempts: dict[Key, SimAttempt],
-        room: PageAllocator,
+        allocator: PageAllocator,
         steps: SimEngine,
         find_peer: Callable[[PeerId], object | None],
     ) -> None:
         self._attempts = attempts
-        self._room = room
+        self._allocator = allocator
         self._steps = steps
         self._find_peer = find_peer
 
     def extend(self, key: Key, token_ids: tuple[int, ...], num_room_tokens: int) -> Reservation | None:
-        attempt, room = self._attempts[key], self._room
-        attempt.told += len(token_ids)
+        attempt, allocator = self._attempts[key], self._allocator
+        attempt.num_reported += len(token_ids)
         num_tokens = attempt.num_tokens + max(num_room_tokens, 1)
-        if room.num_missing(attempt, num_tokens) > room.num_free:
+        if allocator.num_missing(attempt, num_tokens) > allocator.num_free:
             return None
-        room.hold(attempt, num_tokens)
+        allocator.hold(attempt, num_tokens)
         return self.wanted(attempt, num_room_tokens)
 
     def wanted(self, attempt: SimAttempt, num_room_tokens: int) -> Reservation:
         """Full pages only, or all that there will be when the source stands still."""
         assert attempt.lease is not None
         attempt.is_whole = num_room_tokens > 0
-        end = attempt.lease.num_pages if attempt.is_whole else (attempt.num_tokens - 1) // self._room.page_tokens
+        end = attempt.lease.num_pages if attempt.is_whole else (attempt.num_tokens - 1) // self._allocator.page_tokens
         first = min(attempt.num_landed_pages, end)
         return Reservation(attempt.key, attempt.num_cached, first, range(first, end))
 
@@ -58,7 +58,7 @@ class SimMigrations:
         assert attempt.ticket is not None
         if attempt.ticket.num_pages:
             attempt.num_landed_pages = attempt.ticket.first_page + attempt.ticket.num_pages
-            self._room.remember(attempt, attempt.num_landed_pages * self._room.page_tokens)
+            self._allocator.remember(attempt, attempt.num_landed_pages * self._allocator.page_tokens)
 
     def check_ticket(self, key: Key, ticket: HandoffTicket, freeze: bool) -> None:
         attempt = self._attempts.get(key)
@@ -66,7 +66,7 @@ class SimMigrations:
             raise EngineRequestError("request_id", "it does not decode here")
         if self._find_peer(ticket.destination) is None:
             raise EngineRequestError("ticket", f"{ticket.destination.name} is not there")
-        end = (ticket.first_page + ticket.num_pages) * self._room.page_tokens
+        end = (ticket.first_page + ticket.num_pages) * self._allocator.page_tokens
         if attempt.state is AttemptState.STOPPED and attempt.num_tokens - 1 > end:
             raise EngineRequestError("ticket", f"is too short: it has {attempt.num_tokens} tokens by now")
 
@@ -80,7 +80,7 @@ class SimMigrations:
     def freeze(self, key: Key) -> int:
         attempt = self._attempts[key]
         attempt.state = AttemptState.FROZEN
-        return attempt.told
+        return attempt.num_reported
 
     def resume(self, key: Key) -> None:
         attempt = self._attempts.get(key)

@@ -60,19 +60,19 @@ class SimWorker:
         self.world = world
         self.attempts: dict[Key, SimAttempt] = {}
         batch = DecodeBatch()
-        room = self.room = PageAllocator(hello.num_pages, hello.page_tokens, batch)
+        allocator = self.allocator = PageAllocator(hello.num_pages, hello.page_tokens, batch)
         role = profile.of(hello.role)
-        steps = self.engine = SimEngine(world.clock, role, profile.noise, room, batch, report_s, rng, self)
+        steps = self.engine = SimEngine(world.clock, role, profile.noise, allocator, batch, report_s, rng, self)
         transfers = self._transfers = SimTransfers(
             self, world.clock, hello.page_tokens, profile.num_layers, role.max_step_tokens
         )
-        migrations = SimMigrations(self.attempts, room, steps, world.find)
-        engine = self._engine = AttemptEngine(self.attempts, room, steps, transfers, migrations, world.facts, role)
+        migrations = SimMigrations(self.attempts, allocator, steps, world.find)
+        engine = self._engine = AttemptEngine(self.attempts, allocator, steps, transfers, migrations, world.facts, role)
         self._protocol = WorkerProtocol.in_role(hello.role, engine, transfers, tickets)
         self._clock = world.clock
         self._profile = profile
         self._late: set[Key] = set()  # reservations that wait for the end of a step
-        self._outbox = Outbox(room.prefix_cache.changes)
+        self._outbox = Outbox(allocator.prefix_cache.changes)
 
     def begin(self) -> None:
         """It has said hello, and tells what is free and how long its steps take."""
@@ -143,34 +143,36 @@ class SimWorker:
 
     def check_integrity(self) -> None:
         """Raises AssertionError if somebody holds pages of a worker that has nothing to do."""
-        assert self.attempts or not self.room.num_used, f"{self.name}: {self.room.num_used} pages have no owner"
+        assert self.attempts or not self.allocator.num_used, (
+            f"{self.name}: {self.allocator.num_used} pages have no owner"
+        )
 
-    def prompt_begins(self, job: SimAttempt) -> None:
+    def prompt_begins(self, attempt: SimAttempt) -> None:
         if self.hello.role == "prefill":
-            self._transfers.begin_prompt(job)
+            self._transfers.begin_prompt(attempt)
 
-    def prompt_computed(self, job: SimAttempt, chunks: list[TokenChunk]) -> None:
-        is_last = job.told + 1 >= job.stop_at
-        chunks.append(job.say(job.told + 1, "stop" if is_last else None))
+    def prompt_computed(self, attempt: SimAttempt, chunks: list[TokenChunk]) -> None:
+        is_last = attempt.num_reported + 1 >= attempt.stop_at
+        chunks.append(attempt.say(attempt.num_reported + 1, "stop" if is_last else None))
         if self.hello.role == "prefill":
-            job.state = AttemptState.SENDING
-            self._transfers.finish_prompt(job)
+            attempt.state = AttemptState.SENDING
+            self._transfers.finish_prompt(attempt)
         elif is_last:
-            self._engine.end(job)
+            self._engine.end(attempt)
         else:
-            self.engine.decode(job)
+            self.engine.decode(attempt)
 
-    def answer_ended(self, job: SimAttempt) -> None:
-        self._engine.end(job)
+    def answer_ended(self, attempt: SimAttempt) -> None:
+        self._engine.end(attempt)
 
-    def stopped(self, jobs: list[SimAttempt]) -> None:
-        for job in jobs:
-            job.take_stock()
-            self.room.hold(job, job.num_tokens)
+    def stopped(self, attempts: list[SimAttempt]) -> None:
+        for attempt in attempts:
+            attempt.take_stock()
+            self.allocator.hold(attempt, attempt.num_tokens)
         self._say(self._protocol.role.sampled(()))
-        for job in jobs:
-            if job.state is AttemptState.STOPPED:  # it has outgrown its ticket, and was not frozen
-                self.engine.decode(job)
+        for attempt in attempts:
+            if attempt.state is AttemptState.STOPPED:  # it has outgrown its ticket, and was not frozen
+                self.engine.decode(attempt)
 
     def step_sampled(self, sample: StepTime) -> None:
         self._outbox.add_last(StepTimes((sample,)))

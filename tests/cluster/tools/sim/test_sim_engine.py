@@ -12,41 +12,41 @@ from slipstream.cluster.tools.sim.hardware.hardware_profile import WorkerRolePro
 from slipstream.cluster.tools.sim.hardware.virtual_clock import VirtualClock
 from slipstream.router.protocol.messages import StepTime, TokenChunk
 
-STEP_S = 0.2  # longer than the time between two samples at the beginning: each step is told of
+STEP_S = 0.2  # longer than the time between two samples at the beginning: each step is reported
 ROLE = WorkerRoleProfile(STEP_S, 0.0, 0.0, STEP_S, 0.0, 0.0, 64, 512, 65_536)
 
 
 class Worker:
-    """Goes on with whoever has been computed, as a decode worker does, and keeps what the engine says."""
+    """Goes on with every computed prompt, as a decode worker does, and keeps what the engine says."""
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
         batch = DecodeBatch()
-        self.room = PageAllocator(1000, 16, batch)
-        self.engine = SimEngine(self.clock, ROLE, 0.0, self.room, batch, 10.0, random.Random(0), self)
+        self.allocator = PageAllocator(1000, 16, batch)
+        self.engine = SimEngine(self.clock, ROLE, 0.0, self.allocator, batch, 10.0, random.Random(0), self)
         self.samples: list[StepTime] = []
         self.ended_s: list[float] = []
         self.num_ended = 0
 
-    def job(self, name: str, num_tokens: int, stop_at: int) -> SimAttempt:
-        lease = self.room.lease(None, num_tokens)
+    def attempt(self, name: str, num_tokens: int, stop_at: int) -> SimAttempt:
+        lease = self.allocator.lease(None, num_tokens)
         return SimAttempt(name, 0, AttemptState.QUEUED, num_tokens, 0, 0, stop_at, lease, None)
 
-    def prompt_begins(self, job: SimAttempt) -> None:
+    def prompt_begins(self, attempt: SimAttempt) -> None:
         pass
 
-    def prompt_computed(self, job: SimAttempt, chunks: list[TokenChunk]) -> None:
-        chunks.append(job.say(1))
-        self.engine.decode(job)
+    def prompt_computed(self, attempt: SimAttempt, chunks: list[TokenChunk]) -> None:
+        chunks.append(attempt.say(1))
+        self.engine.decode(attempt)
 
-    def answer_ended(self, job: SimAttempt) -> None:
-        job.state = AttemptState.GONE
-        self.room.release(job)
+    def answer_ended(self, attempt: SimAttempt) -> None:
+        attempt.state = AttemptState.GONE
+        self.allocator.release(attempt)
         self.num_ended += 1
 
-    def stopped(self, jobs: list[SimAttempt]) -> None:
-        for job in jobs:
-            job.state = AttemptState.FROZEN
+    def stopped(self, attempts: list[SimAttempt]) -> None:
+        for attempt in attempts:
+            attempt.state = AttemptState.FROZEN
 
     def step_sampled(self, sample: StepTime) -> None:
         self.samples.append(sample)
@@ -66,17 +66,17 @@ def test_the_end_of_a_step_begins_one_step() -> None:
     """Also where somebody goes on to decode in the middle of it, with the prompts of others waiting."""
     worker = Worker()
     for number in range(4):
-        worker.engine.compute(worker.job(f"r{number}", 300, stop_at=2 + number))
+        worker.engine.compute(worker.attempt(f"r{number}", 300, stop_at=2 + number))
     worker.run()
     assert worker.num_ended == 4
     assert [sample.num_prefill_tokens for sample in worker.samples[:4]] == [300, 511, 389, 0]
     assert sum(sample.num_prefill_tokens for sample in worker.samples) == 4 * 300
-    assert worker.room.num_used == 0
+    assert worker.allocator.num_used == 0
 
 
 def test_what_slows_a_step_down_in_its_middle_makes_the_rest_of_it_longer() -> None:
     worker = Worker()
-    worker.engine.compute(worker.job("r", 100, stop_at=2))
+    worker.engine.compute(worker.attempt("r", 100, stop_at=2))
     worker.clock.at(0.1, lambda _: worker.engine.slow_down(3.0))
     worker.run()
     assert worker.ended_s == pytest.approx([0.1 + 3 * 0.1, 0.4 + 3 * STEP_S])
@@ -84,7 +84,7 @@ def test_what_slows_a_step_down_in_its_middle_makes_the_rest_of_it_longer() -> N
 
 def test_a_run_of_steps_is_slowed_down_from_where_it_is() -> None:
     worker = Worker()
-    worker.engine.compute(worker.job("r", 100, stop_at=11))
+    worker.engine.compute(worker.attempt("r", 100, stop_at=11))
     worker.clock.at(STEP_S + 4.5 * STEP_S, lambda _: worker.engine.share_cores(2.0))
     worker.run()
     assert worker.ended_s[-1] == pytest.approx(STEP_S + 4.5 * STEP_S + 2 * 5.5 * STEP_S)
@@ -92,7 +92,7 @@ def test_a_run_of_steps_is_slowed_down_from_where_it_is() -> None:
 
 def test_a_slow_machine_whose_cores_are_shared_is_slow_for_both_reasons_and_either_may_end_first() -> None:
     worker = Worker()
-    worker.engine.compute(worker.job("r", 100, stop_at=5))  # a prompt and four steps
+    worker.engine.compute(worker.attempt("r", 100, stop_at=5))  # a prompt and four steps
     worker.clock.at(0.0, lambda _: worker.engine.slow_down(4.0))
     worker.clock.at(4 * STEP_S, lambda _: worker.engine.share_cores(2.0))
     worker.clock.at(12 * STEP_S, lambda _: worker.engine.share_cores(1.0))
@@ -105,9 +105,9 @@ def test_a_slow_machine_whose_cores_are_shared_is_slow_for_both_reasons_and_eith
 
 def test_who_is_to_stand_still_does_so_at_the_end_of_the_step_and_all_of_it_is_told() -> None:
     worker = Worker()
-    job = worker.job("r", 100, stop_at=50)
-    worker.engine.compute(job)
-    worker.clock.at(4.5 * STEP_S, lambda _: worker.engine.stop_at_step_end(job))
+    attempt = worker.attempt("r", 100, stop_at=50)
+    worker.engine.compute(attempt)
+    worker.clock.at(4.5 * STEP_S, lambda _: worker.engine.stop_at_step_end(attempt))
     worker.run()
-    assert (job.state, job.told) == (AttemptState.FROZEN, 5)
+    assert (attempt.state, attempt.num_reported) == (AttemptState.FROZEN, 5)
     assert worker.ended_s[-1] == pytest.approx(5 * STEP_S)

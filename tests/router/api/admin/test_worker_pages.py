@@ -1,4 +1,4 @@
-"""What a router is told of its workers: how many are wanted, and that one is to be drained."""
+"""What a router learns of its workers: how many are wanted, and that one is to be drained."""
 
 from __future__ import annotations
 
@@ -133,8 +133,8 @@ def test_a_worker_is_drained_at_the_operators_port(body: dict[str, object] | Non
             while not worker.drains:
                 await asyncio.sleep(0.002)
             assert worker.drains == [Drain((body or {}).get("next_role"))]  # type: ignore[arg-type]
-            told = orjson.loads((await ask(admin, "GET", "/cluster/status"))[1])
-            assert [one["draining"] for one in told["workers"]] == [True]
+            reply = orjson.loads((await ask(admin, "GET", "/cluster/status"))[1])
+            assert [one["draining"] for one in reply["workers"]] == [True]
             worker.leave()
 
     run(main)

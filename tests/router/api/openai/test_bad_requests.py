@@ -499,11 +499,11 @@ def test_a_refusal_names_the_field_the_value_and_what_is_accepted(
         async with front("abc") as site:
             body = {"model": MODEL, **({"messages": HI} if path == CHAT else {"prompt": "hi"}), **fields}
             status, _, answer = await site.request("POST", path, encode_any(body))
-            told = orjson.loads(answer)["error"]["message"]
+            reply = orjson.loads(answer)["error"]["message"]
             assert status == 400
-            assert told.isprintable()
-            assert len(told) < 500
-            assert message is None or told == message + "."
+            assert reply.isprintable()
+            assert len(reply) < 500
+            assert message is None or reply == message + "."
 
     run(main)
 

@@ -21,11 +21,11 @@ async def ask(site: FrontUnderTest, path: str, **fields: object) -> tuple[int, d
 def test_the_ids_of_a_text_are_those_that_a_completion_begins_with() -> None:
     async def main() -> None:
         async with front("abc") as site:
-            status, told = await ask(site, "/tokenize", model=MODEL, prompt="def f(x):")
+            status, reply = await ask(site, "/tokenize", model=MODEL, prompt="def f(x):")
             await site.post("/v1/completions", prompt="def f(x):")
             expected = list(unpack_ids(site.service.requests[0].prompt_ids))
             assert status == 200
-            assert told == {
+            assert reply == {
                 "count": len(expected),
                 "max_model_len": MAX_MODEL_LEN,
                 "tokens": expected,
@@ -38,9 +38,9 @@ def test_the_ids_of_a_text_are_those_that_a_completion_begins_with() -> None:
 def test_the_ids_of_a_conversation_are_those_that_a_chat_begins_with() -> None:
     async def main() -> None:
         async with front("abc") as site:
-            _, told = await ask(site, "/tokenize", messages=HI, add_generation_prompt=True)
+            _, reply = await ask(site, "/tokenize", messages=HI, add_generation_prompt=True)
             await site.post("/v1/chat/completions", messages=HI)
-            assert told["tokens"] == list(unpack_ids(site.service.requests[0].prompt_ids))
+            assert reply["tokens"] == list(unpack_ids(site.service.requests[0].prompt_ids))
 
     run(main)
 

@@ -87,8 +87,8 @@ def test_names_are_made_safe_and_bounded() -> None:
     async def main() -> None:
         async with front("abc") as site:
             evil = {"a\r\nset-cookie: x": 1, "ö, b": 1, "": 1, "y" * 100_000: 1}
-            told = await ignored_of(site, **evil)
-            assert told == f"a??set-cookie??x, ???b, ?, {'y' * 64}"
+            reply = await ignored_of(site, **evil)
+            assert reply == f"a??set-cookie??x, ???b, ?, {'y' * 64}"
             many = await ignored_of(site, **{f"x{i:03}": i for i in range(1000)})
             assert many is not None
             assert many.split(", ") == [*(f"x{i:03}" for i in range(MAX_NAMES)), "..."]

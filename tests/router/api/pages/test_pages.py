@@ -45,10 +45,10 @@ def test_programs_get_the_home_page_as_json() -> None:
     async def main() -> None:
         async with front("abc") as site:
             headers, body = await ask(site, "/", {"Accept": "*/*"})
-            told = orjson.loads(body)
+            reply = orjson.loads(body)
             assert (headers["content-type"], headers["vary"]) == ("application/json", "accept")
-            assert (told["name"], told["model"]) == ("slipstream", MODEL)
-            for link in told["links"].values():
+            assert (reply["name"], reply["model"]) == ("slipstream", MODEL)
+            for link in reply["links"].values():
                 await ask(site, f"/{link}")
 
     run(main)
@@ -57,23 +57,23 @@ def test_programs_get_the_home_page_as_json() -> None:
 def test_the_openapi_document_has_every_route_and_the_fields_of_its_body() -> None:
     async def main() -> None:
         async with front("abc") as site:
-            told = orjson.loads((await ask(site, "/openapi.json"))[1])
+            reply = orjson.loads((await ask(site, "/openapi.json"))[1])
             routes = site.server._handler._routes  # type: ignore[attr-defined]
             served = {(path, method) for path, methods in routes._exact.items() for method in methods}
             served |= {(f"{item.prefix}{{id}}{item.suffix}", item.method) for item in routes._items}
-            described = {(path, method.upper()) for path, one in told["paths"].items() for method in one}
+            described = {(path, method.upper()) for path, one in reply["paths"].items() for method in one}
             assert {path for path, _ in served - described} == {"/docs/swagger-ui.css", "/docs/swagger-ui-bundle.js"}
             assert described <= served
-            for path, one in told["paths"].items():
+            for path, one in reply["paths"].items():
                 for operation in one.values():
                     assert operation["summary"], path
-            chat = told["paths"]["/v1/chat/completions"]["post"]
+            chat = reply["paths"]["/v1/chat/completions"]["post"]
             name = chat["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
             assert {"messages", "temperature", "response_format"} <= set(
-                told["components"]["schemas"][name]["properties"]
+                reply["components"]["schemas"][name]["properties"]
             )
-            for reference in re.findall(r'"\$ref":"#/components/schemas/([^"]+)"', orjson.dumps(told).decode()):
-                assert reference in told["components"]["schemas"]
+            for reference in re.findall(r'"\$ref":"#/components/schemas/([^"]+)"', orjson.dumps(reply).decode()):
+                assert reference in reply["components"]["schemas"]
             assert {path.split("/")[1] for path, _ in served} - {""} <= OWN_SEGMENTS  # no prefix may shadow them
 
     run(main)
@@ -85,9 +85,9 @@ def test_with_keys_the_pages_need_none_and_say_nothing_of_the_model(tmp_path: Pa
             for headers in (BROWSER, {}):
                 _, page = await ask(site, "/", headers)
                 assert MODEL not in page.decode()
-            told = orjson.loads((await ask(site, "/openapi.json"))[1])
-            assert told["paths"]["/v1/models"]["get"]["security"] == [{"key": []}]
-            assert "security" not in told["paths"]["/health/live"]["get"]
+            reply = orjson.loads((await ask(site, "/openapi.json"))[1])
+            assert reply["paths"]["/v1/models"]["get"]["security"] == [{"key": []}]
+            assert "security" not in reply["paths"]["/health/live"]["get"]
             await ask(site, "/docs")
             assert (await site.request("GET", "/v1/models"))[0] == 401
             await ask(site, "/v1/models", bearer("alice"))

@@ -87,10 +87,10 @@ def test_it_ends_when_both_are_about_as_fast() -> None:
 def test_the_story_says_what_for() -> None:
     lab = crowded()
     [adopt, _] = adopted(lab)
-    told = explanation(lab.dispatcher.record(adopt.request.request_id), 0.0)
-    [why] = [event["detail"] for event in told["events"] if event["detail"].startswith("to move from a to b")]
+    described = explanation(lab.dispatcher.record(adopt.request.request_id), 0.0)
+    [why] = [event["detail"] for event in described["events"] if event["detail"].startswith("to move from a to b")]
     assert "ms a step, saves" in why
-    assert why in table(told)
+    assert why in table(described)
 
 
 def test_what_has_moved_stays_until_it_is_twice_as_long() -> None:

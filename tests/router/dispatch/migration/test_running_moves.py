@@ -90,7 +90,7 @@ def test_a_draining_worker_hands_its_sequence_over_and_no_token_is_missing_or_th
     lab.say(B, HandedOff("r", 1, 1000, 0.1))
     assert [(w, m) for w, _, m in lab.sent()] == [(A, Cancel("r", 0))]
     lab.now = 1.25
-    lab.chunk(A, "r", 3, 999, attempt=0)  # nobody listens to it any more
+    lab.chunk(A, "r", 3, 999, attempt=0)  # it is ignored by now
     lab.chunk(B, "r", 3, 103, attempt=1, finish="stop")
     emit, finish = lab.take()
     assert isinstance(emit, Emit)
@@ -106,14 +106,14 @@ def test_the_story_tells_of_the_move(lab: Any) -> None:
     to("starting", lab)
     lab.say(B, HandedOff("r", 1, 1000, 0.1))
     lab.chunk(B, "r", 2, 102, attempt=1)
-    told = explanation(lab.dispatcher.record("r"), 0.0)
-    assert (told["decode"], told["num_attempts"]) == ("b", 1)
-    assert [(one["attempt"], one["decode"], one["failure"]) for one in told["attempts"]] == [
+    described = explanation(lab.dispatcher.record("r"), 0.0)
+    assert (described["decode"], described["num_attempts"]) == ("b", 1)
+    assert [(one["attempt"], one["decode"], one["failure"]) for one in described["attempts"]] == [
         (0, "a", None),
         (1, "b", None),
     ]
-    assert told["why"].endswith("; moved to b since")
-    details = [event["detail"] for event in told["events"]]
+    assert described["why"].endswith("; moved to b since")
+    details = [event["detail"] for event in described["events"]]
     assert "to move from a to b" in details
     assert "moved from a to b: 1000 bytes in 1 rounds" in details
     assert details[-1].startswith("continues after a pause of ")
@@ -226,7 +226,7 @@ def test_a_destination_that_refuses_or_a_transfer_that_fails_leaves_it_where_it_
 ) -> None:
     to("asked", lab)
     lab.say(B, Failed("r", 1, "no pages", True))
-    assert lab.sent() == []  # until it has told new credits
+    assert lab.sent() == []  # until it has reported new credits
     lab.say(B, Credits(1, 4, 100, 1000))
     assert lab.kinds() == [(B, Adopt)]
     lab.say(B, Reserved("r", 2, 0, ticket(2)))
@@ -304,7 +304,7 @@ def test_it_goes_where_it_was_asked_to_go() -> None:
     lab.take()
     lab.do(lab.dispatcher.migrate("r", lab.now, to=B))
     assert lab.kinds() == [(B, Adopt)]
-    lab.do(lab.dispatcher.migrate("nobody", lab.now))
+    lab.do(lab.dispatcher.migrate("missing", lab.now))
     assert lab.kinds() == []
 
 

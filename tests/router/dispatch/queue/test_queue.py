@@ -238,7 +238,7 @@ def test_tenants_that_keep_waiting_share_by_weight_up_to_one_request_of_each(wei
                 assert gap <= largest / weights[a] + largest / weights[b] + 1e-6
 
 
-# ---- nothing is lost, nobody starves
+# ---- nothing is lost, no request starves
 
 
 @settings(max_examples=200, deadline=None)
@@ -334,7 +334,7 @@ def test_who_comes_while_nobody_waits_is_treated_as_in_a_line(steps):
         now, name = float(number), f"r{number}"
         for queue, gone in zip(queues, ended, strict=True):
             if queue is queues[0] or looks:
-                queue.oldest_by_priority()  # whoever is asked that makes a line
+                queue.oldest_by_priority()  # each queue that is asked makes a line
             if kind <= 1:
                 queue.push(waiting(name, now, priority, tenant, output=number), late_s=0.1 * kind)
             elif kind == 2:
@@ -449,7 +449,7 @@ def test_deadlines_of_any_length_come_due_by_time():
     for name, due in [("a", 5.0), ("b", 1.0), ("c", 3.0), ("d", 9.0)]:
         deadlines.set(name, due)
     deadlines.drop("c")
-    deadlines.drop("nobody")
+    deadlines.drop("missing")
     assert deadlines.first == 1.0
     deadlines.set("b", 6.0)
     assert deadlines.first == 5.0

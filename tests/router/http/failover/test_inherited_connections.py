@@ -149,12 +149,12 @@ def test_a_client_is_told_once_to_go_on_with_its_request(holder: SocketHolder) -
     async def main() -> None:
         server, port = await serve(holder, answer)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"POST /told HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\nexpect: 100-continue\r\n\r\n")
-        told = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), TIMEOUT_S)
+        writer.write(b"POST /target HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\nexpect: 100-continue\r\n\r\n")
+        reply = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), TIMEOUT_S)
         following = await exchange_servers(holder, server, answer)
         writer.write(b"{}")
-        told += await asyncio.wait_for(reader.readuntil(b"/told"), TIMEOUT_S)
-        assert (told.count(b"HTTP/1.1 100 "), told.count(b"HTTP/1.1 200 ")) == (1, 1)
+        reply += await asyncio.wait_for(reader.readuntil(b"/target"), TIMEOUT_S)
+        assert (reply.count(b"HTTP/1.1 100 "), reply.count(b"HTTP/1.1 200 ")) == (1, 1)
         await end(following, writer)
 
     asyncio.run(main())
@@ -338,9 +338,9 @@ def test_a_client_whose_request_may_be_what_kills_routers_is_told_that_nobody_go
             server = await exchange_servers(holder, server, hang)
             assert any(connection._exchange for connection in server._connections)
         server = await exchange_servers(holder, server, answer)
-        told = await asyncio.wait_for(reader.read(), TIMEOUT_S)
-        assert told.startswith(b"HTTP/1.1 503 ")
-        assert b'"code":"router_restarted"' in told
+        reply = await asyncio.wait_for(reader.read(), TIMEOUT_S)
+        assert reply.startswith(b"HTTP/1.1 503 ")
+        assert b'"code":"router_restarted"' in reply
         await end(server, writer)
 
     asyncio.run(main())

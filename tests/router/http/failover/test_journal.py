@@ -1,4 +1,4 @@
-"""What is noted of a connection is there for whoever opens its memory, as it was at the last commit."""
+"""What is noted of a connection is there for the process that opens its memory, as it was at the last commit."""
 
 import errno
 import mmap

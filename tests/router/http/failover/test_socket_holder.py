@@ -123,7 +123,7 @@ def test_a_closed_keeper_lets_go_of_everything_and_leaves_no_file(holder: Socket
 
 
 def test_without_a_keeper_a_router_serves_and_keeps_nothing(tmp_path: Path) -> None:
-    assert FailoverSession.of_holder(tmp_path / "nobody.sock") is None
+    assert FailoverSession.of_holder(tmp_path / "missing.sock") is None
 
 
 def test_a_keeper_that_has_gone_is_no_reason_to_fail(holder: SocketHolder, start: StartRouter) -> None:
@@ -156,7 +156,7 @@ def test_what_was_read_and_not_noted_ends_the_connection(start: StartRouter, rea
 def test_an_exchange_that_has_outlived_several_routers_is_given_up_if_it_has_not_ended(
     start: StartRouter, phase: AnswerPhase
 ) -> None:
-    """One that has got nothing of its answer is held, to be told so."""
+    """One that has got nothing of its answer is held, to get an error."""
     router = start()
     listening = router.listen()
     with connect(listening):
@@ -347,7 +347,7 @@ def test_a_link_that_breaks_is_made_anew_and_the_keeper_hears_what_has_changed(
             break_links(holder)
             while router.failover._link is not None:
                 await asyncio.sleep(0)
-            assert not router.failover.has_room  # so that nobody is accepted for the moment
+            assert not router.failover.has_room  # so that no client is accepted for the moment
             assert router.failover.keep(third) is None
             sock.close()
             router.failover.forget(left_number)

@@ -133,26 +133,26 @@ def test_a_failed_attempt_says_why_and_the_next_one_begins_with_the_queue() -> N
     first, second = attempts_of(record)
     assert first.failure == "decode-0 is lost: connection lost"
     assert second.failure == "worker_failed: no more"
-    told = explanation(record, 0.0)
-    assert told["outcome"] == "worker_failed"
-    text = table(told)
+    described = explanation(record, 0.0)
+    assert described["outcome"] == "worker_failed"
+    text = table(described)
     assert "decode-0 is lost" in text
     assert "no more" in text
 
 
 def test_what_was_foreseen_stands_beside_what_came_out() -> None:
-    told = explanation(remote_record(), unix_offset_s=1000.0)
-    assert orjson.loads(orjson.dumps(told)) is not None
-    assert told["predictions"] == {
+    described = explanation(remote_record(), unix_offset_s=1000.0)
+    assert orjson.loads(orjson.dumps(described)) is not None
+    assert described["predictions"] == {
         "ttft_s": {"predicted": 0.11, "measured": 0.12},
         "itl_s": {"predicted": 0.004, "measured": (100.62 - 100.12) / 10},
         "output_tokens": {"predicted": 20, "measured": 11},
         "cached_tokens": {"predicted": 16, "measured": 32},
     }
-    assert told["queued_at"] == "1970-01-01T00:18:20.000+00:00"
-    assert told["timeline"]["transfer"] == 0.12
-    assert told["transfer"] == {"attempt": 0, "at_s": 0.125, "num_bytes": 2**20, "seconds": 0.05}
-    [decided] = told["decisions"]
+    assert described["queued_at"] == "1970-01-01T00:18:20.000+00:00"
+    assert described["timeline"]["transfer"] == 0.12
+    assert described["transfer"] == {"attempt": 0, "at_s": 0.125, "num_bytes": 2**20, "seconds": 0.05}
+    [decided] = described["decisions"]
     assert (decided["attempt"], decided["at_s"], decided["margin"]) == (0, 0.01, 1.0)
     assert [candidate["chosen"] for candidate in decided["candidates"]] == [True, False, False, False]
     assert decided["candidates"][1]["terms"] == {"prefill": 1.08, "transfer": 0.02}
@@ -180,10 +180,15 @@ def test_the_table_shows_every_candidate_with_its_terms_and_marks_the_chosen() -
 
 
 def test_a_request_in_the_queue_can_be_explained() -> None:
-    told = explanation(new_record(), 0.0)
-    assert (told["phase"], told["outcome"], told["decode"], told["total_s"]) == ("queued", None, None, None)
-    assert told["predictions"]["ttft_s"] == {"predicted": None, "measured": None}
-    lines = table(told).splitlines()
+    described = explanation(new_record(), 0.0)
+    assert (described["phase"], described["outcome"], described["decode"], described["total_s"]) == (
+        "queued",
+        None,
+        None,
+        None,
+    )
+    assert described["predictions"]["ttft_s"] == {"predicted": None, "measured": None}
+    lines = table(described).splitlines()
     assert "  not placed yet" in lines
     [ttft] = [line for line in lines if line.strip().startswith("TTFT")]
     assert ttft.split() == ["TTFT", "-", "-", "200.00", "ms"]
@@ -237,9 +242,9 @@ def test_the_body_field_explains_the_answer_and_the_openai_client_takes_it() -> 
         async with front("Hello there") as site, openai_client(site) as client:
             asked = {"model": MODEL, "prompt": "hi", "max_tokens": 3}
             whole = await client.completions.create(**asked, extra_body={"explain": True})
-            [told] = whole.model_extra["slipstream"]["explain"]
-            assert told["request_id"] == whole.id
-            assert told["outcome"] == "length"
+            [described] = whole.model_extra["slipstream"]["explain"]
+            assert described["request_id"] == whole.id
+            assert described["outcome"] == "length"
             plain = await client.completions.create(**asked)
             assert "slipstream" not in plain.model_extra
 
@@ -252,8 +257,8 @@ def test_the_body_field_explains_the_answer_and_the_openai_client_takes_it() -> 
                 assert [bool(chunk.model_extra.get("slipstream")) for chunk in chunks] == [False] * (
                     len(chunks) - 1
                 ) + [True]
-                [told] = chunks[-1].model_extra["slipstream"]["explain"]
-                assert told["request_id"] == chunks[-1].id
+                [described] = chunks[-1].model_extra["slipstream"]["explain"]
+                assert described["request_id"] == chunks[-1].id
                 assert chunks[-1].choices == []
                 assert (chunks[-1].usage is not None) == bool(options)
 
@@ -286,8 +291,8 @@ def test_the_pages_give_json_and_text_and_name_what_is_wrong_with_a_query() -> N
                 assert (status, orjson.loads(body)["data"]) == (200, [])
 
             path = f"/v1/requests/{last}/explain"
-            told = orjson.loads((await site.request("GET", path))[2])
-            assert told["request_id"] == last
+            described = orjson.loads((await site.request("GET", path))[2])
+            assert described["request_id"] == last
             for query, headers in (("?format=text", {}), ("", {"Accept": "text/plain"})):
                 status, got, body = await site.request("GET", path + query, headers=headers)
                 assert got["content-type"] == "text/plain; charset=utf-8"

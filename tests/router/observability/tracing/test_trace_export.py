@@ -162,7 +162,7 @@ def test_a_remote_prefill_gives_a_span_for_each_stage_below_the_callers_span(col
             assert abs(span.end_time_unix_nano - then.start_time_unix_nano) < 1000
         assert server.start_time_unix_nano <= stages[0].start_time_unix_nano
         assert stages[-1].end_time_unix_nano <= server.end_time_unix_nano
-        told = attributes(server)
+        attrs = attributes(server)
         expected = {
             "http.request.method": "POST",
             "http.route": "/v1/completions",
@@ -177,8 +177,8 @@ def test_a_remote_prefill_gives_a_span_for_each_stage_below_the_callers_span(col
             "gen_ai.usage.output_tokens": 8,
             "slipstream.request.tenant": "acme",
         }
-        assert {key: told.get(key) for key in expected} == expected
-        assert "gen_ai.request.top_p" not in told
+        assert {key: attrs.get(key) for key in expected} == expected
+        assert "gen_ai.request.top_p" not in attrs
         workers = [attributes(span).get("slipstream.worker") for span in stages]
         assert workers == [None, "decode-0", "prefill-0", "prefill-0 -> decode-0", "decode-0"]
         [placed] = stages[0].events
@@ -227,9 +227,9 @@ def test_a_refused_request_has_a_span_that_says_why(collector: Collector) -> Non
             await asyncio.gather(*others)
         full, too_long = sorted(spans, key=lambda span: span.end_time_unix_nano)[:2]
         assert (full.status.code, full.status.message) == (2, "1 requests are waiting already; at most 1 may")
-        told = attributes(full)
-        assert (told["slipstream.request.outcome"], told["error.type"]) == ("queue_full", "503")
-        assert (told["slipstream.refusal.num_waiting"], told["slipstream.refusal.max_waiting"]) == (1, 1)
+        attrs = attributes(full)
+        assert (attrs["slipstream.request.outcome"], attrs["error.type"]) == ("queue_full", "503")
+        assert (attrs["slipstream.refusal.num_waiting"], attrs["slipstream.refusal.max_waiting"]) == (1, 1)
         assert too_long.status.code == 0  # the client's mistake
         assert attributes(too_long)["slipstream.request.outcome"] == "prompt_too_long"
         assert attributes(too_long)["slipstream.refusal.max_model_len"] == 1000
