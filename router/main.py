@@ -37,7 +37,7 @@ from slipstream.router.router import Router
 class RouterProgram:
     """`model` is the name that clients ask for, `model_dir` holds its tokenizer, and `token` is the secret that workers
     must present. `keeper` is the Unix socket of a `SocketHolder`, which holds what is to outlive this router. One that
-    `is_ending` only goes on with what is there."""
+    `is_ending` only continues the existing connections."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 

@@ -50,12 +50,11 @@ LAST_WORDS_S = 1.0  # how long streams that are cut off have to send their error
 class Router:
     """Life cycle: `start`, `leave` and `drain` (optional), `stop`, all on the event loop that `start` ran on.
 
-    The workers say how long sequences may be.
-    `worker_token` is the secret that workers must present. With `has_prefill_pool` the router is ready only after a
-    request has gone through a prefill group; without it, that first request uses a prefill group if there is one. With
-    a `keeper`, the router leaves its clients' connections to the next router, and `take_over` continues those of the
-    previous one. One that `is_ending` continues them and takes no new clients: the previous one was killed while it
-    drained.
+    The workers say how long sequences may be. `worker_token` is the secret that workers must present. With
+    `has_prefill_pool` the router is ready only after a request has gone through a prefill group; without it, that first
+    request uses a prefill group if there is one. With a `keeper`, the router leaves its clients' connections to the
+    next router, and `take_over` continues those of the previous one. One that `is_ending` continues them and takes no
+    new clients: the previous one was killed while it drained.
     """
 
     def __init__(
@@ -148,7 +147,7 @@ class Router:
         return read_text(self._model.directory, self._model.manifests, read)
 
     def _find_session(self) -> FailoverSession | None:
-        """What the previous router has left; None without a keeper. Blocks."""
+        """The session with the previous router's clients; None without a socket holder. Blocks."""
         return None if self._keeper is None else FailoverSession.of_keeper(self._keeper, num_fronts=self._config.fronts)
 
     def _listen_at_path(self, failover: FailoverSession | None) -> socket.socket | None:
@@ -184,7 +183,7 @@ class Router:
         return Endpoint(admin.host, port)
 
     def _begin_tasks(self, cleanup: AsyncExitStack) -> None:
-        """Begins what goes on beside the requests until the end."""
+        """Starts the background tasks, which run until the end."""
         if isinstance(self._server, FrontPool):
             limits = asyncio.create_task(self._tell_limits(self._server))
             cleanup.push_async_callback(cancel_and_wait, limits)
@@ -232,7 +231,7 @@ class Router:
         await self._server.take_over()
 
     def follow(self, config: DispatchConfig) -> None:
-        """Take over changed settings of the dispatcher, as far as that is possible without a restart."""
+        """Applies changed settings of the dispatcher, as far as that is possible without a restart."""
         self._service.follow(config)
 
     def set_split(self, split: Mapping[str, float] | None) -> None:
@@ -262,9 +261,8 @@ class Router:
         await self._server.drain(deadline_s)
 
     def expect_workers(self, expected: ExpectedWorkers) -> None:
-        """Tell the router how many workers are wanted. Until the first decode worker connects, requests are accepted
-        and wait (also at a restarted router). If no decode worker is wanted, the router is asleep, and counts as ready
-        until one has connected."""
+        """Sets how many workers are wanted. Until the first decode worker connects, requests are accepted and wait
+        (also at a restarted router). If no decode worker is wanted, it counts as ready until one has connected."""
         self._expected = expected
         self._service.hinder(expected.hindrance)
         longest = expected.max_model_len or self._model_positions
@@ -275,7 +273,7 @@ class Router:
 
     def _needs_prefill_group(self) -> bool:
         """Whether readiness requires a prefill group. Only until these workers have served their first answer: later, a
-        prefill host that is cut off is no reason to turn clients away."""
+        prefill host that is cut off is no reason to reject clients."""
         return self._expected.num_prefill > 0 and not self._expected.has_served
 
     @property
@@ -341,7 +339,7 @@ def begin_tracing(config: TracingConfig, model: str, cleanup: AsyncExitStack) ->
 
 
 def log_failure(task: asyncio.Task[None]) -> None:
-    """Log the exception of a task. Without this, nobody would learn why the router never becomes ready."""
+    """Log the exception of a task. Without this, the log would not say why the router never becomes ready."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("the request that proves readiness ended with a bug: the router stays unready", exc_info=error)
 

@@ -1,15 +1,27 @@
-"""The documentation's links lead somewhere: files exist, and so do the headings that anchors name."""
+"""What the documentation names exists: files and headings that links lead to, paths in the text, functions of the page
+"where is what", keys of the configuration and their defaults."""
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import pytest
+import yaml
+
+from slipstream.cluster.config.cluster_config import ClusterConfig
 
 ROOT = Path(__file__).resolve().parents[1]
+WHERE = ROOT / "docs/design/where.md"
+PACKAGES = ("router", "workers", "cluster", "kv_transfer", "kernels")
+FOLDERS = (*PACKAGES, "scripts", "tests", "configs", "docs")
+OTHER_NAMES = {"OpenAI", "OpenTelemetry", "MessagePack", "GenAI", "KiB", "MiB", "LlamaTokenizer"}  # no classes of ours
+FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
 CODE = re.compile(r"^ *```.*?^ *```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
@@ -51,3 +63,88 @@ def test_a_link_to_nowhere_is_found(tmp_path: Path) -> None:
         "# A title\n[good](#a-title) [bad](#another) [gone](gone.md) [out](https://example.org) `[code](no.md)`\n"
     )
     assert broken_links(page) == ["#another", "gone.md"]
+
+
+def named_paths(page: Path) -> list[str]:
+    """The paths of this repository that a page names in code quotes, and the scripts in its commands."""
+    text = page.read_text("utf-8")
+    quoted = [
+        name for name in re.findall(r"`([\w./-]+)`", text) if name.startswith(tuple(f"{one}/" for one in FOLDERS))
+    ]
+    modules = [name.replace(".", "/") + ".py" for name in re.findall(r"-m (scripts\.[\w.]+)", text)]
+    return [*quoted, *modules, *re.findall(r"(?<![\w./])scripts/[\w./-]*\w", text)]
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
+def test_every_file_that_a_page_names_exists(page: Path) -> None:
+    assert [name for name in named_paths(page) if not (ROOT / name).exists()] == []
+
+
+@cache
+def classes() -> frozenset[str]:
+    modules = (module for folder in (*PACKAGES, "scripts", "tests") for module in (ROOT / folder).rglob("*.py"))
+    return frozenset(
+        name for module in modules for name in re.findall(r"^ *class (\w+)", module.read_text("utf-8"), re.M)
+    )
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/design").glob("*.md")), ids=lambda page: page.name)
+def test_every_class_that_a_design_page_names_exists(page: Path) -> None:
+    named = set(re.findall(r"\b[A-Z][a-z0-9]+(?:[A-Z][a-z0-9]*)+\b", page.read_text("utf-8")))
+    assert named - classes() - OTHER_NAMES == set()
+
+
+def definitions(file: Path) -> set[str]:
+    """Functions, classes and methods (`Class.method`, inherited ones of the same file included) of a module."""
+    names: set[str] = set()
+    classes: dict[str, set[str]] = {}
+    for node in ast.parse(file.read_text("utf-8")).body:
+        if isinstance(node, ast.ClassDef):
+            own = {part.name for part in node.body if isinstance(part, FUNCTION)}
+            bases = [classes.get(base.id, set()) for base in node.bases if isinstance(base, ast.Name)]
+            classes[node.name] = own.union(*bases)
+            names |= {node.name} | {f"{node.name}.{method}" for method in classes[node.name]}
+        elif isinstance(node, FUNCTION):
+            names.add(node.name)
+    return names
+
+
+def rows_of_where() -> list[tuple[str, str]]:
+    rows = re.findall(r"^\| .* \| `(\S+\.py)` \| (`.*`) \|$", WHERE.read_text("utf-8"), re.MULTILINE)
+    return [(file, name) for file, names in rows for name in re.findall(r"`([\w.]+)`", names)]
+
+
+def test_the_page_where_is_what_names_functions_that_exist() -> None:
+    rows = rows_of_where()
+    assert len(rows) > 50
+    assert [(file, name) for file, name in rows if name not in definitions(ROOT / file)] == []
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/design").glob("*.md")), ids=lambda page: page.name)
+def test_a_design_page_is_short_and_in_the_index(page: Path) -> None:
+    assert len(page.read_text("utf-8").splitlines()) < 250
+    assert page.name == "README.md" or f"({page.name})" in (page.parent / "README.md").read_text("utf-8")
+
+
+def settings(config: type, prefix: str = "") -> dict[str, Any]:
+    """Dotted keys of a configuration and all below it, with their defaults. Both pools have the same keys; overrides of
+    the engine's settings are left out."""
+    found: dict[str, Any] = {}
+    for key, kind in get_type_hints(config).items():
+        if key in ("decode", "engine") and (prefix or key == "decode"):
+            continue
+        if is_dataclass(kind) and isinstance(kind, type):
+            found |= settings(kind, f"{prefix}{key}.")
+        elif key in (parts := {part.name: part for part in fields(config)}):
+            default, factory = parts[key].default, parts[key].default_factory
+            found[prefix + key] = default if factory is MISSING else factory()
+    return found
+
+
+def test_the_page_of_the_configuration_has_every_key_and_its_default() -> None:
+    page = (ROOT / "docs/reference/configuration.md").read_text("utf-8")
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| (?:`(.*?)`|required) \|", page, re.MULTILINE))
+    expected = {
+        key: list(value) if isinstance(value, tuple) else value for key, value in settings(ClusterConfig).items()
+    }
+    assert {key: MISSING if key == "model.path" else yaml.safe_load(value) for key, value in rows.items()} == expected

@@ -1,1 +1,1 @@
-"""Who may ask for what: API keys, limits per key, usage. It imports `http` for its errors, `config` and `protocol`."""
+"""API keys, limits per key, usage. It imports `http` for its errors, `config` and `protocol`."""

@@ -32,8 +32,8 @@ class Permit:
 
 
 class Access:
-    """Without a key file everybody may do everything, and only the usage is counted. Everything runs on one event loop;
-    files are read and written in `executor`."""
+    """Without a key file all callers may do everything, and only the usage is counted. Everything runs on one event
+    loop; files are read and written in `executor`."""
 
     def __init__(self, config: AccessConfig | None = None, executor: Executor | None = None) -> None:
         config = config or AccessConfig()
@@ -90,7 +90,7 @@ class Access:
     async def enter(
         self, caller: Caller, model: str, num_tokens: int, num_sequences: int, is_resumed: bool = False
     ) -> tuple[Permit, str]:
-        """The same as `admit`, but awaitable, because in a front process the limits are counted elsewhere."""
+        """As `admit`, but awaitable, because in a front process the limits are counted elsewhere."""
         return self.admit(caller, model, num_tokens, num_sequences, is_resumed)
 
     def settle(self, permit: Permit, used: UsageCounts) -> None:

@@ -1,7 +1,7 @@
 """What an API key allows, and how its secret is made and recognised.
 
 Only the SHA-256 of a secret is kept. A slow hash (scrypt, argon2) protects passwords, which people choose and others
-can guess. These secrets are 256 random bits, which nobody can find by trying, however fast the hash is. And the hash is
+can guess. These secrets are 256 random bits, which cannot be found by trying, however fast the hash is. And the hash is
 computed on the event loop for every request, so it matters that it takes 1 us instead of 50 ms.
 """
 

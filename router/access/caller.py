@@ -10,7 +10,7 @@ from slipstream.router.http.http_error import HttpError
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request. `key` None: there are no keys, and everybody may do everything."""
+    """Who sent a request. `key` None: there are no keys, and all callers may do everything."""
 
     key: ApiKey | None = None
 

@@ -156,8 +156,8 @@ def remove_key(text: str, name: str) -> str:
 
 
 def edit_file(path: Path, edit: Callable[[str | None], str]) -> None:
-    """Replaces a file atomically by what `edit` makes of its text (None: there is none). Whoever else edits it this way
-    waits, so that neither a new key nor a removal is lost. Raises OSError, UnicodeDecodeError."""
+    """Replaces a file atomically by what `edit` makes of its text (None: there is none). Other processes that edit it
+    this way wait, so that neither a new key nor a removal is lost. Raises OSError, UnicodeDecodeError."""
     path = path.resolve()  # a symbolic link stays one
     folder = os.open(path.parent, os.O_RDONLY)
     try:

@@ -24,7 +24,8 @@ LOOK_EVERY_S = 1.0  # how often the file is checked
 
 class KeyRing:
     """Life cycle: `open`, `watch`, `close`, all on one event loop; the file is read in `executor`. `path` None: there
-    are no keys, and everybody is let in. `follow` is told of all keys when they are first read, and when they change.
+    are no keys, and all callers are accepted. `follow` is called with all keys when they are first read and when they
+    change.
 
     The file is checked once a second, whether or not requests arrive: a removed key must not be accepted even once, and
     with front processes the dispatcher's process sees no callers. (Polling works alike on every file system, and for
@@ -52,8 +53,6 @@ class KeyRing:
     def is_on(self) -> bool:
         """Whether callers must present a key."""
         return self._path is not None
-
-    # ---- callers
 
     def authenticate(self, request: Request) -> Caller:
         """The sender of a request. Raises HttpError 401."""
@@ -87,8 +86,6 @@ class KeyRing:
     def _unauthenticated(self, reason: str, message: str) -> HttpError:
         self.num_unauthenticated[reason] += 1
         return HttpError(401, message, code="invalid_api_key", headers=(("www-authenticate", "Bearer"),))
-
-    # ---- the file
 
     def open(self) -> None:
         """Reads the file. Blocks. Raises ValueError if it is broken."""
@@ -138,7 +135,7 @@ class KeyRing:
 
 
 def level_of(num_keys: int) -> int:
-    """The log level for a number of keys: a file without keys locks everybody out, which may be a mistake."""
+    """The log level for a number of keys: a file without keys locks all callers out, which may be a mistake."""
     return logging.INFO if num_keys else logging.WARNING
 
 

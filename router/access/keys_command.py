@@ -93,7 +93,7 @@ def remove_command(file: Path, name: str) -> None:
 
 
 def fail(file: Path, error: Exception) -> Any:
-    """Prints what is wrong and exits."""
+    """Prints the error and exits."""
     text = str(error)
     click.echo(f"error: {text if str(file) in text else f'{file}: {text}'}", err=True)
     sys.exit(2)

@@ -9,7 +9,7 @@ from slipstream.router.access.api_key import ApiKey
 from slipstream.router.protocol.generation import Figure
 
 MINUTE_S = 60.0
-BUSY_RETRY_S = 1.0  # a guess: nobody knows when one of the running sequences will end
+BUSY_RETRY_S = 1.0  # a guess: it is unknown when one of the running sequences will end
 
 LimitName = Literal["requests", "tokens", "concurrent"]
 
@@ -71,7 +71,7 @@ class KeyLimits:
     num_running: int = 0
 
     def follow(self, key: ApiKey, now: float) -> None:
-        """Takes over changed rates of the key."""
+        """Applies changed rates of the key."""
         self.requests = _at_rate(self.requests, key.requests_per_minute, now)
         self.tokens = _at_rate(self.tokens, key.tokens_per_minute, now)
 
@@ -112,8 +112,7 @@ class KeyLimits:
         self.take(num_tokens, num_sequences, now)
 
     def take(self, num_tokens: int, num_sequences: int, now: float) -> None:
-        """The same as `admit`, but for a request that another router has admitted: what exceeds the limits becomes a
-        debt."""
+        """As `admit`, but for a request that another router has admitted: what exceeds the limits becomes a debt."""
         if self.tokens is not None:
             self.tokens.take(num_tokens, now)
         if self.requests is not None:

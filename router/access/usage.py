@@ -48,7 +48,7 @@ class UsageCounts:
 
 
 class Account(NamedTuple):
-    """Whose usage of which model. Without keys, both names are empty."""
+    """A key's usage of a model. Without keys, both names are empty."""
 
     key: str
     tenant: str
@@ -129,7 +129,7 @@ class UsageFile:
         if num_bytes > self._compact_above_bytes:
             try:
                 self.load()
-            except OSError as error:  # the lines were written all the same
+            except OSError as error:  # the lines were written nevertheless
                 self._compact_above_bytes *= 2
                 log.warning("%s: has %d bytes, but cannot be compacted: %s", self._path, num_bytes, error)
 
@@ -152,7 +152,7 @@ class UsageFile:
     def _compact(self, sums: dict[Account, UsageCounts]) -> None:
         temporary = self._path.with_name(f".{self._path.name}.new")
         with temporary.open("wb") as file:
-            os.fchmod(file.fileno(), stat.S_IMODE(self._path.stat().st_mode))  # who may not read it shall not now
+            os.fchmod(file.fileno(), stat.S_IMODE(self._path.stat().st_mode))  # keeps who may read it
             num_bytes = file.write(b"".join(_line(*entry, self.saved[entry[0]]) for entry in sums.items()))
             file.flush()
             os.fsync(file.fileno())
@@ -161,8 +161,8 @@ class UsageFile:
 
 
 def _line(account: Account, counts: UsageCounts, up_to: int) -> bytes:
-    told = {**account._asdict(), **asdict(counts), "up_to": up_to}
-    return json.dumps(told, separators=(",", ":")).encode() + b"\n"
+    values = {**account._asdict(), **asdict(counts), "up_to": up_to}
+    return json.dumps(values, separators=(",", ":")).encode() + b"\n"
 
 
 def _parse(line: bytes) -> tuple[Account, UsageCounts, int]:

@@ -4,7 +4,7 @@
 
 The journal is a mapped file: what is written to it is the kernel's at once, without a system call and without waiting
 for a disk. (If the whole machine dies, the usage of the latest seconds is lost.) Records are numbered for ever. A line
-of the usage file tells up to which number it goes, so nothing is counted twice, however a save was interrupted.
+of the usage file says up to which number it goes, so nothing is counted twice, however a save was interrupted.
 
 Its records are in two halves. While one is being saved, further ones go to the other, and what was saved is forgotten
 by beginning a half anew:

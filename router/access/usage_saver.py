@@ -55,7 +55,7 @@ class UsageSaver:
             self._begin_soon()
 
     async def close(self) -> None:
-        """Saves what is left."""
+        """Saves the rest."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True, slots=True)
 class AccessConfig:
-    """`keys_file` None: everything is open to everybody. `usage_file` None: usage is counted in memory only, from the
-    start of the process. Paths are relative to the deployment's file."""
+    """`keys_file` None: everything is open. `usage_file` None: usage is counted in memory only, from the start of the
+    process. Paths are relative to the deployment's file."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 

@@ -94,9 +94,9 @@ class HttpConfig:
 
 @dataclass(frozen=True, slots=True)
 class AdminConfig:
-    """Where operators ask. With `port` None, /metrics, /cluster/... and the records of requests are served at the API's
-    port and, if there are keys, need an administrator's key. With a number (0: any free port) they are served at that
-    port only, without TLS, to anyone who can reach it."""
+    """The administrators' port. With `port` None, /metrics, /cluster/... and the records of requests are served at the
+    API's port and, if there are keys, need an administrator's key. With a number (0: any free port) they are served at
+    that port only, without TLS, to all clients that reach it."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -186,7 +186,7 @@ class VersionsConfig:
 
 
 def check_split(split: Mapping[str, float]) -> None:
-    """Raises ValueError with a sentence that says what is wrong."""
+    """Raises ValueError with a sentence that names the mistake."""
     for version, weight in split.items():
         if not version:
             raise ValueError("split has a version without a name")
@@ -199,9 +199,9 @@ def check_split(split: Mapping[str, float]) -> None:
 @dataclass(frozen=True, slots=True)
 class MigrationConfig:
     """How running sequences move between decode workers. At most `max_at_once` of them are leaving, or arriving at, one
-    worker at a time. While at least `precopy_pages` pages remain to be sent, they are copied while the sequence goes on
-    decoding; fewer are sent while it is frozen. With `rebalance` they do not only move away from workers that drain,
-    but also to workers where they would be faster."""
+    worker at a time. While at least `precopy_pages` pages remain to be sent, they are copied while the sequence
+    continues to decode; fewer are sent while it is frozen. With `rebalance` they do not only move away from workers
+    that drain, but also to workers where they would be faster."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -274,7 +274,7 @@ class TracingConfig:
     otlp_endpoint: str | None = None
     sample_ratio: float = 1.0
     queue_requests: int = 4096  # traced requests that may wait for the collector; the spans of further ones are dropped
-    timeout_s: float = 5.0  # for one POST including its retries, and for sending what is left when the router stops
+    timeout_s: float = 5.0  # for one POST including its retries, and for sending the rest when the router stops
 
     def __post_init__(self) -> None:
         if self.otlp_endpoint is not None:

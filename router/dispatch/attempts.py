@@ -99,7 +99,7 @@ class AttemptFlow:
             state.enter("prefill", now, f"on {group.name}")
 
     def on_chunk(self, worker: WorkerState, chunk: TokenChunk, now: float) -> None:
-        """A worker sent tokens. Those that are new go to the client, in order."""
+        """A worker sent tokens. New ones are sent to the client, in order."""
         state = self._current(worker, chunk)
         if state is None:
             return
@@ -161,7 +161,7 @@ class AttemptFlow:
         if state is None:
             return
         # If a reservation fails while the Generate that was to convert it is on its way, that Generate will start from
-        # scratch at the worker, so the worker still has to be told to cancel it.
+        # scratch at the worker, so the worker still needs a Cancel.
         silent = None if state.is_converted and state.phase == "prefill" else worker
         if not message.retryable:
             error = GenerationError("invalid_request", message.reason)
@@ -222,7 +222,7 @@ class AttemptFlow:
         self._table.actions.append(emit_of((part.request_id, part.token_ids, part.logprobs)))
 
     def _on_first_token(self, state: RequestState, group: WorkerState, chunk: TokenChunk, now: float) -> None:
-        """The prefill group has sampled the first token, so the decode worker can be told to continue from it."""
+        """The prefill group has sampled the first token, so the decode worker can continue from it."""
         if state.phase != "prefill" or not chunk.token_ids:
             return
         assert state.decode is not None

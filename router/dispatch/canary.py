@@ -37,9 +37,9 @@ class CanaryTarget(Protocol):
 class Canary:
     """Sends a request as soon as the workers are there, and repeats it until one has been answered completely.
 
-    Whatever the placement policy, the request goes through a prefill group if there is one; where
-    `needs_prefill_group` says so, the canary waits until there is. `missing` tells what is still being waited for;
-    it is None once the canary has succeeded.
+    With every placement policy, the request goes through a prefill group if there is one; where `needs_prefill_group`
+    says so, the canary waits until there is. `missing` says what it still waits for; it is None once the canary has
+    succeeded.
     """
 
     def __init__(self, service: CanaryTarget, needs_prefill_group: Callable[[], bool]) -> None:
@@ -79,7 +79,7 @@ class Canary:
         return None
 
     async def _sing(self) -> str | None:
-        """Send one request. Returns what went wrong, or None."""
+        """Sends one request. Returns the reason of its failure, or None."""
         longest = (self._service.max_model_len or 0) - NUM_TOKENS
         num_tokens = max(1, min(PROMPT_TOKENS, longest))
         request = GenerateRequest(

@@ -1,17 +1,14 @@
-"""The heart of the router. Sans-IO: it takes events with a time and returns actions.
+"""Decides what the router does. Sans-IO: it takes events with a time and returns actions.
 
 Every event method returns the actions it causes, in order. Time is float seconds of any clock that never goes back.
-The rules are in docs/design/README.md under "Attempts" and "Credits". The parts, in the order in which a request meets
-them:
+The rules are in docs/design/attempts.md and admission.md. The parts, in the order in which a request meets them:
 
-    request_book   all unfinished requests: the queue, the deadlines, and the ways out of an attempt
-    versions       which version of the model a request gets and keeps
-    roster         the connected workers, each with its `credits` ledger
-    prefix         which worker holds the KV of which prefix
-    membership     workers that come, drain and go, and what that means for the requests on them
-    matching       gives waiting requests to workers with credits, by `placement`
-    attempts       drives a placed request by the messages of its workers
-    migration      decides which running sequences move to other decode workers; `moves` carries them over
+    table        all unfinished requests: admission, deadlines, versions of the model, the ways out of an attempt
+    queue        which request is next: priority classes, tenants, deadlines
+    membership   workers that join, drain and leave, and the effects on their requests
+    matching     gives waiting requests to workers with credits, by `placement`
+    attempts     drives a placed request by the messages of its workers
+    migration    moves running sequences to other decode workers
 """
 
 from __future__ import annotations
@@ -65,8 +62,8 @@ from slipstream.router.status.version_status import VersionStatus
 
 
 class Dispatcher:
-    """Keeps the records of the last `history_capacity` requests, running or finished, and what there is to tell of as
-    many that were refused, so that they can be explained. For `name_pages` see `PrefixIndex`."""
+    """Keeps the records of the last `history_capacity` requests, running or finished, and of as many rejected ones, so
+    that they can be explained. For `name_pages` see `PrefixIndex`."""
 
     def __init__(
         self, config: DispatchConfig, history_capacity: int = 1024, name_pages: NamePages | None = None
@@ -86,8 +83,6 @@ class Dispatcher:
         self._rebalancer = Rebalancer(config, registry, table, wishes, migrations)
         self._membership = Membership(registry, table, index, sessions, versions, migrations, moves, self._flow)
         self._wake_s: float | None = None  # when a request will have waited long enough for a better worker
-
-    # ---- queries
 
     @property
     def num_requests(self) -> int:
@@ -154,11 +149,8 @@ class Dispatcher:
         return tuple(worker_profiles(self._registry))
 
     def signals(self, now: float, router_id: str = "") -> Signals:
-        """The load and the service levels of late, for the planner. `router_id` tells one router process from the
-        next."""
+        """The present load and service levels, for the planner. `router_id` identifies the router's process."""
         return signals_of(self._table, self._registry, self._slo, self._local_prefill_max_tokens, now, router_id)
-
-    # ---- events: clients and time
 
     def submit(self, request: GenerateRequest, now: float) -> list[Action]:
         """Queues a request. Raises AdmissionError if it is refused; then that is counted and can be explained, and
@@ -206,8 +198,6 @@ class Dispatcher:
         self._table.find_versions(now)
         return self._settle(now)
 
-    # ---- events: workers
-
     def worker_joined(self, hello: Hello, now: float) -> list[Action]:
         """A worker has connected. An earlier connection of the same identity must have been reported lost before."""
         self._membership.join(hello, now)
@@ -221,7 +211,7 @@ class Dispatcher:
         return self._settle(now)
 
     def drain(self, peer: PeerId, now: float, next_role: Role | None = None, migrate: bool = True) -> list[Action]:
-        """Gives the worker no new work and tells it to leave when it is empty: to exit, or to come back as `next_role`.
+        """Gives the worker no new work and sends it a Drain: it exits when it is empty, or reconnects as `next_role`.
 
         With `migrate` its running sequences move to other decode workers as these have room. Without it, or if there
         never is room, they run to their end where they are. Unknown workers are ignored.
@@ -314,10 +304,8 @@ class Dispatcher:
                 if own is None or not self._moves.on_lost(own, worker, now, reason):
                     self._flow.on_failed(worker, message, now)
 
-    # ---- consequences of events
-
     def _settle(self, now: float) -> list[Action]:
-        """Starts the moves and places the requests that fit now, and hands out the collected actions."""
+        """Starts the moves and places the requests that fit now, and returns the collected actions."""
         table = self._table
         self._wake_s = None
         if self._wishes:

@@ -13,7 +13,7 @@ from slipstream.router.registry.worker_registry import WorkerRegistry
 from slipstream.router.requests.placement_decision import Placement, Wait
 from slipstream.router.requests.request_state import RequestState
 
-# How many requests may overtake one that does not fit, by taking what it waits for. After that it is its turn.
+# How many requests may overtake one that does not fit, by using the credits that it waits for.
 MAX_PASSED = 32
 # How many requests that do not fit are skipped in search of one that does, which bounds the work per event.
 LOOKAHEAD = 32
@@ -36,8 +36,8 @@ def match_credits(
     every request that overtakes it, one that lacks prefill credits only by those that take prefill credits. After
     `MAX_PASSED` of these, no more requests of that kind are started, so that freed credits accumulate until it fits.
 
-    A request that could start now but waits for a better worker holds up nobody. Returns the time at which the first of
-    those will have waited long enough; None if there is none.
+    A request that could start now but waits for a better worker delays no other request. Returns the time at which the
+    first of those will have waited long enough; None if there is none.
     """
     stall = placer.waits.stall(version, lane.version, now)
     if stall is not None:

@@ -50,8 +50,8 @@ class Membership:
         self._table.find_versions(now)
 
     def drain(self, worker: WorkerState, now: float, next_role: Role | None, migrate: bool) -> None:
-        """It gets nothing new, and is told to leave when it is empty. What only waits there is placed anew; what runs
-        there moves, with `migrate`, as others have room."""
+        """The worker gets no new requests and a Drain: it leaves when it is empty. Waiting requests are placed anew;
+        running ones move, with `migrate`, as other workers have room."""
         self._registry.drain(worker)
         self._table.send(worker, Drain(next_role))
         states = self._table.latest_first(worker.request_ids)
@@ -64,7 +64,7 @@ class Membership:
         self._table.find_versions(now)
 
     def lose(self, worker: WorkerState, now: float, reason: str) -> None:
-        """Its connection is gone: its requests go on at their destinations, or begin another attempt."""
+        """Its connection is lost: its requests continue at their destinations, or begin another attempt."""
         self._registry.remove(worker)
         self._index.remove(worker)
         self._sessions.remove(worker)
@@ -77,7 +77,7 @@ class Membership:
         self._table.find_versions(now)
 
     def expel(self, worker: WorkerState, now: float, reason: str) -> None:
-        """Closes the connection of a worker whose messages make no sense: its state and ours have diverged."""
+        """Closes the connection of a worker whose messages contradict our state."""
         self._table.actions.append(Close(worker.peer, reason))
         self.lose(worker, now, reason)
 

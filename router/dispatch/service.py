@@ -1,4 +1,4 @@
-"""The service that fronts call: submit a request, read its stream, ask about the cluster's state."""
+"""The service that fronts call: submit a request, read its stream, read the cluster's state."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class Receiver(Protocol):
-    """Where the output of a request goes: to a stream that is read in this process, or on to another process."""
+    """Receives the output of a request: a stream of this process, or a link to another process."""
 
     @property
     def record(self) -> RequestRecord: ...
@@ -85,8 +85,8 @@ class GenerationService:
         self._is_closed = False
 
     async def start(self, failover: FailoverSession | None = None) -> None:
-        """Starts to listen for workers, on the previous router's sockets if there is an estate of one. Raises OSError
-        if it cannot listen."""
+        """Starts to listen for workers, on the previous router's sockets if there are any. Raises OSError if it cannot
+        listen."""
         inherited = failover.for_workers if failover is not None else []
         await self._port.start(inherited)
         if failover is not None and not inherited:
@@ -114,7 +114,7 @@ class GenerationService:
         return self._dispatcher.max_model_len or self._coming_max_model_len
 
     def expect_max_model_len(self, max_model_len: int) -> None:
-        """Tells the service the longest sequence that a decode worker will take which has not connected yet."""
+        """Sets the longest sequence that the decode workers will accept, before the first of them has connected."""
         self._coming_max_model_len = max_model_len
         self._port.note_change()
 
@@ -147,7 +147,7 @@ class GenerationService:
         self._port.perform(self._dispatcher.set_split(split, time.monotonic()))
 
     async def wait_for_change(self) -> None:
-        """Returns when the next worker has joined, was lost or was told to leave."""
+        """Returns when the next worker has joined, was lost or began to drain."""
         await self._port.wait_for_change()
 
     async def wait_for_join(self) -> None:
@@ -161,7 +161,7 @@ class GenerationService:
 
     def relay(self, request: GenerateRequest, receiver_of: Callable[[RequestRecord], R]) -> R:
         """Queues a request whose output goes to the receiver that `receiver_of` makes for it. Raises AdmissionError."""
-        # What a previous router has admitted goes on even while this one drains.
+        # Requests that a previous router has admitted continue even while this one drains.
         if self._is_closed or not (self._is_admitting or request.resumed is not None):
             refusal = ShuttingDownError()
             self.note_refused(RejectedRequest.of(request, refusal.error, time.monotonic()))
@@ -247,7 +247,7 @@ class GenerationService:
 
     def _check_sendable(self, request: GenerateRequest) -> None:
         """Refuses a request with a value that cannot be encoded: sending it would cost a worker its connection, and
-        with it everybody's requests there.
+        with it all requests there.
 
         The prompt is not checked: bytes can always be encoded, and a prompt too long for a frame is too long for any
         worker. Raises InvalidRequestError.

@@ -2,8 +2,8 @@
 
     connection: opened -> Hello -> (Rejected, closed) | Welcome -> messages ... -> lost
 
-A connection that sends bad frames, is silent for longer than its lease, or does not read is closed. The dispatcher is
-told that the worker is lost; the other connections do not notice.
+A connection that sends bad frames, is silent for longer than its lease, or does not read is closed. The dispatcher gets
+`worker_lost`; the other connections are not affected.
 """
 
 from __future__ import annotations
@@ -73,8 +73,6 @@ class WorkerPort:
         self.num_decode_joins = 0
         self._is_closing = False
 
-    # ---- life cycle
-
     async def start(self, listening: Sequence[socket.socket] = ()) -> None:
         """Listens on `worker_host:worker_port`, or on the sockets of a previous router. Raises OSError if it cannot
         listen."""
@@ -119,8 +117,6 @@ class WorkerPort:
             await server.wait_closed()
         self._servers.clear()
 
-    # ---- driving the dispatcher
-
     def perform(self, actions: Iterable[Action]) -> None:
         """Performs the dispatcher's actions in order. Its next deadline is looked at once per turn of the loop."""
         workers, deliver = self._workers, self._deliver
@@ -142,7 +138,7 @@ class WorkerPort:
             self._loop.call_soon(self._set_timer)
 
     async def wait_for_change(self) -> None:
-        """Returns when the next worker has joined, was lost or was told to leave, or the expected workers changed."""
+        """Returns when the next worker has joined, was lost or began to drain, or the expected workers changed."""
         await self._changed.wait()
 
     async def wait_for_join(self) -> None:
@@ -165,7 +161,7 @@ class WorkerPort:
             self.perform(self._dispatcher.migrate(request_id, time.monotonic(), peer))
 
     def note_change(self) -> None:
-        """Wakes up those who wait for a change."""
+        """Wakes up the tasks that wait for a change."""
         self._changed.set()
         self._changed.clear()
 
@@ -188,8 +184,6 @@ class WorkerPort:
         self._timer = None
         self.perform(self._dispatcher.tick(time.monotonic()))
 
-    # ---- connections
-
     def _accept(self) -> FrameProtocol:
         connection = _Connection(self, self._config.dispatch.worker_lease_s)
         self._connections.add(connection)
@@ -210,7 +204,7 @@ class WorkerPort:
         now = time.monotonic()
         older = self._peer_named(hello.worker.name)
         if older is not None:
-            self._workers.pop(older).protocol.abort()  # it may be dead, and never take what is queued
+            self._workers.pop(older).protocol.abort()  # it may be dead, and never read its queue
             self.perform(self._dispatcher.worker_lost(older, now, "it connected anew"))
         connection.protocol.reader.trust()
         connection.hello = hello
@@ -219,7 +213,7 @@ class WorkerPort:
         connection.send(Welcome(self._router_id))
         self.num_decode_joins += hello.role == "decode"
         self.perform(self._dispatcher.worker_joined(hello, now))
-        self._joined.set()  # wakes those who wait now; those who come later wait for the next worker
+        self._joined.set()  # wakes the present waiters; later ones wait for the next worker
         self._joined.clear()
         self.note_change()
 
@@ -243,8 +237,6 @@ class WorkerPort:
 
     def _peer_named(self, name: str) -> PeerId | None:
         return next((peer for peer in self._workers if peer.name == name), None)
-
-    # ---- heartbeats
 
     def _schedule_beat(self) -> None:
         period_s = self._config.dispatch.worker_lease_s / PINGS_PER_LEASE

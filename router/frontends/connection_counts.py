@@ -1,7 +1,7 @@
 """How many clients are connected to each front, in memory that all fronts share: the limit is one for all of them.
 
-A message to the dispatcher and back would come too late: whether a client is turned away is decided when it connects.
-Each front writes its own number and reads all of them; two that look at the same moment may both let one in.
+A message to the dispatcher and back would come too late: a client is rejected at the moment when it connects. Each
+front writes its own number and reads all of them; two fronts may both accept a client at the same moment.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ NUMBER_BYTES = 8
 
 
 class ConnectionCounts:
-    """`fd` is to be inherited by the fronts. The memory is gone when all who have it are."""
+    """`fd` is to be inherited by the fronts. The memory is freed when all its processes have ended."""
 
     def __init__(self, num_fronts: int) -> None:
         self.fd = os.memfd_create("slipstream-connections")
@@ -26,7 +26,7 @@ class ConnectionCounts:
         return self._free.pop()
 
     def give_back(self, cell: int) -> None:
-        """A front is gone, with everybody who was connected to it."""
+        """A front has ended, with all its connections."""
         self._numbers[cell] = 0
         self._free.add(cell)
 

@@ -84,7 +84,7 @@ class Front(ApiFront):
         for_people.add_to(self._routes, config.http.path_prefix)
 
     def admin(self, request: Request, exchange: Exchange) -> Awaitable[None]:
-        """Serve one request at the operators' port. No key is asked for: whoever can reach the port may use it."""
+        """Serves one request at the administrators' port, without a key: all clients that reach the port may use it."""
         return self._serve(self._admin_routes, request, exchange, is_open=True)
 
     async def ready(self, request: Request, exchange: Exchange) -> None:

@@ -79,8 +79,8 @@ class RelayedRequest:
 
 
 class FrontLink:
-    """Does what one front asks for, and ends all of it when the front is gone. `answer` serves the paths that are not
-    a generation's; `send` puts a message on the connection."""
+    """Serves one front, and ends its requests when the front has ended. `answer` serves the paths that are not a
+    generation's; `send` puts a message on the connection."""
 
     def __init__(
         self,
@@ -109,8 +109,6 @@ class FrontLink:
     def num_running(self) -> int:
         return len(self._running)
 
-    # ---- what the front says
-
     def received(self, message: FrontMessage) -> None:
         match message:
             case Submit():
@@ -137,19 +135,16 @@ class FrontLink:
                     self._asked[number].cancel()
 
     def lost(self) -> None:
-        """The front is gone, and with it everybody who waited there, unless they outlive it and wait for the next
-        one."""
+        """The front has ended, and its clients with it, unless they outlive it and wait for the next one."""
         for task in self._asked.values():
             task.cancel()
         for request_id in list(self._running.values()):
             self._service.cancel(request_id)
-        used = UsageCounts() if self._clients_outlive_it else NO_USAGE  # the next front counts what it goes on with
+        used = UsageCounts() if self._clients_outlive_it else NO_USAGE  # the next front counts the rest
         for permit in self._permits.values():
             self._access.settle(permit, used)
         self._permits.clear()
         self.num_connections = 0
-
-    # ---- generations
 
     def _submit(self, message: Submit) -> None:
         request = message.request()
@@ -179,8 +174,6 @@ class FrontLink:
         self._emitted, self._ended = [], []
         self._send(output)
 
-    # ---- keys
-
     def _enter(self, message: Enter) -> None:
         refusal, lines = None, ""
         try:
@@ -201,8 +194,6 @@ class FrontLink:
             permit = Permit(ANYBODY, message.model, 0, 0)
         self._access.settle(permit, message.used)
 
-    # ---- everything else
-
     async def _serve(self, message: Ask) -> None:
         headers = dict(message.headers)
         request = Request(
@@ -213,7 +204,7 @@ class FrontLink:
             await self._answer(request, exchange)
         except HttpError as error:
             exchange.fail(error)
-        except Exception:  # as `HttpConnection` does it: whoever asked waits at the front for an answer of some kind
+        except Exception:  # as in `HttpConnection`: the client waits at the front for an answer
             log.exception("%s %s failed", request.method, request.path)
             exchange.fail(internal_error())
         self._send(FrontAnswer(message.number, exchange.status, exchange.content_type, exchange.headers, exchange.body))

@@ -1,4 +1,4 @@
-"""What a front process and the dispatcher's process say to each other, over a socket pair that nobody else has.
+"""Messages between a front process and the dispatcher's process, over a socket pair of their own.
 
     front                        dispatcher
       <----------- Begin -------------          once: what to serve, and where
@@ -32,8 +32,6 @@ from slipstream.router.protocol.generation import (
 from slipstream.router.protocol.messages import SamplingParams, TokenLogprob
 from slipstream.router.protocol.wire import Vocabulary
 from slipstream.router.requests.history import Timeline
-
-# ---- front -> dispatcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,19 +122,16 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Nobody waits for the answer any more."""
+    """The client no longer waits for the answer."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request was refused without a Submit. `pickled` is a `RejectedRequest`, for those who ask why."""
+    """A request was refused without a Submit. `pickled` is a `RejectedRequest`, for `explain`."""
 
     pickled: bytes
-
-
-# ---- dispatcher -> front
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +151,7 @@ class KeyLimitsReply:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """Go on with the clients of the previous front, whose requests may be as long as that."""
+    """Continue with the clients of the previous front, whose requests may be as long as that."""
 
     max_model_len: int | None
     versions: tuple[str, ...]

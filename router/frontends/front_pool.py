@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 class FrontPool:
     """`link_of` makes the dispatcher's end of a connection, given how to send on it. All fronts share one port: each
     listens on it, and the system divides new connections between them. With an `failover` the port is that of the
-    router before, and each front goes on with the clients of the one before it. All fronts accept at the one
+    router before, and each front continues with the clients of its predecessor. All fronts accept at the one
     `unix_socket`."""
 
     def __init__(
@@ -100,7 +100,7 @@ class FrontPool:
         return port
 
     def refuse_clients(self) -> None:
-        """No new ones from now on. Before `start`: the fronts only go on with those of the previous fronts."""
+        """No new clients from now on. Before `start`: the fronts only continue with those of the previous fronts."""
         self._setup = replace(self._setup, is_ending=True)
         if self._failover is not None:
             self._failover.stop_listening()
@@ -112,7 +112,7 @@ class FrontPool:
             self._unix_socket = None
 
     async def take_over(self) -> None:
-        """Has the fronts go on with the clients of those before them, from now on also when one is started anew."""
+        """Has the fronts continue with the clients of their predecessors, from now on also when one is restarted."""
         self._takes_over = True
         for front in self._fronts:
             self._tell_what_to_do(front)
@@ -145,7 +145,7 @@ class FrontPool:
         return not late
 
     def _tell_what_to_do(self, front: _Front) -> None:
-        """One that does not listen yet is told as soon as it does."""
+        """A front that does not listen yet gets the message as soon as it does."""
         if not front.listens.done():
             return
         if self._takes_over and not front.takes_over:
@@ -182,7 +182,7 @@ class FrontPool:
         return front
 
     async def _keep(self, front: _Front) -> None:
-        """Starts a front anew whenever it is gone, until it has ended because it was drained."""
+        """Restarts a front whenever it has ended, until it has been drained."""
         retry_s = FIRST_RETRY_S
         while True:
             await asyncio.wait([front.lost])
@@ -202,8 +202,8 @@ class FrontPool:
                 retry_s = min(2 * retry_s, MAX_RETRY_S)
 
     async def _end_silent(self) -> None:
-        """Kills fronts that were stopped or hang, because the system goes on giving them clients. The next front goes
-        on with those that have come."""
+        """Kills fronts that were stopped or hang, because the system still gives them clients. The next front
+        continues with those that have connected."""
         while True:
             due_s = time.monotonic() + LOOK_EVERY_S
             await asyncio.sleep(LOOK_EVERY_S)
@@ -223,7 +223,7 @@ class FrontPool:
 
 
 class _Front:
-    """One front process and the connection to it. `listens` is done when it serves, `lost` when it is gone."""
+    """One front process and the connection to it. `listens` is done when it serves, `lost` when it has ended."""
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class _Front:
     ) -> None:
         loop = asyncio.get_running_loop()
         self.cell = cell  # in the connection counts
-        self.slot = slot  # its place at the keeper: the front that comes after it has the same
+        self.slot = slot  # its slot at the socket holder: its successor has the same
         self.listens: asyncio.Future[None] = loop.create_future()
         self.listens.add_done_callback(lambda future: future.exception())  # read, or the loop would complain
         self.lost: asyncio.Future[None] = loop.create_future()

@@ -2,10 +2,10 @@
 
     python -m slipstream.router.frontends.front_process FD COUNTS_FD CELL SLOT
 
-FD is the inherited end of a socket pair, COUNTS_FD that of `ConnectionCounts`, where this front has a cell; SLOT is
-its place at the keeper. When the other end of the pair closes, the dispatcher is gone: streams wait at the keeper for
-the next router, or end with an error where they cannot (no keeper, TLS), and the process ends. It lives no longer
-than the process that started it, however that ends.
+FD is the inherited end of a socket pair, COUNTS_FD that of `ConnectionCounts`, where this front has a cell; SLOT is its
+slot at the socket holder. When the other end of the pair closes, the dispatcher has ended: streams wait at the socket
+holder for the next router, or end with an error where they cannot (no holder, TLS), and the process ends. It lives no
+longer than the process that started it, however that ends.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ from slipstream.router.text.encoding import encode_pool
 from slipstream.router.text.tokenizer import Tokenizer
 
 OWN_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/health/live"})
-SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # that may be asked twice
-HEARTBEAT_S = 1.0  # after which counts are told again though they have not changed
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # that may be repeated
+HEARTBEAT_S = 1.0  # after which counts are sent again even if they have not changed
 TELL_COUNTS_S = 0.2  # how old the counts of a front on the metrics page may be
 
 log = logging.getLogger(__name__)
@@ -176,7 +176,7 @@ class FrontProcess:
     def _lost(self, reason: Exception | None) -> None:
         if self._failover is not None and not self._failover.has_said_farewell:
             if self._leaves_clients:
-                os._exit(1)  # without a word to the clients: the next front goes on with them, even during a drain
+                os._exit(1)  # without a response: the next front continues with the clients, even during a drain
             self._failover.close()  # clients to come wait for the next router
         if not self._begun.done():
             self._begun.set_exception(ConnectionError("the dispatcher is gone"))
@@ -186,7 +186,7 @@ class FrontProcess:
 
 
 class DividedHandler:
-    """Generations are this process's; whatever else is asked for has one answer, wherever it is asked."""
+    """Generations are served here; all other paths are forwarded, so that every front gives the same answer."""
 
     def __init__(self, front: ApiFront, dispatcher: RemoteDispatcher, tell_counts: Callable[[], None]) -> None:
         self._front = front
@@ -200,7 +200,7 @@ class DividedHandler:
         exchange.request_id = self._front.request_id_of(request)
         if request.method not in SAFE_METHODS:
             exchange.refuse_if_repeated()
-        self._tell_counts()  # comes before the question, so that a page has all that its reader knows of
+        self._tell_counts()  # sent before the request, so that a page includes all that its reader has seen
         answer = await self._dispatcher.ask(request, exchange.request_id)
         exchange.respond(answer.status, answer.body, answer.content_type, answer.headers)
 

@@ -1,4 +1,4 @@
-"""What a front process is told when it begins."""
+"""The settings that a front process gets when it starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slipstream.router.model_files.sampling_defaults import PLAIN, SamplingDefau
 
 @dataclass(frozen=True, slots=True)
 class LogStyle:
-    """How a process logs: its fronts write to the same file, and their lines shall look the same. `formatter` None: the
+    """How a process logs: its fronts write to the same file, and their lines must look alike. `formatter` None: the
     library's own."""
 
     level: int

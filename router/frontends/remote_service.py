@@ -1,4 +1,4 @@
-"""The dispatcher as a front process sees it: the same calls as on the service itself, over a link."""
+"""The dispatcher as a front process sees it: the calls of the service, over a link."""
 
 from __future__ import annotations
 
@@ -74,8 +74,6 @@ class RemoteDispatcher:
         self.max_model_len: int | None = None
         self.versions: tuple[str, ...] = ()
 
-    # ---- generations
-
     def submit(self, request: GenerateRequest) -> GenerationStream:
         """A refusal comes as the end of the stream. Raises ShuttingDownError, InvalidRequestError."""
         if self._is_lost:
@@ -114,11 +112,9 @@ class RemoteDispatcher:
             usage = Usage(running.stream.record.num_prompt_tokens, running.num_output_tokens, 0)
             running.stream.end(GenerationFinish(reason, usage))
 
-    # ---- calls with a reply
-
     async def ask(self, request: Request, request_id: str) -> FrontAnswer:
-        """Have the dispatcher's process answer an HTTP request. Raises HttpError 503 if it is gone, 413 for a body that
-        no such question has."""
+        """Has the dispatcher's process answer an HTTP request. Raises HttpError 503 if it has ended, 413 for a body
+        that no such question has."""
         if len(request.body) > MAX_ASK_BYTES:
             limit = f"{MAX_ASK_BYTES} bytes that {request.path} may have"
             raise HttpError(413, f"The body is larger than the {limit}.", code="body_too_large")
@@ -129,7 +125,7 @@ class RemoteDispatcher:
         return answer
 
     async def enter(self, digest: bytes, model: str, num_tokens: int, num_sequences: int, is_resumed: bool) -> Entered:
-        """Raises HttpError 503 if the dispatcher is gone."""
+        """Raises HttpError 503 if the dispatcher has ended."""
         number = next(self._numbers)
         message = Enter(number, digest, model, num_tokens, num_sequences, is_resumed)
         entered: Entered = await self._call(number, message, Settle(number, model, NO_USAGE))
@@ -152,8 +148,6 @@ class RemoteDispatcher:
         finally:
             del self._replies[number]
 
-    # ---- what comes from the dispatcher
-
     def received(self, message: KeyLimitsReply | Output | Entered | FrontAnswer) -> None:
         match message:
             case Output(emitted, ended):
@@ -174,7 +168,7 @@ class RemoteDispatcher:
                     reply.set_result(message)
 
     def lost(self) -> None:
-        """The dispatcher is gone: everything ends."""
+        """The dispatcher has ended, and everything here ends."""
         self._is_lost = True
         for running in self._running.values():
             usage = Usage(running.stream.record.num_prompt_tokens, running.num_output_tokens, 0)
@@ -205,7 +199,7 @@ class RemotePermit(Permit):
 
 
 class RemoteAccess(Access):
-    """Keys are known here, from the same file; what they may still do and what they have used, the dispatcher knows."""
+    """Keys are known here, from the same file; their limits and usage are counted in the dispatcher's process."""
 
     def __init__(self, config: AccessConfig, executor: Executor, dispatcher: RemoteDispatcher) -> None:
         super().__init__(replace(config, usage_file=None), executor)

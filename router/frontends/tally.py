@@ -15,9 +15,9 @@ from slipstream.router.observability.tracing.tracer import TraceCounts
 
 def counts_of(metrics: FrontMetrics, unauthenticated: Mapping[str, int], traces: TraceCounts | None) -> bytes:
     """All counts of a front, as JSON."""
-    told = {name: plain(value) for name, value in vars(metrics).items()}
-    told |= {"unauthenticated": unauthenticated, "traces": asdict(traces) if traces is not None else {}}
-    return orjson.dumps(told, option=orjson.OPT_NON_STR_KEYS)
+    reported = {name: plain(value) for name, value in vars(metrics).items()}
+    reported |= {"unauthenticated": unauthenticated, "traces": asdict(traces) if traces is not None else {}}
+    return orjson.dumps(reported, option=orjson.OPT_NON_STR_KEYS)
 
 
 def plain(value: Any) -> Any:
@@ -41,8 +41,8 @@ class FrontTally:
         self._latest: dict[str, Any] = {}
 
     def add(self, counts: bytes) -> None:
-        told: dict[str, Any] = orjson.loads(counts)
-        for name, value in told.items():
+        reported: dict[str, Any] = orjson.loads(counts)
+        for name, value in reported.items():
             before = self._latest.get(name)
             if name == "unauthenticated":
                 add_counts(self._unauthenticated, value, before or {})
@@ -62,7 +62,7 @@ class FrontTally:
                 add_counts(mine, value, before or {})
             else:
                 setattr(self._metrics, name, mine + value - (before or 0))
-        self._latest = told
+        self._latest = reported
 
     def _add_traces(self, now: Mapping[str, int], before: Mapping[str, int]) -> None:
         if self._traces is not None:

@@ -21,7 +21,7 @@ def is_there(path: Path) -> bool:
 
 def why_no_file(path: Path) -> str | None:
     """Why what has this name cannot be read, to be said after the path; None if it is a regular file. A pipe would
-    block who opens it."""
+    block its reader."""
     if path.is_file():
         return None
     if not is_there(path):

@@ -5,7 +5,7 @@
     tokenizer files, chat templates              NAMES, TEMPLATES
     quantisation configs
 
-Other files of a directory (README.md, training logs, weights in other formats) may come and go.
+Other files of a directory (README.md, training logs, weights in other formats) may be added and removed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The sampling of requests that do not say how to sample: what generation_config.json recommends for the model.
 
-The same keys as vLLM takes over with `--generation-config auto`. `max_new_tokens` is, as there, a limit for every
+The keys are those that vLLM uses with `--generation-config auto`. `max_new_tokens` is, as there, a limit for every
 request. `do_sample` is not looked at, as there: a file that means greedy sampling says `temperature: 0`.
 """
 

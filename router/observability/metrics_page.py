@@ -165,7 +165,7 @@ class MetricsPage(Collector):
         )
 
     def _sizes(self) -> Iterator[Metric]:
-        """What requests ask for, and what they get."""
+        """Parameters and results of requests."""
         front = self._front
         yield self._histogram("vllm:request_prompt_tokens", "Prompt tokens of each request.", front.prompt_tokens)
         yield self._histogram("vllm:request_generation_tokens", "Output tokens of each.", front.output_tokens)
@@ -305,7 +305,7 @@ def worker_families(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
             for state, count in by_state.items():
                 pages.add_metric([*who, state], count)
             for event, value in worker.stats.counters:
-                if event == "leases_held":  # the only one that also goes down
+                if event == "leases_held":  # the only one that can decrease
                     leases.add_metric(who, value)
                 elif not event.startswith(STEP_COUNTERS):
                     counted.add_metric([*who, event], value)

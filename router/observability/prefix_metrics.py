@@ -20,7 +20,7 @@ def prefix_index_families(status: PrefixIndexStatus) -> Iterator[Metric]:
     yield CounterMetricFamily("slipstream:prefix_index_messages", "Messages about blocks.", value=status.num_messages)
     yield CounterMetricFamily("slipstream:prefix_index_gaps", "Missing ones that were noticed.", value=status.num_gaps)
     yield CounterMetricFamily("slipstream:prefix_index_snapshots", "Snapshots.", value=status.num_snapshots)
-    changes = CounterMetricFamily("slipstream:prefix_index_changes", "Blocks that workers told of.", labels=["kind"])
+    changes = CounterMetricFamily("slipstream:prefix_index_changes", "Blocks that workers reported.", labels=["kind"])
     changes.add_metric(["stored"], status.num_stored)
     changes.add_metric(["removed"], status.num_removed)
     changes.add_metric(["dropped"], status.num_dropped)

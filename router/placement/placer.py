@@ -37,7 +37,7 @@ def make_policy(name: PolicyName, parameters: PlacementConfig, slo: SloConfig) -
 
 
 class Placer:
-    """Asks the policy where requests go, and keeps the load of the workers up to date. Sans-IO."""
+    """Places requests by the policy, and keeps the load of the workers up to date. Sans-IO."""
 
     def __init__(
         self, config: DispatchConfig, registry: WorkerRegistry, index: PrefixView, sessions: SessionView
@@ -91,8 +91,8 @@ class Placer:
         return found
 
     def _with_mismatch(self, placement: Placement) -> Placement:
-        """The same with what differs between the pages of the decode worker and of the first prefill group that does
-        not fit it."""
+        """The placement, with the difference between the pages of the decode worker and of the first prefill group that
+        does not fit it."""
         decode, decision = placement.decode, placement.decision
         groups = self._registry.workers_of("prefill", decode.version)
         reasons = filter(None, (self.links.mismatch(group.hello, decode.hello) for group in groups))

@@ -20,14 +20,15 @@ def placed(state: RequestState, decode: WorkerState, expected_output_tokens: flo
 
 
 def prefill_placed(state: RequestState, worker: WorkerState, pending: PendingPrefill) -> None:
-    """The worker is to compute the prompt: a prefill group, perhaps before it is told, or the decode worker."""
+    """The worker is to compute the prompt: a prefill group, perhaps before it gets the message, or the decode
+    worker."""
     assert state.pending is None
     state.pending, state.pending_on = pending, worker
     worker.load.begin_prefill(pending)
 
 
 def reserved(state: RequestState, num_pages: int, now: float) -> None:
-    """The decode worker has reserved pages, and the prefill group is told to start."""
+    """The decode worker has reserved pages, and the prefill group starts."""
     state.transfer_pages = num_pages
     if state.decode is not None and state.placed_s is not None:
         state.decode.times.observe_reserve(now - state.placed_s)

@@ -1,2 +1,2 @@
-"""What belongs to the process rather than to a request: the limits of its container, the sockets that it listens at,
-the commands of further processes, its cache folder. Imports little."""
+"""The operating system's side of a process: the limits of its container, the sockets that it listens at, commands of
+further processes, its cache folder. It imports no other folder of the router."""

@@ -1,4 +1,4 @@
-"""Where this program keeps what it can make anew: digests of files, copies of tokenizers, converted tokenizers."""
+"""The folder of files that can be made again: digests of files, copies of tokenizers, converted tokenizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a front submits and what it gets back: a generation request, its finish, and the reasons for refusing it."""
+"""A generation request, its finish, and the reasons to refuse it."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ class Resumed:
 
 
 class GenerateRequest(NamedTuple):
-    """One generation: a prompt, how to sample, and who asks.
+    """One generation: a prompt, sampling parameters, and the tenant.
 
     `request_id` is unique; `names` are other names that the client may ask about it by, and need not be unique.
     `prompt_ids` is a list, or packed by `messages.pack_ids`. A lower `priority` is more urgent. Requests with different
-    `cache_salt` share no prefix cache. `tenant` is who is accounted and treated fairly, and `weight` is its share of
-    the cluster beside others of the same class.
+    `cache_salt` share no prefix cache. `tenant` is accounted and gets a fair share, and `weight` is its share of the
+    cluster beside others of the same class.
 
     `session` names a conversation, whose requests are best placed where its KV is. `expected_output_tokens` is the
     client's guess, below `sampling.max_tokens`. `timeout_s` is the limit from being queued to the end, and can only
@@ -211,7 +211,7 @@ class InvalidRequestError(AdmissionError):
 
 
 class NoWorkersError(AdmissionError):
-    """No decode worker is connected, and none will come by itself."""
+    """No decode worker is connected, and none will start without an operator."""
 
     def __init__(self, hindrance: str) -> None:
         message = f"no decode worker is left, and none can be started: {hindrance}"
@@ -219,7 +219,7 @@ class NoWorkersError(AdmissionError):
 
 
 class ShuttingDownError(AdmissionError):
-    """The router finishes what it has and takes no new requests."""
+    """The router finishes its requests and accepts no new ones."""
 
     def __init__(self) -> None:
         super().__init__(SHUTTING_DOWN)

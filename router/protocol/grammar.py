@@ -1,14 +1,15 @@
-"""Turns a `GrammarSpec` into the grammar that llguidance parses outputs with, and finds out what is wrong with a guide.
+"""Turns a `GrammarSpec` into the grammar that llguidance parses outputs with, and checks it.
 
-llguidance is imported when the first guide is used, so nobody else pays for it. It releases Python's lock, and bounds
-its own work by counting lexer states, Earley items and symbols; the trial and the workers use the same limits,
-`parser_limits`. What it does not count is refused here (a `multipleOf` of many digits, which becomes an automaton of as
-many states, and unbounded repetition), or ends the process in which guides are tried (`guide_trial.py`).
+llguidance is imported when the first grammar is used, so other processes need not load it. It releases Python's lock,
+and bounds its own work by counting lexer states, Earley items and symbols; the trial and the workers use the same
+limits, `parser_limits`. What it does not count is refused here (a `multipleOf` of many digits, which becomes an
+automaton of as many states, and unbounded repetition), or ends the process in which grammars are tried
+(`guide_trial.py`).
 
 A JSON schema comes as `router.json_schema` has rewritten it, with llguidance's options in it (`x-guidance`). One
 without them comes from an older router, and allows white space between the parts of JSON. There are at most
-`MAX_WHITE_SPACE` characters of it: otherwise a small model that has begun to write spaces would go on with them to the
-end.
+`MAX_WHITE_SPACE` characters of it: otherwise a small model that has begun to write spaces would continue with them to
+the end.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ COMPACT_JSON = JsonStyle()
 
 
 class GrammarError(ValueError):
-    """A guide cannot be used; the text says why in one sentence."""
+    """A grammar cannot be used; the text says why in one sentence."""
 
 
 def grammar_of(guide: GrammarSpec) -> str:
-    """The guide in llguidance's format. Raises GrammarError if it cannot be converted; other faults only show when the
-    grammar is used."""
+    """The grammar in llguidance's format. Raises GrammarError if it cannot be converted; other faults only show when
+    the grammar is used."""
     from llguidance import LLMatcher
 
     match guide.kind:
@@ -68,7 +69,7 @@ def grammar_of(guide: GrammarSpec) -> str:
             _check_repeats(guide)
             return LLMatcher.grammar_from_regex(guide.spec)
         case "choice":
-            # Strings in Lark's syntax have the same escapes as in JSON.
+            # Strings in Lark's syntax have the escapes of JSON.
             choices = map(json.dumps, json.loads(guide.spec))
             return LLMatcher.grammar_from_lark(f"start: {' | '.join(choices)}")
         case "grammar":
@@ -77,8 +78,7 @@ def grammar_of(guide: GrammarSpec) -> str:
 
 
 def json_options(style: JsonStyle) -> dict[str, Any]:
-    """What a JSON schema says to llguidance about itself. A `oneOf` whose branches llguidance cannot tell apart is an
-    `anyOf`."""
+    """Options for llguidance in a JSON schema. A `oneOf` whose branches llguidance cannot separate is an `anyOf`."""
     white_space: dict[str, Any] = {"whitespace_flexible": False}
     if style.whitespace == "any":
         white_space = {"whitespace_pattern": rf"[ \t\n\r]{{1,{MAX_WHITE_SPACE}}}"}
@@ -86,14 +86,14 @@ def json_options(style: JsonStyle) -> dict[str, Any]:
 
 
 def any_object(style: JsonStyle) -> GrammarSpec:
-    """The guide of answers that are some JSON object."""
+    """The grammar of answers that are any JSON object."""
     schema = {"type": "object"} if style.open_objects else {**FREE_OBJECT, "$defs": {NAME: DEFINITION}}
     return GrammarSpec("json", json.dumps({**schema, **json_options(style)}, separators=(",", ":")))
 
 
 def parser_limits() -> LLParserLimits:
-    """How much work following a guide may take: with these limits, a mask over 4096 tokens takes tens of milliseconds
-    at most."""
+    """Limits for the work of a grammar: with these limits, a mask over 4096 tokens takes tens of milliseconds at
+    most."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(step_lexer_fuel=MAX_STEP_FUEL, verbose_errors=False)
@@ -126,8 +126,8 @@ def _check_divisors(schema: str) -> None:
                 divisors.add(_fraction(divisor))
     denominator = math.lcm(*(divisor.denominator for divisor in divisors))
     if math.lcm(*(int(divisor * denominator) for divisor in divisors)) > MAX_DIVISOR:
-        told = ", ".join(_decimal(divisor) for divisor in sorted(divisors)[:8])
-        raise GrammarError(f"'multipleOf' {told}: the digits of a common multiple go beyond {MAX_DIVISOR}")
+        listed = ", ".join(_decimal(divisor) for divisor in sorted(divisors)[:8])
+        raise GrammarError(f"'multipleOf' {listed}: the digits of a common multiple go beyond {MAX_DIVISOR}")
 
 
 def _fraction(number: float) -> Fraction:
@@ -157,8 +157,8 @@ def _as_lark(text: str) -> str:
 
 
 def complaint(guide: GrammarSpec) -> str | None:
-    """Why no output could follow this guide, as workers are given it, whatever the vocabulary, or only at too high a
-    cost; None if it is fine. To be called in a process that may be killed (`guide_trial.py`): most guides take
+    """Why no output could match this grammar, in the form that workers get, with any vocabulary, or only at too high a
+    cost; None if it is fine. To be called in a process that may be killed (`guide_trial.py`): most grammars take
     milliseconds, but nothing here bounds the time."""
     from llguidance import LLMatcher, LLTokenizer
 
@@ -176,7 +176,7 @@ def complaint(guide: GrammarSpec) -> str | None:
 
 def _begin_output(matcher: LLMatcher) -> None:
     """Follows the grammar for some bytes of an output (always the same ones), and looks one byte to each side of the
-    way. The library works much out only when it is needed, and a guide that turned out too complex then would end an
+    way. The library works much out only when it is needed, and a grammar that turned out too complex then would end an
     answer in the middle. The items of its first row, for instance, are counted with the first byte that does not end a
     lexeme. In an error of `matcher` all this ends."""
     for number in range(NUM_TRIED_BYTES):

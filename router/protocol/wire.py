@@ -2,9 +2,9 @@
 
     | u32 little-endian: payload length | MessagePack array [type code, field, field, ...] |
 
-Whatever bytes arrive, decoding either yields a message or raises `WireError`. A connection that sent bad bytes is
-closed; the others never notice. A kind of message that only a newer peer has is left out, after one warning, once the
-peer is trusted. So a kind that must be answered may only be sent to peers whose protocol version has it.
+For any bytes, decoding either yields a message or raises `WireError`. A connection that sent bad bytes is closed; the
+others never notice. A kind of message that only a newer peer has is left out, after one warning, once the peer is
+trusted. So a kind that must be answered may only be sent to peers whose protocol version has it.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def encode_frame(message: Message) -> bytes:
 
 
 def decode_payload(payload: bytes | bytearray | memoryview, vocabulary: Vocabulary = WORKERS) -> Any:
-    """The message in a frame's payload (the frame without its length). Raises WireError, whatever the bytes."""
+    """The message in a frame's payload (the frame without its length). Raises WireError for any others."""
     try:
         fields = msgpack.unpackb(payload, use_list=False)
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
@@ -167,7 +167,7 @@ class FrameReader:
         """The messages that `data` completes, in order. Raises WireError at the first bad one, after the good ones
         before it.
 
-        The iterator must be exhausted or given up for good before the next call.
+        The iterator must be exhausted or dropped before the next call.
         """
         is_continued = bool(self._rest)
         if is_continued:
@@ -283,14 +283,14 @@ class FrameProtocol(asyncio.Protocol):
         self.abort(BufferError(f"the peer left {num_waiting_bytes} bytes unread"))
 
     def close(self) -> None:
-        """Sends what is queued, then closes."""
+        """Sends the queued frames, then closes."""
         self._flush()
         self._closing = True
         if self._transport is not None:
             self._transport.close()
 
     def abort(self, reason: Exception | None = None) -> None:
-        """Closes at once and drops what is queued."""
+        """Closes at once and drops the queued frames."""
         self._outgoing = []
         self._closing = True
         self._reason = self._reason or reason
@@ -323,12 +323,12 @@ class FrameProtocol(asyncio.Protocol):
         self._outgoing = []
         self._closing = True
         on_lost, reason = self._on_lost, self._reason or exc
-        # Whoever has us is in these, and we are in the traceback of our reason. Without such cycles a connection goes
-        # at once, with all that it was sent: the garbage collector comes by once in thousands of connections.
+        # These callbacks hold our owner, and the traceback of our reason holds us. Without such cycles a connection is
+        # freed at once, with its buffers: the garbage collector runs once in thousands of connections.
         self._on_message = self._on_lost = _ignore
         self._on_open = self._reason = None
         on_lost(reason)
 
 
 def _ignore(_: Any) -> None:
-    """Nobody listens to a connection that is lost."""
+    """For a lost connection, which has no listener."""

@@ -11,7 +11,7 @@ tried again with one request at a time, after a pause that doubles with each fai
 
 Between workers of the same host only that pair is closed, because they share no cable with others.
 
-Workers whose pages do not fit together (`page_exchange`) never get a link, whatever happens.
+Workers whose pages do not fit together (`page_exchange`) never get a link.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from slipstream.router.registry.page_exchange import fits, mismatch
 RETRY_FIRST_S = 1.0
 RETRY_MAX_S = 30.0
 TRIAL_S = 20.0  # a trial without a result (its request ended before its pages moved) is over after this
-FORGET_S = 600.0  # a closed link that nobody wanted to use for this long is forgotten
+FORGET_S = 600.0  # a closed link that no request wanted to use for this long is forgotten
 
 End = str | PeerId  # a host's address, or a worker
 
@@ -76,7 +76,7 @@ class Links:
         return closed is None or now >= closed.open_s
 
     def fits(self, one: Hello, other: Hello) -> bool:
-        """Whether the two can ever exchange pages. Placement asks this of hundreds of pairs for each request."""
+        """Whether the two can ever exchange pages. Placement calls this for hundreds of pairs per request."""
         if len(self._layouts) <= 1 or one.layout == other.layout:
             return True
         pair = (one.layout, other.layout)

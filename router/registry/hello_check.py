@@ -55,7 +55,7 @@ def _own_fault(hello: Hello) -> str | None:
 
 
 def _conflict(hello: Hello, other: Hello) -> str | None:
-    """What does not go together with a connected worker."""
+    """Why a greeting conflicts with a connected worker."""
     peer = other.worker
     if peer.name != hello.worker.name:
         is_other_size = other.page_tokens != hello.page_tokens

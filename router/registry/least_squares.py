@@ -6,7 +6,7 @@ it was instead of wandering off. What is special here:
 
 - Times differ by orders of magnitude, so the noise of a sample is relative to it.
 - One sample moves a settled fit by at most `MAX_SIGMAS` of what it held possible. Each sample that is cut widens
-  what it holds possible, so a machine that has really become slower is believed after a few more.
+  what it holds possible, so the fit follows a machine that has really become slower after a few more.
 - Coefficients are never negative: more work does not take less time. One that noise has brought to nothing finds its
   way back, as its uncertainty is never small beside the samples' times.
 """
@@ -20,7 +20,7 @@ from operator import mul
 from typing import Any
 
 MAX_SECONDS = 600.0  # nothing measured here takes longer; what claims to is broken
-NUM_FREE_SAMPLES = 3  # the first samples are believed as far as they are within CREDIBLE of the prior
+NUM_FREE_SAMPLES = 3  # the first samples count as far as they are within CREDIBLE of the prior
 CREDIBLE = 1e3
 MAX_SIGMAS = 3.0
 WIDEN = 1.6  # of the uncertainty (its square: 2.5) after a sample that was cut

@@ -1,8 +1,8 @@
 """Which workers can exchange KV pages, and which of them compute alike. Pure; from what they say in their greetings.
 
-    layouts differ    no page may go from one to the other: they are never paired (`mismatch`, `refused_pairs`)
-    builds differ     pages go, but the two may round differently, so a request that moves may go on with another token
-                      (`drift`)
+    layouts differ    no page may move between them: they are never paired (`mismatch`, `refused_pairs`)
+    builds differ     pages may move, but the two may round differently, so a request that moves may continue with
+                      another token (`drift`)
 
 What a worker does not say is not held against it: a mock worker has no pages, and 0.1.0 does not say.
 """
@@ -36,7 +36,7 @@ class RefusedPairs:
 
 
 def fits(one: PageLayout, other: PageLayout) -> bool:
-    """Whether pages may go from one to the other."""
+    """Whether pages may move between the two."""
     return one == other or next(_differing(one, other), None) is None
 
 

@@ -45,8 +45,8 @@ MESSAGE_S = 5e-3  # below this, messages and timers count as much as the work
 
 
 class ServiceTimes:
-    """The times of one worker, or of a pool. `pool` learns what this one learns, and answers for kinds of which this
-    one has no samples. `stand_in`, another pool, answers for kinds of which that one has none either."""
+    """The times of one worker, or of a pool. `pool` learns what this one learns, and is used for kinds of which this
+    one has no samples. `stand_in`, another pool, is used for kinds of which that one has none either."""
 
     __slots__ = ("_fits", "_num_offered", "_pool", "_stand_in", "reality")
 
@@ -56,8 +56,6 @@ class ServiceTimes:
         self._fits: dict[str, LinearFit] = {}
         self._num_offered = 0
         self.reality = 1.0  # first tokens come so many times later than the worker's own times say
-
-    # ---- what is learned
 
     def observe_step(self, sample: StepTime) -> None:
         """A step, or the sum of some. Samples that cannot be true are dropped."""
@@ -118,8 +116,6 @@ class ServiceTimes:
         if known is None:
             return prior
         return tuple(max(w, 1e-6 * first) for w, first in zip(known.coefficients, prior, strict=True))
-
-    # ---- what is asked
 
     def _known(self, kind: str) -> LinearFit | None:
         fit = self._fits.get(kind)
@@ -186,8 +182,6 @@ class ServiceTimes:
     def _predict(self, kind: str, features: Sequence[float]) -> LinearEstimate:
         fit = self._known(kind)
         return (fit if fit is not None else LinearFit(_PRIORS[kind])).predict(features)
-
-    # ---- profiles
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values: a profile from which the simulator makes workers."""

@@ -69,7 +69,7 @@ class WorkerLoad:
             self._abandoned_until_s = max(self._abandoned_until_s, until_s)
 
     def abandoned_s(self, now: float) -> float:
-        """How long the worker goes on with a prompt that nobody wants."""
+        """How long the worker still computes a prompt that is no longer wanted."""
         return self._abandoned_until_s - now if self._abandoned_until_s > now else 0.0
 
     def add_sequence(self, num_tokens: int, remaining_tokens: float) -> None:

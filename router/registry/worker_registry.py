@@ -57,8 +57,8 @@ def _prefill_load(worker: WorkerState) -> float:
 
 class WorkerRegistry:
     """All workers by identity, and those that take new work by role and version, also in the order of their load.
-    `pools` holds the service times of all workers of a role. `decode_slots` tells how many sequences the decode workers
-    of each version can hold; a version without a decode worker is not in it."""
+    `pools` holds the service times of all workers of a role. `decode_slots` is how many sequences the decode workers of
+    each version can hold; a version without a decode worker is not in it."""
 
     def __init__(self) -> None:
         self._workers: dict[PeerId, WorkerState] = {}

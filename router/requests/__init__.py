@@ -1,1 +1,1 @@
-"""One request: its state, the record of its way, its output so far, its stream. It imports `protocol`, `registry`."""
+"""One request: its state, its record, its output so far, its stream. It imports `protocol` and `registry`."""

@@ -2,7 +2,7 @@
 
 Each record is bounded, and so is `History`: a request that is refused and placed again a hundred times keeps only its
 first and its latest events, and only the first few decisions keep all of their candidates. A request that was never let
-in has a record, too, which is made when somebody asks (`rejections`).
+in has a record, too, which is made on demand (`rejections`).
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class RequestRecord:
 
 
 def record_of(refused: RejectedRequest) -> RequestRecord:
-    """A refusal in the form in which all requests are told of: it ended in the moment in which it came."""
+    """A record of a rejected request, which ended at the moment it arrived."""
     error = refused.error
     return RequestRecord(
         refused.request_id,
@@ -256,7 +256,7 @@ class History:
         return merge(reversed(self._records.values()), refused, key=lambda record: record.timeline.queued, reverse=True)
 
     def refuse(self, refused: RejectedRequest) -> None:
-        """Keeps what there is to tell of a request that was not let in."""
+        """Keeps the record of a rejected request."""
         self._rejections.add(refused)
 
     def add(self, record: RequestRecord) -> None:

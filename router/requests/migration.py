@@ -1,10 +1,10 @@
 """A running sequence on its way from one decode worker to another, as the router sees it.
 
-    asked --Reserved--> copying --Copied--> asked (again: what has become full meanwhile, or the last pages)
+    asked --Reserved--> copying --Copied--> asked (again: pages that have become full, or the last ones)
       '---Reserved of the last round--> freezing --Frozen--> starting --HandedOff--> moved
 
-Until the sequence has moved, the request belongs to the source: whatever goes wrong, it continues there. The
-destination knows it as a separate attempt, so that a message of one worker cannot be mistaken for one of the other.
+Until the sequence has moved, the request belongs to the source: after any failure it continues there. The destination
+knows it as a separate attempt, so that a message of one worker cannot be mistaken for one of the other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Migration:
     destination: WorkerState
     attempt: int
     began_s: float
-    num_known_tokens: int  # output tokens that the destination has been told
+    num_known_tokens: int  # output tokens that the destination has
     num_pages: int  # pages that the destination has been asked for
     is_last: bool  # the round under way is the last
     phase: MigrationPhase = "asked"

@@ -2,15 +2,15 @@
 
 Lengths are counted in logarithmic bins, by class of request, from fine to coarse:
 
-    (tenant, prompt length)  ->  (tenant)  ->  everybody  ->  prior
+    (tenant, prompt length)  ->  (tenant)  ->  all tenants  ->  prior
 
 A class with few answers borrows from the next coarser one: that counts as `BORROWED` answers, spread as the coarser
-class spreads them, so a new tenant begins with what everybody does and soon goes its own way. Old answers fade. An
-answer that was cut off (max_tokens, or the client left) tells only that it would have been longer: its weight goes to
-the longer bins as the class has them so far.
+class spreads them, so a new tenant begins with the mean of all tenants and soon has figures of its own. Old answers
+fade. An answer that was cut off (max_tokens, or the client left) tells only that it would have been longer: its weight
+goes to the longer bins as the class has them so far.
 
-A client's guess is not taken for the truth but for a hint: what is learned for a tenant that gives hints is the ratio
-of answer to hint.
+A client's guess is a hint and not the truth: what is learned for a tenant that gives hints is the ratio of answer to
+hint.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class OutputForecast(NamedTuple):
 
 
 def prescribed(num_tokens: int) -> OutputForecast:
-    """The forecast of an answer that continues to its max_tokens whatever the model says."""
+    """The forecast of an answer that continues to its max_tokens (`ignore_eos`)."""
     return OutputForecast(num_tokens, num_tokens, num_tokens, float(num_tokens))
 
 
-UNFORESEEN = OutputForecast(256, 256, 256, 256.0)  # of a request that nobody has made a forecast for
+UNFORESEEN = OutputForecast(256, 256, 256, 256.0)  # of a request without a forecast
 
 
 @dataclass(slots=True)

@@ -96,7 +96,7 @@ class OutputLog:
 
 def _packed(chunk: TokenChunk) -> array[int]:
     """The chunk's tokens. Raises OutputError for a value that is not a token id."""
-    # No tokenizer accepts a negative id, so whoever read it later could only fail.
+    # No tokenizer accepts a negative id, so a later reader could only fail.
     if chunk.token_ids and min(chunk.token_ids) < 0:
         raise OutputError(f"a token id is not a non-negative int32: {chunk.token_ids!r:.80}")
     try:

@@ -1,7 +1,7 @@
-"""Requests that were turned away, kept for a while so that they can be explained, too.
+"""Rejected requests, kept for a while so that they can be explained, too.
 
 In a flood they are many, and refusing one must stay cheap. So they have a ring of their own, which leaves the records
-of served requests alone, and no more is kept of each than its record can be made from when somebody asks.
+of served requests alone, and only what their records can be made from on demand is kept.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class RejectedRequest(NamedTuple):
 
 class Rejections:
     """The latest `capacity`, by request id or name. A named tenant may fill half of them, as of the queue, so that the
-    flood of one does not wash away what the others may ask for."""
+    flood of one does not displace the records of the others."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity

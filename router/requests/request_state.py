@@ -71,7 +71,7 @@ class RequestState:
     decode_cached_tokens: int = 0  # on the decode worker, as known when that was chosen
     shortlist_cached: dict[WorkerState, int] = field(default_factory=dict)  # between choice and start
     wait_until_s: float | None = None  # how long it may wait for a better worker than those with room now
-    num_predicted_cached: int | None = None  # at the worker that prefills, until its first chunk tells
+    num_predicted_cached: int | None = None  # at the worker that prefills, until its first chunk
     blocks: BlockChain | None = None  # the block ids of prompt and output, as far as the prefix index needed them
 
     def __post_init__(self) -> None:

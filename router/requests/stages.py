@@ -39,7 +39,7 @@ Begun = tuple[RequestEvent, RequestEvent | None, bool]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One stage of an attempt. `end_s` None: it is still going on. `where` names the workers involved. Times are in the
+    """One stage of an attempt. `end_s` None: it has not ended. `where` names the workers involved. Times are in the
     record's clock."""
 
     name: StageName

@@ -54,9 +54,9 @@ class WindowSignals:
     forecast of the requests that were placed, which knows of longer answers before the first of them has ended;
     `foreseen_osl` is the mean forecast of those that finished, to be compared with `osl`.
 
-    `num_refused` were turned away for load alone, and are not among the arrivals. `burstiness` is the variance of
-    arrivals a second over their mean (1: Poisson), from the differences of neighbouring seconds, so that a trend
-    does not count as burstiness.
+    `num_refused` were rejected for load alone, and are not among the arrivals. `burstiness` is the variance of arrivals
+    a second over their mean (1: Poisson), from the differences of neighbouring seconds, so that a trend does not count
+    as burstiness.
     """
 
     span_s: float
@@ -80,7 +80,7 @@ class WindowSignals:
 
     @property
     def offered_per_s(self) -> float:
-        """Requests per second, including those that were turned away."""
+        """Requests per second, including rejected ones."""
         return (self.num_arrivals + self.num_refused) / self.span_s if self.span_s > 0 else 0.0
 
     @property

@@ -1,4 +1,4 @@
-"""What the prefix index tells of itself."""
+"""The state of the prefix index."""
 
 from __future__ import annotations
 

@@ -175,8 +175,6 @@ class SignalWindow:
         self._so_far = CountedSpan()  # seconds that are no whole stretch yet
         self._last_arrivals = 0
 
-    # ---- events of a request
-
     def arrived(self, priority: int, num_prompt_tokens: int, ttft_slo_s: float, itl_slo_s: float, now: float) -> None:
         """It was let in."""
         stretch = self._at(now)
@@ -188,7 +186,7 @@ class SignalWindow:
         counts.itl_slo_s += itl_slo_s
 
     def refused(self, now: float) -> None:
-        """A request was turned away because of too much load."""
+        """A request was rejected because of too much load."""
         self._at(now).num_refused += 1
 
     def placed(self, wait_s: float, expected_output_tokens: float | None, now: float) -> None:
@@ -250,8 +248,6 @@ class SignalWindow:
         stretch.num_left += 1
         stretch.num_output_tokens += num_output_tokens
 
-    # ---- results
-
     def short(self, now: float) -> WindowSignals:
         current = self._at(now)  # called first, because it may close seconds
         return self._window((*self._fine, current), now)
@@ -278,8 +274,6 @@ class SignalWindow:
         into_s = min(max(now - self._second, 0.0), 1.0)
         seen_s = whole.num_seconds + into_s
         return whole.signals(max(min(seen_s, now - self._began_s), 1e-3))
-
-    # ---- time
 
     def _at(self, now: float) -> CountedSpan:
         second = self._second

@@ -1,4 +1,4 @@
-"""Tries guides out in a separate process, which is all that dies if a guide takes too long or too much memory. JSON
+"""Tries grammars in a separate process, the only one that dies if a grammar takes too long or too much memory. JSON
 schemas are also rewritten there (`router.json_schema`).
 
     Trials --[kind, spec, style], a line of JSON--> python -m slipstream.router.structured_output.grammar_trial
@@ -6,8 +6,8 @@ schemas are also rewritten there (`router.json_schema`).
 
 llguidance counts most of its work and stops by itself, but not all of it (intersected `multipleOf`s become one
 automaton with the product of their states), and a call into it cannot be interrupted from another thread. The kernel,
-however, can end the process: by SIGPROF after `MAX_CPU_S` of CPU time for one guide, and by refusing more than
-`MAX_BYTES` of address space. A process serves guides until one of them ends it; the next guide starts another process.
+however, can end the process: by SIGPROF after `MAX_CPU_S` of CPU time for one grammar, and by refusing more than
+`MAX_BYTES` of address space. A process serves grammars until one of them ends it; the next one starts another process.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from slipstream.router.protocol.grammar import COMPACT_JSON, GrammarError, JsonS
 from slipstream.router.protocol.messages import GrammarSpec
 
 MAX_CPU_S = 1.0
-MAX_WALL_S = 60.0  # also given up after this, on a machine too busy to give it its CPU time
+MAX_WALL_S = 60.0  # also ended after this, on a machine too busy to give it its CPU time
 MAX_BYTES = 2 << 30
 NICENESS = 5  # streams go first
 TOO_COMPLEX = f"it is too complex: trying it takes more than {MAX_CPU_S:g} s or {MAX_BYTES >> 20} MiB"
 
 
 class GrammarVerdict(NamedTuple):
-    """The guide as workers should be given it, or else what is wrong with it."""
+    """The grammar in the form for workers, or else the reason of its refusal."""
 
     guide: GrammarSpec | None
     fault: str | None = None
 
 
 class TrialError(RuntimeError):
-    """Guides cannot be tried on this machine at all."""
+    """Grammars cannot be tried on this machine at all."""
 
 
 class GrammarTrials:
@@ -53,7 +53,7 @@ class GrammarTrials:
         self._finish: Callable[[], object]  # ends that process
 
     def verdict(self, guide: GrammarSpec, style: JsonStyle = COMPACT_JSON) -> GrammarVerdict:
-        """What becomes of the guide of a request. Raises TrialError."""
+        """The verdict on the grammar of a request. Raises TrialError."""
         process = self._process or self._begin()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -86,14 +86,14 @@ class GrammarTrials:
 
 
 def _line(stream: IO[bytes]) -> bytes:
-    """The next line; empty if the other end is gone or says nothing for too long."""
+    """The next line; empty if the other end has closed or is silent for too long."""
     poll = select.poll()  # select() fails for descriptors over 1023, and a front has one for each client
     poll.register(stream, select.POLLIN)
     return stream.readline() if poll.poll(1e3 * MAX_WALL_S) else b""
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Closes the process's input, upon which it ends, at the latest after the guide that it is trying."""
+    """Closes the process's input, upon which it ends, at the latest after the present grammar."""
     for stream in (process.stdin, process.stdout):
         assert stream is not None
         try:
@@ -104,7 +104,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def verdict(guide: GrammarSpec, style: JsonStyle) -> GrammarVerdict:
-    """Tries a guide out. This may take for ever, or all memory."""
+    """Tries a grammar. This may take for ever, or all memory."""
     from slipstream.router.structured_output.json_grammar import json_guide  # only this process needs it
 
     try:

@@ -1,4 +1,4 @@
-"""From the JSON schema of a request to the guide that workers are given, or to the pointer of what is wrong with it."""
+"""From the JSON schema of a request to the grammar that workers get, or to the pointer of its mistake."""
 
 from __future__ import annotations
 

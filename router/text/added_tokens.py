@@ -33,7 +33,7 @@ def add_missing(tokenizer: tokenizers.Tokenizer, spec: dict[str, Any], config: d
 
 
 def complete_json(files: TokenizerFiles) -> str:
-    """The tokenizer.json with all tokens. Raises ValueError with a sentence that names what is wrong."""
+    """The tokenizer.json with all tokens. Raises ValueError with a sentence that names the mistake."""
     tokenizer, spec = load_tokenizer(files.tokenizer_json), json.loads(files.tokenizer_json)
     return json.dumps(spec) if add_missing(tokenizer, spec, files.config) else files.tokenizer_json
 

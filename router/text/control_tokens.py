@@ -1,8 +1,8 @@
 """Keeps control tokens that a client typed from controlling anything.
 
 A chat template marks turns with control tokens such as `<|end|><|system|>`. A tokenizer that sees only the rendered
-prompt cannot tell the template's control tokens from those that a user typed. So before rendering, control tokens in
-messages are replaced by a disguise that the template carries along. (transformers 5 has the same idea as
+prompt cannot distinguish the template's control tokens from those that a user typed. So before rendering, control
+tokens in messages are replaced by a disguise that the template carries along. (transformers 5 has the same idea as
 `apply_chat_template(sanitize_control_tokens=True)`, off by default.)
 
 Afterwards the whole prompt is tokenised at once, so that every other text keeps its tokens: a tokenizer treats the

@@ -16,7 +16,7 @@ NICENESS = 10  # a long prompt may take a little longer; the tokens of running s
 
 
 def encode_pool() -> ThreadPoolExecutor:
-    """Threads for long texts, which let the event loop's thread go first where cores are few."""
+    """Threads for long texts, with a lower priority than the event loop's thread."""
     # The calling thread does the work itself: the library's own threads would run at normal priority.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     return ThreadPoolExecutor(ENCODE_THREADS, thread_name_prefix="tokenizer", initializer=step_back)

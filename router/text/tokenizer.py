@@ -116,7 +116,7 @@ class Tokenizer:
         self, messages: list[Message], max_tokens: int, variables: Mapping[str, Any] = NO_VARIABLES
     ) -> bytes:
         """Encodes a conversation with the chat template, which gets the client's `variables` as well. Control tokens
-        inside messages and variables are treated as plain text, so that nobody can forge somebody else's turn.
+        inside messages and variables are treated as plain text, so that no client can forge another turn.
 
         Raises ChatTemplateError, ControlTokenError, TextTooLongError.
         """

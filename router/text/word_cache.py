@@ -8,7 +8,7 @@ The expression is written with Unicode classes that Python's `re` does not know.
 other text, and tokenizers that work in another way, are left to the library.
 
 If the expression begins a new word at every single space, as those of all families do, the text need not even be split
-by it: whatever is between two spaces is looked up as one piece, of one word or a few, which takes a third of the time.
+by it: the text between two spaces is looked up as one piece, of one word or a few, which takes a third of the time.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class WordCache:
         return True
 
     def _append_pieces(self, text: str, ids: list[bytes]) -> bool | None:
-        """The same, piece by piece. Returns None if it has to be done word by word, because two pieces are separated by
-        more than a single space, or one is very long."""
+        """Looks the text up piece by piece. Returns None if it has to be done word by word, because two pieces are
+        separated by more than a single space, or one is very long."""
         pieces = text.split(" ")
         rest = iter(pieces)
         try:
@@ -176,7 +176,7 @@ def ascii_words(spec: dict[str, Any]) -> re.Pattern[str] | None:
 
 
 def cuts_at_spaces(words: re.Pattern[str]) -> bool:
-    """Whether a single space always begins a word, whatever is on either side of it."""
+    """Whether a single space always begins a word, with any text on either side of it."""
     head, *pieces = SPACED.split(" ")
     return words.findall(SPACED) == words.findall(head) + [w for piece in pieces for w in words.findall(f" {piece}")]
 

@@ -62,11 +62,11 @@ class RequestPages:
             and wanted in (None, outcome(record.finish), record.phase)
         )
         offset_s = unix_offset_s()
-        told = [summary(record, offset_s) for record in islice(records, limit)]
+        explained = [summary(record, offset_s) for record in islice(records, limit)]
         if wants_text(request, fields):
-            exchange.respond(200, listing(told).encode(), TEXT)
+            exchange.respond(200, listing(explained).encode(), TEXT)
         else:
-            exchange.respond(200, orjson.dumps({"object": "list", "data": told}), JSON)
+            exchange.respond(200, orjson.dumps({"object": "list", "data": explained}), JSON)
 
     async def explain(self, request: Request, exchange: Exchange, request_id: str) -> None:
         """The way one request took through the cluster, and why."""
@@ -83,11 +83,11 @@ class RequestPages:
                 "is forgotten."
             )
             raise HttpError(404, message, param="id", code="request_not_found")
-        told = explanation(record, unix_offset_s())
+        explained = explanation(record, unix_offset_s())
         if as_text:
-            exchange.respond(200, table(told).encode(), TEXT)
+            exchange.respond(200, table(explained).encode(), TEXT)
         else:
-            exchange.respond(200, orjson.dumps(told), JSON)
+            exchange.respond(200, orjson.dumps(explained), JSON)
 
 
 def wants_text(request: Request, fields: dict[str, str]) -> bool:

@@ -72,8 +72,8 @@ class ChoiceRun:
         self._form = form
         self._checkpoint = checkpoint
         self._on_text = on_text
-        self._prefix = choice.prefix  # goes before the text that is passed on next
-        self._version = ""  # of the model, that `form` was told of
+        self._prefix = choice.prefix  # precedes the next text
+        self._version = ""  # of the model, as passed to `form`
         self._held_back: list[TokenEntry] = []
 
     async def to_end(self) -> HeldBack:
@@ -111,7 +111,7 @@ class ChoiceRun:
         self._choice.meter.served_by(version)
 
     def _take(self, delta: Delta) -> bool:
-        """Takes what came. Returns whether the stream may go on at once."""
+        """Takes a delta. Returns whether the stream may continue at once."""
         choice, output = self._choice, self._choice.output
         version = self._record.version
         if version != self._version:

@@ -11,7 +11,7 @@ from slipstream.router.protocol.generation import ErrorKind, GenerationError, Ge
 
 @dataclass(frozen=True, slots=True)
 class FailureResponse:
-    """How a kind of failure is reported. `kind` is OpenAI's `type`, which says who is at fault."""
+    """How a kind of failure is reported. `kind` is OpenAI's `type`, which names the side at fault."""
 
     status: int
     kind: str

@@ -44,8 +44,8 @@ class WholeChoice:
 
 
 class AnswerHead(NamedTuple):
-    """The fields that every part of an answer repeats. The model's `version`, if any, is sent as
-    `system_fingerprint`, and the `service_tier` only to those who asked for one."""
+    """The fields that every part of an answer repeats. The model's `version`, if any, is sent as `system_fingerprint`,
+    and the `service_tier` only if the request has one."""
 
     id: str
     created_s: int

@@ -26,7 +26,7 @@ class GenerationBatch:
         self._num_requests -= 1
 
     async def next_stage(self) -> None:
-        """Lets the other requests come as far as this one. Who is alone goes on at once: a turn of the event loop takes
+        """Lets the other requests reach this stage. A single request continues at once: a turn of the event loop takes
         20 us."""
         if self._num_requests > 1:
             await asyncio.sleep(0)

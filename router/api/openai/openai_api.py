@@ -254,7 +254,7 @@ class OpenAiApi:
                 await answer.respond(exchange)
         finally:
             for choice in choices:
-                choice.stream.cancel()  # ends what still runs, for whatever reason we got here early
+                choice.stream.cancel()  # ends what still runs if we left early
             for choice in choices:
                 choice.record_end()
             self._access.settle(permit, used_by(choices, job))
@@ -281,7 +281,7 @@ class OpenAiApi:
 
     @staticmethod
     def _generation(job: RequestContext, index: int, exchange: Exchange) -> GenerateRequest:
-        """What the dispatcher is told of one choice."""
+        """The request to the dispatcher for one choice."""
         body, asked, caller = job.body, job.asked, job.asked.caller
         choices_per_prompt = job.choices_per_prompt
         prompt = job.prompt_of(index)

@@ -49,7 +49,7 @@ class SubmittedRequest(NamedTuple):
         return self.caller.own(self.body.session_id) if self.body.session_id else ""
 
     def refused(self, num_prompt_tokens: int, error: GenerationError, now: float) -> RejectedRequest:
-        """What there is to tell of it if it is refused before it could be submitted."""
+        """Its record if it is refused before it could be submitted."""
         body = self.body
         return RejectedRequest(
             now,

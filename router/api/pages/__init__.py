@@ -1,2 +1,2 @@
-"""What a person sees who opens the router in a browser: a home page, and the description of the API. Built when it is
-asked for, from the routes of the router; imports HTTP, and nothing of the API itself."""
+"""Pages of the router for a browser: a home page, and the description of the API. Built on demand from the routes of
+the router; imports HTTP, and nothing of the API itself."""

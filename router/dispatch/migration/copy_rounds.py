@@ -18,8 +18,8 @@ FIRST_LATE_TOKENS = 8.0  # assumed before any move has been seen
 
 
 class Round(NamedTuple):
-    """What the destination is asked for: `num_pages` in all, of which `num_full_pages` will have been copied at the end
-    of a round that is not the last. The last one leaves room for `num_room_tokens` more than are known."""
+    """The destination's reservation: `num_pages` in all, of which `num_full_pages` will have been copied at the end of
+    a round that is not the last. The last one leaves room for `num_room_tokens` more than are known."""
 
     is_last: bool
     num_full_pages: int

@@ -1,5 +1,5 @@
-"""Where a sequence that leaves its decode worker can continue: who can take it now, and where the rest of its answer
-costs least. Sans-IO."""
+"""Where a sequence that leaves its decode worker can continue: which workers have room now, and where the rest of its
+answer costs least. Sans-IO."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Destinations:
 
     def best(self, state: RequestState, wish: MigrationRequest, num_room_tokens: int, now: float) -> WorkerState | None:
         """The worker where the rest of the answer takes the fewest seconds: pages that are not in its prefix cache have
-        to be sent, and its steps take their time. None if nobody has room now. `num_room_tokens` more tokens than the
-        sequence has must fit."""
+        to be sent, and its steps take their time. None if no worker has room now. `num_room_tokens` more tokens than
+        the sequence has must fit."""
         if not self._registry.has_decode_room(state.version):
             return None
         if wish.to is not None:

@@ -1,4 +1,4 @@
-"""Which running sequences are to leave their decode worker, until they have done so or it is given up."""
+"""Which running sequences are to leave their decode worker, until they have left or the tries are used up."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from slipstream.router.registry.worker_registry import WorkerState
 from slipstream.router.requests.migration import MigrationResult
 from slipstream.router.requests.request_state import RequestState
 
-MAX_TRIES = 5  # of one wish
+MAX_TRIES = 5  # of one request
 
 
 @dataclass(slots=True, eq=False)
 class MigrationRequest:
-    """A request is to leave `source`, for `to` if that is given. The wish lasts until a move has succeeded or the wish
-    is given up, so it stands while a move is under way."""
+    """A request is to leave `source`, for `to` if that is given. The request lasts until a move has succeeded or the
+    tries are used up, so it exists while a move is under way."""
 
     source: WorkerState
     to: PeerId | None = None
@@ -26,13 +26,13 @@ class MigrationRequest:
 
     @property
     def is_spent(self) -> bool:
-        """Whether it is given up if the try under way fails."""
+        """Whether there is no further try if the present one fails."""
         return self.is_optional or self.num_tries >= MAX_TRIES
 
 
 class MigrationRequests(dict[str, MigrationRequest]):
-    """Wishes by request id, in the order in which they are tried. Those whose move is under way are among them. (It is
-    a dict because after every event somebody asks whether there are any.)"""
+    """Migration requests by request id, in the order in which they are tried, including those whose move is under way.
+    (A dict, because after every event the dispatcher checks whether there are any.)"""
 
     __slots__ = ()
 
@@ -42,8 +42,8 @@ class MigrationRequests(dict[str, MigrationRequest]):
             self[state.request_id] = MigrationRequest(state.decode, to)
 
     def failed(self, request_id: str, destination: WorkerState, result: MigrationResult) -> None:
-        """The try under way has come to nothing. Unless the wish is spent, there will be another one: elsewhere, if it
-        was not only for want of room."""
+        """The present try has failed. Unless the tries are used up, there will be another one: elsewhere, if it was not
+        only for want of room."""
         wish = self[request_id]
         if result != "refused":
             wish.avoid.add(destination.peer)

@@ -7,7 +7,7 @@ move.
       |<--- Migrate (ticket) ---------|                                      |
       |==== full pages, while it decodes on ================================>|
       |                               |<--- Copied --------------------------|
-      |                               |---- Extend (tokens since, room) ---->|  the same again, at last with some room
+      |                               |---- Extend (tokens since, room) ---->|  repeated, finally with some room
       |                               |<--- Reserved (ticket) ---------------|
       |<--- Migrate (ticket, freeze) -|                                      |
       |---- Frozen ------------------>|---- Start (tokens since) ----------->|
@@ -50,8 +50,8 @@ MigrationMessage = Reserved | Copied | Frozen | HandedOff | Failed
 
 
 class Migrations:
-    """Moves what `RunningMigrations` has decided to move. A move that succeeds ends its wish; one that fails leaves it
-    to be tried again, or gives it up."""
+    """Moves the sequences that `RunningMigrations` has chosen. A move that succeeds ends its migration request; after
+    one that fails there is another try, or none."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class Migrations:
             self._take_over(state, move, now)
 
     def _missed(self, state: RequestState, move: Migration) -> tuple[int, ...]:
-        """The tokens that the destination has not been told; from now on it has."""
+        """The tokens that the destination lacks; they count as sent from now on."""
         missed = state.output.packed_ids[4 * move.num_known_tokens :]
         move.num_known_tokens = len(state.output)
         return tuple(unpack_ids(missed))
@@ -218,8 +218,6 @@ class Migrations:
         if destination.draining:
             self._wishes.add(state)
 
-    # ---- what goes wrong
-
     def _on_failed(self, state: RequestState, move: Migration, worker: WorkerState, reason: str, now: float) -> None:
         if worker is move.source and move.has_landed:
             return  # the destination has all pages
@@ -236,8 +234,8 @@ class Migrations:
     def stop(
         self, state: RequestState, now: float, result: MigrationResult, reason: str, silent: WorkerState | None = None
     ) -> None:
-        """The move is off, and the request continues at its source. Unless the wish is spent, another move will be
-        tried. `silent` no longer knows the sequence, so it is sent no Cancel."""
+        """The move is cancelled, and the request continues at its source. Unless the tries are used up, another move
+        will be tried. `silent` no longer knows the sequence, so it is sent no Cancel."""
         move = state.move
         assert move is not None
         self._table.end_move(state, result, silent)
@@ -254,7 +252,7 @@ class Migrations:
             self.stop(state, now, "timed_out", f"{state.move.destination.name} has not taken over in time")
 
     def on_lost(self, state: RequestState, worker: WorkerState, now: float, reason: str) -> bool:
-        """A worker that has a part in the request is gone. Returns whether the request can continue all the same,
+        """A worker that has a part in the request is lost. Returns whether the request can continue nevertheless,
         either at its source or at a destination whose source stood still already."""
         move = state.move
         if move is None:

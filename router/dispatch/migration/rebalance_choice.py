@@ -1,16 +1,15 @@
 """Which running answer should move to another decode worker.
 
-New requests go where they cost least. What runs already stays where it began, and that can become the wrong place: a
-worker has joined or changed its role and is empty, answers turn out longer than forecast, or several long ones have met
-by chance.
-What a move changes is added up in seconds, as the `slo` policy does for a new request:
+New requests go where they cost least. Running ones stay where they began, which can become the wrong place: a worker
+has joined or changed its role and is empty, answers turn out longer than forecast, or several long ones have met by
+chance. What a move changes is added up in seconds, as the `slo` policy does for a new request:
 
     its own      the rest of its answer at the other pace, and the pause of the move
     left behind  those on its worker get their tokens sooner
     met there    those on the other one get theirs later
 
 and for each of them the risk that its mean time between tokens misses its level, which costs as many seconds as the
-level allows the whole answer to take. What has gone by counts: an answer whose level is lost gains nothing but time.
+level allows the whole answer to take. Past time counts: an answer whose level is lost gains nothing but time.
 
 A move saves time only until new requests, which go to the fastest worker, have made it as slow as the others
 (`filled_after_s`). Where many arrive nothing needs to move: it would only take the place of a new request. And a worker
@@ -28,8 +27,8 @@ from typing import NamedTuple
 from slipstream.router.placement.policies.estimate import MAX_SHARE
 from slipstream.router.placement.policies.slo import STEP_NOISE, miss
 
-FASTER = 0.85  # of its step time at most where it goes: a smaller difference is within the error of step times
-MUCH_FASTER = 0.5  # the same for an answer whose level is not at stake
+FASTER = 0.85  # of its step time at most at the destination: a smaller difference is within the error of step times
+MUCH_FASTER = 0.5  # for an answer whose level is not at stake
 AT_STAKE = 0.8  # of its level: with longer steps an answer may well miss it
 MOVE_S = 0.02  # that a move's messages take; it pauses the stream by this and a step at either end
 CANDIDATES = 3  # streams of a worker that are looked at closely: those that themselves gain most

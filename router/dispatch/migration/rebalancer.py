@@ -95,7 +95,7 @@ class Rebalancer:
         # If one of them is new and known by its pool's times only, so are all: fits differ more than workers do.
         are_known = all(worker.times.num_samples("decode") >= SURE_SAMPLES for worker in workers)
         pool = self._registry.pools["decode"]
-        # Who computes prompts changes faster than answers end, so nobody's own share says what it will be.
+        # Which worker computes prompts changes faster than answers end, so a worker's own share does not predict.
         share = sum(worker.load.lately(now)[1] for worker in workers) / len(workers)
         return {
             worker: Station(

@@ -1,6 +1,6 @@
 """Live migration: which running sequences move to other decode workers while they decode, and when. Where to is up to
-`placement.destinations`, and how they get there to `moves`. While a wish waits for room, its request continues where it
-is. Sans-IO.
+`placement.destinations`, and how they get there to `moves`. While a migration request waits for room, its sequence
+continues where it is. Sans-IO.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from slipstream.router.dispatch.table.request_table import RequestTable
 from slipstream.router.registry.worker_registry import WorkerState
 from slipstream.router.requests.request_state import RequestState
 
-LOOKAHEAD = 32  # wishes that one event looks at
-MAX_WITHOUT_ROOM = 4  # wishes for which one event looks for room in vain
+LOOKAHEAD = 32  # migration requests that one event looks at
+MAX_WITHOUT_ROOM = 4  # migration requests for which one event may find no room
 
 
 class RunningMigrations:
-    """Decides who moves, and begins the moves for which there is room."""
+    """Decides which sequences move, and begins the moves for which there is room."""
 
     def __init__(
         self,
@@ -38,8 +38,8 @@ class RunningMigrations:
         self._moves = moves
 
     def leave(self, worker: WorkerState, states: Iterable[RequestState], now: float) -> None:
-        """The worker drains: `states`, which it has a part in, are to leave it, and those on their way to it stay away
-        unless their source stands still already."""
+        """The worker drains: `states`, which it has a part in, are to leave it, and moves to it are cancelled unless
+        their source stands still already."""
         for state in states:
             move = state.move
             if move is not None and move.destination is worker:

@@ -1,8 +1,8 @@
-"""How long a queue will take, from the answers that run and wait, while nobody knows yet how fast it moves.
+"""How long a queue will take, from the answers that run and wait, until its speed has been measured.
 
-It is a hopeful estimate, because refusing a request that would have been served is worse than letting one wait in vain:
-every answer is taken to be as short as one in ten is (`OutputForecast.low`; those that ignore the end of text are known
-exactly), the shortest to come first, and every step to decode a single sequence.
+It is an optimistic estimate, because it is worse to refuse a request that would have been served than to let one time
+out: every answer is taken to be as short as one in ten is (`OutputForecast.low`; those that ignore the end of text are
+known exactly), the shortest to come first, and every step to decode a single sequence.
 """
 
 from __future__ import annotations

@@ -5,12 +5,12 @@ divided by its weight. The tenant with the lowest tag is next. So between two te
 weight differ by no more than one request of each.
 
 A tenant that begins to wait starts at the virtual time, which is what each waiting tenant would have been given if all
-tokens had been divided evenly among them. So a tenant neither saves up turns while it is away, nor owes any when it
-comes back. And because virtual time advances with every token, whoever it is for, an endless series of newcomers cannot
-keep out a tenant that was served before them. (Starting newcomers at the tag that was served last, as the paper does,
-would allow that: newcomers served at that tag leave it where it is.) Virtual time is computed from charges that are
-corrected later, so it is bounded: a newcomer never starts before the tag served last, and at most the cost of its own
-first request behind it.
+tokens had been divided evenly among them. So a tenant neither saves up turns while it is absent, nor owes any when it
+returns. And because virtual time advances with every token of any tenant, an endless series of newcomers cannot keep
+out a tenant that was served before them. (Starting newcomers at the tag that was served last, as the paper does, would
+allow that: newcomers served at that tag leave it where it is.) Virtual time is computed from charges that are corrected
+later, so it is bounded: a newcomer never starts before the tag served last, and at most the cost of its own first
+request behind it.
 """
 
 from __future__ import annotations

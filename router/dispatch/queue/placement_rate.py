@@ -8,7 +8,7 @@ MIN_RETRY_S = 1.0
 MAX_RETRY_S = 60.0
 UNKNOWN_RETRY_S = 5.0  # while nothing has been placed yet
 UNKNOWN_INTERVAL_S = 0.1
-MIN_SAMPLES = 8  # fewer placements tell nothing
+MIN_SAMPLES = 8  # fewer placements are no estimate
 LATEST_SAMPLES = 24
 
 
@@ -22,7 +22,7 @@ class PlacementRate:
         self._still_since = 0.0  # when a request was placed last, or the first one began to wait
 
     def begin(self, now: float) -> None:
-        """A request begins to wait, and nobody waits before it."""
+        """A request begins to wait, as the only one."""
         self._still_since = now
 
     def note(self, num_left: int, now: float) -> None:
@@ -42,13 +42,13 @@ class PlacementRate:
 
     @property
     def is_known(self) -> bool:
-        """Whether enough requests of this queue have been placed to tell."""
+        """Whether enough requests of this queue have been placed for an estimate."""
         return len(self._times) >= MIN_SAMPLES
 
     def wait_s(self, num_before: int, now: float) -> float:
         """How long a request with `num_before` others ahead of it will wait. The pace of an earlier queue is not used
-        here, because its requests may have been of another kind. While there have been too few placements to tell, a
-        queue that has stood still for a time is taken to do so for as long again."""
+        here, because its requests may have been of another kind. While there have been too few placements, a queue that
+        has stood still for a time is taken to do so for as long again."""
         interval_s = self._interval_now_s(now)
         if interval_s is None:
             return now - self._still_since if num_before else 0.0

@@ -1,4 +1,4 @@
-"""The work queue with one lane per version of the model, so that a version without room holds up no other version."""
+"""One work queue per version of the model, so that a version without room delays no other version."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ MAX_EMPTY_LANES = 8
 
 
 class QueuesByVersion:
-    """One `WorkQueue` per version, and the queries about all of them together. Tenants share each lane separately: what
-    a tenant was given of one version does not count against it on another."""
+    """One `WorkQueue` per version, and the queries about all of them together. Tenants share each queue separately:
+    what a tenant was given of one version does not count against it on another."""
 
     def __init__(self, ageing_s: float) -> None:
         self._ageing_s = ageing_s
@@ -76,7 +76,7 @@ class QueuesByVersion:
             queue.settle(state, num_tokens)
 
     def move(self, state: RequestState, version: str) -> None:
-        """Moves a waiting request to another version's lane. If it has been on a worker before, it goes ahead of all
+        """Moves a waiting request to another version's queue. If it has been on a worker before, it goes ahead of all
         others of its class there."""
         self.remove(state.request_id)
         state.adopt(version)

@@ -6,9 +6,9 @@
     class  1 | tenant c: r r         in a class the tenant that had the fewest tokens for its weight (`fair_line`)
                                      of a tenant the earliest TTFT deadline
 
-Nobody starves: once a request has waited `ageing_s` for each class ahead of its own, those classes can take only every
-second turn from it. Nor does a class that has aged keep out a more urgent one, which still has the other turns: a crowd
-of old requests of one tenant delays an urgent request of another by one turn and no more.
+No request starves: once a request has waited `ageing_s` for each class ahead of its own, those classes can take only
+every second turn from it. Nor does a class that has aged keep out a more urgent one, which still has the other turns: a
+crowd of old requests of one tenant delays an urgent request of another by one turn and no more.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class WorkQueue:
     """Requests that wait to be placed. Their number is bounded at admission, not here, so that retries always fit.
 
     Every operation is O(log n). While the cluster has room, each request is pushed, looked at and taken before the next
-    one arrives. So a request that comes to an empty queue is kept in `_alone`, and put into a line only when more is
-    asked than who is next.
+    one arrives. So a request that comes to an empty queue is kept in `_alone`, and put into a fair queue only when
+    another one arrives.
     """
 
     def __init__(self, ageing_s: float) -> None:
@@ -125,8 +125,8 @@ class WorkQueue:
         self._left(own_class)
 
     def settle(self, state: RequestState, num_tokens: int) -> None:
-        """Corrects the charge of a request that has ended and really took `num_tokens`. In a class where nobody waits
-        any more, debts have been forgotten."""
+        """Corrects the charge of a request that has ended and really took `num_tokens`. In a class where no request
+        waits any more, debts have been forgotten."""
         if not self._waiting:
             return
         line = self._lines.get(priority_class(state.request.priority))

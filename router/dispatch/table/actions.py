@@ -1,4 +1,4 @@
-"""Actions: what the dispatcher asks its shell to do.
+"""Actions: what the dispatcher's shell has to do.
 
 Actions that occur several times per request are named tuples, because a frozen dataclass takes three times as long to
 create.
@@ -17,7 +17,7 @@ from slipstream.router.protocol.messages import RouterMessage, TokenLogprob
 
 
 class Send(NamedTuple):
-    """Send a message to a worker, after all earlier ones to the same worker."""
+    """Sends a message to a worker, after all earlier ones to that worker."""
 
     worker: PeerId
     message: RouterMessage
@@ -39,7 +39,7 @@ class Emit(NamedTuple):
     logprobs: tuple[TokenLogprob, ...]
 
 
-# Makes an `Emit` from a tuple of its fields. Calling the class does the same but takes twice as long, on every token.
+# Makes an `Emit` from a tuple of its fields. Calling the class takes twice as long, on every token.
 emit_of: Callable[[tuple[str, tuple[int, ...], tuple[TokenLogprob, ...]]], Emit] = partial(tuple.__new__, Emit)
 
 

@@ -1,7 +1,7 @@
 """Admission control: refuses requests that no worker could serve, and those for which there is too much load: the
 queue is full, or their deadline is out of reach.
 
-Refusing a request that would have been served is worse than letting one wait in vain. So a deadline counts as out of
+It is worse to refuse a request that would have been served than to let one time out. So a deadline counts as out of
 reach only if there is a queue, and even half of the predicted wait would be too long.
 """
 
@@ -59,7 +59,7 @@ def check_load(
     now: float,
 ) -> None:
     """Raises AdmissionError if there is too much load for the request. While the pace of the queue is not known, the
-    work `ahead` tells which deadlines of its own are out of reach."""
+    work `ahead` says which of its own deadlines are out of reach."""
     if not queue:
         return
     if len(queue) >= config.max_queued_requests:
@@ -82,7 +82,7 @@ def check_load(
 
 def most_queued_of(tenant: str, config: DispatchConfig) -> int:
     """How many requests of one tenant may wait at once. A named tenant may fill half of the queue, so the other half is
-    always left for the rest; requests without a tenant may fill all of it, because they can be anybody's."""
+    always left for the rest; requests without a tenant may fill all of it, because their clients are unknown."""
     if config.max_queued_per_tenant is not None:
         return config.max_queued_per_tenant
     return max(config.max_queued_requests // 2, 1) if tenant else config.max_queued_requests

@@ -42,7 +42,7 @@ class RequestSignals:
         )
 
     def ended(self, state: RequestState, finish: GenerationFinish, now: float) -> None:
-        """The request has ended, in whatever way."""
+        """The request has ended."""
         num_output_tokens, timeline = finish.usage.num_output_tokens, state.record.timeline
         if finish.reason == "error":
             self.table.failed(num_output_tokens, now)

@@ -38,13 +38,13 @@ from slipstream.router.requests.rejections import RejectedRequest
 from slipstream.router.requests.request_state import RequestState
 from slipstream.router.status.status import RetryCause, Totals
 
-# Credits may promise too much now and then. But a worker that again and again refuses what it has just promised must be
-# counting pages differently from the router, and trying for ever would be a loop as fast as the network allows.
+# Credits may promise too much now and then. But a worker that repeatedly refuses what it has just promised counts pages
+# differently from the router, and endless tries would be a loop as fast as the network allows.
 MAX_REFUSALS = 64
 
 
 class RequestTable:
-    """`actions` collects what is to be done, in order, until the dispatcher hands it to its shell."""
+    """`actions` collects the actions in order, until the dispatcher returns them to its shell."""
 
     def __init__(self, config: DispatchConfig, history_capacity: int, versions: Versions, index: PrefixIndex) -> None:
         self._config = config
@@ -94,8 +94,6 @@ class RequestTable:
     def send(self, worker: WorkerState, message: RouterMessage) -> None:
         self.actions.append(Send(worker.peer, message))
 
-    # ---- into the queue
-
     def admit(self, request: GenerateRequest, decode_workers: Sequence[WorkerState], now: float) -> None:
         """Takes a request into the queue. Raises AdmissionError if it is refused; then only the refusal is counted and
         kept."""
@@ -120,7 +118,7 @@ class RequestTable:
         late_s = 0.0
         if request.choice:
             # Choice k of an answer queues as if it had come k placements later, so that the choices of one client do
-            # not stand in front of everybody who comes shortly after.
+            # not delay all requests that come shortly after.
             late_s = request.choice * (self.pace.interval_s(now) or UNKNOWN_INTERVAL_S)
         if not self.queue:
             self.pace.begin(now)
@@ -143,8 +141,6 @@ class RequestTable:
             return Deadline("timeout_s", request.timeout_s)
         return Deadline("request_timeout_s", longest_s)
 
-    # ---- out of the queue
-
     def leave_queue(self, state: RequestState, now: float) -> None:
         """The request has been placed."""
         if state.attempt == 0:
@@ -154,8 +150,6 @@ class RequestTable:
         self.queue.take(state.request_id, now)
         self._queue_deadlines.drop(state.request_id)
         self.pace.note(len(self.queue.waiting), now)
-
-    # ---- back to the queue
 
     def fail_attempt(
         self,
@@ -200,8 +194,8 @@ class RequestTable:
         self._requeue(state, now, "worker_drained", detail, None)
 
     def end_move(self, state: RequestState, result: MigrationResult, silent: WorkerState | None = None) -> None:
-        """The one place where a move ends. Unless the sequence has moved, the destination is told to drop it (but not
-        if the destination is `silent`)."""
+        """The one place where a move ends. Unless the sequence has moved, the destination gets a Cancel (not if it is
+        `silent`)."""
         move = state.move
         assert move is not None
         state.move = None
@@ -233,11 +227,9 @@ class RequestTable:
         self.queue.push_front(state)
         self._queue_deadlines.set(state.request_id, now)
 
-    # ---- to another version
-
     def find_versions(self, now: float) -> None:
-        """Moves waiting requests away from versions that will not serve them. To be called when a worker came or went,
-        when the split changed, and when a version has been without decode workers for too long."""
+        """Moves waiting requests away from versions that will not serve them. To be called when a worker joined or
+        left, when the split changed, and when a version has been without decode workers for too long."""
         self._versions.expire(now)
         for version, lane in self.queue:
             if self._versions.serves(version):

@@ -44,12 +44,10 @@ class Versions:
         self._debts: dict[str, float] = {}  # for the smooth weighted choice: the version with the highest debt is next
         self._sessions: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._lost_s: dict[str, float] = {}  # when a version lost its last decode worker, if that may come back
-        self._ended: set[str] = set()  # versions whose decode workers were sent away, or have been gone for `wait_s`
+        self._ended: set[str] = set()  # versions whose decode workers were drained, or have been lost for `wait_s`
         self.counts: OrderedDict[str, VersionCounts] = OrderedDict()
         if config.split is not None:
             self.set_split(config.split)
-
-    # ---- state
 
     @property
     def split(self) -> dict[str, float] | None:
@@ -73,16 +71,15 @@ class Versions:
         return counts
 
     def set_split(self, split: Mapping[str, float] | None) -> None:
-        """Sets the shares by version, in any unit; None: in proportion to the size of their pools. Versions that nobody
-        serves yet may be named. Raises ValueError if the split makes no sense; then nothing has changed."""
+        """Sets the shares by version, in any unit; None: in proportion to the size of their pools. Versions that no
+        worker serves yet may be named. Raises ValueError for an invalid split; then nothing has changed."""
         if split is not None:
             check_split(split)
         self._split = dict(split) if split is not None else None
         self._debts.clear()
 
     def roster_changed(self, now: float, sent_away: str | None = None) -> None:
-        """A worker came or went. If one was sent away on purpose, `sent_away` is its version: it is not expected
-        back."""
+        """A worker joined or left. If one was drained, `sent_away` is its version: it is not expected back."""
         live = self._registry.decode_slots
         for version in live:
             self._lost_s.pop(version, None)
@@ -107,8 +104,6 @@ class Versions:
             if now >= lost_s + self._config.wait_s:
                 del self._lost_s[version]
                 self._ended.add(version)
-
-    # ---- choices for a request
 
     def choose(self, state: RequestState, first_choice: str | None, now: float) -> str:
         """The version for a request that is being admitted; "" while there is no decode worker. `first_choice` is the
@@ -206,8 +201,6 @@ class Versions:
             )
             for name in names
         )
-
-    # ---- helpers
 
     def _is_over(self, version: str) -> bool:
         return self._config.continue_across and (version in self._ended or not self._is_wanted(version))

@@ -198,10 +198,10 @@ def candidate_json(candidate: Candidate, decision: Decision) -> Json:
 
 
 def finish_json(finish: GenerationFinish) -> Json:
-    told = dataclasses.asdict(finish)
+    values = dataclasses.asdict(finish)
     if finish.error is not None:
-        told["error"]["figures"] = figures(finish.error)
-    return told
+        values["error"]["figures"] = figures(finish.error)
+    return values
 
 
 def figures(error: GenerationError) -> dict[str, float]:

@@ -10,18 +10,18 @@ NONE = "-"
 WHO = (("tenant", "tenant"), ("session", "session_id"), ("version", "version"))
 
 
-def table(told: Json) -> str:
+def table(entry: Json) -> str:
     """One request in full."""
-    parts = [_head(told), _figures(told), _predictions(told), _stages(told["attempts"]), _moves(told["events"])]
-    parts += [_decision(decision) for decision in told["decisions"]]
-    if told["num_events_left_out"]:
-        parts.append([f"{told['num_events_left_out']} events between the first and the latest ones were not kept."])
+    parts = [_head(entry), _figures(entry), _predictions(entry), _stages(entry["attempts"]), _moves(entry["events"])]
+    parts += [_decision(decision) for decision in entry["decisions"]]
+    if entry["num_events_left_out"]:
+        parts.append([f"{entry['num_events_left_out']} events between the first and the latest ones were not kept."])
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
-def listing(told: Sequence[Json]) -> str:
+def listing(entries: Sequence[Json]) -> str:
     """Many requests, one line each."""
-    if not told:
+    if not entries:
         return "no requests\n"
     rows = [
         (
@@ -37,7 +37,7 @@ def listing(told: Sequence[Json]) -> str:
             millis(one["total_s"]),
             one["tenant"] or NONE,
         )
-        for one in told
+        for one in entries
     ]
     heads = (
         "REQUEST",
@@ -54,34 +54,34 @@ def listing(told: Sequence[Json]) -> str:
     return "\n".join(columns([(*heads, "TENANT"), *rows])) + "\n"
 
 
-def _head(told: Json) -> list[str]:
-    names = f"  ({', '.join(told['names'])})" if told["names"] else ""
-    total = f" after {millis(told['total_s'])}" if told["total_s"] else ""
-    asked = [f"priority {told['priority']}"]
-    asked += [f"{key} {told[field]}" for key, field in WHO if told[field]]
-    if told["timeout_s"] is not None:
-        asked.append(f"time-out {told['timeout_s']:g} s")
-    is_refused = told["phase"] == "refused"
+def _head(entry: Json) -> list[str]:
+    names = f"  ({', '.join(entry['names'])})" if entry["names"] else ""
+    total = f" after {millis(entry['total_s'])}" if entry["total_s"] else ""
+    asked = [f"priority {entry['priority']}"]
+    asked += [f"{key} {entry[field]}" for key, field in WHO if entry[field]]
+    if entry["timeout_s"] is not None:
+        asked.append(f"time-out {entry['timeout_s']:g} s")
+    is_refused = entry["phase"] == "refused"
     lines = [
-        f"request {told['request_id']}{names}",
-        f"  {'came' if is_refused else 'queued'} {told['queued_at'].replace('T', ' ')}, {', '.join(asked)}",
-        f"  {told['phase']}: {told['outcome'] or 'not finished yet'}{total}",
+        f"request {entry['request_id']}{names}",
+        f"  {'came' if is_refused else 'queued'} {entry['queued_at'].replace('T', ' ')}, {', '.join(asked)}",
+        f"  {entry['phase']}: {entry['outcome'] or 'not finished yet'}{total}",
     ]
-    error = told["finish"] and told["finish"]["error"]
+    error = entry["finish"] and entry["finish"]["error"]
     if error:
         lines.append(f"  {error['message']}")
     if not is_refused:
-        lines.append(f"  {told['why']}")
-    transfer = told["transfer"]
+        lines.append(f"  {entry['why']}")
+    transfer = entry["transfer"]
     if transfer is not None:
         took_s = transfer["seconds"]
         lines.append(f"  KV pages: {transfer['num_bytes'] / 2**20:.2f} MiB in {millis(took_s)}")
     return lines
 
 
-def _figures(told: Json) -> list[str]:
-    """The numbers by which it was refused or given up."""
-    error = told["finish"] and told["finish"]["error"]
+def _figures(entry: Json) -> list[str]:
+    """The numbers by which it was refused or ended."""
+    error = entry["finish"] and entry["finish"]["error"]
     if not error:
         return []
     rows = [(name, f"{value:g}") for name, value in error["figures"].items()]
@@ -90,23 +90,23 @@ def _figures(told: Json) -> list[str]:
     return columns([("DECIDED BY", ""), *rows], "  ") if rows else []
 
 
-def _predictions(told: Json) -> list[str]:
-    if told["phase"] == "refused":
+def _predictions(entry: Json) -> list[str]:
+    if entry["phase"] == "refused":
         return []
-    predicted = told["predictions"]
-    at_most = str(told["max_output_tokens"]) if told["max_output_tokens"] else NONE
+    predicted = entry["predictions"]
+    at_most = str(entry["max_output_tokens"]) if entry["max_output_tokens"] else NONE
     rows = [
         ("", "PREDICTED", "MEASURED", "ASKED FOR"),
-        ("TTFT", *map(millis, both(predicted["ttft_s"])), _level(told, "ttft_s")),
-        ("ITL", *map(millis, both(predicted["itl_s"])), _level(told, "itl_s")),
+        ("TTFT", *map(millis, both(predicted["ttft_s"])), _level(entry, "ttft_s")),
+        ("ITL", *map(millis, both(predicted["itl_s"])), _level(entry, "itl_s")),
         ("output tokens", *map(count, both(predicted["output_tokens"])), at_most),
-        ("cached tokens", *map(count, both(predicted["cached_tokens"])), f"of {told['num_prompt_tokens']}"),
+        ("cached tokens", *map(count, both(predicted["cached_tokens"])), f"of {entry['num_prompt_tokens']}"),
     ]
     return columns(rows, "  ")
 
 
-def _level(told: Json, key: str) -> str:
-    own, levels = told["slo"][key], told["levels"]
+def _level(entry: Json, key: str) -> str:
+    own, levels = entry["slo"][key], entry["levels"]
     return millis(own) if own is not None else f"{millis(levels[key])} by default" if levels is not None else NONE
 
 

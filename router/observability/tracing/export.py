@@ -63,7 +63,7 @@ class OtlpExporter:
         self._thread.start()
 
     def put(self, trace: RequestTrace) -> None:
-        """Queues a trace. If too many are waiting, because the collector is slow or gone, it is dropped."""
+        """Queues a trace. If too many are waiting, because the collector is slow or unreachable, it is dropped."""
         with self._changed:
             if len(self._waiting) >= self._queue_traces or self._is_closing:
                 self.counts.num_dropped += 1
@@ -73,7 +73,8 @@ class OtlpExporter:
                 self._changed.notify()
 
     def close(self, within_s: float) -> None:
-        """Sends what is queued, for at most `within_s`; the rest counts as dropped. Blocks, so call it in a thread."""
+        """Sends the queued traces, for at most `within_s`; the rest counts as dropped. Blocks, so call it in a
+        thread."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
@@ -83,8 +84,6 @@ class OtlpExporter:
         with self._changed:
             self.counts.num_dropped += len(self._waiting)
             self._waiting.clear()
-
-    # ---- on the thread
 
     def _run(self) -> None:
         while batch := self._next_batch():

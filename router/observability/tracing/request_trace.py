@@ -20,8 +20,8 @@ def new_span_id(source: Random) -> str:
 
 @dataclass(slots=True)
 class RequestTrace:
-    """One traced HTTP request. `records` and `asked` are set if it led to generations, `refusal` if it was not let in.
-    Times are `time.monotonic()` seconds."""
+    """One traced HTTP request. `records` and `asked` are set if it led to generations, `refusal` if it was not
+    admitted. Times are `time.monotonic()` seconds."""
 
     trace_id: str
     span_id: str

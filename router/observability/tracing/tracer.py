@@ -1,4 +1,4 @@
-"""Decides which requests are traced, and hands on their traces when they have ended."""
+"""Decides which requests are traced, and exports their traces when they have ended."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What will happen to a request on a worker, and to those already there: times only, no judgement.
 
 All of it follows from the worker's service times and its load. Where decoding and prefill share a worker, a step with a
-chunk of a prompt takes as long as the chunk and the decoding together, and everybody who decodes there waits for it.
+chunk of a prompt takes as long as the chunk and the decoding together, and all streams there wait for it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def estimate_decode(worker: WorkerState, job: PlacementJob, now: float) -> Decod
     room_s = 0.0
     page_tokens, free_pages = hello.page_tokens, ledger.free_pages
     own_pages = -(-(num_tokens + 1) // page_tokens)
-    # The same as `fits_decode`, without looking everything up again.
+    # As `fits_decode`, without repeated lookups.
     fits = worker is job.placed_on or (ledger.free_slots >= 1 and free_pages >= own_pages)
     if not fits:
         if num_here == 0:

@@ -1,4 +1,5 @@
-"""Short prompts stay, long ones go unless others wait already: NVIDIA Dynamo's rule of 2025.
+"""Local prefill for short prompts, remote prefill for long ones unless others wait already: NVIDIA Dynamo's rule of
+2025.
 
     remote  iff  uncached tokens > `threshold_tokens`  and  prompts waiting for prefill < `queue_limit`
 

@@ -40,6 +40,6 @@ class Kv:
 
 
 def _stays(job: PlacementJob, num_uncached: int, shortlist: Shortlist) -> PlacementReason | None:
-    """What is all cached but its last page is computed where it is."""
+    """A prompt whose pages are all cached but the last one is prefilled locally."""
     page_tokens = shortlist.decodes[0].hello.page_tokens
     return "cached_prefix" if num_uncached <= page_tokens < job.num_tokens else None

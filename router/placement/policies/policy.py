@@ -1,6 +1,6 @@
 """What a placement policy is: a function of a request and a bounded number of workers.
 
-The dispatcher asks it for each waiting request and tells it nothing afterwards; all it knows of a worker is in its
+The dispatcher calls it for each waiting request and reports nothing back; all it knows of a worker is in its
 `WorkerState` (credits, load, service times) and all it knows of the request in the `PlacementJob`.
 """
 
@@ -18,7 +18,7 @@ from slipstream.router.requests.placement_decision import Placement, PlacementRe
 @dataclass(slots=True)
 class PlacementJob:
     """A request to be placed. `waited_s` counts from its arrival, and is 0 for one that has its first token and
-    goes on elsewhere. `remaining_tokens` is the output still expected.
+    continues elsewhere. `remaining_tokens` is the output still expected.
 
     `local_max_tokens` is a limit that the operator or the client has set: a prompt of up to so many tokens is
     prefilled locally, a longer one by a prefill group. None: there is no limit. `may_wait`: the request may be held

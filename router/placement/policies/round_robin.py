@@ -34,7 +34,7 @@ class RoundRobin:
                 if worker is not None:
                     self._turns.pop(worker.peer, None)
                     self._turns[worker.peer] = self._num_turns
-            while len(self._turns) > MAX_REMEMBERED:  # workers that are gone
+            while len(self._turns) > MAX_REMEMBERED:  # workers that have left
                 del self._turns[next(iter(self._turns))]
         return found
 

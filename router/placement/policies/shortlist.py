@@ -1,8 +1,8 @@
-"""Who comes into question for a request: a bounded number of workers of each side, however many there are.
+"""The candidates for a request: a bounded number of workers of each role, however many there are.
 
 Of the workers of its version of the model those with most of its tokens cached, the one where its conversation ran, and
-those with most room. Of these, who could ever hold it and has not failed it before. This part is the same for all
-policies; they only rank.
+those with most room. Of these, the workers that could ever hold it and have not failed it before. This part is the same
+for all policies; they only rank.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FEW = 16  # workers of a side are all looked at
 
 
 class PrefixView(Protocol):
-    """What placement asks of the prefix index."""
+    """The part of the prefix index that placement uses."""
 
     def best(self, state: RequestState, role: Role, limit: int) -> list[tuple[WorkerState, int]]: ...
 
@@ -35,16 +35,16 @@ class PrefixView(Protocol):
 
 
 class SessionView(Protocol):
-    """What placement asks of the table of conversations."""
+    """The part of the table of conversations that placement uses."""
 
     def worker_of(self, session: str, role: Role, tenant: str = "") -> WorkerState | None: ...
 
 
 @dataclass(slots=True)
 class Shortlist:
-    """`cached` are leading tokens that a worker's cache holds, of workers that hold some. `no_prefill` says why there
-    is nobody in `prefills`. `familiar` are workers on which the conversation ran last, `excluded` those that failed
-    the request before."""
+    """`cached` are leading tokens that a worker's cache holds, of workers that hold some. `no_prefill` says why
+    `prefills` is empty. `familiar` are workers on which the conversation ran last, `excluded` those that failed the
+    request before."""
 
     decodes: list[WorkerState]
     prefills: list[WorkerState]
@@ -85,10 +85,10 @@ def reachable(candidates: Shortlist, state: RequestState, links: Links, now: flo
 def shortlist(
     state: RequestState, registry: WorkerRegistry, index: PrefixView, sessions: SessionView, max_candidates: int
 ) -> Shortlist:
-    """`decodes` is empty if nobody could ever hold the request.
+    """`decodes` is empty if no worker could ever hold the request.
 
-    Workers that failed it are taken only where nobody else could do it; a prefill group that failed it never, as the
-    decode worker can prefill."""
+    Workers that failed it are used only where no other could serve it; a prefill group that failed it never, because
+    the decode worker can prefill."""
     num_tokens, avoid = state.num_tokens, state.failed_on
     version, session = state.version, state.request.session
     all_decodes, all_prefills = registry.workers_of("decode", version), registry.workers_of("prefill", version)

@@ -1,9 +1,9 @@
-"""The default policy: what a placement costs everybody, in seconds.
+"""The default policy: the cost of a placement for all requests together, in seconds.
 
 For every way a request could go, all that it changes is added up: the seconds its own client waits, the seconds that
 the clients already there wait longer, and the risk that one of them misses its service level. Nothing is weighed
 against anything by hand. There is one exchange rate, and it is not a free one: an answer that misses its level is worth
-nothing to those who count goodput, so a miss costs as many seconds as the level allows the whole answer to take.
+nothing for goodput, so a miss costs as many seconds as the level allows the whole answer to take.
 
     room         s  until a slot and pages are free there (0: they are)
     reserve      s  until the landing place is there (remote)
@@ -22,7 +22,7 @@ nothing to those who count goodput, so a miss costs as many seconds as the level
     affinity     s  saved by a later turn of the conversation that finds its KV here: half a step, which decides ties
 
 So a prompt leaves its decode worker when the streams it would hold up together wait longer than it does by going; on an
-idle decode worker it stays; when the prefill groups are swamped it stays, too. A request whose level is lost already
+idle decode worker it stays; when the prefill groups are overloaded it stays, too. A request whose level is lost already
 changes nothing by being later still, and goes where it harms least.
 """
 

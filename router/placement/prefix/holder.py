@@ -14,8 +14,8 @@ class BlockEventError(Exception):
 @dataclass(slots=True, eq=False)
 class Holder:
     """The known blocks of one worker. `bit` stands for the worker in the index's sets of workers. A block is either
-    `held` (the worker said so) or `expected` (a request that will produce it was placed there, which is believed until
-    the given time), never both."""
+    `held` (the worker said so) or `expected` (a request that will produce it was placed there, which counts until the
+    given time), never both."""
 
     worker: WorkerState
     bit: int

@@ -55,8 +55,6 @@ class PrefixIndex:
         self._latest: tuple[BlockChain, int, int, list[tuple[int, int]]] | None = None
         self._status = PrefixIndexStatus()
 
-    # ---- workers
-
     def add(self, worker: WorkerState) -> None:
         """A worker has joined, of which nothing is known yet. One without a prefix cache is not added."""
         if not worker.hello.prefix_caching:
@@ -78,8 +76,6 @@ class PrefixIndex:
         self._lost.append(holder)
         self._sweep()
 
-    # ---- reports of workers
-
     def apply(self, worker: WorkerState, message: BlocksChanged) -> bool:
         """Applies a worker's report. Returns whether the router has to ask for a snapshot, because a message is
         missing.
@@ -88,7 +84,7 @@ class PrefixIndex:
         """
         holder = self._holders.get(worker)
         if holder is None:
-            raise BlockEventError("a worker without prefix caching told of its blocks")
+            raise BlockEventError("a worker without prefix caching reported blocks")
         if message.is_snapshot and message.removed:
             raise BlockEventError("BlocksChanged: a snapshot removes blocks")
         try:
@@ -113,8 +109,6 @@ class PrefixIndex:
         if len(holder.held) > num_pages:
             raise BlockEventError(f"BlocksChanged: {len(holder.held)} blocks in {num_pages} pages")
         return False
-
-    # ---- placements
 
     def expect(self, worker: WorkerState, state: RequestState, now: float) -> None:
         """A request was placed so that the worker will have the KV of all its tokens."""
@@ -157,8 +151,6 @@ class PrefixIndex:
         status.predicted_tokens += predicted_tokens
         status.found_tokens += found_tokens
         status.confirmed_tokens += min(predicted_tokens, found_tokens)
-
-    # ---- queries
 
     def cached_tokens(self, worker: WorkerState, state: RequestState) -> int:
         """How many leading tokens, of the request's prompt and its output so far, need not be computed at the
@@ -221,7 +213,7 @@ class PrefixIndex:
         return len(holder.held) if holder is not None else 0
 
     def check_integrity(self) -> None:
-        """Raises AssertionError if the two views of who holds what differ. Slow, as it looks at everything; for
+        """Raises AssertionError if the two views of the held blocks differ. Slow, as it looks at everything; for
         tests."""
         for worker, holder in self._holders.items():
             assert self._by_bit[holder.bit] is holder, worker.name
@@ -234,8 +226,6 @@ class PrefixIndex:
         assert len({holder.bit for holder in everybody}) == len(everybody)
         assert len(self._by_bit) == len(self._holders)
         assert sum(mask.bit_count() for mask in self._role_masks.values()) == len(self._holders)
-
-    # ---- helpers
 
     def _chain(self, state: RequestState, num_tokens: int) -> BlockChain:
         """The request's blocks, up to the last full page of its present `num_tokens`."""

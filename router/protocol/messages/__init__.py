@@ -9,9 +9,8 @@ Messages that occur several times per request are named tuples, the others froze
 into MessagePack frames and back.
 
 A request may be tried more than once (because a worker died, or a page arrived broken). `attempt` numbers the tries,
-and whoever receives a message about an attempt that is no longer current drops it. `seq` numbers the messages that
-spend credits, per connection; `Credits.ack_seq` is the last one that the worker had taken into account when it counted
-what is free.
+and a message about an attempt that is no longer current is dropped. `seq` numbers the messages that spend credits, per
+connection; `Credits.ack_seq` is the last one that the worker had taken into account when it counted what is free.
 """
 
 from __future__ import annotations
@@ -115,10 +114,10 @@ __all__ = [
 
 # Two programs of different versions may be connected while a cluster is upgraded. Therefore:
 # - a new field comes last and has a default that means what was before it; older receivers leave it out. Every such
-#   change raises PROTOCOL_VERSION, which tells a sender what its peer knows;
+#   change raises PROTOCOL_VERSION, so that a sender knows the version of its peer;
 # - a new kind of message has a new code; older receivers leave it out;
-# - whatever older peers must not leave out, or could not read, raises OLDEST_PROTOCOL_VERSION as well: workers below it
-#   are refused by name.
+# - a change that older peers must not ignore, or could not read, raises OLDEST_PROTOCOL_VERSION as well: workers below
+#   it are refused by name.
 # A release understands at least the one before it. Recorded frames of released versions are in
 # tests/router/protocol/frames.
 PROTOCOL_VERSION = 5

@@ -25,8 +25,6 @@ from slipstream.router.protocol.messages.request import EngineRequest
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
-# ---- router -> worker
-
 
 class Generate(NamedTuple):
     """Decode worker: prefill here in chunks and decode. Converts a reservation of the same attempt, if there is one."""
@@ -67,9 +65,6 @@ class Cancel(NamedTuple):
     attempt: int
 
 
-# ---- worker -> router
-
-
 class Reserved(NamedTuple):
     """Decode worker: pages are leased and receives are posted. `num_cached_tokens` of the prompt were already cached
     there."""
@@ -92,7 +87,7 @@ class TokenChunk(NamedTuple):
 
     request_id: str
     attempt: int
-    index: int  # type: ignore[assignment]  # hides `tuple.index`, which nobody calls on a chunk
+    index: int  # type: ignore[assignment]  # hides `tuple.index`, which is never called on a chunk
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None

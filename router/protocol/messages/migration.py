@@ -10,17 +10,14 @@ from dataclasses import dataclass
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId
 from slipstream.router.protocol.messages.request import EngineRequest
 
-# ---- router -> worker
-
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
     """Destination: lease pages for a sequence that is decoding on `source`, and post receives for what `source` sends.
 
-    With `num_room_tokens` 0 only the pages that are full by now are wanted; the sequence goes on decoding at the
-    source, and the pages after them will be asked for with `Extend`. Otherwise this is the last round: it leases pages
-    for as many more tokens, and the sequence continues here once the pages have landed and `Start` has brought the
-    missing tokens."""
+    With `num_room_tokens` 0 only the pages that are full by now are wanted; the sequence continues to decode at the
+    source, and later pages follow with `Extend`. Otherwise this is the last round: it leases pages for as many more
+    tokens, and the sequence continues here once the pages have landed and `Start` has brought the missing tokens."""
 
     seq: int
     request: EngineRequest
@@ -31,8 +28,8 @@ class Adopt:
 
 @dataclass(frozen=True, slots=True)
 class Extend:
-    """Destination: an adopted sequence has grown by `token_ids`. The same as `Adopt` for the pages that follow those
-    that have landed."""
+    """Destination: an adopted sequence has grown by `token_ids`. As `Adopt`, for the pages that follow those that have
+    landed."""
 
     seq: int
     request_id: str
@@ -56,18 +53,15 @@ class Migrate:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Source: the move is off, and the sequence goes on here if it was frozen. Unknown ids are ignored."""
+    """Source: the move is cancelled, and the sequence continues here if it was frozen. Unknown ids are ignored."""
 
     request_id: str
     attempt: int
 
 
-# ---- worker -> router
-
-
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """Destination: the full pages of transfer `transfer_id` have arrived, while the sequence goes on at its source.
+    """Destination: the full pages of transfer `transfer_id` have arrived, while the sequence continues at its source.
     Waits for `Extend`."""
 
     request_id: str

@@ -1,4 +1,4 @@
-"""The messages about a worker itself, not about any request: what it is, how it is doing, and whether it is alive.
+"""The messages about a worker itself, not about any request: its properties, its state, and heartbeats.
 
 worker                     router
   |------ Hello ------------->|      once a connection
@@ -8,7 +8,7 @@ worker                     router
   |------ Stats, StepTimes -->|      now and then
   |<----- Ping ---------------|
   |------ Pong -------------->|
-  |<----- PeerLost -----------|      another worker is gone
+  |<----- PeerLost -----------|      another worker is lost
   |<----- Drain --------------|
 """
 
@@ -35,13 +35,11 @@ class StepBuckets(NamedTuple):
 STEP_TOKENS = StepBuckets("step_tokens_le_", (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384))
 STEP_SEQUENCES = StepBuckets("step_sequences_le_", (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024))
 
-# ---- worker -> router
-
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """What a worker computes with. Workers whose builds differ exchange pages, but may round differently. "": it does
-    not say, or has none of it (`cuda` and `driver` without a GPU, `torch` in a mock worker)."""
+    """The software and hardware of a worker. Workers whose builds differ exchange pages, but may round differently. "":
+    it does not say, or has none of it (`cuda` and `driver` without a GPU, `torch` in a mock worker)."""
 
     slipstream: str = ""
     python: str = ""
@@ -150,9 +148,6 @@ class StepTimes:
 @dataclass(frozen=True, slots=True)
 class Pong:
     nonce: int
-
-
-# ---- router -> worker
 
 
 @dataclass(frozen=True, slots=True)

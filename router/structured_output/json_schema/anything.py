@@ -1,7 +1,7 @@
 """Values and objects of which a schema says nothing, as the grammar has them.
 
 No grammar can remember which names an object already has. Where the schema does not name them, a model that repeats
-itself would go on to the end, so the number of properties is bounded.
+itself would continue to the end, so the number of properties is bounded.
 """
 
 from __future__ import annotations

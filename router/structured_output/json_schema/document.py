@@ -67,7 +67,7 @@ class Document:
         return True
 
     def value(self, pointer: str) -> Any:
-        """What is at a pointer. Raises LookupError if nothing is."""
+        """The value at a pointer. Raises LookupError if there is none."""
         value = self.root
         for part in pointer.split("/")[1:]:
             key = part.replace("~1", "/").replace("~0", "~")

@@ -1,4 +1,4 @@
-"""What is wrong with a schema, and where."""
+"""A mistake in a schema, and its pointer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The keywords of JSON schemas that ask for something. All others are annotations and are ignored, as the specification
-has it: `title`, `x-...`, OpenAPI's `xml` and whatever else."""
+"""The keywords of JSON schemas that constrain values. All others are annotations and are ignored, as the specification
+has it: `title`, `x-...`, OpenAPI's `xml` and so on."""
 
 from __future__ import annotations
 

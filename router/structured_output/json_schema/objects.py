@@ -157,7 +157,7 @@ def _apart(patterns: dict[Regex, Any], at: str) -> dict[Regex, Any]:
                     apart[node] = parts[0] if count == 1 else {"allOf": parts}
         return apart
     except automaton.TooComplexError as error:
-        raise SchemaError(at, "it cannot be told which of its patterns match the same names") from error
+        raise SchemaError(at, "it is too complex to find out which of its patterns match the same names") from error
 
 
 def _key_texts(rewriter: Rewriter, schema: Any, pointer: str) -> list[str] | Regex:

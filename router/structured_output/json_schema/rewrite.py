@@ -1,9 +1,9 @@
 """From a client's JSON schema to one that llguidance takes and that allows no value which the client's does not.
 
-What asks for nothing is left out, what llguidance lacks is said by other keywords, and what cannot be said is refused
-by its JSON pointer. Where it cannot be said exactly, fewer values are allowed than could be. Three things are wider
-than the schema: a `oneOf` whose branches are not apart is an `anyOf`, `uniqueItems` is followed for few values only,
-and OpenAPI's `nullable` allows null.
+Annotations are left out, keywords that llguidance lacks are expressed by others, and what cannot be expressed is
+refused by its JSON pointer. Where it cannot be said exactly, fewer values are allowed than could be. Three things are
+wider than the schema: a `oneOf` whose branches are not apart is an `anyOf`, `uniqueItems` is followed for few values
+only, and OpenAPI's `nullable` allows null.
 
 References become references to `$defs` of their own, one for each target and use, so that nothing is ever copied.
 """

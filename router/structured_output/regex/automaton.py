@@ -26,7 +26,7 @@ MAX_CHAR_CLASSES = 64
 
 
 class TooComplexError(ValueError):
-    """The expression is not worth its price, or uses Unicode classes, whose members are not known here."""
+    """The expression is too expensive, or uses Unicode classes, whose members are not known here."""
 
 
 def plain(node: Regex) -> Regex:
@@ -112,7 +112,7 @@ def _size(node: Regex) -> int:
 
 
 def _char_classes(node: Regex) -> list[Ranges]:
-    """All characters, in sets whose members the expression does not tell apart."""
+    """All characters, in sets whose members the expression does not distinguish."""
     sets: dict[Ranges, None] = {}
     left: list[Regex] = [node]
     while left:

@@ -1,7 +1,7 @@
 """Reads the regular expressions of JSON schemas: those of ECMA-262, and what Python and Rust write differently.
 
-Greedy and lazy quantifiers match the same texts, and so do groups of every kind; they are read as the same. What cannot
-be part of a regular language in the strict sense (backreferences) and word boundaries are refused.
+Greedy and lazy quantifiers match the same texts, and so do groups of every kind; they are parsed alike. What cannot be
+part of a regular language in the strict sense (backreferences) and word boundaries are refused.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HEX = re.compile(r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|[ux]\{([0-9a-fA-F]{1,6})\
 
 
 class PatternError(ValueError):
-    """A pattern is wrong or asks for what is not served; the text says which."""
+    """A pattern is wrong or not supported; the text says which."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from slipstream.router.structured_output.regex.pattern_parser import (
     parse,
 )
 
-MAX_SPLITS = 200  # alternatives with anchors in them, which have to be told apart
+MAX_SPLITS = 200  # alternatives with anchors in them, which have to be separated
 
 Rest = Callable[[bool], Regex]  # what may follow, by whether the text before is empty
 
@@ -37,7 +37,7 @@ def searched(pattern: str) -> Regex:
 
 
 def as_patterns(node: Regex) -> list[str]:
-    """Patterns without look-around that together are the same. Raises PatternError if that would be too complex."""
+    """Equivalent patterns without look-around. Raises PatternError if that would be too complex."""
     parts = node.items if isinstance(node, And) else (node,)
     try:
         return [f"^(?:{regex.written(part if regex.is_plain(part) else plain(part))})$" for part in parts]
@@ -46,7 +46,7 @@ def as_patterns(node: Regex) -> list[str]:
 
 
 def as_pattern(node: Regex) -> str:
-    """The same as one pattern."""
+    """One equivalent pattern."""
     if len(as_patterns(node)) > 1:
         try:
             node = plain(node)
@@ -75,7 +75,7 @@ class _Search:
         return regex.either(at_start, regex.cat(regex.repeat(ANY_CHAR, 1, None), inside))
 
     def _matched(self, pattern: Pattern, is_at_start: bool, rest: Rest) -> Regex:
-        """The texts that begin with a match and go on with what follows it."""
+        """The texts that begin with a match and continue with what follows it."""
         if _is_simple(pattern):
             return self._simple_then(pattern, is_at_start, rest)
         self._num_splits += 1

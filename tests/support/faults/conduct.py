@@ -1,6 +1,5 @@
-"""The router's conduct towards its workers, message by message: what docs/design/README.md promises them under
-"Attempts" and "Credits". Mistakes here often heal by themselves (a lease ends, a retry works), so that
-only a witness sees them."""
+"""Checks the router's messages to its workers, one by one, against the rules of docs/design/attempts.md and
+admission.md. Mistakes here often heal by themselves (a lease ends, a retry works), so only such a check finds them."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def exactly(*served: Any, advice: str = "", kind: str = "") -> AfterValidator:
 
 
 def only(*neutral: Any, advice: str = "") -> AfterValidator:
-    """A field that is not supported yet: it may be absent, null, or one of the values that ask for nothing."""
+    """A field that is not supported yet: it may be absent, null, or one of the values that change nothing."""
     return exactly(*neutral, None, advice=advice)
 
 
@@ -86,5 +86,5 @@ def field_error(field: str, message: str) -> PydanticCustomError:
     return PydanticCustomError("field", "{message}", {"field": field, "message": message})
 
 
-# The names of union members in the paths of errors. The tilde tells them from fields that a client made up.
+# The names of union members in the paths of errors. The tilde distinguishes them from unknown fields of a client.
 UNION_TAGS = frozenset({"~string", "~object", "~parts", "~strings", "~ids", "~id_lists"})

@@ -1,4 +1,4 @@
-"""Parses request bodies into checked objects, and translates what is wrong with them to OpenAI's errors."""
+"""Parses request bodies into checked objects, and translates their mistakes to OpenAI's errors."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def not_too_many_parts(messages: Any) -> Any:
 
 class StreamOptions(Strict):
     include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None  # vLLM's: with `include_usage`, every chunk tells it
+    continuous_usage_stats: bool | None = None  # vLLM's: with `include_usage`, every chunk has it
     include_obfuscation: bool | None = None  # OpenAI pads chunks to equal lengths; here they are as long as their text
 
 
@@ -243,7 +243,7 @@ class ChatMessage(Strict):
     audio: Unserved = None
     annotations: list[Any] | None = None  # of what an assistant said, and no part of it
     reasoning: str | None = None
-    reasoning_content: str | None = None  # the same in DeepSeek's API and in older vLLM
+    reasoning_content: str | None = None  # its name in DeepSeek's API and in older vLLM
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> ChatMessage:

@@ -22,7 +22,7 @@ from slipstream.router.structured_output.grammar_trial import GrammarTrials, Gra
 
 MAX_GUIDE_BYTES = 64 << 10
 MAX_VERDICTS = 256
-MAX_WAITING = 64  # guides that wait for their trial, which takes a second at most
+MAX_WAITING = 64  # grammars that wait for their trial, which takes a second at most
 ANY_OBJECT = '{"type":"object"}'
 FIELDS = frozenset(
     {"response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
@@ -30,7 +30,7 @@ FIELDS = frozenset(
 
 
 class StructuredOutputField(NamedTuple):
-    """A field of a request that can hold a guide, and its value (None: not given)."""
+    """A field of a request that can hold a grammar, and its value (None: not given)."""
 
     field: str
     kind: GuideKind
@@ -38,7 +38,7 @@ class StructuredOutputField(NamedTuple):
 
 
 class StructuredOutputs:
-    """The guides of one API and their verdicts. Used on its event loop only."""
+    """The grammars of one API and their verdicts. Used on its event loop only."""
 
     def __init__(self) -> None:
         self._verdicts: OrderedDict[tuple[GrammarSpec, JsonStyle], GrammarVerdict] = OrderedDict()
@@ -47,8 +47,8 @@ class StructuredOutputs:
         self._waiting: set[asyncio.Task[None]] = set()  # trials that wait for their turn or for a verdict
 
     async def of(self, body: GenerationFields) -> GrammarSpec | None:
-        """The guide of a request, None if it has none. Raises HttpError 400 for several guides at once and for one that
-        no output can follow, 503 if too many guides are waiting for their trial."""
+        """The grammar of a request, None if it has none. Raises HttpError 400 for several at once and for one that no
+        output can match, 503 if too many are waiting for their trial."""
         named = guide_fields(body)
         if not named:
             if body.structured_outputs is not None:
@@ -89,8 +89,8 @@ class StructuredOutputs:
         return self._verdicts[key]
 
     async def _try(self, guide: GrammarSpec, style: JsonStyle) -> None:
-        """Try a guide out and remember the verdict. This runs as a separate task because the trial goes on even if its
-        client has left, and the next guide has to wait for it, or it would get the wrong verdict."""
+        """Tries a grammar and remembers the verdict. This runs as a separate task because the trial continues even if
+        its client has left, and the next grammar has to wait for it, or it would get the wrong verdict."""
         async with self._turn:
             if (guide, style) not in self._verdicts:
                 self._verdicts[guide, style] = await asyncio.to_thread(self._trials.verdict, guide, style)
@@ -99,7 +99,7 @@ class StructuredOutputs:
 
 
 def guide_fields(body: GenerationFields) -> list[StructuredOutputField]:
-    """The fields of a request that hold a guide."""
+    """The fields of a request that hold a grammar."""
     if body.model_fields_set.isdisjoint(FIELDS):
         return []
     form, outputs = body.response_format, body.structured_outputs
@@ -128,7 +128,7 @@ def guide_fields(body: GenerationFields) -> list[StructuredOutputField]:
 
 
 def guide_from(field: str, kind: GuideKind, value: Any) -> GrammarSpec:
-    """The guide in a field. Raises HttpError 400 if it is too large."""
+    """The grammar in a field. Raises HttpError 400 if it is too large."""
     try:
         spec = value if isinstance(value, str) else orjson.dumps(value).decode()
     except orjson.JSONEncodeError as error:  # nested too deeply, or a number beyond 64 bits

@@ -18,7 +18,7 @@ MORE = "..."  # stands for the names beyond MAX_NAMES
 UNSAFE = re.compile(r"[^A-Za-z0-9_.$-]")
 
 # Fields of other servers, or of the other endpoint, that would change the answer, by the object that they are in, and
-# the values with which they ask for nothing.
+# the values that change nothing.
 KNOWN_ELSEWHERE: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "": {
         # the other endpoint
@@ -42,7 +42,7 @@ KNOWN_ELSEWHERE: Mapping[str, Mapping[str, Sequence[Any]]] = {
         **dict.fromkeys(("dynatemp_range", "smoothing_factor"), (0, 0.0)),
         "custom_logit_processor": (),
     },
-    # a beginning that the model is to go on with: Mistral, DeepSeek, Qwen
+    # a beginning that the model is to continue: Mistral, DeepSeek, Qwen
     "messages.*.": dict.fromkeys(("prefix", "partial"), (False,)),
 }
 NOTHING: Mapping[str, Sequence[Any]] = {}
