@@ -53,7 +53,7 @@ class TransferEnded:
 
 @dataclass(frozen=True, slots=True)
 class GrammarReady:
-    """A sequence that has waited for its guide can continue."""
+    """A sequence that has waited for its grammar can continue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class EngineLoop:
                     self.stats.count_transfer(ended)
                     self._out += self.role.transfer_ended(ended, self.clock())
             case GrammarReady():
-                self.engine.guide_ready()
+                self.engine.grammar_ready()
             case Welcome():
                 self._connected, self._connecting = True, False
                 self.show("draining" if self._draining else "ready", "")

@@ -55,7 +55,7 @@ class Canary:
                 await self._wait_for_change()
                 continue
             self.missing = "the first token is still being waited for"
-            failure = await self._sing()
+            failure = await self._probe()
             if failure is None:
                 self.missing = None
                 return
@@ -78,7 +78,7 @@ class Canary:
             return "no prefill worker has connected yet"
         return None
 
-    async def _sing(self) -> str | None:
+    async def _probe(self) -> str | None:
         """Sends one request. Returns the reason of its failure, or None."""
         longest = (self._service.max_model_len or 0) - NUM_TOKENS
         num_tokens = max(1, min(PROMPT_TOKENS, longest))

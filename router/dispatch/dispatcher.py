@@ -22,10 +22,10 @@ from slipstream.router.dispatch.attempts import AttemptFlow
 from slipstream.router.dispatch.matching import match_credits
 from slipstream.router.dispatch.membership import Membership
 from slipstream.router.dispatch.migration.destinations import Destinations
+from slipstream.router.dispatch.migration.migration_flow import MigrationFlow
 from slipstream.router.dispatch.migration.migration_requests import MigrationRequests
-from slipstream.router.dispatch.migration.migrations import Migrations
+from slipstream.router.dispatch.migration.migration_scheduler import MigrationScheduler
 from slipstream.router.dispatch.migration.rebalancer import Rebalancer
-from slipstream.router.dispatch.migration.running_moves import RunningMigrations
 from slipstream.router.dispatch.snapshot import signals_of, snapshot_of
 from slipstream.router.dispatch.table.actions import Action
 from slipstream.router.dispatch.table.request_table import RequestTable
@@ -76,12 +76,18 @@ class Dispatcher:
         sessions = Sessions()
         self._placer = Placer(config, registry, index, sessions)
         self._flow = AttemptFlow(table, self._placer, index, sessions)
-        wishes = self._wishes = MigrationRequests()
-        moves = self._moves = Migrations(config.migration, registry, table, index, sessions, wishes)
+        migration_requests = self._migration_requests = MigrationRequests()
+        migration_flow = self._migration_flow = MigrationFlow(
+            config.migration, registry, table, index, sessions, migration_requests
+        )
         destinations = Destinations(config.migration, registry, index, sessions)
-        migrations = self._migrations = RunningMigrations(config.migration, table, destinations, wishes, moves)
-        self._rebalancer = Rebalancer(config, registry, table, wishes, migrations)
-        self._membership = Membership(registry, table, index, sessions, versions, migrations, moves, self._flow)
+        migration_scheduler = self._migration_scheduler = MigrationScheduler(
+            config.migration, table, destinations, migration_requests, migration_flow
+        )
+        self._rebalancer = Rebalancer(config, registry, table, migration_requests, migration_scheduler)
+        self._membership = Membership(
+            registry, table, index, sessions, versions, migration_scheduler, migration_flow, self._flow
+        )
         self._wake_s: float | None = None  # when a request will have waited long enough for a better worker
 
     @property
@@ -177,7 +183,7 @@ class Dispatcher:
 
     def tick(self, now: float) -> list[Action]:
         """Handles the deadlines that have come. Call it at `next_deadline`; earlier or later does no harm."""
-        self._moves.expire(now)
+        self._migration_flow.expire(now)
         self._table.expire(now)
         self._table.find_versions(now)
         return self._settle(now)
@@ -226,7 +232,7 @@ class Dispatcher:
         Unknown ids are ignored."""
         state = self._table.get(request_id)
         if state is not None:
-            self._wishes.add(state, to)
+            self._migration_requests.add(state, to)
         return self._settle(now)
 
     def worker_message(self, peer: PeerId, message: WorkerMessage, now: float) -> list[Action]:
@@ -244,7 +250,7 @@ class Dispatcher:
             case Reserved() | HandedOff() | Copied() | Failed():
                 self._on_progress(worker, message, now)
             case Frozen():
-                self._moves.on_frozen(worker, message, now)
+                self._migration_flow.on_frozen(worker, message, now)
             case Stats():
                 worker.stats = message
                 return []
@@ -266,7 +272,7 @@ class Dispatcher:
         num_waiting = len(self._table.queue.waiting)
         for chunk in message.chunks:
             self._flow.on_chunk(worker, chunk, now)
-        if len(self._table.queue.waiting) == num_waiting and not (worker.draining and self._wishes):
+        if len(self._table.queue.waiting) == num_waiting and not (worker.draining and self._migration_requests):
             return self._take_actions()
         return self._settle(now)
 
@@ -288,9 +294,9 @@ class Dispatcher:
     def _on_progress(self, worker: WorkerState, message: Reserved | HandedOff | Copied | Failed, now: float) -> None:
         """Handles a message about an attempt. Where it is about the move of a request, the moves take it; else the
         flow, which drops those about old attempts."""
-        moving = self._moves.find(worker, message.request_id, message.attempt)
-        if moving is not None:
-            self._moves.on_message(moving, worker, message, now)
+        migrating = self._migration_flow.find(worker, message.request_id, message.attempt)
+        if migrating is not None:
+            self._migration_flow.on_message(migrating, worker, message, now)
             return
         match message:
             case Reserved():
@@ -301,20 +307,20 @@ class Dispatcher:
                 state = self._table.get(request_id)
                 # A sequence that has already left continues at its destination; if it cannot, that worker will say so.
                 own = state if state is not None and state.attempt == attempt and worker is state.decode else None
-                if own is None or not self._moves.on_lost(own, worker, now, reason):
+                if own is None or not self._migration_flow.on_lost(own, worker, now, reason):
                     self._flow.on_failed(worker, message, now)
 
     def _settle(self, now: float) -> list[Action]:
         """Starts the moves and places the requests that fit now, and returns the collected actions."""
         table = self._table
         self._wake_s = None
-        if self._wishes:
-            self._migrations.begin_what_fits(now)
-        self._rebalancer.look(now)
+        if self._migration_requests:
+            self._migration_scheduler.begin_what_fits(now)
+        self._rebalancer.rebalance(now)
         if table.queue.waiting and self._registry.decode_workers:
             self._index.expire(now)
-            for version, lane in table.queue:
-                wake_s = match_credits(table, version, lane, self._registry, self._placer, self._flow.start, now)
+            for version, queue in table.queue:
+                wake_s = match_credits(table, version, queue, self._registry, self._placer, self._flow.start, now)
                 if wake_s is not None:
                     self._wake_s = wake_s if self._wake_s is None else min(wake_s, self._wake_s)
         return self._take_actions()
@@ -326,6 +332,6 @@ class Dispatcher:
     def check_integrity(self) -> None:
         """Raises AssertionError if two parts of the state contradict each other."""
         self._table.check_integrity()
-        self._moves.check_integrity()
+        self._migration_flow.check_integrity()
         self._index.check_integrity()
         self._membership.check_integrity()

@@ -40,13 +40,13 @@ class HoldPolicy:
 
     def __init__(self, registry: WorkerRegistry) -> None:
         self._registry = registry
-        self._stalls: dict[str, Hold] = {}  # by version of the model
+        self._queue_holds: dict[str, Hold] = {}  # by version of the model
         self._known: OrderedDict[str, tuple[int, Wait, float, float]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def still(self, state: RequestState, now: float) -> Wait | None:
+    def request_hold(self, state: RequestState, now: float) -> Wait | None:
         """The last answer for the request, if it still holds; None: the request has to be rated."""
         known = self._known.get(state.request_id)
         if known is None:
@@ -62,20 +62,20 @@ class HoldPolicy:
         fits, num_tokens = FITS[role], state.num_tokens
         return None if any(fits(worker, num_tokens) for worker in workers) else wait
 
-    def stall(self, version: str, queue_version: int, now: float) -> Hold | None:
+    def queue_hold(self, version: str, queue_version: int, now: float) -> Hold | None:
         """The last look at the queue of a version, if it still holds; None: the queue has to be looked at."""
-        stall = self._stalls.get(version)
-        if stall is None or stall.queue_version != queue_version or now >= stall.until_s:
+        hold = self._queue_holds.get(version)
+        if hold is None or hold.queue_version != queue_version or now >= hold.until_s:
             return None
-        for role, num_tokens in stall.tokens.items():
+        for role, num_tokens in hold.tokens.items():
             fits = FITS[role]
             if any(fits(worker, num_tokens) for worker in self._registry.least_loaded(role, FEW, version)):
                 return None
-        if any(FITS[worker.hello.role](worker, num_tokens) for worker, num_tokens in stall.better):
+        if any(FITS[worker.hello.role](worker, num_tokens) for worker, num_tokens in hold.better):
             return None
-        return stall
+        return hold
 
-    def note_stall(
+    def hold_queue(
         self,
         version: str,
         queue_version: int,
@@ -99,9 +99,9 @@ class HoldPolicy:
             else:
                 role = _side(wait)
                 tokens[role] = min(tokens.get(role, state.num_tokens), state.num_tokens)
-        self._stalls[version] = Hold(queue_version, wake_s, until_s, tokens, better)
+        self._queue_holds[version] = Hold(queue_version, wake_s, until_s, tokens, better)
 
-    def note(self, state: RequestState, wait: Wait, now: float) -> None:
+    def hold_request(self, state: RequestState, wait: Wait, now: float) -> None:
         """The request has been rated, and has to wait."""
         if wait.lacks == "worker":
             return
@@ -112,7 +112,7 @@ class HoldPolicy:
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
 
-    def forget(self, request_id: str) -> None:
+    def release(self, request_id: str) -> None:
         """It has been placed."""
         self._known.pop(request_id, None)
 

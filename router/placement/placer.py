@@ -46,7 +46,7 @@ class Placer:
         self._registry = registry
         self._index = index
         self._sessions = sessions
-        self.waits = HoldPolicy(registry)
+        self.holds = HoldPolicy(registry)
         self._policy = make_policy(config.policy, config.placement, config.slo)
 
     @property
@@ -61,17 +61,17 @@ class Placer:
             self._config.slo,
         ):
             self._policy = make_policy(config.policy, config.placement, config.slo)
-            self.waits = HoldPolicy(self._registry)
+            self.holds = HoldPolicy(self._registry)
         self._config = config
 
     def place(self, state: RequestState, now: float, num_waiting_before: int = 0) -> Placement | Wait:
         """Where the request goes now. `num_waiting_before` requests ahead of it wait for a better worker."""
-        wait = self.waits.still(state, now)
+        wait = self.holds.request_hold(state, now)
         if wait is not None:
             return wait
         found = self._rate(state, now, num_waiting_before)
         if isinstance(found, Wait):
-            self.waits.note(state, found, now)
+            self.holds.hold_request(state, found, now)
         return found
 
     def _rate(self, state: RequestState, now: float, num_waiting_before: int) -> Placement | Wait:
@@ -101,7 +101,7 @@ class Placer:
 
     def begin(self, state: RequestState, placement: Placement, now: float) -> None:
         """The request takes this placement. Adds it to the load of its workers."""
-        self.waits.forget(state.request_id)
+        self.holds.release(state.request_id)
         decode, group, _, prompt = placement
         cached, num_output = state.shortlist_cached, len(state.output)
         state.decode_cached_tokens = cached.get(decode, 0)
@@ -179,4 +179,6 @@ class Placer:
 
 def _pending(num_tokens: int, worker: WorkerState, num_cached: int, prompt: PromptTimes, now: float) -> PendingPrefill:
     new = max(num_tokens - num_cached, 1)
-    return PendingPrefill(new, new * (num_tokens - 0.5 * new), prompt.own_s / worker.times.reality, prompt.raw_s, now)
+    return PendingPrefill(
+        new, new * (num_tokens - 0.5 * new), prompt.own_s / worker.times.correction, prompt.raw_s, now
+    )

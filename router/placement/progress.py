@@ -95,7 +95,7 @@ def leave(state: RequestState, now: float) -> None:
     pending, worker = state.pending, state.pending_on
     prefill_withdrawn(state)
     if pending is not None and worker is not None and state.phase == "prefill":
-        worker.load.abandon_chunk(pending, worker.hello.max_step_tokens, worker.times.reality, now)
+        worker.load.abandon_chunk(pending, worker.hello.max_step_tokens, worker.times.correction, now)
     decode = state.decode
     if decode is not None:
         decode.load.remove_sequence(state.num_tokens, state.expected_output_tokens - len(state.output))

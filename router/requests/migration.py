@@ -36,7 +36,7 @@ class Migration:
     num_full_pages: int = 0  # full pages that the rounds so far asked for
     num_rounds: int = 1
     transfer_id: int | None = None  # of the round under way
-    is_source_told: bool = False
+    source_has_ticket: bool = False
     has_landed: bool = False  # whether the pages of the last round have landed
     num_bytes: int = 0
     frozen_s: float | None = None

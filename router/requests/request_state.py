@@ -48,9 +48,9 @@ class RequestState:
     prefill_sent: bool = False
     handed_off: bool = False
     is_converted: bool = False  # its reservation was turned into a local prefill at the same worker
-    move: Migration | None = None  # if it is on its way to another decode worker
+    migration: Migration | None = None  # if it is on its way to another decode worker
     paused_since_s: float | None = None  # set if it has moved and its next token has not come yet
-    num_output_at_move: int = 0  # tokens that it had when it moved last
+    num_output_at_migration: int = 0  # tokens that it had when it moved last
     num_failures: int = 0  # attempts that failed, not counting those that a worker refused to begin
     num_refusals: int = 0
     num_unreachable: int = 0  # attempts that failed because the workers could not reach each other

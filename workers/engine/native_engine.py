@@ -50,17 +50,17 @@ class EngineStats:
 
 
 class NativeEngine:
-    """Turns requests into tokens, one `step` at a time. It is owned by one thread. Without `guides`, guided requests
-    are refused.
+    """Turns requests into tokens, one `step` at a time. It is owned by one thread. Without `grammars`, requests with a
+    grammar are refused.
 
     Every accepted sequence ends in exactly one of these ways: an output with a `finish_reason` (its pages are then
     given back, except after `add_prefill`, where they are held until `release`), `abort`, or `release`.
     """
 
-    def __init__(self, limits: EngineLimits, executor: Executor, guides: GrammarCompiler | None = None) -> None:
+    def __init__(self, limits: EngineLimits, executor: Executor, grammars: GrammarCompiler | None = None) -> None:
         self.limits = limits
         self._executor = executor
-        self._input_processor = InputProcessor(limits, guides)
+        self._input_processor = InputProcessor(limits, grammars)
         self._scheduler = Scheduler(limits)
         self.migrations = EngineMigrations(limits, self._scheduler)
         self._composer = BatchBuilder(limits)
@@ -185,8 +185,8 @@ class NativeEngine:
         sequence = self._scheduler.get(key)
         return sequence is not None and self._scheduler.abort(sequence, keep_pages)
 
-    def guide_ready(self) -> None:
-        """A guide was compiled, for which a sequence may have been waiting."""
+    def grammar_ready(self) -> None:
+        """A grammar was compiled, for which a sequence may have been waiting."""
         self._scheduler.look_again()
 
     # ---- steps
@@ -297,10 +297,10 @@ class NativeEngine:
         num_before = len(sequence.tokens)
         sequence.append(token_id)
         self._num_sampled_tokens += 1
-        guide = sequence.guide
-        is_stop = token_id in sequence.stop_ids and (num_before >= sequence.min_tokens or guide is not None)
+        grammar = sequence.grammar
+        is_stop = token_id in sequence.stop_ids and (num_before >= sequence.min_tokens or grammar is not None)
         reason: FinishReason | None = None
-        if is_stop or (guide is not None and guide.is_at_end):
+        if is_stop or (grammar is not None and grammar.is_at_end):
             reason = "stop"
         elif num_before + 1 >= sequence.max_tokens:
             reason = "length"

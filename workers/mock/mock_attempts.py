@@ -45,8 +45,8 @@ class MockAttempts:
             return Failed(*key, self.refusal, True)
         if key in self._attempts:
             return Failed(*key, "this attempt is already here", True)
-        if request.sampling.guide is not None:
-            return Failed(*key, "guide is not served by a mock worker", False)
+        if request.sampling.grammar is not None:
+            return Failed(*key, "grammar is not served by a mock worker", False)
         num_prompt = len(request.prompt_ids) // _ID_BYTES
         num_output = len(request.output_ids) // _ID_BYTES
         num_tokens = num_prompt + num_output

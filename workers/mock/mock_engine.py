@@ -7,8 +7,8 @@
 `moves` handles attempts that move while they decode, `batch` the steps. There are no sockets and no clock: it takes
 messages and times and returns messages, so the same object runs behind a connection and under virtual time. Tokens are
 a function of the prompt and the position alone, so a client can check whether an answer that moved between workers is
-the one it would have got otherwise (`attempt.expected_token`). They do not form text, so guided requests are refused,
-as by a real engine without a tokenizer.
+the one it would have got otherwise (`attempt.expected_token`). They do not form text, so requests with a grammar are
+refused, as by a real engine without a tokenizer.
 """
 
 from __future__ import annotations

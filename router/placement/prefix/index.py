@@ -220,10 +220,10 @@ class PrefixIndex:
             assert self._role_masks[worker.hello.role] & holder.bit, worker.name
             assert not holder.held & holder.expected.keys(), f"{worker.name} holds what is expected of it"
             assert len(holder.held) <= worker.hello.num_pages, worker.name
-        everybody = (*self._holders.values(), *self._lost)
-        self._map.check_integrity((holder.bit, (*holder.held, *holder.expected)) for holder in everybody)
-        assert sum(holder.num_entries for holder in everybody) == self._num_entries <= self._max_entries
-        assert len({holder.bit for holder in everybody}) == len(everybody)
+        all_holders = (*self._holders.values(), *self._lost)
+        self._map.check_integrity((holder.bit, (*holder.held, *holder.expected)) for holder in all_holders)
+        assert sum(holder.num_entries for holder in all_holders) == self._num_entries <= self._max_entries
+        assert len({holder.bit for holder in all_holders}) == len(all_holders)
         assert len(self._by_bit) == len(self._holders)
         assert sum(mask.bit_count() for mask in self._role_masks.values()) == len(self._holders)
 

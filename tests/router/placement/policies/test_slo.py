@@ -107,7 +107,7 @@ def test_a_burst_of_short_prompts_does_not_bring_a_long_one_to_the_streams(reali
         prompt = PendingPrefill(32, 512.0, 0.12, 0.2, 0.0)
         sent.load.begin_prefill(prompt)
         sent.load.end_prefill(prompt)
-    sent.times.reality = reality
+    sent.times.correction = reality
     assert where(put(4000, [there], [sent], output=2)) == ("cheaper_remote", "d", "p")
 
 
@@ -271,7 +271,7 @@ def test_a_group_still_ends_the_chunk_of_a_prompt_that_nobody_wants():
 def test_the_chunk_takes_as_long_as_the_worker_really_needs():
     there, sent = decode(streams=4), group()
     asked = placer([there], [sent])
-    there.times.reality = sent.times.reality = 2.0
+    there.times.correction = sent.times.correction = 2.0
     leave_while_prefilled(asked, request(4096), sent, 1.0)
     first, second = (estimate_prefill(sent, job(32), 0, now).queue_s for now in (1.0, 1.1))
     assert first == pytest.approx(0.5 * 0.5 * estimate_prefill(sent, job(4096), 0, 9.0).own_s)
