@@ -15,7 +15,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from slipstream.kv_transfer.api.page_layout import HeadStream, streams_between
+from slipstream.kv_transfer.api.page_layout import HeadStream, PageIds, streams_between
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.kv_transfer.api.transfer_events import TransferEvent, TransferStats
@@ -25,7 +25,7 @@ from slipstream.kv_transfer.handoff.message_plan import StreamPlan, TicketError,
 from slipstream.kv_transfer.handoff.receive_side import ReceiveSide
 from slipstream.kv_transfer.handoff.send_side import SendSide
 from slipstream.kv_transfer.handoff.transfer_counters import Counters
-from slipstream.kv_transfer.memory.host_pages import PageIds, TransferPool
+from slipstream.kv_transfer.memory.host_pages import TransferPool
 from slipstream.kv_transfer.transports.open_transport import open_page_transport
 
 log = logging.getLogger(__name__)
@@ -70,9 +70,11 @@ class TransferAgent:
         self._config = config
         self._counters = Counters()
         self._max_message_bytes = message_bytes(config.slab_pages, pool.geometry)
-        self._transport = open_page_transport(pool, config, token, transport)
-        self._sender = SendSide(self._transport, config, self._counters, on_event)
-        self._receiver = ReceiveSide(self._transport, config, self._counters, on_event)
+        opened = open_page_transport(pool, config, token, transport)
+        self._channel = opened.channel
+        self._movers = opened.movers
+        self._sender = SendSide(opened, config, self._counters, on_event)
+        self._receiver = ReceiveSide(opened, config, self._counters, on_event)
         # The identity that arrivals belong to. It follows `_peer`, but is changed by the thread, in order with
         # commands.
         self._serving = peer
@@ -82,8 +84,8 @@ class TransferAgent:
         self._is_closed = False
         self._is_stopping = False
         self._next_tick = 0.0
-        self._transport.start(self)
-        self._address = self._transport.address
+        self._channel.start(self)
+        self._address = self._channel.address
         self._thread = threading.Thread(target=self._run, name=f"kv-transfer-{rank}", daemon=True)
         self._thread.start()
 
@@ -164,7 +166,7 @@ class TransferAgent:
             **asdict(self._counters),
             leases_held=self._receiver.num_transfers,
             sends_held=self._sender.num_transfers,
-            messages_in_flight=self._transport.num_in_flight,
+            messages_in_flight=self._num_in_flight,
             links_open=self._sender.num_links + self._receiver.num_links,
         )
 
@@ -173,7 +175,7 @@ class TransferAgent:
         with self._lock:
             if not self._is_closed:
                 self._is_closed = self._is_stopping = True
-                self._transport.wake()
+                self._channel.wake()
         self._thread.join()
 
     # ---- events of the transport; on the thread
@@ -205,9 +207,11 @@ class TransferAgent:
 
     def _run(self) -> None:
         try:
+            for mover in self._movers:
+                mover.work()
             while not self._is_stopping:
                 if not self._turn():
-                    self._transport.wait(max(0.0, self._next_deadline() - time.monotonic()))
+                    self._wait(max(0.0, self._next_deadline() - time.monotonic()))
             self._wind_up("the transfer agent is closed", CLOSE_S)
         except Exception as error:
             # The one broad handler: whatever went wrong, every transfer still ends.
@@ -216,12 +220,18 @@ class TransferAgent:
 
     def _turn(self) -> bool:
         """One round of everything; True if there was anything to do."""
-        busy = self._transport.progress()
+        busy = self._channel.progress()
+        for mover in self._movers:
+            busy |= mover.work()
         busy |= self._run_commands()
         busy |= self._receiver.pump()
         busy |= self._sender.pump()
         self._tick()
         return busy
+
+    def _wait(self, timeout_s: float) -> None:
+        if not any(mover.pause() for mover in self._movers):
+            self._channel.wait(timeout_s)
 
     def _run_commands(self) -> bool:
         # The flag is cleared before the queue is read, so whoever finds it set afterwards knows that we will still
@@ -250,14 +260,20 @@ class TransferAgent:
             self._sender.end_all(reason)
             self._receiver.end_all(reason)
             deadline = time.monotonic() + patience_s
-            while (self._transport.num_in_flight or self._held) and time.monotonic() < deadline:
+            while (self._num_in_flight or self._held) and time.monotonic() < deadline:
                 if not self._turn():
-                    self._transport.wait(TICK_S)
-            self._transport.close()
+                    self._wait(TICK_S)
+            self._channel.close()
+            for mover in self._movers:
+                mover.give_up()
         finally:
             # Operations that a failure has interrupted will never end by themselves.
             self._sender.abandon(reason)
             self._receiver.abandon(reason)
+
+    @property
+    def _num_in_flight(self) -> int:
+        return sum(mover.num_in_flight for mover in self._movers)
 
     @property
     def _held(self) -> int:
@@ -276,7 +292,7 @@ class TransferAgent:
             self._commands.append(command)
             if not self._is_signalled:
                 self._is_signalled = True
-                self._transport.wake()
+                self._channel.wake()
             return True
 
     def _streams(self, source_tp: int, destination_tp: int, ticket: HandoffTicket) -> tuple[HeadStream, ...]:

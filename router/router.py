@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from slipstream.router.access.access import Access
+from slipstream.router.api.exchange_context import ExchangeContext
 from slipstream.router.catalog.served_model import ModelSource, ServedModel
 from slipstream.router.config.access_config import AccessConfig
-from slipstream.router.config.router_config import DispatchConfig, RouterConfig, TlsConfig, TracingConfig
+from slipstream.router.config.router_config import DispatchConfig, RouterConfig, TlsConfig
 from slipstream.router.dispatch.canary import Canary
 from slipstream.router.dispatch.service import GenerationService
 from slipstream.router.frontends.front import Front
@@ -24,11 +26,12 @@ from slipstream.router.frontends.front_messages import DispatcherMessage
 from slipstream.router.frontends.front_pool import FrontPool
 from slipstream.router.frontends.front_setup import FrontSetup, LogStyle
 from slipstream.router.frontends.tally import FrontTally
+from slipstream.router.http.failover.failover_server import FailoverServer
 from slipstream.router.http.failover.failover_session import FailoverSession
-from slipstream.router.http.server import BACKLOG, HttpServer
+from slipstream.router.http.server import BACKLOG, LAST_WORDS_S, HttpServer
 from slipstream.router.model_files.sampling_defaults import SamplingDefaults
 from slipstream.router.model_files.text_copy import keep_text, read_text
-from slipstream.router.observability.tracing.tracer import Tracer
+from slipstream.router.observability.tracing.begin import begin_tracing
 from slipstream.router.process.addresses import Addresses, Endpoint
 from slipstream.router.process.listening import listening_at_path, remove_path
 from slipstream.router.process.open_files import allow_all_files
@@ -43,8 +46,6 @@ from slipstream.router.text.tokenizer_files import read_json
 from slipstream.router.text.unknown_tokens import warning_about
 
 log = logging.getLogger(__name__)
-
-LAST_WORDS_S = 1.0  # how long streams that are cut off have to send their error event
 
 
 class Router:
@@ -79,7 +80,7 @@ class Router:
         self._is_leaving = False
         self._is_draining = is_ending
         self._service: GenerationService
-        self._server: HttpServer | FrontPool
+        self._server: HttpServer[ExchangeContext] | FrontPool
         self._canary: Canary
         self._front: Front
 
@@ -126,7 +127,9 @@ class Router:
                 self._end_listening_at_path()
                 self._service.stop_admission()
                 self._server.refuse_clients()
-            await self._service.start(failover)
+            sockets = await self._service.start(failover.for_workers if failover is not None else ())
+            if failover is not None:
+                failover.keep_listening(sockets, for_workers=True)
             cleanup.push_async_callback(self._service.close)
             cleanup.push_async_callback(self._server.stop)  # before `start`, which may fail after some of the fronts
             http_port = await self._server.start()
@@ -177,7 +180,7 @@ class Router:
         if admin.port is None:
             return None
         http = replace(self._config.http, host=admin.host, port=admin.port, tls=TlsConfig(), cors_origins=())
-        server = HttpServer(http, front.admin)
+        server = HttpServer(http, front.admin, ExchangeContext)
         port = await server.start()
         cleanup.push_async_callback(server.stop)
         return Endpoint(admin.host, port)
@@ -193,13 +196,12 @@ class Router:
 
     def _serving(
         self, front: Front, access: Access, failover: FailoverSession | None, unix_socket: socket.socket | None
-    ) -> HttpServer | FrontPool:
+    ) -> HttpServer[ExchangeContext] | FrontPool:
         """What clients connect to: a server in this process, or a pool of front processes."""
         if self._config.fronts == 1:
-            check_caller = front.check_caller
-            return HttpServer(
-                self._config.http, front, check_caller=check_caller, failover=failover, unix_socket=unix_socket
-            )
+            new_server = HttpServer if failover is None else partial(FailoverServer, failover=failover)
+            http, check_caller = self._config.http, front.check_caller
+            return new_server(http, front, ExchangeContext, check_caller=check_caller, unix_socket=unix_socket)
         log_style = LogStyle.of_this_process()
         longest, keeper = self._service.max_model_len, self._keeper if failover is not None else None
         setup = FrontSetup(
@@ -228,7 +230,8 @@ class Router:
         known."""
         if isinstance(self._server, FrontPool):
             self._server.tell_limits(self._service.max_model_len, self._service.versions)
-        await self._server.take_over()
+        if isinstance(self._server, FrontPool | FailoverServer):
+            await self._server.take_over()
 
     def follow(self, config: DispatchConfig) -> None:
         """Applies changed settings of the dispatcher, as far as that is possible without a restart."""
@@ -322,20 +325,6 @@ def open_access(config: AccessConfig, cleanup: AsyncExitStack) -> Access:
     access.open()
     cleanup.push_async_callback(access.close)
     return access
-
-
-def begin_tracing(config: TracingConfig, model: str, cleanup: AsyncExitStack) -> Tracer | None:
-    """The tracer; None if no collector is configured. `cleanup` sends the waiting spans, within `config.timeout_s`."""
-    if config.traces_url is None:
-        return None
-    # Imported only here, as it takes 60 ms and some MiB, which only those with a collector should pay.
-    from slipstream.router.observability.tracing.export import OtlpExporter
-
-    exporter = OtlpExporter(config.traces_url, model, queue_traces=config.queue_requests, timeout_s=config.timeout_s)
-    exporter.start()
-    loop = asyncio.get_running_loop()
-    cleanup.push_async_callback(loop.run_in_executor, None, exporter.close, config.timeout_s)
-    return Tracer(config.sample_ratio, exporter)
 
 
 def log_failure(task: asyncio.Task[None]) -> None:

@@ -88,7 +88,7 @@ SLOW_FILES = (
     "workers/models/test_model_loader.py",
     "router/dispatch/test_versions_http.py",
     "workers/engine/sampling/test_sampler.py",
-    "kv_transfer/nccl/test_process_group_transport.py",
+    "kv_transfer/nccl/test_nccl_links.py",
     "router/access/test_http.py",
     "cluster/tools/bench/test_bench_command.py",
     "router/observability/tracing/test_trace_export.py",

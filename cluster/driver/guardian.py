@@ -32,7 +32,7 @@ from slipstream.cluster.processes import process_tree
 from slipstream.cluster.processes.guardian_link import INTERRUPTED, LET_GO, RAY_ENDED, READY, DriverEnv
 from slipstream.cluster.state import run_state
 from slipstream.cluster.terminal import console
-from slipstream.router.http.failover.socket_holder import SocketHolder
+from slipstream.router.http.failover.holder.socket_holder import SocketHolder
 
 PR_SET_CHILD_SUBREAPER = 36  # from linux/prctl.h
 CLEAR_AWAY_S = 5.0  # for the reaper to do its work, in which it waits for 1 s

@@ -67,6 +67,11 @@ def _rank_gpus(config: ClusterConfig, role: Role, pool: PoolConfig, num_gpus: fl
             f"{role}.tp is {pool.tp}, whose ranks share no GPU, "
             f"and Ray has {num_gpus:g} GPU for {config.num_ranks} ranks"
         )
+    if share < 1 and config.kv_transfer.transport == "nccl":
+        raise CannotPlace(
+            f"kv_transfer.transport is nccl, which needs a GPU for each rank, "
+            f"and Ray has {num_gpus:g} GPU for {config.num_ranks} ranks"
+        )
     return share
 
 

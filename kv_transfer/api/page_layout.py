@@ -13,6 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
+PageIds = npt.NDArray[np.int64]
+
 
 @dataclass(frozen=True, slots=True)
 class PoolGeometry:

@@ -1,12 +1,12 @@
-"""What the hand-offs of a rank need of a transport: messages that are pages, from one rank's pool to another's.
+"""What the hand-offs of a rank need to move pages: messages that are pages, from one rank's pool to another's.
 
-`StagedTransport` gathers pages into buffers for any `Transport`. `StreamedTransport` is for a transport that can pack
-them itself. `ShmTransport` lets the receiver copy them straight out of the sender's pool. `AutoTransport`
-chooses the best one for each peer.
+`StagedMover` gathers pages into buffers for any `Transport`. `StreamedMover` is for a transport that can pack them
+itself. With `ShmTransport` the receiver copies them straight out of the sender's pool.
 
-The rules of `Transport` apply here, too: one thread; callbacks come from within `progress` (or, if a link is down, from
-within the call itself); a single message cannot be recalled; `disconnect` ends everything on its link. Until `done` or
-`landed` is called, pages that are sent must not change, and pages that are received belong to the transport.
+The rules of `ControlChannel` apply here, too: one thread; callbacks come from within `progress` or `work` (or, if a
+link is down, from within the call itself); a single message cannot be recalled; `disconnect` ends everything on its
+link. Until `done` or `landed` is called, pages that are sent must not change, and pages that are received belong to the
+mover.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from slipstream.kv_transfer.api.ticket import TransferAddress
-from slipstream.kv_transfer.api.transport import Done, Link, MessageArrival, Transport, TransportEvents
-from slipstream.kv_transfer.memory.host_pages import PageIds
+from slipstream.kv_transfer.api.page_layout import PageIds
+from slipstream.kv_transfer.api.transport import ControlChannel, Done, Link, MessageArrival, Transport
+
+CHECKSUM_BYTES = 8  # of the XXH3-64 that follows the pages in a message
 
 Landed = Callable[[str | None, bool], None]
 """Called once, when a received message no longer touches the pool: with the reason if it did not arrive, else None, and
@@ -36,29 +37,24 @@ class MessagePages:
     num_layers: int = 1
 
 
-class PageTransport(Protocol):
+class PageMover(Protocol):
+    """Moves messages that are pages, over links of a control channel."""
+
     @property
-    def address(self) -> TransferAddress: ...
+    def joins_layers(self) -> bool:
+        """Whether messages may have several layers, in either direction."""
 
     @property
     def num_in_flight(self) -> int:
         """The number of messages whose `done` or `landed` is still to come."""
 
-    def start(self, events: TransportEvents) -> None: ...
+    def payload_bytes(self, arrival: MessageArrival) -> int:
+        """The size of the pages in a message; negative if it is too short to be one."""
 
-    def connect(self, address: TransferAddress) -> Link: ...
+    def can_send(self, num_in_flight: int) -> bool:
+        """Whether there is room for one more message beside so many on its link, without holding up other links."""
 
-    def disconnect(self, link: Link) -> None: ...
-
-    def send_record(self, link: Link, record: bytes) -> None: ...
-
-    def joins_layers(self, link: Link) -> bool:
-        """Whether messages on this link may have several layers, in either direction."""
-
-    def can_send(self, link: Link, num_in_flight: int) -> bool:
-        """Whether there is room for one more message beside so many on this link, without holding up other links."""
-
-    def can_receive(self, arrival: MessageArrival, num_in_flight: int) -> bool:
+    def can_receive(self, num_in_flight: int) -> bool:
         """The same for receiving, beside so many from this peer."""
 
     def send(self, link: Link, tag: int, pages: MessagePages, done: Done) -> None: ...
@@ -69,21 +65,42 @@ class PageTransport(Protocol):
     def discard(self, arrival: MessageArrival) -> None:
         """Drop an unwanted message, so that its sender does not wait for it for ever."""
 
-    def progress(self) -> bool: ...
+    def work(self) -> bool:
+        """Copies a little. True if there was anything to do. Called after each `progress` of the channel, and once
+        before the first one, on the same thread."""
 
-    def wait(self, timeout_s: float) -> None: ...
+    def pause(self) -> bool:
+        """If copies are on their way whose end no file descriptor reports, waits a moment and returns True. Otherwise
+        the thread may sleep in the channel's `wait`."""
 
-    def wake(self) -> None: ...
+    def give_up(self) -> None:
+        """The channel is closed: fails the messages that are still in flight."""
 
-    def close(self) -> None: ...
+
+@dataclass(frozen=True, slots=True)
+class PageTransport:
+    """How a rank reaches its peers: the channel of all links, and what moves the pages of each."""
+
+    channel: ControlChannel
+    movers: tuple[PageMover, ...]
+    mover_of: Callable[[Link], PageMover]
+
+    @classmethod
+    def of(cls, channel: ControlChannel, mover: PageMover) -> PageTransport:
+        """One mover for all links."""
+        return cls(channel, (mover,), lambda link: mover)
 
 
 @runtime_checkable
 class DevicePool(Protocol):
     """A `TransferPool` whose pages need not pass through host memory."""
 
-    def page_transport(self, transport: Transport, message_bytes: int, staging_bytes: int) -> PageTransport:
-        """The pool's own `PageTransport` over `transport`. `message_bytes` is the size of the largest message,
+    @property
+    def device(self) -> object:
+        """Its name is what PyTorch calls the device."""
+
+    def page_mover(self, transport: Transport, message_bytes: int, staging_bytes: int) -> PageMover:
+        """The pool's own `PageMover` over `transport`. `message_bytes` is the size of the largest message,
         `staging_bytes` the memory for both directions together."""
 
 

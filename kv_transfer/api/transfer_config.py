@@ -20,8 +20,9 @@ def only_copies(tls: str) -> bool:
 @dataclass(frozen=True, slots=True)
 class TransferConfig:
     """`transport` auto: workers of one host copy pages straight out of each other's pools if those are in host memory
-    (see `shared_pool`), all others use UCX. `ucx` and `shared_memory` allow only that one. `host` is where a rank
-    listens and also what its peers are told; for a wildcard, a cluster takes the address of the rank's node. `tls` is
+    (see `shared_pool`), all others use UCX. `ucx` and `shared_memory` allow only that one. `nccl` uses
+    torch.distributed: NCCL between GPUs, gloo between CPUs. `host` is where a rank listens, and what its peers connect
+    to; for a wildcard, a cluster takes the address of the rank's node. `tls` is
     passed to UCX as UCX_TLS. Pages are sent in slabs of at most `slab_pages`, one layer per message. Messages that are
     staged pass through `staging_mib` of host memory per rank, half of it for each direction. Either end of a transfer
     gives up after `lease_s` without progress. A peer that does not answer a call for `peer_timeout_s`, or whose host is
@@ -30,7 +31,7 @@ class TransferConfig:
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
-    transport: Literal["auto", "shared_memory", "ucx"] = "auto"
+    transport: Literal["auto", "shared_memory", "ucx", "nccl"] = "auto"
     host: str = "127.0.0.1"
     tls: str = "posix,self,tcp"
     slab_pages: int = 64

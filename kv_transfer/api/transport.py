@@ -1,13 +1,13 @@
-"""What a hand-off needs of a wire, of whatever kind.
+"""What a hand-off needs of a wire, of whatever kind: a control channel, and messages of bytes.
 
-A transport is driven by one thread: `progress` moves things and makes callbacks from within itself, and `wait` sleeps
+A channel is driven by one thread: `progress` moves things and makes callbacks from within itself, and `wait` sleeps
 until there is something to do. Only `wake` may be called from other threads.
 
     agent A                          agent B
     connect(address) --------------> on_link(link)          links are two-way; either end may send records
     send_record ---- hello --------> on_record(link, ...)
     on_record <----- welcome ------- send_record
-    send(link, tag, buffer) -------> on_arrival(arrival)    a message has arrived or waits at the sender
+    send(link, tag, buffer) -------> on_arrival(arrival)    a message has arrived, or waits at the sender
          done(None) <.............   receive(arrival, buffer, done)
 
 The receiver chooses among the messages that have arrived, instead of posting a buffer for each one that it expects.
@@ -42,21 +42,22 @@ class TransportError(Exception):
     """The transport could not be opened, or a peer's address is not valid for it."""
 
 
+class Link(Hashable, Protocol):
+    """A connection to one peer's transport: a handle that only its own transport looks into."""
+
+
 @dataclass(frozen=True, slots=True)
 class MessageArrival:
-    """A message that can be received now. `handle` is private to the transport."""
+    """A message on `link` that can be received now. `handle` is private to the transport."""
 
+    link: Link
     tag: int
     num_bytes: int
     handle: Any
 
 
-class Link(Hashable, Protocol):
-    """A connection to one peer's transport: a handle that only its own transport looks into."""
-
-
 class TransportEvents(Protocol):
-    """The callbacks of whoever drives a transport. They are called only from within `progress`."""
+    """The callbacks of what drives a channel. They are called only from within `progress`."""
 
     def on_link(self, link: Link) -> None:
         """A peer has connected. Links that `connect` made are not announced."""
@@ -69,15 +70,11 @@ class TransportEvents(Protocol):
         """The link broke by itself. Its operations fail, before or after this. Not called after `disconnect`."""
 
 
-class Transport(Protocol):
-    """See the diagram above. Buffers must stay unchanged until `done` was called for them."""
+class ControlChannel(Protocol):
+    """Links to peers, and the records that go over them."""
 
     @property
     def address(self) -> TransferAddress: ...
-
-    @property
-    def num_in_flight(self) -> int:
-        """The number of sends and receives whose `done` is still to come."""
 
     def start(self, events: TransportEvents) -> None:
         """From now on peers may connect. Call once, before anything else."""
@@ -92,11 +89,6 @@ class Transport(Protocol):
     def send_record(self, link: Link, record: bytes) -> None:
         """A short control record, in order with the link's other records. Dropped if the link is dead."""
 
-    def send(self, link: Link, tag: int, buffer: Buffer, done: Done) -> None: ...
-
-    def receive(self, arrival: MessageArrival, buffer: Buffer, done: Done) -> None:
-        """Take an arrival into the first `arrival.num_bytes` of `buffer`. Each arrival must be taken exactly once."""
-
     def progress(self) -> bool:
         """Do what can be done now. True if anything happened."""
 
@@ -108,3 +100,17 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """End all links and give back all resources. Remaining operations fail through their `done`."""
+
+
+class Transport(ControlChannel, Protocol):
+    """A channel whose links also carry messages of bytes. Buffers must stay unchanged until `done` was called for
+    them."""
+
+    @property
+    def num_in_flight(self) -> int:
+        """The number of sends and receives whose `done` is still to come."""
+
+    def send(self, link: Link, tag: int, buffer: Buffer, done: Done) -> None: ...
+
+    def receive(self, arrival: MessageArrival, buffer: Buffer, done: Done) -> None:
+        """Take an arrival into the first `arrival.num_bytes` of `buffer`. Each arrival must be taken exactly once."""

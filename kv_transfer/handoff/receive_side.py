@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from slipstream.kv_transfer.api.page_layout import PageIds
 from slipstream.kv_transfer.api.page_transport import MessagePages, PageTransport
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferKey
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
@@ -32,7 +33,6 @@ from slipstream.kv_transfer.handoff.state_machines import (
     ReceiveHandoff,
 )
 from slipstream.kv_transfer.handoff.transfer_counters import Counters
-from slipstream.kv_transfer.memory.host_pages import PageIds
 
 MAX_UNCLAIMED = 4096
 MAX_ENDED = 4096
@@ -81,7 +81,8 @@ class ReceiveSide:
         emit: Callable[[TransferEvent], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._transport = transport
+        self._channel = transport.channel
+        self._mover_of = transport.mover_of
         self._lease_s = config.lease_s
         self._counters = counters
         self._emit = emit
@@ -150,10 +151,10 @@ class ReceiveSide:
             self._drop(link, reason)
         for source in self._sources.values():
             while source.waiting:
-                self._transport.discard(source.waiting.popleft()[2])
+                self._discard(source.waiting.popleft()[2])
         for unclaimed in self._unclaimed.values():
             for _, arrival in unclaimed.arrivals:
-                self._transport.discard(arrival)
+                self._discard(arrival)
         self._unclaimed.clear()
         self._num_unclaimed = 0
 
@@ -174,13 +175,13 @@ class ReceiveSide:
         match record:
             case LinkHello(_, _, destination) if destination != me:
                 reason = f"this is {me.name} of epoch {me.epoch}, not {destination.name} of {destination.epoch}"
-                self._transport.send_record(link, encode_record(Reject(reason)))
+                self._channel.send_record(link, encode_record(Reject(reason)))
             case LinkHello(source):
                 for other, known in list(self._links.items()):
                     if known is not None and known.source.name == source.name and known.source.epoch < source.epoch:
                         self._drop(other, f"{source.name} has restarted")
                 self._links[link] = record
-                self._transport.send_record(link, encode_record(LinkWelcome(self._transport.joins_layers(link))))
+                self._channel.send_record(link, encode_record(LinkWelcome(self._mover_of(link).joins_layers)))
             case Abort(transfer_id, reason) if (hello := self._links[link]) is not None:
                 self._on_abort(TransferKey(me, transfer_id), hello.source, reason)
             case _:
@@ -196,7 +197,7 @@ class ReceiveSide:
         if receiving is not None:
             self._queue(receiving, tag, arrival)
         elif key in self._ended or self._num_unclaimed >= MAX_UNCLAIMED:
-            self._transport.discard(arrival)
+            self._discard(arrival)
         else:
             unclaimed = self._unclaimed.setdefault(key, _Unclaimed(self._clock() + self._lease_s))
             unclaimed.arrivals.append((tag, arrival))
@@ -215,7 +216,7 @@ class ReceiveSide:
 
     def _has_room(self, source: _Source) -> bool:
         _, _, arrival = source.waiting[0]
-        return self._transport.can_receive(arrival, source.num_in_flight)
+        return self._mover_of(arrival.link).can_receive(source.num_in_flight)
 
     def tick(self, now: float) -> None:
         """Ends what has made no progress for too long, and forgets what nobody waits for."""
@@ -228,7 +229,7 @@ class ReceiveSide:
                 del self._unclaimed[key]
                 self._num_unclaimed -= len(unclaimed.arrivals)
                 for _, arrival in unclaimed.arrivals:
-                    self._transport.discard(arrival)
+                    self._discard(arrival)
         awaited = {receiving.source for receiving in self._receivings.values()}
         for peer in [peer for peer, source in self._sources.items() if peer not in awaited and source.is_idle]:
             del self._sources[peer]
@@ -239,7 +240,9 @@ class ReceiveSide:
         source.waiting.append((receiving, tag, arrival))
 
     def _post(self, source: _Source, receiving: _IncomingTransfer, tag: MessageTag, arrival: MessageArrival) -> None:
-        actions = receiving.handoff.accept(tag.source_rank, tag.index, arrival.num_bytes, self._clock())
+        mover = self._mover_of(arrival.link)
+        num_bytes = mover.payload_bytes(arrival)
+        actions = receiving.handoff.accept(tag.source_rank, tag.index, num_bytes, self._clock())
         match actions:
             case [Land(plan, message)]:
                 source.num_in_flight += 1
@@ -247,9 +250,13 @@ class ReceiveSide:
                 seed = plan.seed(message.index)
                 pages = MessagePages(message.layer, page_ids, plan.stream.destination_heads, seed, message.num_layers)
                 landed = partial(self._on_landed, source, receiving, plan, message)
-                self._transport.receive(arrival, pages, landed)
+                if message.num_layers == 1 or mover.joins_layers:
+                    mover.receive(arrival, pages, landed)
+                else:
+                    mover.discard(arrival)
+                    landed(f"{message.num_layers} layers in one message, where they are not joined", False)
             case _:
-                self._transport.discard(arrival)
+                mover.discard(arrival)
                 self._apply(receiving, actions)
 
     def _on_landed(
@@ -288,7 +295,7 @@ class ReceiveSide:
         if (unclaimed := self._unclaimed.pop(key, None)) is not None:
             self._num_unclaimed -= len(unclaimed.arrivals)
             for _, arrival in unclaimed.arrivals:
-                self._transport.discard(arrival)
+                self._discard(arrival)
 
     def _apply(self, receiving: _IncomingTransfer, actions: list[Action]) -> None:
         for action in actions:
@@ -296,7 +303,7 @@ class ReceiveSide:
                 case NotifyPeers(reason):
                     record = encode_record(Abort(receiving.key.transfer_id, reason))
                     for link in self._links_from(receiving):
-                        self._transport.send_record(link, record)
+                        self._channel.send_record(link, record)
                 case CloseLinks():
                     for link in self._links_from(receiving):
                         self._drop(link, f"{receiving.source.name} has stalled", is_unreachable=True)
@@ -319,6 +326,9 @@ class ReceiveSide:
             if hello is not None and hello.source == receiving.source and hello.source_rank in ranks
         ]
 
+    def _discard(self, arrival: MessageArrival) -> None:
+        self._mover_of(arrival.link).discard(arrival)
+
     def _drop(self, link: Link, reason: str, *, is_unreachable: bool = False) -> None:
         """Ends a link, and every transfer that still expects something over it."""
         if link not in self._links:
@@ -328,6 +338,6 @@ class ReceiveSide:
         if hello is not None:
             affected = [r for r in self._receivings.values() if link in self._links_from(r)]
         del self._links[link]
-        self._transport.disconnect(link)
+        self._channel.disconnect(link)
         for receiving in affected:
             self.fail(receiving.key, f"{receiving.source.name} is lost: {reason}", is_unreachable=is_unreachable)

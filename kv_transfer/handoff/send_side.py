@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from slipstream.kv_transfer.api.page_transport import MessagePages, PageTransport
+from slipstream.kv_transfer.api.page_layout import PageIds
+from slipstream.kv_transfer.api.page_transport import MessagePages, PageMover, PageTransport
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.kv_transfer.api.transfer_events import SendFailed, Sent, TransferEvent
@@ -21,7 +22,6 @@ from slipstream.kv_transfer.handoff.control_records import Abort, LinkHello, Lin
 from slipstream.kv_transfer.handoff.message_plan import Message, StreamPlan
 from slipstream.kv_transfer.handoff.state_machines import Action, CloseLinks, FinishTransfer, NotifyPeers, SendHandoff
 from slipstream.kv_transfer.handoff.transfer_counters import Counters
-from slipstream.kv_transfer.memory.host_pages import PageIds
 
 MAX_JOINED_BYTES = 4 << 20  # the most bytes of layers that leave in one message
 
@@ -31,6 +31,7 @@ class _Outbound:
     destination: PeerId
     address: TransferAddress
     link: Link
+    mover: PageMover
     answer_by_s: float
     is_open: bool = False  # the destination has said Welcome
     joins_layers: bool = False
@@ -66,7 +67,8 @@ class SendSide:
         emit: Callable[[TransferEvent], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._transport = transport
+        self._channel = transport.channel
+        self._mover_of = transport.mover_of
         self._lease_s = config.lease_s
         self._peer_timeout_s = config.peer_timeout_s
         self._counters = counters
@@ -156,7 +158,7 @@ class SendSide:
         match record:
             case LinkWelcome(joins_layers):
                 outbound.is_open = True
-                outbound.joins_layers = joins_layers and self._transport.joins_layers(link)
+                outbound.joins_layers = joins_layers and outbound.mover.joins_layers
             case Reject(reason):
                 self._drop(outbound, f"{outbound.destination.name} refuses: {reason}")
             case Abort(transfer_id, reason):
@@ -200,7 +202,7 @@ class SendSide:
                 stream.outbound.ready.append(stream)
 
     def _post_next(self, outbound: _Outbound) -> bool:
-        if not self._transport.can_send(outbound.link, outbound.num_in_flight):
+        if not outbound.mover.can_send(outbound.num_in_flight):
             return False
         stream = outbound.ready[0]
         sending, plan = stream.sending, stream.plan
@@ -214,7 +216,7 @@ class SendSide:
         pages = MessagePages(message.layer, page_ids, plan.stream.source_heads, seed, message.num_layers)
         outbound.num_in_flight += 1
         done = partial(self._on_sent, stream, message)
-        self._transport.send(outbound.link, plan.tag(message.index), pages, done)
+        outbound.mover.send(outbound.link, plan.tag(message.index), pages, done)
         return True
 
     def _max_layers(self, outbound: _Outbound, plan: StreamPlan) -> int:
@@ -239,7 +241,7 @@ class SendSide:
                 case NotifyPeers(reason):
                     record = encode_record(Abort(sending.key.transfer_id, reason))
                     for stream in sending.streams:
-                        self._transport.send_record(stream.outbound.link, record)
+                        self._channel.send_record(stream.outbound.link, record)
                 case CloseLinks():
                     for stream in sending.streams:
                         self._drop(stream.outbound, f"{sending.key.destination.name} has stalled", is_unreachable=True)
@@ -256,10 +258,10 @@ class SendSide:
     def _outbound(self, me: PeerId, rank: int, destination: PeerId, address: TransferAddress) -> _Outbound:
         outbound = self._outbounds.get((destination, address))
         if outbound is None:
-            link = self._transport.connect(address)
-            outbound = _Outbound(destination, address, link, self._clock() + self._peer_timeout_s)
+            link = self._channel.connect(address)
+            outbound = _Outbound(destination, address, link, self._mover_of(link), self._clock() + self._peer_timeout_s)
             self._outbounds[destination, address] = self._by_link[link] = outbound
-            self._transport.send_record(link, encode_record(LinkHello(me, rank, destination)))
+            self._channel.send_record(link, encode_record(LinkHello(me, rank, destination)))
         return outbound
 
     def _drop(self, outbound: _Outbound, reason: str, *, is_unreachable: bool = False) -> None:
@@ -269,7 +271,7 @@ class SendSide:
         del self._outbounds[outbound.destination, outbound.address]
         outbound.is_open = False
         outbound.ready.clear()
-        self._transport.disconnect(outbound.link)
+        self._channel.disconnect(outbound.link)
         now = self._clock()
         for sending in list(self._sendings.values()):
             if any(stream.outbound is outbound for stream in sending.streams):

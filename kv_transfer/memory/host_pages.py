@@ -8,12 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from slipstream.kv_transfer.api.page_layout import PoolGeometry
+from slipstream.kv_transfer.api.page_layout import PageIds, PoolGeometry
 from slipstream.kv_transfer.api.transport import Buffer
 from slipstream.kv_transfer.memory.pool_memory import PoolMemory
 from slipstream.kv_transfer.memory.row_copy import MIN_BYTES, CopyRows, RowCopy, RowTable, copy_rows, native_copy_rows
-
-PageIds = npt.NDArray[np.int64]
 
 
 class TransferPool(Protocol):

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from slipstream.kv_transfer.api.page_layout import PageIds
 from slipstream.kv_transfer.api.page_transport import MessagePages
-from slipstream.kv_transfer.memory.host_pages import HostPagePool, HostPages, PageIds
+from slipstream.kv_transfer.memory.host_pages import HostPagePool, HostPages
 from slipstream.kv_transfer.memory.row_copy import MIN_BYTES, RowCopy, copy_rows
 
 # How much to do in one call. Copying sweeps the caches, so Python's work is cheaper if it is done for several messages

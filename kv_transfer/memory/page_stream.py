@@ -13,10 +13,9 @@ import ctypes
 import functools
 from ctypes import c_char_p, c_int32, c_uint64, c_void_p
 
-from slipstream.kv_transfer.api.page_transport import MessagePages
+from slipstream.kv_transfer.api.page_transport import CHECKSUM_BYTES, MessagePages
 from slipstream.kv_transfer.memory.host_pages import HostPages
 from slipstream.kv_transfer.memory.row_copy import RowCopy, open_library, pack_copies, usable_variants
-from slipstream.kv_transfer.transports.over_transport import CHECKSUM_BYTES
 
 
 class StreamLibrary:

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from slipstream.kv_transfer.api.page_layout import PoolGeometry
+from slipstream.kv_transfer.api.page_layout import PageIds, PoolGeometry
 from slipstream.kv_transfer.api.page_transport import MessagePages
 from slipstream.kv_transfer.api.transport import Done, MessageArrival
-from slipstream.kv_transfer.memory.host_pages import HostPages, PageIds
+from slipstream.kv_transfer.memory.host_pages import HostPages
 from slipstream.kv_transfer.memory.pool_memory import view_of
 from slipstream.kv_transfer.sockets.packet_socket import PACKET_BYTES, PacketSocket
 
@@ -65,11 +65,6 @@ class Offer:
     heads: range
     page_ids: PageIds
     checksum: int | None = None  # follows once the peer has computed it
-
-
-def is_offer(arrival: MessageArrival) -> bool:
-    """Whether an arrival came over such a link."""
-    return isinstance(arrival.handle, Offer)
 
 
 def encode_geometry(geometry: PoolGeometry) -> bytes:
@@ -118,7 +113,7 @@ def read_offers(link: ShmLink, geometry: PoolGeometry, body: bytes) -> Iterator[
             raise ValueError("an offer of pages that its sender does not have")  # they are of another layer
         heads = range(first_head, first_head + num_heads)
         offer = link.offered[number] = Offer(link, number, layer, num_layers, heads, page_ids)
-        yield MessageArrival(tag, num_layers * num_pages * num_heads * geometry.head_bytes, offer)
+        yield MessageArrival(link, tag, num_layers * num_pages * num_heads * geometry.head_bytes, offer)
 
 
 def read_core(body: bytes) -> int | None:

@@ -54,8 +54,8 @@ MAX_SLEEP_S = 60.0
 
 
 class ShmTransport:
-    """Listens for callers to `address`, which is only a name here. Ranks whose pool has no shared memory can receive
-    but not call. Raises TransportError if the name is taken.
+    """A `ControlChannel`, and the `PageMover` of its links. Listens at `address`, which is only a name here. Ranks
+    whose pool has no shared memory can receive, but not connect. Raises TransportError if the name is taken.
     """
 
     def __init__(
@@ -81,10 +81,6 @@ class ShmTransport:
     @property
     def address(self) -> TransferAddress:
         return self._address
-
-    @property
-    def num_in_flight(self) -> int:
-        return len(self._offers) + len(self._pulls)
 
     def fileno(self) -> int:
         """Readable when `progress` has something to do."""
@@ -143,13 +139,21 @@ class ShmTransport:
 
     # ---- messages
 
-    def joins_layers(self, link: Link) -> bool:
+    @property
+    def joins_layers(self) -> bool:
         return True
 
-    def can_send(self, link: Link, num_in_flight: int) -> bool:
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._offers) + len(self._pulls)
+
+    def payload_bytes(self, arrival: MessageArrival) -> int:
+        return arrival.num_bytes
+
+    def can_send(self, num_in_flight: int) -> bool:
         return self._offers.has_room(num_in_flight)
 
-    def can_receive(self, arrival: MessageArrival, num_in_flight: int) -> bool:
+    def can_receive(self, num_in_flight: int) -> bool:
         return num_in_flight < MAX_IN_FLIGHT
 
     def send(self, link: Link, tag: int, pages: MessagePages, done: Done) -> None:
@@ -204,7 +208,13 @@ class ShmTransport:
                 self._serve_link(known)
             elif (new := self._door.serve(fd)) is not None:
                 self._begin(new)
-        # One batch, so that the sockets are looked after between two.
+        if busy:
+            self._spin_until = time.perf_counter() + SPIN_S
+        return busy
+
+    def work(self) -> bool:
+        """One batch, so that the sockets are looked after between two."""
+        busy = False
         if self._offers.has_work:
             self._send_offers()
             busy = True
@@ -297,8 +307,14 @@ class ShmTransport:
         else:
             self._poller.poll(min(timeout_s, MAX_SLEEP_S), 1)
 
+    def pause(self) -> bool:
+        return False
+
     def wake(self) -> None:
         os.eventfd_write(self._wake_fd, 1)
+
+    def give_up(self) -> None:
+        """Nothing is in flight without links."""
 
     def close(self) -> None:
         for link in list(self._links.values()):

@@ -158,7 +158,7 @@ class LoopbackTransport:
             free = [m for m in self._messages if m not in held]
             self._messages = deque(held)
         for message in free:
-            self._events.on_arrival(MessageArrival(message.tag, len(message.buffer), message))
+            self._events.on_arrival(MessageArrival(message.link.other, message.tag, len(message.buffer), message))
         return busy or bool(free)
 
     def wait(self, timeout_s: float) -> None:

@@ -14,11 +14,10 @@ from functools import partial
 
 import xxhash
 
-from slipstream.kv_transfer.api.page_transport import FaultInjection, Landed, MessagePages
+from slipstream.kv_transfer.api.page_transport import CHECKSUM_BYTES, FaultInjection, Landed, MessagePages
 from slipstream.kv_transfer.api.transport import Buffer, Done, Link, MessageArrival, Transport
 from slipstream.kv_transfer.memory.host_pages import HostPagePool, TransferPool
-from slipstream.kv_transfer.transports.over_transport import CHECKSUM_BYTES, OverTransport
-from slipstream.kv_transfer.transports.staging import Staging
+from slipstream.kv_transfer.transports.staging import Staging, receive_into_scrap
 
 MAX_IN_FLIGHT = 8  # enough to hide the copying at both ends; more only spills out of the cache
 
@@ -31,10 +30,10 @@ class _StagedReceive:
     landed: Landed
 
 
-class StagedTransport(OverTransport[Transport]):
-    """`message_bytes` is the size of the largest message, `staging_bytes` the memory for both directions together. Each
-    direction has its own half; otherwise two ranks that send to each other could both fill all buffers with messages
-    that the other has no buffer for.
+class StagedMover:
+    """A `PageMover`. `message_bytes` is the size of the largest message, `staging_bytes` the memory for both directions
+    together. Each direction has its own half; otherwise two ranks that send to each other could both fill all buffers
+    with messages that the other has no buffer for.
     Raises StagingError if a half does not hold two messages.
     """
 
@@ -46,26 +45,33 @@ class StagedTransport(OverTransport[Transport]):
         staging_bytes: int,
         fault_injection: FaultInjection,
     ) -> None:
-        super().__init__(transport)
+        self._transport = transport
         self._pool = pool
         self._host_pool = pool if isinstance(pool, HostPagePool) else None
         self._fault_injection = fault_injection
         self._outgoing = Staging(message_bytes + CHECKSUM_BYTES, staging_bytes // 2)
         self._incoming = Staging(message_bytes + CHECKSUM_BYTES, staging_bytes // 2)
         self._staged_receives: deque[_StagedReceive] = deque()
-        self._has_gathered = False  # since `progress`, as the wire must be served between two copies
+        self._has_gathered = False  # since `work`, as the wire must be served between two copies
         # At most half of the slots, so that a peer that has stalled cannot stop the others.
         self._max_in_flight = max(1, min(MAX_IN_FLIGHT, self._outgoing.num_slots // 2))
 
     @property
-    def num_in_flight(self) -> int:
-        return super().num_in_flight + len(self._staged_receives)
+    def joins_layers(self) -> bool:
+        return False
 
-    def can_send(self, link: Link, num_in_flight: int) -> bool:
+    @property
+    def num_in_flight(self) -> int:
+        return self._transport.num_in_flight + len(self._staged_receives)
+
+    def payload_bytes(self, arrival: MessageArrival) -> int:
+        return arrival.num_bytes - CHECKSUM_BYTES
+
+    def can_send(self, num_in_flight: int) -> bool:
         room = num_in_flight < self._max_in_flight and bool(self._outgoing.num_free)
         return room and not self._has_gathered
 
-    def can_receive(self, arrival: MessageArrival, num_in_flight: int) -> bool:
+    def can_receive(self, num_in_flight: int) -> bool:
         return num_in_flight < self._max_in_flight and bool(self._incoming.num_free)
 
     def send(self, link: Link, tag: int, pages: MessagePages, done: Done) -> None:
@@ -83,24 +89,26 @@ class StagedTransport(OverTransport[Transport]):
         self._transport.send(link, tag, buffer, partial(self._on_sent, slot, done))
 
     def receive(self, arrival: MessageArrival, pages: MessagePages, landed: Landed) -> None:
-        if self.refuses(arrival, pages, landed):
-            return
         taken = self._incoming.take()
         assert taken is not None
         slot, memory = taken
-        landing = _StagedReceive(pages, slot, memory[: arrival.num_bytes + CHECKSUM_BYTES], landed)
-        self._transport.receive(self._raw(arrival), landing.buffer, partial(self._on_received, landing))
+        landing = _StagedReceive(pages, slot, memory[: arrival.num_bytes], landed)
+        self._transport.receive(arrival, landing.buffer, partial(self._on_received, landing))
 
-    def progress(self) -> bool:
-        busy = super().progress()
+    def discard(self, arrival: MessageArrival) -> None:
+        receive_into_scrap(self._transport, arrival)
+
+    def work(self) -> bool:
         self._has_gathered = False
-        if self._staged_receives:  # one at a time, so that the wire is served between two copies
-            self._land(self._staged_receives.popleft())
-            busy = True
-        return busy
+        if not self._staged_receives:
+            return False
+        self._land(self._staged_receives.popleft())  # one at a time, so that the wire is served between two copies
+        return True
 
-    def close(self) -> None:
-        super().close()
+    def pause(self) -> bool:
+        return False
+
+    def give_up(self) -> None:
         while self._staged_receives:
             landing = self._staged_receives.popleft()
             self._incoming.give_back(landing.slot)

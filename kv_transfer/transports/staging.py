@@ -6,7 +6,7 @@ import mmap
 
 import numpy as np
 
-from slipstream.kv_transfer.api.transport import Buffer
+from slipstream.kv_transfer.api.transport import Buffer, MessageArrival, Transport
 
 
 class StagingError(ValueError):
@@ -48,3 +48,12 @@ class Staging:
     def give_back(self, slot: int) -> None:
         assert len(self._free) < self.num_slots
         self._free.append(slot)
+
+
+def receive_into_scrap(transport: Transport, arrival: MessageArrival) -> None:
+    """Takes a message that nothing expects any more."""
+    transport.receive(arrival, np.empty(arrival.num_bytes, np.uint8), _forget)
+
+
+def _forget(error: str | None) -> None:
+    """Called when an unwanted message is gone, whether it was intact or not."""

@@ -11,11 +11,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Protocol
 
-from slipstream.kv_transfer.api.page_transport import FaultInjection, Landed, MessagePages
+from slipstream.kv_transfer.api.page_transport import CHECKSUM_BYTES, FaultInjection, Landed, MessagePages
 from slipstream.kv_transfer.api.transport import Buffer, Done, Link, MessageArrival, Transport
 from slipstream.kv_transfer.memory.host_pages import HostPagePool
 from slipstream.kv_transfer.memory.page_stream import PageStream, StreamLibrary
-from slipstream.kv_transfer.transports.over_transport import OverTransport
+from slipstream.kv_transfer.transports.staging import receive_into_scrap
 
 MAX_IN_FLIGHT = 8  # messages on a link, and from a peer
 TURN_BYTES = 8 << 20  # after which the wire is served; it packs what it has room for while it is given a message
@@ -29,25 +29,33 @@ class StreamTransport(Transport, Protocol):
     def receive(self, arrival: MessageArrival, buffer: Buffer | PageStream, done: Done) -> None: ...
 
 
-class StreamedTransport(OverTransport[StreamTransport]):
-    """A `PageTransport`. No message may have less than MIN_BYTES of pages."""
+class StreamedMover:
+    """A `PageMover`. No message may have less than MIN_BYTES of pages."""
 
     def __init__(
         self, transport: StreamTransport, pool: HostPagePool, library: StreamLibrary, fault_injection: FaultInjection
     ) -> None:
-        super().__init__(transport)
+        self._transport = transport
         self._pool = pool
         self._library = library
         self._fault_injection = fault_injection
-        self._num_sent_bytes = 0  # since `progress`
+        self._num_sent_bytes = 0  # since `work`
 
-    def joins_layers(self, link: Link) -> bool:
+    @property
+    def joins_layers(self) -> bool:
         return True
 
-    def can_send(self, link: Link, num_in_flight: int) -> bool:
+    @property
+    def num_in_flight(self) -> int:
+        return self._transport.num_in_flight
+
+    def payload_bytes(self, arrival: MessageArrival) -> int:
+        return arrival.num_bytes - CHECKSUM_BYTES
+
+    def can_send(self, num_in_flight: int) -> bool:
         return num_in_flight < MAX_IN_FLIGHT and self._num_sent_bytes < TURN_BYTES
 
-    def can_receive(self, arrival: MessageArrival, num_in_flight: int) -> bool:
+    def can_receive(self, num_in_flight: int) -> bool:
         return num_in_flight < MAX_IN_FLIGHT
 
     def send(self, link: Link, tag: int, pages: MessagePages, done: Done) -> None:
@@ -59,11 +67,20 @@ class StreamedTransport(OverTransport[StreamTransport]):
 
     def receive(self, arrival: MessageArrival, pages: MessagePages, landed: Landed) -> None:
         stream = PageStream(self._library, self._pool, pages)
-        self._transport.receive(self._raw(arrival), stream, partial(_on_received, stream, landed))
+        self._transport.receive(arrival, stream, partial(_on_received, stream, landed))
 
-    def progress(self) -> bool:
+    def discard(self, arrival: MessageArrival) -> None:
+        receive_into_scrap(self._transport, arrival)
+
+    def work(self) -> bool:
         self._num_sent_bytes = 0
-        return super().progress()
+        return False
+
+    def pause(self) -> bool:
+        return False
+
+    def give_up(self) -> None:
+        """Nothing is in flight without the channel."""
 
 
 def _on_sent(stream: PageStream, done: Done, error: str | None) -> None:

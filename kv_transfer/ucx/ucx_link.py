@@ -49,6 +49,7 @@ class UcxLink:
     worker: Any
     ucp: Ucp
     greeting: bytes = b""  # the one that was sent
+    is_answered: bool = False
     endpoint: Any = None  # made when the peer's greeting has told the address of its worker
     is_alive: bool = True
     is_within_host: bool = False

@@ -40,9 +40,8 @@ from ucxx._lib import libucxx
 from slipstream.kv_transfer.api.ticket import TransferAddress
 from slipstream.kv_transfer.api.transport import Done, Link, MessageArrival, TransportError, TransportEvents
 from slipstream.kv_transfer.memory.page_stream import StreamLibrary
-from slipstream.kv_transfer.sockets.frame_socket import FrameListener, FrameSocket
-from slipstream.kv_transfer.sockets.link_authentication import LinkAuthenticator
-from slipstream.kv_transfer.sockets.pending_handshakes import PendingHandshakes
+from slipstream.kv_transfer.sockets.frame_links import FrameLinks
+from slipstream.kv_transfer.sockets.frame_socket import FrameSocket
 from slipstream.kv_transfer.ucx.ucp_messages import Content, Ucp
 from slipstream.kv_transfer.ucx.ucx_context import UcxContexts
 from slipstream.kv_transfer.ucx.ucx_link import UcxLink
@@ -62,21 +61,13 @@ class UcxTransport:
     peers must know. A host that is silent for `silence_s` counts as gone. Raises TransportError."""
 
     def __init__(self, host: str, tls: str, token: str = "", silence_s: float = 5.0) -> None:
-        self._silence_s = silence_s
-        self._authenticator = LinkAuthenticator(token)
         self._contexts = UcxContexts(tls)
-        try:
-            self._listener = FrameListener(host, silence_s)
-        except OSError as error:
-            raise TransportError(f"cannot listen on {host}: {error}") from error
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller = select.epoll()
+        self._links: FrameLinks[UcxLink] = FrameLinks(host, silence_s, token, self._poller, self)
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller.register(self._wake_fd, select.EPOLLIN)
-        self._poller.register(self._listener.fileno(), select.EPOLLIN)
         self._others: list[int] = []
         self._events: TransportEvents | None = None
-        self._pending_handshakes: PendingHandshakes[FrameSocket] = PendingHandshakes(self._poller)
-        self._links: dict[int, UcxLink] = {}  # by the file descriptors of their sockets
         self._fresh = False  # whether something was posted since `progress` last looked, for which no event may come
         self._spin_until = 0.0
         self._next_look = 0.0
@@ -85,11 +76,11 @@ class UcxTransport:
 
     @property
     def address(self) -> TransferAddress:
-        return self._listener.address
+        return self._links.address
 
     @property
     def num_in_flight(self) -> int:
-        return sum(link.num_in_flight for link in self._links.values())
+        return sum(link.num_in_flight for link in self._links)
 
     def start(self, events: TransportEvents) -> None:
         self._events = events
@@ -110,19 +101,13 @@ class UcxTransport:
     # ---- links
 
     def connect(self, address: TransferAddress) -> Link:
-        try:
-            socket = FrameSocket.connect(address, self._silence_s)
-        except OSError as error:
-            raise TransportError(f"cannot connect to {address.host}:{address.port}: {error}") from error
+        socket = self._links.connect(address)
         try:
             link = self._open_link(socket)
-            link.greeting = self._authenticator.greet(address, bytes(link.worker.address))
-            socket.send(link.greeting)
         except TransportError:
             socket.close()
             raise
-        self._poller.register(socket.fileno(), select.EPOLLIN)
-        self._watch(link)
+        self._links.greet(link, address, bytes(link.worker.address))
         return link
 
     def disconnect(self, link: Link) -> None:
@@ -130,10 +115,8 @@ class UcxTransport:
         if not link.is_alive:
             return
         link.is_alive = False
-        fd = link.socket.fileno()
-        self._poller.unregister(fd)
         self._poller.unregister(link.worker.epoll_file_descriptor)
-        link.socket.close()
+        self._links.close_link(link)
         if link.endpoint is not None:
             link.endpoint.close_blocking()
         for probed in link.untaken.copy():
@@ -147,7 +130,6 @@ class UcxTransport:
         # Whatever UCX still holds ends with the worker, and only then may its buffers be reused.
         abandoned = link.give_up()
         link.endpoint = link.worker = None
-        del self._links[fd]
         for done in abandoned:
             done("the link is down")
 
@@ -155,19 +137,14 @@ class UcxTransport:
         assert isinstance(link, UcxLink)
         if link.is_alive:
             link.send_record(record)
-            self._watch(link)
+            self._links.watch(link)
 
     def _open_link(self, socket: FrameSocket) -> UcxLink:
         """A new link. Raises TransportError if there is not enough memory or there are not enough file descriptors."""
         worker = self._contexts.make_worker()
         link = UcxLink(socket, worker, self._ucp)
-        self._links[socket.fileno()] = link
         self._poller.register(worker.epoll_file_descriptor, select.EPOLLIN)
         return link
-
-    def _watch(self, link: UcxLink) -> None:
-        events = select.EPOLLIN | (select.EPOLLOUT if link.socket.wants_to_write else 0)
-        self._poller.modify(link.socket.fileno(), events)
 
     # ---- messages
 
@@ -178,11 +155,12 @@ class UcxTransport:
             return
         link.send(tag, content, done)
         if link.socket.wants_to_write:
-            self._watch(link)
+            self._links.watch(link)
         self._fresh = True
 
     def receive(self, arrival: MessageArrival, content: Content, done: Done) -> None:
-        link, probed = arrival.handle
+        link, probed = arrival.link, arrival.handle
+        assert isinstance(link, UcxLink)
         if arrival.num_bytes > len(content):
             raise ValueError(f"a message of {arrival.num_bytes} bytes does not fit in {len(content)}")
         if not link.is_alive:
@@ -190,7 +168,7 @@ class UcxTransport:
             return
         link.take(probed, content, done)
         if link.socket.wants_to_write:
-            self._watch(link)
+            self._links.watch(link)
         self._fresh = True
 
     # ---- the loop
@@ -198,13 +176,13 @@ class UcxTransport:
     def progress(self) -> bool:
         now = time.perf_counter()
         # A message that is held back waits for an acknowledgement, which comes over the socket.
-        is_look = self._fresh or now >= self._next_look or any(link.held for link in self._links.values())
+        is_look = self._fresh or now >= self._next_look or any(link.held for link in self._links)
         busy = False
         if is_look:
             self._fresh = False
             self._next_look = now + LOOK_S
             busy = self._serve_sockets()
-        for link in list(self._links.values()):
+        for link in list(self._links):
             moved = False
             while link.is_alive and link.worker.progress_once():
                 moved = True
@@ -221,7 +199,7 @@ class UcxTransport:
         assert self._events is not None
         busy = False
         while link.is_alive and (probed := link.probe()) is not None:
-            arrival = MessageArrival(probed.tag, probed.num_bytes, (link, probed))
+            arrival = MessageArrival(link, probed.tag, probed.num_bytes, probed)
             self._events.on_arrival(arrival)
             busy = True
         return busy
@@ -232,84 +210,41 @@ class UcxTransport:
         for fd, _ in self._poller.poll(0):
             if fd == self._wake_fd:
                 os.eventfd_read(fd)
-            elif fd == self._listener.fileno():
-                while (accepted := self._listener.accept()) is not None:
-                    self._pending_handshakes.add(accepted)
-                busy = True
-            elif (link := self._links.get(fd)) is not None:
-                self._serve_link(link)
-                busy = True
-            elif (caller := self._pending_handshakes.get(fd)) is not None:
-                self._serve_caller(caller)
+            elif self._links.serve(fd):
                 busy = True
             # otherwise an event of a worker or of a descriptor given to `wake_for`, which are handled in any case
         return busy
 
-    def _serve_caller(self, caller: FrameSocket) -> None:
-        assert self._events is not None
-        try:
-            frames = caller.receive()
-        except OSError:
-            frames = None
-        if frames == []:
-            return
-        worker_address = self._authenticator.check_greeting(self.address, frames[0]) if frames else None
-        if frames is None or worker_address is None:
-            self._pending_handshakes.dismiss(caller)
-            return
-        try:
-            link = self._open_link(caller)
-        except TransportError as error:
-            log.warning("a peer that connects is turned away: %s", error)
-            self._pending_handshakes.dismiss(caller)
-            return
-        self._pending_handshakes.release(caller)
-        caller.send(self._authenticator.answer(frames[0], bytes(link.worker.address)))
-        self._events.on_link(link)
-        self._reach(link, worker_address)
-        self._take_frames(link, frames[1:])
-        if link.is_alive:
-            self._watch(link)
+    # ---- FrameLinkEvents
 
-    def _serve_link(self, link: UcxLink) -> None:
-        try:
-            link.socket.flush()
-            frames = link.socket.receive()
-        except OSError as error:
-            self._lose(link, error.strerror or str(error))
-            return
-        if frames is None:
-            self._lose(link, "the connection was closed")
-            return
-        self._watch(link)
-        self._take_frames(link, frames)
+    def on_call(self, connection: FrameSocket, body: bytes) -> tuple[UcxLink, bytes]:
+        link = self._open_link(connection)
+        return link, bytes(link.worker.address)
 
-    def _take_frames(self, link: UcxLink, frames: list[bytes]) -> None:
+    def on_open(self, link: UcxLink, body: bytes) -> None:
         assert self._events is not None
-        for frame in frames:
-            if not link.is_alive:
-                return
-            if link.endpoint is not None:
-                if (record := link.read_frame(frame)) is not None:
-                    self._events.on_record(link, record)
-            elif (worker_address := self._authenticator.check_answer(link.greeting, frame)) is not None:
-                self._reach(link, worker_address)
-            else:
-                self._lose(link, "it is no transfer agent of this version and cluster")
+        if not link.greeting:
+            self._events.on_link(link)
+        self._reach(link, body)
+
+    def on_frame(self, link: UcxLink, frame: bytes) -> None:
+        assert self._events is not None
+        if (record := link.read_frame(frame)) is not None:
+            self._events.on_record(link, record)
 
     def _reach(self, link: UcxLink, worker_address: bytes) -> None:
         form = bytes(link.worker.address)[:1]
         if not (MIN_ADDRESS_BYTES <= len(worker_address) <= MAX_ADDRESS_BYTES and worker_address.startswith(form)):
-            self._lose(link, f"its UCX address of {len(worker_address)} bytes has another form than ours")
+            self.on_broken(link, f"its UCX address of {len(worker_address)} bytes has another form than ours")
             return
         try:
             address = libucxx.UCXAddress.create_from_buffer(worker_address)
             link.endpoint = libucxx.UCXEndpoint.create_from_worker_address(link.worker, address, True)
             link.is_within_host = link.socket.is_within_host
         except (libucxx.UCXError, RuntimeError) as error:
-            self._lose(link, f"UCX cannot reach it: {error}")
+            self.on_broken(link, f"UCX cannot reach it: {error}")
 
-    def _lose(self, link: UcxLink, reason: str) -> None:
+    def on_broken(self, link: UcxLink, reason: str) -> None:
         assert self._events is not None
         self.disconnect(link)
         self._events.on_lost(link, reason)
@@ -319,7 +254,7 @@ class UcxTransport:
             return
         if time.perf_counter() < self._spin_until:
             os.sched_yield()
-        elif all(link.worker.arm() for link in self._links.values()):
+        elif all(link.worker.arm() for link in self._links):
             self._poller.poll(min(timeout_s, MAX_SLEEP_S), 1)
             self._next_look = 0.0
         else:
@@ -332,10 +267,9 @@ class UcxTransport:
         os.eventfd_write(self._wake_fd, 1)
 
     def close(self) -> None:
-        for link in list(self._links.values()):
+        for link in list(self._links):
             self.disconnect(link)
-        self._pending_handshakes.close()
-        self._listener.close()
+        self._links.close()
         self._poller.close()
         os.close(self._wake_fd)
         del self._contexts

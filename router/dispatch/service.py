@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import msgpack
@@ -15,7 +16,6 @@ from slipstream.router.config.router_config import DispatchConfig, RouterConfig
 from slipstream.router.dispatch.dispatcher import Dispatcher
 from slipstream.router.dispatch.table.actions import Emit, Finish
 from slipstream.router.dispatch.worker_port import WorkerPort
-from slipstream.router.http.failover.failover_session import FailoverSession
 from slipstream.router.protocol.codec import WireError, decoder
 from slipstream.router.protocol.generation import (
     SHUTTING_DOWN,
@@ -84,13 +84,10 @@ class GenerationService:
         self._is_admitting = True
         self._is_closed = False
 
-    async def start(self, failover: FailoverSession | None = None) -> None:
-        """Starts to listen for workers, on the previous router's sockets if there are any. Raises OSError if it cannot
-        listen."""
-        inherited = failover.for_workers if failover is not None else []
-        await self._port.start(inherited)
-        if failover is not None and not inherited:
-            failover.keep_listening(self._port.sockets, for_workers=True)
+    async def start(self, sockets: Sequence[socket.socket] = ()) -> Sequence[socket.socket]:
+        """Listens for workers at `sockets`, or else at the configured address. Returns the sockets. Raises OSError if
+        it cannot listen."""
+        return await self._port.start(sockets)
 
     @property
     def worker_address(self) -> tuple[str, int]:

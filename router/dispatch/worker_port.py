@@ -73,19 +73,15 @@ class WorkerPort:
         self.num_decode_joins = 0
         self._is_closing = False
 
-    async def start(self, listening: Sequence[socket.socket] = ()) -> None:
-        """Listens on `worker_host:worker_port`, or on the sockets of a previous router. Raises OSError if it cannot
-        listen."""
+    async def start(self, listening: Sequence[socket.socket] = ()) -> Sequence[socket.socket]:
+        """Listens at these sockets, or else at `worker_host:worker_port`. Returns the sockets. Raises OSError if it
+        cannot listen."""
         loop = self._loop = asyncio.get_running_loop()
         host, port = self._config.worker_host, self._config.worker_port
         self._listening = listening or await asyncio.to_thread(listening_at, host, port, BACKLOG)
         for sock in self._listening:
             self._servers.append(await loop.create_server(self._accept, sock=sock, backlog=BACKLOG))
         self._schedule_beat()
-
-    @property
-    def sockets(self) -> Sequence[socket.socket]:
-        """The sockets that listen for workers. Valid between `start` and `close`."""
         return self._listening
 
     @property

@@ -11,15 +11,14 @@ import orjson
 from slipstream import __version__
 from slipstream.router.access.access import Access
 from slipstream.router.access.caller import forbidden
+from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes, ExchangeContext
 from slipstream.router.api.openai.openai_api import Generations, OpenAiApi
 from slipstream.router.api.pages.pages import PAGE_PATHS
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.http.body_coding import decode_body
-from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import CheckCaller, Request
-from slipstream.router.http.routes import Routes
 from slipstream.router.observability.front_counts import FrontMetrics
 from slipstream.router.observability.tracing.context import trace_context
 from slipstream.router.observability.tracing.tracer import TraceCounts, Tracer
@@ -50,12 +49,12 @@ class ApiFront:
         self._tracer = tracer
         self._open_paths = OPEN_PATHS | {http.path_prefix}  # which leads to the home page
         self._max_body_bytes = http.max_body_mib * 1024 * 1024
-        self._routes = Routes()
+        self._routes = ApiRoutes()
         OpenAiApi(model, service, self._metrics, self._access, config.api, http.sse_ping_s).add_to(self._routes)
         self._routes.add("GET", "/health/live", self.live)
         self._routes.add("GET", "/version", self.version)
 
-    def __call__(self, request: Request, exchange: Exchange) -> Awaitable[None]:
+    def __call__(self, request: Request, exchange: ApiExchange) -> Awaitable[None]:
         """Serve one request. The response carries the client's X-Request-Id if that is a harmless one, else a new
         id."""
         return self._serve(self._routes, request, exchange, is_open=request.path in self._open_paths)
@@ -81,22 +80,23 @@ class ApiFront:
         """The check that a server runs before it accepts a large body, so that strangers cannot send one."""
         return self._access.keys.caller_with if self._access.keys.is_on else None
 
-    async def live(self, request: Request, exchange: Exchange) -> None:
+    async def live(self, request: Request, exchange: ApiExchange) -> None:
         """Liveness: the process is up and its event loop runs."""
         exchange.respond(200, b'{"status":"live"}')
 
-    async def version(self, request: Request, exchange: Exchange) -> None:
+    async def version(self, request: Request, exchange: ApiExchange) -> None:
         """The version of this software, in vLLM's form."""
         exchange.respond(200, orjson.dumps({"version": __version__}))
 
-    async def _serve(self, routes: Routes, request: Request, exchange: Exchange, *, is_open: bool) -> None:
+    async def _serve(self, routes: ApiRoutes, request: Request, exchange: ApiExchange, *, is_open: bool) -> None:
         exchange.request_id = self.request_id_of(request)
-        self._begin_trace(request, exchange)
+        context = exchange.context
+        self._begin_trace(request, context)
         status = 500
         try:
             if not is_open and request.method != "OPTIONS":
-                exchange.caller = self._access.keys.authenticate(request)
-                if request.path.startswith(ADMIN_PATHS) and not exchange.caller.is_admin:
+                context.caller = self._access.keys.authenticate(request)
+                if request.path.startswith(ADMIN_PATHS) and not context.caller.is_admin:
                     raise forbidden(f"{request.path} needs an API key of an administrator.", None, "admin_only")
             if b"content-encoding" in request.headers and request.method != "OPTIONS":  # which needs no key
                 await decode_body(request, self._max_body_bytes)
@@ -110,17 +110,17 @@ class ApiFront:
             raise
         finally:
             self._metrics.responses[status] += 1
-            if exchange.trace is not None and self._tracer is not None:
-                self._tracer.end(exchange.trace, status, exchange.request_id)
+            if context.trace is not None and self._tracer is not None:
+                self._tracer.end(context.trace, status, exchange.request_id)
 
-    def _begin_trace(self, request: Request, exchange: Exchange) -> None:
+    def _begin_trace(self, request: Request, context: ExchangeContext) -> None:
         """Start a trace if the request is sampled. The caller's trace id is recorded even if it is not."""
         traceparent = request.headers.get(b"traceparent")
         parent = None
         if traceparent is not None:
             parent = trace_context(traceparent, request.headers.get(b"tracestate"))
-            exchange.trace_id = parent.trace_id if parent is not None else ""
+            context.trace_id = parent.trace_id if parent is not None else ""
         if self._tracer is not None:
-            exchange.trace = self._tracer.begin(request, parent)
-            if exchange.trace is not None:
-                exchange.trace_id = exchange.trace.trace_id
+            context.trace = self._tracer.begin(request, parent)
+            if context.trace is not None:
+                context.trace_id = context.trace.trace_id

@@ -12,15 +12,14 @@ from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.access.access import Access
 from slipstream.router.api.admin.request_pages import Records, RequestPages
 from slipstream.router.api.admin.worker_pages import WorkerPages
+from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
 from slipstream.router.api.openai.openai_api import Generations
 from slipstream.router.api.pages.pages import InfoPages
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.frontends.api_front import DEFAULT_CONFIG, OPEN_PATHS, READY_PATHS, ApiFront
-from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
-from slipstream.router.http.routes import Routes
 from slipstream.router.observability.metrics_page import CONTENT_TYPE, MetricsPage
 from slipstream.router.observability.tracing.tracer import Tracer
 from slipstream.router.protocol.messages import Role
@@ -61,7 +60,7 @@ class Front(ApiFront):
         self._page = MetricsPage(
             model.name, self._metrics, service.snapshot, num_connections, self._access, traces=self.trace_counts
         )
-        self._admin_routes = Routes()
+        self._admin_routes = ApiRoutes()
         self._admin_routes.add("GET", "/health/live", self.live)
         for routes in (self._routes, self._admin_routes):
             for path in READY_PATHS:
@@ -83,22 +82,22 @@ class Front(ApiFront):
         for_people = InfoPages(model.name, self._routes, has_keys=has_keys, open_paths=OPEN_PATHS)
         for_people.add_to(self._routes, config.http.path_prefix)
 
-    def admin(self, request: Request, exchange: Exchange) -> Awaitable[None]:
+    def admin(self, request: Request, exchange: ApiExchange) -> Awaitable[None]:
         """Serves one request at the administrators' port, without a key: all clients that reach the port may use it."""
         return self._serve(self._admin_routes, request, exchange, is_open=True)
 
-    async def ready(self, request: Request, exchange: Exchange) -> None:
+    async def ready(self, request: Request, exchange: ApiExchange) -> None:
         """Readiness: a token has been generated through the whole cluster, and a decode worker is connected."""
         reason = self._unready_because()
         if reason is not None:
             raise HttpError(503, f"Not ready: {reason}.", kind="server_error", code="not_ready")
         exchange.respond(200, b'{"status":"ready"}')
 
-    async def metrics(self, request: Request, exchange: Exchange) -> None:
+    async def metrics(self, request: Request, exchange: ApiExchange) -> None:
         """What Prometheus collects."""
         exchange.respond(200, self._page.render(), CONTENT_TYPE)
 
-    async def status(self, request: Request, exchange: Exchange) -> None:
+    async def status(self, request: Request, exchange: ApiExchange) -> None:
         """Queue, workers, credits and totals."""
         exchange.respond(200, self.status_body())
 
@@ -125,10 +124,10 @@ class Front(ApiFront):
         }
         return orjson.dumps(status, default=PeerId._asdict, option=orjson.OPT_NON_STR_KEYS)
 
-    async def signals(self, request: Request, exchange: Exchange) -> None:
+    async def signals(self, request: Request, exchange: ApiExchange) -> None:
         """The recent load and how well it was served: what the planner decides from."""
         exchange.respond(200, orjson.dumps(self._service.signals()))
 
-    async def profile(self, request: Request, exchange: Exchange) -> None:
+    async def profile(self, request: Request, exchange: ApiExchange) -> None:
         """What has been measured of the workers, for `slipstream bench --profile`."""
         exchange.respond(200, orjson.dumps({"model": self._model, "roles": self._service.worker_profiles()}))

@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 from slipstream.router.access.access import Access, Permit
 from slipstream.router.access.caller import ANYBODY
 from slipstream.router.access.usage import UsageCounts
+from slipstream.router.api.exchange_context import ApiExchange, ExchangeContext
 from slipstream.router.dispatch.service import Receiver
 from slipstream.router.frontends.front_messages import (
     Ask,
@@ -32,7 +33,7 @@ from slipstream.router.frontends.front_messages import (
 )
 from slipstream.router.frontends.remote_service import NO_USAGE
 from slipstream.router.frontends.tally import FrontTally
-from slipstream.router.http.exchange import JSON, Exchange, Handler
+from slipstream.router.http.exchange import JSON, Handler
 from slipstream.router.http.http_error import HttpError, internal_error
 from slipstream.router.http.reader import Request
 from slipstream.router.protocol.generation import AdmissionError, EarlyEnd, GenerateRequest, GenerationFinish, Usage
@@ -87,7 +88,7 @@ class FrontLink:
         service: Dispatching,
         access: Access,
         tally: FrontTally,
-        answer: Handler,
+        answer: Handler[ExchangeContext],
         send: Callable[[DispatcherMessage], None],
         *,
         clients_outlive_it: bool = False,
@@ -220,13 +221,13 @@ class Nowhere:
     def abort(self) -> None: ...
 
 
-class HeldExchange(Exchange):
+class HeldExchange(ApiExchange):
     """Keeps its one whole response, to be sent to the front."""
 
     __slots__ = ("body", "content_type", "headers")
 
     def __init__(self, request: Request) -> None:
-        super().__init__(request, Nowhere())
+        super().__init__(request, Nowhere(), ExchangeContext())
         self.body = b""
         self.content_type = JSON
         self.headers: tuple[tuple[str, str], ...] = ()

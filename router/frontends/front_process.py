@@ -25,6 +25,7 @@ from typing import Any
 
 import uvloop
 
+from slipstream.router.api.exchange_context import ApiExchange, ExchangeContext
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.frontends.api_front import ApiFront
 from slipstream.router.frontends.connection_counts import SharedConnectionCount
@@ -41,15 +42,15 @@ from slipstream.router.frontends.front_messages import (
 from slipstream.router.frontends.front_setup import FrontSetup
 from slipstream.router.frontends.remote_service import RemoteAccess, RemoteDispatcher
 from slipstream.router.frontends.tally import counts_of
-from slipstream.router.http.exchange import Exchange
+from slipstream.router.http.failover.failover_server import FailoverServer
 from slipstream.router.http.failover.failover_session import FailoverSession
 from slipstream.router.http.reader import Request
-from slipstream.router.http.server import HttpServer
+from slipstream.router.http.server import LAST_WORDS_S, HttpServer
 from slipstream.router.model_files.text_copy import read_text
+from slipstream.router.observability.tracing.begin import begin_tracing
 from slipstream.router.process.gc_tuning import spare_garbage_collector
 from slipstream.router.process.open_files import allow_all_files
 from slipstream.router.protocol.wire import FrameProtocol
-from slipstream.router.router import LAST_WORDS_S, begin_tracing
 from slipstream.router.text.encoding import encode_pool
 from slipstream.router.text.tokenizer import Tokenizer
 
@@ -76,7 +77,7 @@ class FrontProcess:
         self._draining: asyncio.Task[None] | None = None
         self._link = FrameProtocol(self._received, self._lost, vocabulary=FRONTS)
         self._dispatcher: RemoteDispatcher | None = None
-        self._server: HttpServer | None = None
+        self._server: HttpServer[ExchangeContext] | None = None
         self._count: Callable[[], Counts]
         self._told: Counts | None = None
         self._told_s = 0.0  # of the loop's clock
@@ -94,7 +95,7 @@ class FrontProcess:
             self._tell_counts()
         self._link.close()
 
-    async def _serve(self, setup: FrontSetup, cleanup: AsyncExitStack) -> HttpServer:
+    async def _serve(self, setup: FrontSetup, cleanup: AsyncExitStack) -> HttpServer[ExchangeContext]:
         config, loop = setup.config, asyncio.get_running_loop()
         allow_all_files()
         failover = None
@@ -114,13 +115,14 @@ class FrontProcess:
         access.open()
         cleanup.push_async_callback(access.close)
         front = ApiFront(ServedModel(setup.model.name, tokenizer, setup.defaults), dispatcher, config, access, tracer)
-        server = self._server = HttpServer(
+        new_server = HttpServer if failover is None else partial(FailoverServer, failover=failover)
+        server = self._server = new_server(
             config.http,
             DividedHandler(front, dispatcher, self._tell_counts),
+            ExchangeContext,
             check_caller=front.check_caller,
             shares_port=True,
             count=self._connections,
-            failover=failover,
             unix_socket=None if setup.unix_socket_fd is None else socket.socket(fileno=setup.unix_socket_fd),
         )
         self._count = lambda: Counts(
@@ -163,9 +165,10 @@ class FrontProcess:
         match message:
             case Begin(pickled):
                 self._begun.set_result(pickle.loads(pickled))
-            case TakeOver(max_model_len, versions) if self._dispatcher is not None and self._server is not None:
+            case TakeOver(max_model_len, versions) if self._dispatcher is not None:
                 self._dispatcher.received(KeyLimitsReply(max_model_len, versions))
-                self._taking_over = asyncio.create_task(self._server.take_over())
+                if isinstance(self._server, FailoverServer):
+                    self._taking_over = asyncio.create_task(self._server.take_over())
             case Leave() if self._server is not None:
                 self._server.leave()
             case DrainFront(deadline_s):
@@ -193,7 +196,7 @@ class DividedHandler:
         self._dispatcher = dispatcher
         self._tell_counts = tell_counts
 
-    async def __call__(self, request: Request, exchange: Exchange) -> None:
+    async def __call__(self, request: Request, exchange: ApiExchange) -> None:
         if request.path in OWN_PATHS:
             await self._front(request, exchange)
             return

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from http import HTTPStatus
-from typing import Protocol
+from typing import Generic, Protocol
 
-from slipstream.router.access.caller import ANYBODY, Caller
-from slipstream.router.http.failover.stream_checkpoint import NO_CHECKPOINT, StreamCheckpoint
 from slipstream.router.http.http_error import HttpError, router_restarted
+from slipstream.router.http.observer import C
 from slipstream.router.http.reader import Request
-from slipstream.router.observability.tracing.request_trace import RequestTrace
 
 JSON = "application/json"
 NO_CONTENT = HTTPStatus.NO_CONTENT.value  # has neither a type nor a length (RFC 9110, 8.6)
@@ -33,8 +31,9 @@ class ResponseSink(Protocol):
     def abort(self) -> None: ...
 
 
-class Exchange:
-    """Write side of one request. Use `respond` alone, or `start`, any number of `write`s and `finish`.
+class Exchange(Generic[C]):
+    """Write side of one request. Use `respond` alone, or `start`, any number of `write`s and `finish`. `context` is
+    what the handlers of this server keep of a request beside it.
 
     The head of a stream leaves together with its first part: until then the handler can still answer with an error
     status. `write` never waits; a handler that writes much awaits `drain()` while `congested`, which holds back its
@@ -46,11 +45,10 @@ class Exchange:
         "_can_write",
         "_head",
         "_http10",
-        "_is_resumed",
+        "_is_repeated",
         "_sink",
-        "caller",
-        "checkpoint",
         "congested",
+        "context",
         "cors_lines",
         "ended",
         "head_sent",
@@ -58,32 +56,29 @@ class Exchange:
         "keep_alive",
         "request_id",
         "status",
-        "trace",
-        "trace_id",
     )
 
     def __init__(
         self,
         request: Request,
         sink: ResponseSink,
-        checkpoint: StreamCheckpoint = NO_CHECKPOINT,
+        context: C,
+        *,
+        is_repeated: bool = False,
         head_sent: bool = False,
     ) -> None:
-        """`head_sent` by the previous router, which was killed in the middle of this answer."""
+        """`is_repeated`: a process that is gone had begun with the request; `head_sent` by it."""
         self._sink = sink
-        self._is_resumed = head_sent
-        self.checkpoint = checkpoint
+        self._is_repeated = is_repeated
+        self.context = context
         self._body_allowed = request.method != "HEAD"
         self._http10 = request.http10
         self.congested = False  # more is waiting for a slow reader than is kept for it
         self._can_write: asyncio.Future[None] | None = None  # if somebody waits for that
         self._head = b""
         self.request_id = ""  # goes with the response, whatever it will be, as X-Request-Id
-        self.caller: Caller = ANYBODY
         self.header_lines = ""  # further lines of the head, whatever the response will be
         self.cors_lines = ""  # the same, for the browser in which the client runs
-        self.trace: RequestTrace | None = None  # if the request is traced
-        self.trace_id = ""  # the caller's, or the one that it was given
         self.status = 0
         self.keep_alive = request.keep_alive and not sink.draining
         self.head_sent = head_sent
@@ -110,7 +105,7 @@ class Exchange:
 
     def start(self, status: int, content_type: str, headers: Iterable[tuple[str, str]] = ()) -> None:
         """Prepare the head of a streamed response; nothing is sent before the first `write` or `finish`."""
-        assert not self.head_sent or self._is_resumed, "the head of the response has left already"
+        assert not self.head_sent or self._is_repeated, "the head of the response has left already"
         self.keep_alive = self.keep_alive and not self._http10  # without chunks only closing can mark the end
         framing = f"content-type: {content_type}\r\n{'' if self._http10 else CHUNKED}"
         self._head = self._render_head(status, headers, framing)
@@ -145,7 +140,7 @@ class Exchange:
     def refuse_if_repeated(self) -> None:
         """Raises HttpError if a router that was killed may have done what the request asks for. To be called before
         anything that is not to be done twice."""
-        if self.checkpoint.is_repeated:
+        if self._is_repeated:
             message = "The router was killed before it could answer. See whether it did what was asked, or ask again."
             raise router_restarted(message)
 
@@ -180,4 +175,4 @@ class Exchange:
         ).encode("latin-1")
 
 
-Handler = Callable[[Request, Exchange], Awaitable[None]]
+Handler = Callable[[Request, Exchange[C]], Awaitable[None]]

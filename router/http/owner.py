@@ -6,8 +6,7 @@ from typing import Literal, Protocol
 
 from slipstream.router.http.cors import CorsPolicy
 from slipstream.router.http.exchange import Exchange
-from slipstream.router.http.failover.failover_session import FailoverSession
-from slipstream.router.http.failover.receive_buffer import ReceiveBuffer
+from slipstream.router.http.observer import C
 from slipstream.router.http.reader import CheckCaller, Request
 
 Welcome = Literal["served", "turned_away", "cut_off"]
@@ -20,7 +19,7 @@ class OwnedConnection(Protocol):
     def abort(self) -> None: ...
 
 
-class ConnectionOwner(Protocol):
+class ConnectionOwner(Protocol[C]):
     """The server, as its connections see it: each has `joined` once and `left` once."""
 
     @property
@@ -33,10 +32,6 @@ class ConnectionOwner(Protocol):
     def check_caller(self) -> CheckCaller | None: ...
     @property
     def cors(self) -> CorsPolicy | None: ...
-    @property
-    def failover(self) -> FailoverSession | None: ...
-    @property
-    def receive_buffer(self) -> ReceiveBuffer: ...
     def joined(self, connection: OwnedConnection) -> Welcome: ...
-    async def turn_away(self, request: Request, exchange: Exchange) -> None: ...
+    async def turn_away(self, request: Request, exchange: Exchange[C]) -> None: ...
     def left(self, connection: OwnedConnection) -> None: ...

@@ -5,14 +5,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic
 
 from pydantic import BaseModel
 
 from slipstream.router.http.exchange import Exchange, Handler
 from slipstream.router.http.http_error import HttpError
+from slipstream.router.http.observer import C
 from slipstream.router.http.reader import Request
 
-ItemHandler = Callable[[Request, Exchange, str], Awaitable[None]]
+ItemHandler = Callable[[Request, Exchange[C], str], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +34,13 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
-class ItemRoute:
+class ItemRoute(Generic[C]):
     """`prefix` + an id, which may contain slashes as model names do, + `suffix`."""
 
     method: str
     prefix: str
     suffix: str
-    handler: ItemHandler
+    handler: ItemHandler[C]
 
     def item(self, path: str) -> str | None:
         """The id in `path`, None if the path is not of this route."""
@@ -47,20 +49,20 @@ class ItemRoute:
         return None
 
 
-class Routes:
+class Routes(Generic[C]):
     """A table of paths. Unknown ones get 404, known ones with another method 405; HEAD is served as GET, and OPTIONS
     answers with the methods that a path has."""
 
     def __init__(self) -> None:
-        self._exact: dict[str, dict[str, Handler]] = {}
-        self._items: list[ItemRoute] = []
+        self._exact: dict[str, dict[str, Handler[C]]] = {}
+        self._items: list[ItemRoute[C]] = []
         self._described: list[Route] = []
 
     def add(
         self,
         method: str,
         path: str,
-        handler: Handler,
+        handler: Handler[C],
         *,
         body: type[BaseModel] | None = None,
         query: tuple[str, ...] = (),
@@ -76,7 +78,7 @@ class Routes:
         method: str,
         prefix: str,
         suffix: str,
-        handler: ItemHandler,
+        handler: ItemHandler[C],
         *,
         body: type[BaseModel] | None = None,
         query: tuple[str, ...] = (),
@@ -92,7 +94,7 @@ class Routes:
     def has(self, path: str) -> bool:
         return path in self._exact
 
-    def __call__(self, request: Request, exchange: Exchange) -> Awaitable[None]:
+    def __call__(self, request: Request, exchange: Exchange[C]) -> Awaitable[None]:
         """What the handler of the request's path does. Raises HttpError 404 or 405."""
         if request.method == "OPTIONS":
             return self._options(request, exchange)
@@ -112,7 +114,7 @@ class Routes:
                 is_known = True
         raise self._not_allowed(request) if is_known else self._not_found(request)
 
-    async def _options(self, request: Request, exchange: Exchange) -> None:
+    async def _options(self, request: Request, exchange: Exchange[C]) -> None:
         if request.path == "*":  # the server as a whole (RFC 9110, 9.3.7)
             allowed = [*{method: None for methods in self._exact.values() for method in methods}]
         else:

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import logging
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from email.utils import formatdate
-from typing import Protocol
+from typing import Generic, Protocol
 
 from slipstream.router.config.router_config import HttpConfig
 from slipstream.router.http.connection import HttpConnection
 from slipstream.router.http.cors import CorsPolicy
 from slipstream.router.http.exchange import Exchange, Handler
-from slipstream.router.http.failover.failover_session import FailoverSession
-from slipstream.router.http.failover.held_connection import HeldConnection, RestoredConnection
-from slipstream.router.http.failover.held_listener import HeldListener
-from slipstream.router.http.failover.receive_buffer import ReceiveBuffer
 from slipstream.router.http.http_error import HttpError
+from slipstream.router.http.observer import C, NullObserver
 from slipstream.router.http.owner import OwnedConnection, Welcome
 from slipstream.router.http.reader import CheckCaller, Request
 from slipstream.router.http.tls import ServerTls
 from slipstream.router.process.listening import cannot_listen, close_all, listening_at
 
-log = logging.getLogger(__name__)
-
 BACKLOG = 2048
+LAST_WORDS_S = 1.0  # how long streams that are cut off have to send their error event
 MAX_TURNED_AWAY = 64  # connections beyond the limit that still get an answer; further ones are cut off
 HEALTH_PATHS = ("/health", "/ping")  # and everything below them
 
@@ -39,38 +33,41 @@ class ConnectionCount(Protocol):
         """This server has so many. Returns how many all of them have."""
 
 
-class HttpServer:
+class Acceptor(Protocol):
+    """Accepts clients until it is closed."""
+
+    def close(self) -> None: ...
+
+
+class HttpServer(Generic[C]):
     """Life cycle: `start`, then `leave` and `drain` (optional), then `stop`. All on one event loop.
 
-    `check_caller` is asked before a large body is taken. With `shares_port` other processes may listen on the same
-    port, and the system divides new connections between them; `count` knows of theirs. With an `failover` it listens
-    where the previous router did, and leaves what it has to the next one. Clients can also come by a `unix_socket` that
-    listens; their connections end with this process."""
+    `new_context` makes the context of each exchange. `check_caller` is asked before a large body is taken. With
+    `shares_port` other processes may listen on the same port, and the system divides new connections between them;
+    `count` knows of theirs. Clients can also come by a `unix_socket` that listens."""
 
     def __init__(
         self,
         config: HttpConfig,
-        handler: Handler,
+        handler: Handler[C],
+        new_context: Callable[[], C],
         *,
         check_caller: CheckCaller | None = None,
         shares_port: bool = False,
         count: ConnectionCount | None = None,
-        failover: FailoverSession | None = None,
         unix_socket: socket.socket | None = None,
     ) -> None:
         self.check_caller = check_caller
         self.cors = CorsPolicy.of(config.cors_origins)
-        self.failover = failover
-        self.receive_buffer = (failover.receive_buffer if failover is not None else None) or ReceiveBuffer()
         self._config = config
         self._handler = handler
+        self._observer = NullObserver(new_context)
         self._shares_port = shares_port
         self._count = count
         self._unix_socket = unix_socket
         self._tls = ServerTls(config.tls) if config.tls.is_on else None
         self._watch: asyncio.Task[None] | None = None  # of the certificate
-        self._servers: list[asyncio.Server] = []
-        self._listeners: list[HeldListener] = []
+        self._acceptors: list[Acceptor] = []
         self._connections: set[OwnedConnection] = set()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -102,94 +99,47 @@ class HttpServer:
             self._date = formatdate(now_s, usegmt=True)
         return self._date
 
-    async def start(self) -> int:
-        """Listen, unless no clients are to come. Returns the port, chosen by the system if the configured one is 0.
+    async def start(self, sockets: Sequence[socket.socket] = ()) -> int:
+        """Listen at `sockets`, or else at the configured address, unless no clients are to come. Returns the port,
+        chosen by the system if the configured one is 0.
 
         Raises OSError with one clear sentence if the address cannot be had.
         """
-        host, port = self._config.host, self._config.port
-        if self.failover is not None:
-            self.failover.attend()
         if self._draining:
-            self._close_listening()
-            return port
-        try:
-            sockets = await self._listening_sockets()
-        except OSError as error:
-            raise cannot_listen(error, host, port) from error
-        if self.failover is not None and self._tls is None:
-            self._listeners = [HeldListener(sock, self.failover, self._serve_kept) for sock in sockets]
-        else:  # with TLS, whose state ends with its process, only clients to come wait for the next one
-            for sock in sockets:
-                await self._accept_at(sock)
+            close_all(sockets)  # clients that connect to them would wait in vain
+            if self._unix_socket is not None:
+                self._unix_socket.close()
+            return self._config.port
+        sockets = sockets or await self._open_sockets()
+        for sock in sockets:
+            self._acceptors.append(await self._accept_at(sock))
         if self._unix_socket is not None:
             loop = asyncio.get_running_loop()
-            self._servers.append(await loop.create_unix_server(self._connection, sock=self._unix_socket))
+            self._acceptors.append(await loop.create_unix_server(self._connection, sock=self._unix_socket))
         if self._tls is not None:
             self._watch = asyncio.create_task(self._tls.watch(), name="certificate")
-        chosen: int = sockets[0].getsockname()[1]
-        return chosen
+        port: int = sockets[0].getsockname()[1]
+        return port
 
-    async def _listening_sockets(self) -> Sequence[socket.socket]:
-        """Those of the previous server, or new ones. Raises OSError."""
-        if self.failover is not None and self.failover.listening:
-            return self.failover.listening
+    async def _open_sockets(self) -> Sequence[socket.socket]:
         host, port = self._config.host, self._config.port
-        # In a thread, because a name may have to be looked up.
-        sockets = await asyncio.to_thread(listening_at, host, port, BACKLOG, reuse_port=self._shares_port)
-        if self.failover is not None:
-            self.failover.keep_listening(sockets)
-        return sockets
+        try:  # in a thread, because a name may have to be looked up
+            return await asyncio.to_thread(listening_at, host, port, BACKLOG, reuse_port=self._shares_port)
+        except OSError as error:
+            raise cannot_listen(error, host, port) from error
 
-    async def _accept_at(self, sock: socket.socket) -> None:
-        """The event loop accepts there."""
+    async def _accept_at(self, sock: socket.socket) -> Acceptor:
         context = self._tls.context if self._tls is not None else None
-        server = await asyncio.get_running_loop().create_server(
+        return await asyncio.get_running_loop().create_server(
             self._connection,
             sock=sock,
             backlog=BACKLOG,
             ssl=context,
             ssl_handshake_timeout=self._config.header_timeout_s if context is not None else None,
         )
-        self._servers.append(server)
 
-    def _connection(self) -> HttpConnection:
-        return HttpConnection(self._config, self._handler, self)
-
-    def _close_listening(self) -> None:
-        """Closes the sockets that the previous server listened on: clients that connect to them would wait in vain."""
-        if self.failover is not None:
-            close_all(self.failover.listening)
-            self.failover.listening = []
-        if self._unix_socket is not None:
-            self._unix_socket.close()
-
-    async def _serve_kept(
-        self, sock: socket.socket, kept: HeldConnection | None, restored: RestoredConnection | None = None
-    ) -> None:
-        """Raises OSError for a connection that is broken already."""
-        make = functools.partial(HttpConnection, self._config, self._handler, self, kept, restored=restored)
-        try:
-            await asyncio.get_running_loop().connect_accepted_socket(make, sock)
-        except OSError:
-            if kept is not None and self.failover is not None:
-                self.failover.forget(kept.number)
-            raise
-
-    async def take_over(self) -> None:
-        """Continues the connections that the previous router has left."""
-        failover = self.failover
-        if failover is None:
-            return
-        connections, failover.connections = failover.connections, []
-        for restored in connections:
-            try:
-                await self._serve_kept(restored.sock, restored.kept, restored)
-            except OSError as error:
-                log.warning("a client's connection ends here: %s", error)
-        if connections:
-            num_running = sum([restored.is_running for restored in connections])
-            log.info("took over %d connections, %d of them with a request", len(connections), num_running)
+    def _connection(self) -> HttpConnection[C]:
+        return HttpConnection(self._config, self._handler, self, self._observer)
 
     def leave(self) -> None:
         """Clients still come and are served, but each connection is closed after its next response, so that they come
@@ -197,8 +147,7 @@ class HttpServer:
         self._leaving = True
 
     async def drain(self, deadline_s: float) -> bool:
-        """Stop accepting, let running responses end. True if all did within `deadline_s`. Until then, they outlive this
-        server."""
+        """Stop accepting, let running responses end. True if all did within `deadline_s`."""
         self.refuse_clients()
         for connection in list(self._connections):
             connection.close_when_idle()
@@ -207,36 +156,23 @@ class HttpServer:
                 await self._empty.wait()
         except TimeoutError:
             return False
-        finally:
-            if self.failover is not None:
-                self.failover.farewell()
         return True
 
     def refuse_clients(self) -> None:
-        """No new ones from now on. Before `start`: it only continues those of the previous router."""
-        if self.failover is not None:
-            self.failover.stop_listening()
-        self._end_listening()
-
-    async def stop(self) -> None:
-        """Cut what is left and wait until its handlers have ended. Without a drain before, what the next server of this
-        estate can go on with stays."""
-        if self.failover is not None:
-            self.failover.close()
-        self._end_listening()
-        for connection in list(self._connections):
-            connection.abort()
-        await self._empty.wait()
-
-    def _end_listening(self) -> None:
+        """No new ones from now on; before `start`: none at all."""
         self._leaving = self._draining = True
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
-        for server in self._servers:
-            server.close()
-        for listener in self._listeners:
-            listener.close()
+        for acceptor in self._acceptors:
+            acceptor.close()
+
+    async def stop(self) -> None:
+        """Cut what is left and wait until its handlers have ended."""
+        self.refuse_clients()
+        for connection in list(self._connections):
+            connection.abort()
+        await self._empty.wait()
 
     # ---- called by the connections
 
@@ -246,7 +182,7 @@ class HttpServer:
         num_surplus = self._tell_count() - self._config.max_connections
         return "served" if num_surplus <= 0 else "turned_away" if num_surplus <= MAX_TURNED_AWAY else "cut_off"
 
-    async def turn_away(self, request: Request, exchange: Exchange) -> None:
+    async def turn_away(self, request: Request, exchange: Exchange[C]) -> None:
         """The one request of a connection beyond the limit. Health checks are answered, all others refused."""
         exchange.keep_alive = False
         if request.path.startswith(HEALTH_PATHS):

@@ -13,6 +13,7 @@ import errno
 import os
 import socket
 import stat
+from collections.abc import Iterable
 
 from slipstream.router.process.addresses import Endpoint
 
@@ -52,7 +53,7 @@ def cannot_listen(error: OSError, host: str, port: int) -> OSError:
     return OSError(error.errno, f"cannot listen for HTTP on {Endpoint(host, port)}: {why}")
 
 
-def close_all(sockets: list[socket.socket]) -> None:
+def close_all(sockets: Iterable[socket.socket]) -> None:
     for sock in sockets:
         sock.close()
 

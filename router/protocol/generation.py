@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from slipstream.router.protocol.messages import FinishReason, SamplingParams, pack_ids
+from slipstream.router.protocol.messages import FinishReason, SamplingParams, TokenLogprob, pack_ids
 
+Delta = list[tuple[int, TokenLogprob | None]]  # tokens that came together, in order
 # Why the reader of a stream ends it: the client has left ("abort"), or a stop string was found ("stop").
 EarlyEnd = Literal["abort", "stop"]
 Phase = Literal["queued", "placed", "reserved", "prefill", "first_token", "transfer", "decode", "finished", "refused"]

@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Callable
 from types import TracebackType
 
-from slipstream.router.protocol.generation import EarlyEnd, GenerationFinish
+from slipstream.router.protocol.generation import Delta, EarlyEnd, GenerationFinish
 from slipstream.router.protocol.messages import TokenLogprob
 from slipstream.router.requests.history import RequestRecord, Timeline
 
-Delta = list[tuple[int, TokenLogprob | None]]
 Take = Callable[[Delta], bool]
 
 

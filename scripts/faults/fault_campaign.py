@@ -47,7 +47,7 @@ def main() -> int:
     parser.add_argument("--fronts", type=int, default=1, help="processes that face clients")
     parser.add_argument("--drawn", action="store_true", help="mostly several choices with a seed of the router's")
     parser.add_argument("--kv-cache-mib", type=int, default=24, help="pages of each worker; few mean preemptions")
-    parser.add_argument("--transport", default="auto", choices=("auto", "shared_memory", "ucx"))
+    parser.add_argument("--transport", default="auto", choices=("auto", "shared_memory", "ucx", "nccl"))
     parser.add_argument("--corrupt-every", type=int, default=0, help="flip a byte of every n-th message of pages")
     parser.add_argument(
         "--lease-s", type=float, default=LEASE_S, help="of workers; longer where others need the machine"

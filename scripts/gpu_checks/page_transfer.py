@@ -31,7 +31,8 @@ SECONDS = 35.0  # of one way, both processes
 def run(setting: Setting) -> None:
     known = ceilings(setting)
     job = DRY_JOB if setting.is_dry else FULL_JOB
-    _measure(setting, "pull", job, dict(os.environ), known)
+    devices = (setting.device.type,) * 2
+    measure(setting, STEP, "pull", job, dict(os.environ), known, devices, TARGET)
     try:
         environment = _with_wheels(setting)
     except subprocess.CalledProcessError as error:
@@ -40,18 +41,29 @@ def run(setting: Setting) -> None:
     if not _has_ucxx(environment):
         setting.add(STEP, "agents", note="skipped: ucxx is not installed (--wheels DIR unpacks wheel files)")
         return
-    _measure(setting, "agents", job, environment, known)
+    measure(setting, STEP, "agents", job, environment, known, devices, TARGET)
 
 
-def _measure(setting: Setting, way: str, job: Job, environment: dict[str, str], known: Ceilings) -> None:
-    found = _two_processes(way, job, setting, environment)
+def measure(
+    setting: Setting,
+    step: str,
+    way: str,
+    job: Job,
+    environment: dict[str, str],
+    known: Ceilings,
+    devices: tuple[str, str],
+    target: float | None,
+) -> None:
+    """Runs a way between a prefill and a decode process, on these devices, and adds a row. `target` is a share of the
+    copy ceiling."""
+    found = _two_processes(way, job, environment, devices)
     if isinstance(found, str):
-        setting.add(STEP, way, failed=True, note=found)
+        setting.add(step, way, failed=True, note=found)
         return
     rate = job.total_bytes / found["seconds"]
     share = 2 * rate / known.bytes_per_s
     note = f"{job.total_bytes / 1e6:.0f} MB a transfer, median of {job.rounds}; {found['note']}"
-    setting.add(STEP, way, rate / 1e9, "GB/s", share=share, target=None if setting.is_dry else TARGET, note=note)
+    setting.add(step, way, rate / 1e9, "GB/s", share=share, target=None if setting.is_dry else target, note=note)
 
 
 def _with_wheels(setting: Setting) -> dict[str, str]:
@@ -71,24 +83,26 @@ def _has_ucxx(environment: dict[str, str]) -> bool:
     return subprocess.run([sys.executable, "-c", probe], env=environment).returncode == 0
 
 
-def _two_processes(way: str, job: Job, setting: Setting, environment: dict[str, str]) -> dict[str, float | str] | str:
+def _two_processes(
+    way: str, job: Job, environment: dict[str, str], devices: tuple[str, str]
+) -> dict[str, float | str] | str:
     """What the decode process reports, or why there is nothing. The two speak over a pair of pipes."""
     to_decode, to_prefill = os.pipe(), os.pipe()
-    base = [sys.executable, str(PROCESS), json.dumps(job.as_dict()), way, setting.device.type]
-    ends: Sequence[tuple[str, int, int]] = (
-        ("prefill", to_prefill[0], to_decode[1]),
-        ("decode", to_decode[0], to_prefill[1]),
+    base = [sys.executable, str(PROCESS), json.dumps(job.as_dict()), way]
+    ends: Sequence[tuple[str, str, int, int]] = (
+        (devices[0], "prefill", to_prefill[0], to_decode[1]),
+        (devices[1], "decode", to_decode[0], to_prefill[1]),
     )
     processes = [
         subprocess.Popen(
-            [*base, role, str(reads), str(writes)],
+            [*base, device, role, str(reads), str(writes)],
             env=environment,
             pass_fds=(reads, writes),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for role, reads, writes in ends
+        for device, role, reads, writes in ends
     ]
     for fd in (*to_decode, *to_prefill):
         os.close(fd)  # ours; the processes have theirs, and one that dies ends the other's reading

@@ -15,8 +15,9 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from slipstream.kv_transfer.api.transfer_events import Received, ReceiveFailed, 
 PREFILL, DECODE = PeerId("prefill-0", 1), PeerId("decode-0", 1)
 TLS = {"cuda": "posix,self,tcp,cuda_copy,cuda_ipc", "cpu": "posix,self,tcp"}
 STAGING_SLOTS = 16  # messages in both directions; of those of a direction half may be on their way
+Transport = Literal["ucx", "nccl"]
 REPORT = "report: "  # what a line with the result begins with
 
 
@@ -79,7 +81,8 @@ def main(job: Job, way: str, device: torch.device, role: str, pipe: Pipe) -> Non
     pool = torch.randint(0, 256, job.shape, dtype=torch.uint8, device=device)
     ways: dict[str, dict[str, Callable[[Job, Tensor, Pipe], None]]] = {
         "pull": {"prefill": lend, "decode": pull},
-        "agents": {"prefill": send, "decode": receive},
+        "agents": {"prefill": partial(send, "ucx"), "decode": partial(receive, "ucx")},
+        "nccl": {"prefill": partial(send, "nccl"), "decode": partial(receive, "nccl")},
     }
     ways[way][role](job, pool, pipe)
 
@@ -130,10 +133,10 @@ def puller(job: Job, source: Tensor, source_ids: Tensor, pool: Tensor, page_ids:
 # ---- transfer agents
 
 
-def send(job: Job, pool: Tensor, pipe: Pipe) -> None:
+def send(transport: Transport, job: Job, pool: Tensor, pipe: Pipe) -> None:
     pipe.tell(digest(job, pool, job.page_ids("prefill")))
     events: SimpleQueue[TransferEvent] = SimpleQueue()
-    agent = open_agent(job, pool, PREFILL, events)
+    agent = open_agent(transport, job, pool, PREFILL, events)
     page_ids = job.page_ids("prefill")
     for _ in range(job.rounds + 2):
         transfer_id, addresses = pipe.hear()
@@ -145,10 +148,10 @@ def send(job: Job, pool: Tensor, pipe: Pipe) -> None:
     agent.close()
 
 
-def receive(job: Job, pool: Tensor, pipe: Pipe) -> None:
+def receive(transport: Transport, job: Job, pool: Tensor, pipe: Pipe) -> None:
     expected = pipe.hear()
     events: SimpleQueue[TransferEvent] = SimpleQueue()
-    agent = open_agent(job, pool, DECODE, events)
+    agent = open_agent(transport, job, pool, DECODE, events)
     address = [agent.address.host, agent.address.port]
     page_ids, next_id = job.page_ids("decode"), 0
 
@@ -163,19 +166,23 @@ def receive(job: Job, pool: Tensor, pipe: Pipe) -> None:
         assert isinstance(event, Received)
 
     way = "gathered, sent and scattered, from the decode side's request to its last byte"
-    report(job, pool, expected, whole, f"UCX_TLS={TLS[pool.device.type]}, slabs of {job.slab_pages} pages, {way}")
+    over = f"UCX_TLS={TLS[pool.device.type]}" if transport == "ucx" else "NCCL" if pool.is_cuda else "gloo"
+    report(job, pool, expected, whole, f"{over}, slabs of {job.slab_pages} pages, {way}")
     pipe.tell("done")
     agent.close()
 
 
-def open_agent(job: Job, pool: Tensor, peer: PeerId, events: SimpleQueue[TransferEvent]) -> Any:
-    """Needs ucxx, and on a GPU triton: imported here, for the way that asks for them."""
+def open_agent(transport: Transport, job: Job, pool: Tensor, peer: PeerId, events: SimpleQueue[TransferEvent]) -> Any:
+    """Needs ucxx for `ucx`, and on a GPU triton: imported here, for the way that asks for them."""
     agents: Any = importlib.import_module("slipstream.kv_transfer.agent")
     staging: Any = importlib.import_module("slipstream.workers.transfers.device_staging")
     copy = importlib.import_module("slipstream.kernels.pages.gpu.page_copy") if pool.is_cuda else None
     message_mib = -(-job.slab_pages * job.num_heads * job.head_bytes // 2**20) + 1
     config = TransferConfig(
-        tls=TLS[pool.device.type], slab_pages=job.slab_pages, staging_mib=STAGING_SLOTS * message_mib
+        transport=transport,
+        tls=TLS[pool.device.type],
+        slab_pages=job.slab_pages,
+        staging_mib=STAGING_SLOTS * message_mib,
     )
     pages = staging.StagedDevicePool(pool, copy)
     return agents.TransferAgent(pages, rank=0, tp=1, peer=peer, config=config, on_event=events.put)

@@ -45,7 +45,7 @@ EITHER = ("cluster", "tp2_cluster")
 # The clusters of all tests, by the fixture that gives each.
 OF_ALL: dict[str, dict[str, Any]] = {
     "cluster": {**SMALL, "drain_grace_s": 600},  # which SIGTERM begins, and Ctrl-C ends
-    "tp2_cluster": {**SMALL, "name": "e2e-tp2", "prefill": {"tp": 2}},
+    "tp2_cluster": {**SMALL, "name": "e2e-tp2", "prefill": {"tp": 2}, "kv_transfer": {"transport": "nccl"}},
     "fleet_of_all": {
         **SMALL,
         "name": "e2e-fleet",
@@ -92,7 +92,7 @@ def cluster(launched: dict[str, ServingCluster]) -> ServingCluster:
 
 @pytest.fixture(scope="session")
 def tp2_cluster(launched: dict[str, ServingCluster]) -> ServingCluster:
-    """As `cluster`, with a prefill group of two tensor-parallel ranks."""
+    """As `cluster`, with a prefill group of two tensor-parallel ranks, and pages that go over torch.distributed."""
     launched["tp2_cluster"].wait_until_ready()
     return launched["tp2_cluster"]
 

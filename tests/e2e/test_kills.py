@@ -80,11 +80,14 @@ def test_streams_survive_a_killed_worker(cluster: ServingCluster, member: str, h
     check_survival(cluster, member, cluster.member(member).pids[0], how)
 
 
-def test_streams_survive_a_killed_follower_of_a_tensor_parallel_group(tp2_cluster: ServingCluster) -> None:
+@pytest.mark.parametrize(("member", "rank"), [("prefill-0", 1), ("decode-0", 0)])
+def test_streams_survive_a_killed_rank_where_pages_go_over_torch_distributed(
+    tp2_cluster: ServingCluster, member: str, rank: int
+) -> None:
+    """The one that is killed in the prefill group is no leader, but a follower."""
     wait_until_at_rest(tp2_cluster)
-    leader_and_follower = tp2_cluster.member("prefill-0").pids
-    assert len(leader_and_follower) == 2
-    check_survival(tp2_cluster, "prefill-0", leader_and_follower[1])
+    assert len(tp2_cluster.member("prefill-0").pids) == 2
+    check_survival(tp2_cluster, member, tp2_cluster.member(member).pids[rank])
 
 
 def test_streams_survive_the_death_of_all_workers_at_once(cluster: ServingCluster) -> None:

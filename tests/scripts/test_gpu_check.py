@@ -17,7 +17,17 @@ pytestmark = pytest.mark.timeout(400)  # several processes that import torch, on
 
 # What the machine that it is meant for has not, of all that the rest of the project depends on.
 ABSENT = ("ray", "ucxx", "pydantic", "httptools", "orjson", "fastapi", "uvicorn", "openai", "httpx", "triton")
-MODULES = ("gpu_tests", "ahead", "ceilings", "kernels", "engine", "page_transfer", "transfer_process", "peer")
+MODULES = (
+    "gpu_tests",
+    "ahead",
+    "ceilings",
+    "kernels",
+    "engine",
+    "page_transfer",
+    "nccl_transfer",
+    "transfer_process",
+    "peer",
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +48,9 @@ def dry(tmp_path_factory: pytest.TempPathFactory) -> DryRun:
     """One run for all tests; each of its steps is a process of its own, and may fail alone."""
     out = tmp_path_factory.mktemp("dry")
     environment = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
-    steps = [word for step in ("compiling", "kernels", "engine", "transfer", "peer") for word in ("--only", step)]
+    steps = [
+        word for step in ("compiling", "kernels", "engine", "transfer", "nccl", "peer") for word in ("--only", step)
+    ]
     command = [str(SCRIPTS / "gpu_check"), "--dry-run", *steps, "--out", str(out)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
@@ -51,6 +63,7 @@ def dry(tmp_path_factory: pytest.TempPathFactory) -> DryRun:
     [
         ("engine", "tiny fp8 decode step 4 x 32"),
         ("transfer", "agents"),
+        ("nccl", "nccl"),
         ("peer", "transformers: tiny bf16 4 requests, 16 in 4 out"),
     ],
 )

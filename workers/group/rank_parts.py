@@ -56,7 +56,7 @@ class RankAgent:
         self._tp = tp
         self._page_dtype = page_dtype(runner)
         # numpy copies rows of host memory at full speed, torch at a tenth of that.
-        self._device_pages = device_page_pool(runner.kv, config.transfer.tls) if runner.kv.is_cuda else None
+        self._device_pages = device_page_pool(runner.kv, config.transfer) if runner.kv.is_cuda else None
         self._agent = TransferAgent(
             self._device_pages or HostPagePool(runner.page_bytes(), memory),
             rank=tp.rank,
@@ -222,7 +222,7 @@ def rank_parts(config: WorkerConfig, tp: TensorParallel, ended: Callable[[RankOu
         model_id=model_key(config.model, config.model_version),  # the name by which the router knows it
         model=model,
     )
-    memory = KvMemory(is_shared=config.transfer.transport != "ucx")
+    memory = KvMemory(is_shared=config.transfer.transport in ("auto", "shared_memory"))
     runner = build_runner(config.model_dir, for_both_roles(config), limits.num_pages, tp=tp, memory=memory, files=files)
     files.check()
     with closing(RankAgent(runner, memory.pool, tp, config, ended)) as agent:

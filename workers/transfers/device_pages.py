@@ -8,9 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from slipstream.kv_transfer.api.page_layout import PoolGeometry
+from slipstream.kv_transfer.api.page_layout import PageIds, PoolGeometry
 from slipstream.kv_transfer.api.transport import Buffer
-from slipstream.kv_transfer.memory.host_pages import PageIds
 from slipstream.workers.engine.execution.gpu.gpu_inputs import Upload
 
 

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from slipstream.kernels.gpu_modules import gpu_module
 from slipstream.kv_transfer.api.page_transport import Landed, MessagePages
+from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.kv_transfer.api.transport import Buffer, Done, Link, MessageArrival, Transport
-from slipstream.kv_transfer.transports.over_transport import OverTransport
-from slipstream.kv_transfer.transports.staging import StagingError
+from slipstream.kv_transfer.transports.staging import StagingError, receive_into_scrap
 from slipstream.workers.transfers.device_pages import DevicePagePool, PageCopy
 
 SLOT_ALIGNMENT = 4096
@@ -86,11 +86,11 @@ class _Scattering:
     landed: Landed
 
 
-class DeviceStagedTransport(OverTransport[Transport]):
-    """A `PageTransport` over any `Transport` that accepts device memory. For the arguments see `StagedTransport`."""
+class DeviceStagedMover:
+    """A `PageMover` over any `Transport` that accepts device memory. For the arguments see `StagedMover`."""
 
     def __init__(self, transport: Transport, pool: DevicePagePool, message_bytes: int, staging_bytes: int) -> None:
-        super().__init__(transport, trailer_bytes=0)
+        self._transport = transport
         self._pool = pool
         self._outgoing = DeviceSlots(message_bytes, staging_bytes // 2, pool)
         self._incoming = DeviceSlots(message_bytes, staging_bytes // 2, pool)
@@ -102,13 +102,20 @@ class DeviceStagedTransport(OverTransport[Transport]):
         self._max_in_flight = max(1, min(MAX_IN_FLIGHT, self._outgoing.num_slots // 2))
 
     @property
-    def num_in_flight(self) -> int:
-        return super().num_in_flight + len(self._gatherings) + len(self._scatterings)
+    def joins_layers(self) -> bool:
+        return False
 
-    def can_send(self, link: Link, num_in_flight: int) -> bool:
+    @property
+    def num_in_flight(self) -> int:
+        return self._transport.num_in_flight + len(self._gatherings) + len(self._scatterings)
+
+    def payload_bytes(self, arrival: MessageArrival) -> int:
+        return arrival.num_bytes
+
+    def can_send(self, num_in_flight: int) -> bool:
         return num_in_flight < self._max_in_flight and bool(self._outgoing.num_free)
 
-    def can_receive(self, arrival: MessageArrival, num_in_flight: int) -> bool:
+    def can_receive(self, num_in_flight: int) -> bool:
         return num_in_flight < self._max_in_flight and bool(self._incoming.num_free)
 
     def send(self, link: Link, tag: int, pages: MessagePages, done: Done) -> None:
@@ -118,16 +125,17 @@ class DeviceStagedTransport(OverTransport[Transport]):
         self._gatherings.append(_Gathering(event, link, tag, memory, partial(self._on_sent, slot, done)))
 
     def receive(self, arrival: MessageArrival, pages: MessagePages, landed: Landed) -> None:
-        if self.refuses(arrival, pages, landed):
-            return
         slot, memory = self._incoming.take(arrival.num_bytes)
         self._transport.receive(arrival, _buffer(memory), partial(self._on_received, pages, slot, memory, landed))
 
-    def progress(self) -> bool:
+    def discard(self, arrival: MessageArrival) -> None:
+        receive_into_scrap(self._transport, arrival)
+
+    def work(self) -> bool:
         if not self._is_current and self._pool.device.type == "cuda":
             torch.cuda.set_device(self._pool.device)  # UCX maps memory in the context of the calling thread
             self._is_current = True
-        busy = super().progress()
+        busy = False
         while self._gatherings and _has_passed(self._gatherings[0].event):
             self._post(self._gatherings.popleft())
             busy = True
@@ -135,24 +143,24 @@ class DeviceStagedTransport(OverTransport[Transport]):
             self._finish(self._scatterings.popleft())
             busy = True
         if busy:
-            self._spin_until = time.perf_counter() + SPIN_S
+            self._keep_awake()
         return busy
 
-    def wait(self, timeout_s: float) -> None:
+    def pause(self) -> bool:
         # Copies take microseconds; what they hold up is not to sleep on a file descriptor. But pages may wait for a
         # layer that is still to be computed, and a thread that never pauses keeps the interpreter from the one that
         # queues the model's kernels: that one gives it up at each launch, and would wait up to 5 ms to have it back.
         if not self._gatherings and not self._scatterings:
-            super().wait(timeout_s)
-        elif time.perf_counter() >= self._spin_until:
+            return False
+        if time.perf_counter() >= self._spin_until:
             time.sleep(PAUSE_S)
+        return True
 
-    def close(self) -> None:
+    def give_up(self) -> None:
         while self._gatherings:
             gathering = self._gatherings.popleft()
             _wait_for(gathering.event)
             gathering.sent("the transport is closed")
-        super().close()
         while self._scatterings:
             scattering = self._scatterings.popleft()
             _wait_for(scattering.event)
@@ -164,11 +172,16 @@ class DeviceStagedTransport(OverTransport[Transport]):
         """Sends a message whose pages are gathered. If its link has gone down meanwhile, the link fails the message."""
         self._transport.send(gathering.link, gathering.tag, _buffer(gathering.memory), gathering.sent)
 
+    def _keep_awake(self) -> None:
+        self._spin_until = time.perf_counter() + SPIN_S
+
     def _on_sent(self, slot: int, done: Done, error: str | None) -> None:
+        self._keep_awake()
         self._outgoing.give_back(slot)
         done(error)
 
     def _on_received(self, pages: MessagePages, slot: int, memory: Tensor, landed: Landed, error: str | None) -> None:
+        self._keep_awake()
         if error is None:
             event = self._pool.queue_scatter(pages.layer, pages.page_ids, pages.heads, memory)
             self._scatterings.append(_Scattering(event, slot, landed))
@@ -184,16 +197,17 @@ class DeviceStagedTransport(OverTransport[Transport]):
 class StagedDevicePool(DevicePagePool):
     """A `DevicePagePool` whose pages travel from device to device."""
 
-    def page_transport(self, transport: Transport, message_bytes: int, staging_bytes: int) -> DeviceStagedTransport:
+    def page_mover(self, transport: Transport, message_bytes: int, staging_bytes: int) -> DeviceStagedMover:
         """Raises StagingError."""
-        return DeviceStagedTransport(transport, self, message_bytes, staging_bytes)
+        return DeviceStagedMover(transport, self, message_bytes, staging_bytes)
 
 
-def device_page_pool(kv: Tensor, tls: str) -> DevicePagePool:
-    """The page pool for a tensor on a GPU. Pages stay on devices if `tls` (UCX_TLS) names a transport that accepts
-    device memory. Otherwise UCX would crash on it, so pages pass through the host."""
+def device_page_pool(kv: Tensor, config: TransferConfig) -> DevicePagePool:
+    """The page pool for a tensor on a GPU. Pages stay on devices with NCCL, and if `tls` (UCX_TLS) names a transport
+    that accepts device memory. Otherwise UCX would crash on it, so pages pass through the host."""
     copy: PageCopy | None = gpu_module("pages.gpu.page_copy")
-    return StagedDevicePool(kv, copy) if "cuda" in tls else DevicePagePool(kv, copy)
+    stay = config.transport == "nccl" or "cuda" in config.tls
+    return StagedDevicePool(kv, copy) if stay else DevicePagePool(kv, copy)
 
 
 def _buffer(memory: Tensor) -> Buffer:

@@ -111,7 +111,19 @@ def _check_planner(config: ClusterConfig) -> str | None:
 
 
 def _check_transport(config: ClusterConfig) -> str | None:
-    return MISSING if config.kv_transfer.transport == "ucx" and not has_ucx() else None
+    transport = config.kv_transfer.transport
+    if transport == "ucx" and not has_ucx():
+        return MISSING
+    if transport != "nccl":
+        return None
+    devices = {role: pool.engine.device for role, pool in config.pools()}
+    if set(devices.values()) == {"cpu", "cuda"}:
+        said = " and ".join(f"{role}.engine.device is {device}" for role, device in devices.items())
+        return f"nccl moves pages between GPUs or between CPUs, got nccl where {said}"
+    for role, pool in config.pools():
+        if pool.engine.device != "cpu" and pool.num_gpus is not None and 0 < pool.num_gpus < 1:
+            return f"nccl needs a GPU for each rank, got nccl where {role}.num_gpus is {pool.num_gpus:g}"
+    return None
 
 
 def _check_tls(config: ClusterConfig) -> Iterator[tuple[Key, str]]:

@@ -9,10 +9,10 @@ from urllib.parse import parse_qsl
 
 import orjson
 
-from slipstream.router.http.exchange import JSON, Exchange
+from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
+from slipstream.router.http.exchange import JSON
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
-from slipstream.router.http.routes import Routes
 from slipstream.router.observability.explain.explain import (
     OUTCOMES,
     PHASES,
@@ -44,12 +44,12 @@ class RequestPages:
     def __init__(self, records: Records) -> None:
         self._records = records
 
-    def add_to(self, routes: Routes) -> None:
+    def add_to(self, routes: ApiRoutes) -> None:
         """Register the pages."""
         routes.add("GET", "/v1/requests", self.list, query=LIST_FIELDS)
         routes.add_item("GET", "/v1/requests/", "/explain", self.explain, query=EXPLAIN_FIELDS)
 
-    async def list(self, request: Request, exchange: Exchange) -> None:
+    async def list(self, request: Request, exchange: ApiExchange) -> None:
         """The latest requests, newest first; `limit`, `tenant` and `outcome` (or phase) select among them."""
         fields = query_fields(request, LIST_FIELDS)
         limit = limit_of(fields.get("limit", str(DEFAULT_LIMIT)))
@@ -57,7 +57,7 @@ class RequestPages:
         records = (
             record
             for record in self._records.latest()
-            if exchange.caller.may_see(record.tenant)
+            if exchange.context.caller.may_see(record.tenant)
             and tenant in (None, record.tenant)
             and wanted in (None, outcome(record.finish), record.phase)
         )
@@ -68,11 +68,11 @@ class RequestPages:
         else:
             exchange.respond(200, orjson.dumps({"object": "list", "data": explained}), JSON)
 
-    async def explain(self, request: Request, exchange: Exchange, request_id: str) -> None:
+    async def explain(self, request: Request, exchange: ApiExchange, request_id: str) -> None:
         """The way one request took through the cluster, and why."""
         as_text = wants_text(request, query_fields(request, EXPLAIN_FIELDS))
         record = self._records.explain(request_id)
-        may_see = exchange.caller.may_see
+        may_see = exchange.context.caller.may_see
         if record is not None and not may_see(record.tenant):
             # Another tenant may have used the same X-Request-Id since.
             same = (found for found in self._records.latest() if request_id in found.names and may_see(found.tenant))

@@ -8,11 +8,10 @@ from urllib.parse import unquote
 import orjson
 from pydantic import BaseModel, ConfigDict
 
+from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
 from slipstream.router.api.openai.body.parsing import parse_body
-from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
-from slipstream.router.http.routes import Routes
 from slipstream.router.protocol.messages import Role
 
 
@@ -38,10 +37,10 @@ class WorkerPages:
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
 
-    def add_to(self, routes: Routes) -> None:
+    def add_to(self, routes: ApiRoutes) -> None:
         routes.add_item("POST", "/cluster/workers/", "/drain", self.drain, body=DrainBody)
 
-    async def drain(self, request: Request, exchange: Exchange, item: str) -> None:
+    async def drain(self, request: Request, exchange: ApiExchange, item: str) -> None:
         """Starts to empty a worker and answers 202. The worker's connection ends when it is empty."""
         exchange.refuse_if_repeated()
         body = parse_body(request, DrainBody) if request.body else DrainBody()

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
+from slipstream.router.api.exchange_context import ApiExchange
 from slipstream.router.api.openai.choice import Choice, ChoiceRun, OnText
 from slipstream.router.api.openai.failures import GenerationFailed, as_http_error
 from slipstream.router.api.openai.formats import DONE, AnswerFormat, TokenUsage, WholeChoice
 from slipstream.router.api.openai.output_text import TokenEntry
 from slipstream.router.api.openai.pings import Pings
-from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.failover.stream_checkpoint import NO_CHECKPOINT, StreamCheckpoint
 from slipstream.router.observability.explain.explain import explained_now
 from slipstream.router.protocol.generation import GenerationFinish
@@ -56,9 +56,9 @@ class Answer:
         self._num_cached_tokens = 0
         self._checkpoint: StreamCheckpoint = NO_CHECKPOINT
 
-    async def respond(self, exchange: Exchange) -> None:
+    async def respond(self, exchange: ApiExchange) -> None:
         """Answer when all choices are complete. Raises HttpError if any of them fails."""
-        self._checkpoint = exchange.checkpoint.of_whole_answer()
+        self._checkpoint = exchange.context.checkpoint.of_whole_answer()
 
         async def collect(choice: Choice) -> WholeChoice:
             parts: list[str] = []
@@ -80,7 +80,7 @@ class Answer:
 
     async def send_stream(
         self,
-        exchange: Exchange,
+        exchange: ApiExchange,
         include_usage: bool,
         tells_usage_so_far: bool = False,
         ping_s: float | None = None,
@@ -93,7 +93,7 @@ class Answer:
         """
         exchange.start(200, EVENT_STREAM, STREAM_HEADERS)
         is_only = len(self._choices) == 1
-        checkpoint = self._checkpoint = exchange.checkpoint
+        checkpoint = self._checkpoint = exchange.context.checkpoint
 
         async def stream(choice: Choice) -> bytes:
             is_sent = checkpoint.has_ended(choice.index)  # all of it, by the previous router
@@ -152,7 +152,7 @@ class Answer:
             raise first_of(failures) from None
         return [task.result() for task in tasks]
 
-    async def _run(self, choice: Choice, exchange: Exchange, on_text: OnText) -> ChoiceEnd:
+    async def _run(self, choice: Choice, exchange: ApiExchange, on_text: OnText) -> ChoiceEnd:
         """Pass the text of one choice to `on_text` as it becomes certain, and return what is left at the end. Raises
         GenerationFailed."""
         text, logprobs = await ChoiceRun(choice, exchange, self._form, self._checkpoint, on_text).to_end()

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from slipstream.router.api.exchange_context import ApiExchange
 from slipstream.router.api.openai.formats import AnswerFormat
 from slipstream.router.api.openai.output_text import OutputText, TokenEntry
-from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.failover.stream_checkpoint import StreamCheckpoint
 from slipstream.router.observability.front_counts import RequestMeter
+from slipstream.router.protocol.generation import Delta
 from slipstream.router.protocol.messages import FinishReason, unpack_ids
-from slipstream.router.requests.stream import Delta, GenerationStream
+from slipstream.router.requests.stream import GenerationStream
 
 OnText = Callable[[str, list[TokenEntry]], None]
 
@@ -64,7 +65,7 @@ class ChoiceRun:
     )
 
     def __init__(
-        self, choice: Choice, exchange: Exchange, form: AnswerFormat, checkpoint: StreamCheckpoint, on_text: OnText
+        self, choice: Choice, exchange: ApiExchange, form: AnswerFormat, checkpoint: StreamCheckpoint, on_text: OnText
     ) -> None:
         self._choice = choice
         self._record = choice.stream.record

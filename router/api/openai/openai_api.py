@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import orjson
 
 from slipstream.router.access.access import Access, Permit
+from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
 from slipstream.router.api.openai.answer import Answer
 from slipstream.router.api.openai.body.parsing import BodyParser
 from slipstream.router.api.openai.body.sampling import SEED_MASK, check_token_ids, sampling_params
@@ -32,10 +33,8 @@ from slipstream.router.api.openai.token_pages import TokenPages
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.router_config import ApiConfig
 from slipstream.router.dispatch.queue.work_queue import MAX_PRIORITY
-from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.http_error import HttpError, RequestError
 from slipstream.router.http.reader import Request
-from slipstream.router.http.routes import Routes
 from slipstream.router.observability.front_counts import FrontMetrics
 from slipstream.router.protocol.generation import AdmissionError, GenerateRequest
 from slipstream.router.protocol.messages import GrammarSpec, SamplingParams, pack_ids
@@ -85,7 +84,7 @@ class OpenAiApi:
         self._convoy = GenerationBatch()
         self._created_s = int(time.time())
 
-    def add_to(self, routes: Routes) -> None:
+    def add_to(self, routes: ApiRoutes) -> None:
         """Register the endpoints."""
         routes.add("GET", "/v1/models", self.models)
         routes.add_item("GET", "/v1/models/", "", self.model)
@@ -94,18 +93,18 @@ class OpenAiApi:
         routes.add("GET", "/v1/usage", self.usage)
         TokenPages(self._tokenizer, self._prompts, self._service, self._bodies, self._check_model).add_to(routes)
 
-    async def models(self, request: Request, exchange: Exchange) -> None:
+    async def models(self, request: Request, exchange: ApiExchange) -> None:
         """The served model; during an update also each of its versions."""
         versions = self._service.versions
         names = [self._model, *(f"{self._model}@{version}" for version in versions if len(versions) > 1)]
         exchange.respond(200, orjson.dumps({"object": "list", "data": list(map(self._model_card, names))}))
 
-    async def model(self, request: Request, exchange: Exchange, name: str) -> None:
+    async def model(self, request: Request, exchange: ApiExchange, name: str) -> None:
         """One served model."""
         self._version_of(name)
         exchange.respond(200, orjson.dumps(self._model_card(name)))
 
-    async def usage(self, request: Request, exchange: Exchange) -> None:
+    async def usage(self, request: Request, exchange: ApiExchange) -> None:
         """What the caller's key has used of each model; for an administrator, what all keys have used."""
         accounts = [
             {
@@ -119,11 +118,11 @@ class OpenAiApi:
                 "completion_tokens": counts.num_output_tokens,
                 "total_tokens": counts.num_tokens,
             }
-            for account, counts in self._access.usage_of(exchange.caller)
+            for account, counts in self._access.usage_of(exchange.context.caller)
         ]
         exchange.respond(200, orjson.dumps({"object": "list", "data": accounts}))
 
-    async def chat_completions(self, request: Request, exchange: Exchange) -> None:
+    async def chat_completions(self, request: Request, exchange: ApiExchange) -> None:
         """The next message of a conversation."""
         arrived_s = time.monotonic()
         max_model_len = self._service.max_model_len
@@ -132,7 +131,7 @@ class OpenAiApi:
         with self._convoy:
             await self._serve(exchange, asked, self._chat_job(asked, body, max_model_len))
 
-    async def completions(self, request: Request, exchange: Exchange) -> None:
+    async def completions(self, request: Request, exchange: ApiExchange) -> None:
         """The continuation of a text."""
         arrived_s = time.monotonic()
         max_model_len = self._service.max_model_len
@@ -176,27 +175,29 @@ class OpenAiApi:
         form = CompletionFormat(asked.head, self._tokenizer.pieces, body.logprobs is not None, body.wants_usage)
         return RequestContext(asked, prompts, "prompt", form)
 
-    def _asked(self, body: GenerationFields, exchange: Exchange, arrived_s: float, prefix: str) -> SubmittedRequest:
+    def _asked(self, body: GenerationFields, exchange: ApiExchange, arrived_s: float, prefix: str) -> SubmittedRequest:
         """The request as it arrived. Raises HttpError if there is no such model or the caller may not use it."""
         version = self._version_of(body.model)
-        caller = exchange.caller
-        caller.check(self._model, body.priority or 0)
-        identity = exchange.checkpoint.identity()
+        context = exchange.context
+        context.caller.check(self._model, body.priority or 0)
+        identity = context.checkpoint.identity()
         head = AnswerHead(
             f"{prefix}{identity.number:032x}", identity.created_s, self._model, service_tier=body.served_tier
         )
         return SubmittedRequest(
-            body, version, exchange.request_id, caller, exchange.trace_id, arrived_s, head, identity.seed
+            body, version, exchange.request_id, context.caller, context.trace_id, arrived_s, head, identity.seed
         )
 
-    def _check_model(self, exchange: Exchange, name: str) -> None:
+    def _check_model(self, exchange: ApiExchange, name: str) -> None:
         """Raises HttpError if there is no such model or the caller may not use it. Without a name it is the one that is
         served."""
         if name:
             self._version_of(name)
-        exchange.caller.check(self._model, MAX_PRIORITY)
+        exchange.context.caller.check(self._model, MAX_PRIORITY)
 
-    async def _serve(self, exchange: Exchange, asked: SubmittedRequest, coming_job: Awaitable[RequestContext]) -> None:
+    async def _serve(
+        self, exchange: ApiExchange, asked: SubmittedRequest, coming_job: Awaitable[RequestContext]
+    ) -> None:
         """Let the request in and answer it. Raises HttpError; if the request is refused, that can be explained."""
         job: RequestContext | None = None
         try:
@@ -205,12 +206,12 @@ class OpenAiApi:
         except RequestError as refused:
             num_prompt_tokens = job.num_prompt_tokens if job is not None else 0
             self._service.note_refused(asked.refused(num_prompt_tokens, refused.error, time.monotonic()))
-            if exchange.trace is not None:
-                exchange.trace.refusal = refused.error
+            if exchange.context.trace is not None:
+                exchange.context.trace.refusal = refused.error
             raise
         await self._answer(exchange, job, permit)
 
-    async def _enter(self, exchange: Exchange, job: RequestContext) -> Permit:
+    async def _enter(self, exchange: ApiExchange, job: RequestContext) -> Permit:
         """Raises HttpError if there are too many choices, or the caller's key does not allow so much now."""
         if job.body.explain and job.num_choices > MAX_EXPLAINED_CHOICES:
             message = f"'explain' is served for up to {MAX_EXPLAINED_CHOICES} choices, got {job.num_choices}."
@@ -220,7 +221,7 @@ class OpenAiApi:
             self._model,
             job.num_reserved_tokens,
             job.num_choices,
-            is_resumed=exchange.checkpoint.resumed(0) is not None,
+            is_resumed=exchange.context.checkpoint.resumed(0) is not None,
         )
         exchange.header_lines += header_lines
         if job.clamped_to is not None:
@@ -228,7 +229,7 @@ class OpenAiApi:
             self._metrics.num_clamped += 1
         return permit
 
-    async def _answer(self, exchange: Exchange, job: RequestContext, permit: Permit) -> None:
+    async def _answer(self, exchange: ApiExchange, job: RequestContext, permit: Permit) -> None:
         """Run the job and send the answer. Raises HttpError if it fails before anything was sent."""
         choices: list[Choice] = []
         body, num_choices, choices_per_prompt = job.body, job.num_choices, job.choices_per_prompt
@@ -258,16 +259,16 @@ class OpenAiApi:
             for choice in choices:
                 choice.record_end()
             self._access.settle(permit, used_by(choices, job))
-            if exchange.trace is not None:
-                exchange.trace.answered([choice.stream.record for choice in choices], span_attributes(job))
+            if exchange.context.trace is not None:
+                exchange.context.trace.answered([choice.stream.record for choice in choices], span_attributes(job))
 
-    def _submit(self, job: RequestContext, index: int, exchange: Exchange) -> Choice:
+    def _submit(self, job: RequestContext, index: int, exchange: ApiExchange) -> Choice:
         """Queue one choice. Raises HttpError if it is not admitted."""
         try:
             stream = self._service.submit(self._generation(job, index, exchange))
         except AdmissionError as refusal:
-            if exchange.trace is not None:
-                exchange.trace.refusal = refusal.error
+            if exchange.context.trace is not None:
+                exchange.context.trace.refusal = refusal.error
             raise as_http_error(refusal.error, job.prompt_param) from refusal
         includes_stop = bool(job.body.include_stop_str_in_output)
         return Choice(
@@ -280,7 +281,7 @@ class OpenAiApi:
         )
 
     @staticmethod
-    def _generation(job: RequestContext, index: int, exchange: Exchange) -> GenerateRequest:
+    def _generation(job: RequestContext, index: int, exchange: ApiExchange) -> GenerateRequest:
         """The request to the dispatcher for one choice."""
         body, asked, caller = job.body, job.asked, job.asked.caller
         choices_per_prompt = job.choices_per_prompt
@@ -307,7 +308,7 @@ class OpenAiApi:
             version=asked.version,
             first_choice=job.ids_of(0)[0] if index else "",
             wants_record=bool(body.explain),
-            resumed=exchange.checkpoint.resumed(index),
+            resumed=exchange.context.checkpoint.resumed(index),
         )
 
     def _sampling(

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from slipstream.router.protocol.generation import Delta
 from slipstream.router.protocol.messages import TokenLogprob
-from slipstream.router.requests.stream import Delta
 from slipstream.router.text.detokenizer import Detokenizer, PieceTable
 from slipstream.router.text.stop_strings import StopMatcher
 

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable
 from types import TracebackType
 
-from slipstream.router.http.exchange import Exchange
+from slipstream.router.api.exchange_context import ApiExchange
 
 PING = b": ping\n\n"
 
@@ -16,7 +16,7 @@ class Pings:
     """While this is open, a comment is sent after every `every_s` in which no token came; None: never. The first one
     sends the head of the stream, so that a failure after it is an event. `num_tokens` counts those that have come."""
 
-    def __init__(self, exchange: Exchange, every_s: float | None, num_tokens: Callable[[], int]) -> None:
+    def __init__(self, exchange: ApiExchange, every_s: float | None, num_tokens: Callable[[], int]) -> None:
         self._exchange = exchange
         self._every_s = every_s
         self._num_tokens = num_tokens

@@ -8,15 +8,14 @@ from typing import Annotated, Any, Protocol
 import orjson
 from pydantic import BeforeValidator, Field, model_validator
 
+from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
 from slipstream.router.api.openai.body.fields import Label, Strict, TokenId, Unserved, field_error, only
 from slipstream.router.api.openai.body.parsing import BodyParser
 from slipstream.router.api.openai.body.sampling import check_token_ids
 from slipstream.router.api.openai.body.schema import ChatMessage, not_too_many_parts
 from slipstream.router.api.openai.body.vllm_fields import TemplateKwargs
 from slipstream.router.api.openai.prompts import PromptReader
-from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.reader import Request
-from slipstream.router.http.routes import Routes
 from slipstream.router.protocol.messages import unpack_ids
 from slipstream.router.text.tokenizer import Tokenizer
 
@@ -70,7 +69,7 @@ class TokenPages:
         prompts: PromptReader,
         service: Context,
         bodies: BodyParser,
-        check_model: Callable[[Exchange, str], object],
+        check_model: Callable[[ApiExchange, str], object],
     ) -> None:
         self._tokenizer = tokenizer
         self._prompts = prompts
@@ -78,12 +77,12 @@ class TokenPages:
         self._bodies = bodies
         self._check_model = check_model
 
-    def add_to(self, routes: Routes) -> None:
+    def add_to(self, routes: ApiRoutes) -> None:
         """Register the endpoints."""
         routes.add("POST", "/tokenize", self.tokenize, body=TokenizeRequest)
         routes.add("POST", "/detokenize", self.detokenize, body=DetokenizeRequest)
 
-    async def tokenize(self, request: Request, exchange: Exchange) -> None:
+    async def tokenize(self, request: Request, exchange: ApiExchange) -> None:
         """The token ids of a text or a conversation. Raises HttpError 400 for one that is far too long for the model,
         because tokenising it would take long."""
         max_model_len = self._service.max_model_len
@@ -104,7 +103,7 @@ class TokenPages:
         }
         exchange.respond(200, orjson.dumps(answer))
 
-    async def detokenize(self, request: Request, exchange: Exchange) -> None:
+    async def detokenize(self, request: Request, exchange: ApiExchange) -> None:
         """The text of token ids, with control tokens."""
         body = self._bodies.parse(request, exchange, DetokenizeRequest, self._service.max_model_len)
         self._check_model(exchange, body.model or "")

@@ -13,11 +13,10 @@ from pathlib import Path
 import orjson
 
 from slipstream import __version__
+from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
 from slipstream.router.api.pages.openapi import document
-from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
-from slipstream.router.http.routes import Routes
 
 HTML = "text/html; charset=utf-8"
 ASSETS = {"/docs/swagger-ui.css": "text/css; charset=utf-8", "/docs/swagger-ui-bundle.js": "text/javascript"}
@@ -66,14 +65,14 @@ class InfoPages:
     """`routes` are what is described, including what is added later. With keys, the pages name neither
     the model nor the version of this software. `open_paths` need no key."""
 
-    def __init__(self, model: str, routes: Routes, *, has_keys: bool, open_paths: frozenset[str]) -> None:
+    def __init__(self, model: str, routes: ApiRoutes, *, has_keys: bool, open_paths: frozenset[str]) -> None:
         self._model = model
         self._routes = routes
         self._has_keys = has_keys
         self._open_paths = open_paths
         self._document = b""
 
-    def add_to(self, routes: Routes, path_prefix: str) -> None:
+    def add_to(self, routes: ApiRoutes, path_prefix: str) -> None:
         """Register the pages."""
         routes.add("GET", "/", self.home)
         routes.add("GET", "/docs", self.docs)
@@ -83,7 +82,7 @@ class InfoPages:
         if path_prefix:
             routes.add("GET", path_prefix, self.to_folder, is_described=False)
 
-    async def home(self, request: Request, exchange: Exchange) -> None:
+    async def home(self, request: Request, exchange: ApiExchange) -> None:
         """What this is and where to find what, for browsers and, as JSON, for programs."""
         links = {"docs": "docs", "openapi": "openapi.json", "models": "v1/models", "ready": "health/ready"}
         if self._routes.has("/metrics"):
@@ -98,11 +97,11 @@ class InfoPages:
         items = "\n".join(f'<li><a href="{link}">{link}</a> {WORDS[name]}' for name, link in links.items())
         exchange.respond(200, HOME.format(about=f"{about}.", links=items).encode(), HTML, (*PAGE_HEADERS, *VARY))
 
-    async def docs(self, request: Request, exchange: Exchange) -> None:
+    async def docs(self, request: Request, exchange: ApiExchange) -> None:
         """The API, to read and to try out in a browser."""
         exchange.respond(200, DOCS.encode(), HTML, PAGE_HEADERS)
 
-    async def openapi(self, request: Request, exchange: Exchange) -> None:
+    async def openapi(self, request: Request, exchange: ApiExchange) -> None:
         """The API, as an OpenAPI document for programs."""
         if not self._document:
             open_paths = self._open_paths if self._has_keys else None
@@ -111,12 +110,12 @@ class InfoPages:
             )
         exchange.respond(200, self._document)
 
-    async def asset(self, request: Request, exchange: Exchange) -> None:
+    async def asset(self, request: Request, exchange: ApiExchange) -> None:
         """A file that the page of the API needs."""
         data = await asyncio.to_thread(read_asset, request.path.rpartition("/")[2])
         exchange.respond(200, data, ASSETS[request.path], (("cache-control", "max-age=86400"), *PAGE_HEADERS))
 
-    async def to_folder(self, request: Request, exchange: Exchange) -> None:
+    async def to_folder(self, request: Request, exchange: ApiExchange) -> None:
         """Links on the home page are relative to the prefix with a slash."""
         name = request.path.rpartition("/")[2]
         exchange.respond(308, b"", headers=(("location", f"{name}/"),))

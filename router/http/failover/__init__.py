@@ -1,2 +1,2 @@
-"""Client connections that outlive the router's process: a process that holds the sockets, and a journal of each answer
-in memory that the next router reads. It imports `http`, `process` and `protocol`."""
+"""Client connections that outlive the router's process: `holder` keeps the sockets, and a journal in memory that the
+next router reads says how far each answer has come. It imports `http`, `process` and `protocol`."""

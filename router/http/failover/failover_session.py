@@ -15,10 +15,10 @@ from slipstream.router.http.failover.held_connection import (
     MANY_LIVES,
     HeldConnection,
     NotRestorableError,
-    RestoredConnection,
+    OrphanedConnection,
 )
+from slipstream.router.http.failover.holder.holder_messages import HolderMessageKind, close_all
 from slipstream.router.http.failover.holder_link import HolderLink
-from slipstream.router.http.failover.holder_messages import HolderMessageKind, close_all
 from slipstream.router.http.failover.journal import Journal
 from slipstream.router.http.failover.receive_buffer import (
     NOTHING_LANDED,
@@ -59,7 +59,7 @@ class FailoverSession:
         self.receive_buffer: ReceiveBuffer | None = None  # of this process, until it is closed
         self.listening: list[socket.socket] = []  # for clients
         self.for_workers: list[socket.socket] = []
-        self.connections: list[RestoredConnection] = []
+        self.connections: list[OrphanedConnection] = []
 
     @classmethod
     def of_keeper(cls, path: Path, place: int = 0, num_fronts: int = 0) -> FailoverSession | None:
@@ -124,7 +124,7 @@ class FailoverSession:
 
     def _inherit_connection(self, number: int, sock_fd: int, journal_fd: int, landed: FilledBuffer) -> None:
         try:
-            restored = RestoredConnection.open(number, sock_fd, journal_fd, landed)
+            restored = OrphanedConnection.open(number, sock_fd, journal_fd, landed)
         except NotRestorableError as why:
             self._num_ended[str(why)] += 1
             self._forgotten.append(number)
@@ -145,8 +145,12 @@ class FailoverSession:
                 self._watch(self._link)
 
     def keep_listening(self, sockets: Sequence[socket.socket], for_workers: bool = False) -> None:
-        """The next router accepts who comes while there is none, and nobody else gets the port meanwhile."""
+        """The next router accepts who comes while there is none, and nobody else gets the port meanwhile. Those that
+        the keeper has already change nothing."""
+        held = [file for _, file in self._lasting.values()]
         for sock in sockets:
+            if sock in held:
+                continue
             self._last_number += 1
             kind = HolderMessageKind.WORKERS if for_workers else HolderMessageKind.LISTENING
             self._lasting[self._last_number] = kind, sock

@@ -1,4 +1,4 @@
-"""Client connections that the keeper has, too: those of this router, and those that it inherits from the one before."""
+"""Client connections that the keeper has, too: those of this router, and those that the one before has left."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import socket
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
-from slipstream.router.http.failover.journal import AnswerPhase, Journal, JournalError, UnfinishedAnswer
+from slipstream.router.http.failover.journal import NOTHING, Journal, JournalError, UnfinishedAnswer
 from slipstream.router.http.failover.receive_buffer import FilledBuffer
 from slipstream.router.http.failover.socket_bytes import SocketBytes, socket_bytes
+from slipstream.router.http.http_error import router_restarted
+from slipstream.router.http.observer import AnswerPhase, C, ConnectionObserver
+from slipstream.router.http.restored_connection import RestoredConnection
 
 LEFT = "the client has left"
 MAX_LIVES = 3  # an exchange that has outlived so many routers in a row without a token may be what kills them
@@ -28,7 +31,7 @@ class NotRestorableError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class RestoredConnection:
+class OrphanedConnection:
     """A connection of a router that is gone. `unsent` was given to its socket, which had not taken it yet; `unfinished`
     is the request that was under way, as far as it has come."""
 
@@ -38,7 +41,7 @@ class RestoredConnection:
     unfinished: UnfinishedAnswer
 
     @classmethod
-    def open(cls, number: int, sock_fd: int, journal_fd: int, landed: FilledBuffer) -> RestoredConnection:
+    def open(cls, number: int, sock_fd: int, journal_fd: int, landed: FilledBuffer) -> OrphanedConnection:
         """Takes over both descriptors. `landed` is what the previous router has read last, of any connection. Raises
         NotRestorableError; then they are closed."""
         with ExitStack() as on_failure:
@@ -63,8 +66,25 @@ class RestoredConnection:
 
     @property
     def is_given_up(self) -> bool:
-        """Nobody goes on with its request, of whose answer nothing has been sent yet: its client is told so."""
+        """Its request is not continued. Nothing of the answer has been sent yet, so its client gets an error."""
         return self.kept.journal.phase == AnswerPhase.RUNNING and self.kept.journal.num_lives >= MAX_LIVES
+
+    def restored(self, observer: ConnectionObserver[C]) -> RestoredConnection[C]:
+        """For the server that goes on with it now."""
+        journal, unfinished, refusal = self.kept.journal, self.unfinished, None
+        if self.is_given_up:
+            message = "The routers that had this request were killed, one after the other. Ask again."
+            unfinished, refusal = NOTHING, router_restarted(message)
+        elif journal.phase == AnswerPhase.CLOSING:
+            unfinished = NOTHING
+        elif journal.phase == AnswerPhase.ENDED:
+            journal.rest()
+            unfinished = NOTHING
+        elif unfinished.request:
+            journal.outlive()
+        return RestoredConnection(
+            self.sock, observer, journal.phase, self.unsent, unfinished.request, unfinished.continue_sent, refusal
+        )
 
 
 def note_landed(landed: FilledBuffer, number: int, journal: Journal, num_read: int) -> None:

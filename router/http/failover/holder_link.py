@@ -9,7 +9,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from slipstream.router.http.failover.holder_messages import PATIENCE_S, HolderMessageKind, receive, send, send_greeting
+from slipstream.router.http.failover.holder.holder_messages import (
+    PATIENCE_S,
+    HolderMessageKind,
+    receive,
+    send,
+    send_greeting,
+)
 
 
 class HolderLink:

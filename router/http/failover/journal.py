@@ -16,9 +16,9 @@ import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import NamedTuple
 
+from slipstream.router.http.observer import AnswerPhase
 from slipstream.router.protocol.messages import pack_ids
 
 MAGIC = b"SLIPKEP1"
@@ -38,16 +38,6 @@ ENTRY = struct.Struct("<HHI")  # kind, choice, length in bytes; then its content
 ONE_TOKEN = struct.Struct("<HHIi")  # an entry with one token
 IDENTITY_ENTRY = struct.Struct("<16sQQ")  # number, created_s, seed
 INPUT, TOKENS, VERSION, ENDED, IDENTITY, CONTINUE = KINDS = range(1, 7)  # of entries
-
-
-class AnswerPhase(IntEnum):
-    """How far the exchange has come that the log is about."""
-
-    IDLE = 0  # none has begun, or only a part of its request is there
-    RUNNING = 1  # nothing of the answer has been sent
-    STREAMING = 2
-    ENDED = 3  # all of the answer has been given to the socket
-    CLOSING = 4  # the same, and the connection is to be closed
 
 
 class Identity(NamedTuple):

@@ -13,10 +13,11 @@ import os
 import struct
 from dataclasses import dataclass
 
-LANDING_BYTES = 256 * 1024  # for one read
+from slipstream.router.http.observer import READ_BUFFER_BYTES
+
 NUMBER = struct.Struct("<Q")  # of the connection whose bytes these are
 HEADER_BYTES = 64
-FILE_BYTES = HEADER_BYTES + LANDING_BYTES
+FILE_BYTES = HEADER_BYTES + READ_BUFFER_BYTES
 NOBODY = 0  # a connection that the keeper does not have
 
 
@@ -49,10 +50,6 @@ class ReceiveBuffer:
         """Takes the next read, which is that connection's."""
         NUMBER.pack_into(self._memory, 0, number)
         return self._data
-
-    def arrived(self, num_bytes: int) -> bytes:
-        """A copy of what was read just now."""
-        return self._data[:num_bytes].tobytes()
 
     @property
     def landed(self) -> FilledBuffer:

@@ -7,9 +7,8 @@ from typing import Protocol
 
 from slipstream.router.http.failover.journal import Identity, Journal, UnfinishedAnswer
 from slipstream.router.process.random_bytes import random_bytes
-from slipstream.router.protocol.generation import Resumed
+from slipstream.router.protocol.generation import Delta, Resumed
 from slipstream.router.protocol.messages import pack_ids
-from slipstream.router.requests.stream import Delta
 
 NUMBER_BYTES, SEED_BYTES = 16, 8
 SEED_MASK = 2**63 - 1
@@ -25,10 +24,6 @@ def new_identity() -> Identity:
 class StreamCheckpoint(Protocol):
     """What an answer notes while it is given, and what the previous router had noted of it. Tokens and ends count as
     sent to the client with the next bytes that leave."""
-
-    @property
-    def is_repeated(self) -> bool:
-        """The router before had begun with the request."""
 
     def identity(self) -> Identity:
         """That of the answer: the one that it had before, or a new one."""
@@ -54,8 +49,6 @@ class StreamCheckpoint(Protocol):
 
 class NoCheckpoint:
     """For an answer that ends with its router."""
-
-    is_repeated = False
 
     def identity(self) -> Identity:
         return new_identity()
@@ -86,10 +79,6 @@ class JournalCheckpoint:
         self._journal = journal
         self._before = before
         self._version = before.version if before is not None else ""
-
-    @property
-    def is_repeated(self) -> bool:
-        return self._before is not None
 
     def identity(self) -> Identity:
         if self._before is not None and self._before.identity is not None:

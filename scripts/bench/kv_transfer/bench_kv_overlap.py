@@ -40,7 +40,7 @@ import numpy as np
 from bench_kv_overlap_svg import Bar, Overlap, draw
 from yardstick_models import make_model
 
-from slipstream.kv_transfer.api.page_transport import Landed, MessagePages, PageTransport
+from slipstream.kv_transfer.api.page_transport import Landed, MessagePages, PageMover
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.kv_transfer.api.transport import MessageArrival
@@ -90,12 +90,12 @@ class WatchedSink:
 
 
 class WatchedLandings:
-    """Notes when each message was in place, by layer. Looks over the shoulder of an agent's transport."""
+    """Notes when each message was in place, by layer."""
 
-    def __init__(self, transport: PageTransport) -> None:
-        self._receive = transport.receive
+    def __init__(self, mover: PageMover) -> None:
+        self._receive = mover.receive
         self.layers: list[tuple[int, float]] = []
-        transport.receive = self.receive  # type: ignore[method-assign]
+        mover.receive = self.receive  # type: ignore[method-assign]
 
     def receive(self, arrival: MessageArrival, pages: MessagePages, landed: Landed) -> None:
         layers = range(pages.layer, pages.layer + pages.num_layers)
@@ -175,7 +175,7 @@ class DecodeWorker:
         self._agent = parts.agent
         self._agent.begin_epoch(DECODE)
         self._tickets = parts.ticket_issuer(DECODE, (parts.agent.address,), TransferConfig().slab_pages)
-        self._landings = WatchedLandings(parts.agent._agent._transport)
+        self._landings = WatchedLandings(parts.agent._agent._movers[0])
         self._random = np.random.default_rng(0)
         self._vocab_size = parts.limits.vocab_size
         self._num_requests = 0

@@ -40,7 +40,7 @@ async def live(request: Request, exchange: Exchange) -> None:
 def serve(config: HttpConfig, ready: Connection) -> None:
     async def main() -> None:
         allow_all_files()
-        server = HttpServer(config, live)
+        server = HttpServer(config, live, lambda: None)
         ready.send(await server.start())
         await asyncio.Event().wait()
 

@@ -20,7 +20,7 @@ from typing import Literal
 import psutil
 import yaml
 
-from slipstream.router.http.failover.socket_holder import SocketHolder
+from slipstream.router.http.failover.holder.socket_holder import SocketHolder
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = "bench"
@@ -78,7 +78,7 @@ def slipstream(
     }
     with tempfile.TemporaryDirectory() as directory, ExitStack() as running:
         folder = Path(directory)
-        if kept and (root / "router" / "takeover").exists():
+        if kept and "keeper" in (root / "router" / "main.py").read_text():
             keeper = SocketHolder()
             running.callback(keeper.close)
             config["keeper"] = str(keeper.path)

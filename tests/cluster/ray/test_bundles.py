@@ -10,6 +10,7 @@ import pytest
 
 from slipstream.cluster.config.cluster_config import ClusterConfig, PoolConfig, ServedModelConfig
 from slipstream.cluster.ray.bundles import CannotPlace, check_fits, pool_resources
+from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.workers.config.worker_config import EngineConfig
 
 BASE = ClusterConfig(model=ServedModelConfig(path="/m"))
@@ -70,6 +71,13 @@ def test_three_workers_on_one_gpu_do_not_ask_for_more_than_it() -> None:
     pools = pool_resources(config(PoolConfig(), PoolConfig(replicas=2)), num_gpus=1)
     assert sum(pool.total["GPU"] for pool in pools) <= 1
     check_fits(pools, {"CPU": 4, "GPU": 1})
+
+
+def test_with_nccl_each_rank_has_a_gpu() -> None:
+    nccl = dataclasses.replace(BASE, kv_transfer=TransferConfig(transport="nccl"))
+    assert [pool.rank["GPU"] for pool in pool_resources(nccl, num_gpus=2)] == [1.0, 1.0]
+    with pytest.raises(CannotPlace, match=r"transport is nccl.* needs a GPU for each rank, and Ray has 1 GPU for 2"):
+        pool_resources(nccl, num_gpus=1)
 
 
 def test_a_cpu_engine_leaves_the_gpus_alone() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from slipstream.kv_transfer.api.page_layout import streams_between
-from slipstream.kv_transfer.api.page_transport import Landed, MessagePages
+from slipstream.kv_transfer.api.page_transport import Landed, MessagePages, PageTransport
 from slipstream.kv_transfer.api.ticket import HandoffTicket, TransferAddress
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.kv_transfer.api.transfer_events import Received, ReceiveFailed, SendFailed, Sent, TransferEvent
@@ -37,8 +37,12 @@ class SlowWire:
         self._records: deque[tuple[str, bytes]] = deque()
         config = TransferConfig(lease_s=LEASE_S)
         source, destination = WireEnd(self, "source"), WireEnd(self, "destination")
-        self.sends = SendSide(source, config, Counters(), self.events.append, lambda: self.now)
-        self.receives = ReceiveSide(destination, config, Counters(), self.events.append, lambda: self.now)
+        self.sends = SendSide(
+            PageTransport.of(source, source), config, Counters(), self.events.append, lambda: self.now
+        )
+        self.receives = ReceiveSide(
+            PageTransport.of(destination, destination), config, Counters(), self.events.append, lambda: self.now
+        )
 
     def settle(self) -> None:
         """Records arrive, messages are posted as far as there is room."""
@@ -62,7 +66,7 @@ class SlowWire:
             self.tick()
         if self._sent:
             tag, num_bytes, done = self._sent.popleft()
-            self.receives.on_arrival(DECODE, MessageArrival(tag, num_bytes, None))
+            self.receives.on_arrival(DECODE, MessageArrival("link", tag, num_bytes, None))
             self.settle()
             assert self._landed is not None
             landed, self._landed = self._landed, None
@@ -79,10 +83,11 @@ class SlowWire:
 
 
 class WireEnd:
-    """A `PageTransport`."""
+    """A `ControlChannel` and a `PageMover`."""
 
     address = TransferAddress("here", 1)
     num_in_flight = 0
+    joins_layers = False
 
     def __init__(self, wire: SlowWire, name: str) -> None:
         self._wire, self._name = wire, name
@@ -94,13 +99,13 @@ class WireEnd:
     def send_record(self, link: Any, record: bytes) -> None:
         self._wire._records.append((self._name, record))
 
-    def joins_layers(self, link: Any) -> bool:
-        return False
+    def payload_bytes(self, arrival: MessageArrival) -> int:
+        return arrival.num_bytes
 
-    def can_send(self, link: Any, num_in_flight: int) -> bool:
+    def can_send(self, num_in_flight: int) -> bool:
         return num_in_flight == 0
 
-    def can_receive(self, arrival: MessageArrival, num_in_flight: int) -> bool:
+    def can_receive(self, num_in_flight: int) -> bool:
         return True
 
     def send(self, link: Any, tag: int, pages: MessagePages, done: Done) -> None:

@@ -11,11 +11,10 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.kv_transfer.api.page_transport import MessagePages
+from slipstream.kv_transfer.api.page_transport import CHECKSUM_BYTES, MessagePages
 from slipstream.kv_transfer.memory.host_pages import HostPagePool
 from slipstream.kv_transfer.memory.page_stream import PageStream, StreamLibrary
 from slipstream.kv_transfer.memory.row_copy import usable_variants
-from slipstream.kv_transfer.transports.over_transport import CHECKSUM_BYTES
 
 NUM_PAGES, NUM_HEADS = 8, 4
 OK, TRUNCATED = 0, -9  # of UCX

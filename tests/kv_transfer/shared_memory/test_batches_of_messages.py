@@ -33,10 +33,16 @@ class Listener:
         self.arrivals.append(arrival)
 
 
+def turn(transport: ShmTransport) -> bool:
+    """What an agent's thread does in a round."""
+    busy = transport.progress()
+    return transport.work() or busy
+
+
 def post_all(transport: ShmTransport, link: Link, num_in_flight: int) -> int:
     """Sends for as long as there is room; returns how many there were."""
     num_posted = 0
-    while transport.can_send(link, num_in_flight + num_posted):
+    while transport.can_send(num_in_flight + num_posted):
         transport.send(link, num_posted, MessagePages(0, np.arange(4, dtype=np.int64), range(2), 1), lambda error: None)
         num_posted += 1
     return num_posted
@@ -68,10 +74,10 @@ def test_a_shared_pool_offers_one_message_and_then_batches(shared: Callable[[], 
     for _ in range(5):
         batches.append(post_all(sender, link, num_in_flight))
         num_in_flight += batches[-1]
-        sender.progress()
+        turn(sender)
     assert batches == [1, 2, 4, 8, 8]
-    while receiver.progress():
-        sender.progress()
+    while turn(receiver):
+        turn(sender)
     assert len(listener.arrivals) == num_in_flight
 
 
@@ -84,22 +90,22 @@ def test_a_copy_is_judged_when_its_sum_has_come_or_the_link_is_down(
     sender.start(Listener())
     receiver.start(listener)
     link = sender.connect(receiver.address)
-    while receiver.progress() or sender.progress():
+    while turn(receiver) or turn(sender):
         continue
     pages = MessagePages(0, np.arange(4, dtype=np.int64), range(2), 1)
     sent: list[str | None] = []
     landed: list[tuple[str | None, bool]] = []
     sender.send(link, 7, pages, sent.append)
-    sender.progress()
-    receiver.progress()
+    turn(sender)
+    turn(receiver)
     [arrival] = listener.arrivals
     receiver.receive(arrival, pages, lambda error, is_whole: landed.append((error, is_whole)))
-    while receiver.progress():
+    while turn(receiver):
         continue
     assert (landed, receiver.num_in_flight) == ([], 1)
     if is_cut:
         sender.disconnect(link)
-    while receiver.progress() or sender.progress():
+    while turn(receiver) or turn(sender):
         continue
     assert landed == [("the link is down", False)] if is_cut else landed == [(None, True)]
     assert sent == ["the link is down"] if is_cut else sent == [None]

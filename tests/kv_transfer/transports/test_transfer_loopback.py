@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from slipstream.kv_transfer.agent import AgentClosedError, TransferAgent
+from slipstream.kv_transfer.api.page_layout import PageIds
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.kv_transfer.api.transfer_events import Received, ReceiveFailed, SendFailed, Sent, TransferEvent
 from slipstream.kv_transfer.api.transport import Buffer
 from slipstream.kv_transfer.handoff.message_plan import MessageTag, TicketError
-from slipstream.kv_transfer.memory.host_pages import HostPagePool, PageIds
+from slipstream.kv_transfer.memory.host_pages import HostPagePool
 from slipstream.kv_transfer.transports.loopback import LoopbackNetwork
 from slipstream.kv_transfer.transports.staging import StagingError
 from tests.support.kv_transfer.tickets import DECODE, PREFILL, make_ticket, pool_bytes

@@ -1,4 +1,4 @@
-"""Agents in separate processes, over shared memory and over UCX: pages, kills, stalls, restarts."""
+"""Agents in separate processes, over shared memory, UCX and torch.distributed: pages, kills, stalls, restarts."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ TRANSFER_BYTES = GEOMETRY.num_layers * NUM_PAGES * GEOMETRY.page_bytes
 transfer_ids = count()
 
 Start = Callable[..., TransferProcess]
-Way = Literal["shared_memory", "ucx"]
+Way = Literal["shared_memory", "ucx", "nccl"]
 
 
 def settings(way: Way, **others: Any) -> TransferConfig:
     return TransferConfig(**{"transport": way, "slab_pages": SLAB_PAGES, "staging_mib": 8, "lease_s": 20.0} | others)
 
 
-@pytest.fixture(scope="module", params=["shared_memory", "ucx"])
+@pytest.fixture(scope="module", params=["shared_memory", "ucx", "nccl"])
 def way(request: pytest.FixtureRequest) -> Way:
     chosen: Way = request.param
     return chosen

@@ -17,6 +17,7 @@ from openai import AsyncOpenAI, AuthenticationError, PermissionDeniedError, Rate
 from slipstream.router.access import key_ring
 from slipstream.router.access.access import Access
 from slipstream.router.access.api_key import digest_of
+from slipstream.router.api.exchange_context import ExchangeContext
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.router_config import AdminConfig, HttpConfig, RouterConfig
@@ -71,8 +72,8 @@ async def guarded(
             RouterConfig(admin=AdminConfig(port=0 if admin_port else None)),
             access,
         )
-        server = HttpServer(HttpConfig(port=0), handler, check_caller=handler.check_caller)
-        admin = HttpServer(HttpConfig(port=0), handler.admin)
+        server = HttpServer(HttpConfig(port=0), handler, ExchangeContext, check_caller=handler.check_caller)
+        admin = HttpServer(HttpConfig(port=0), handler.admin, ExchangeContext)
         under_test = FrontUnderTest(service, tokenizer, server, await server.start())
         port = await admin.start() if admin_port else 0
         try:

@@ -17,7 +17,7 @@ from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.router_config import AdminConfig, HttpConfig, RouterConfig, TlsConfig
 from slipstream.router.http.failover.failover_session import FailoverSession
-from slipstream.router.http.failover.socket_holder import SocketHolder
+from slipstream.router.http.failover.holder.socket_holder import SocketHolder
 from slipstream.router.process.addresses import Endpoint
 from slipstream.router.router import Router
 from tests.support.router.fake_cluster import MODEL, MODEL_DIR, run

@@ -30,7 +30,7 @@ from slipstream.router.frontends.front_link import FrontLink
 from slipstream.router.frontends.front_messages import Ask, Enter, FrontAnswer, Settle
 from slipstream.router.frontends.tally import FrontTally
 from slipstream.router.http.exchange import Exchange as HttpExchange
-from slipstream.router.http.failover.socket_holder import SocketHolder
+from slipstream.router.http.failover.holder.socket_holder import SocketHolder
 from slipstream.router.http.reader import Request
 from slipstream.router.observability.front_counts import FrontMetrics
 from slipstream.router.process.addresses import Addresses, Endpoint

@@ -129,7 +129,7 @@ def test_what_is_no_origin_is_refused_by_name_and_value(origin: str) -> None:
 )
 def test_without_cors_options_tells_the_methods(path: str, allow: str) -> None:
     async def main() -> None:
-        server = HttpServer(CONFIG, Site().routes)
+        server = HttpServer(CONFIG, Site().routes, lambda: None)
         client = await Client.connect(await server.start())
         for asked in (path, "*", "/hello"):  # on one connection: no body follows
             client.send(b"OPTIONS %b HTTP/1.1\r\nHost: x\r\nOrigin: %b\r\n\r\n" % (asked.encode(), APP.encode()))

@@ -16,6 +16,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from slipstream.router.api.exchange_context import ExchangeContext
 from slipstream.router.config.router_config import HttpConfig, TlsConfig
 from slipstream.router.http import tls as tls_module
 from slipstream.router.http.http_error import HttpError
@@ -242,7 +243,7 @@ def test_connections_beyond_the_limit_get_an_honest_503_and_health_still_answers
     async def main() -> None:
         async with front() as site:
             await site.server.stop()
-            server = HttpServer(HttpConfig(port=0, max_connections=3), site.server._handler)
+            server = HttpServer(HttpConfig(port=0, max_connections=3), site.server._handler, ExchangeContext)
             port = await server.start()
             limited = FrontUnderTest(site.service, site.tokenizer, server, port)
             held = [await Client.connect(port) for _ in range(3)]

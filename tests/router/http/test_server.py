@@ -266,7 +266,7 @@ def test_a_port_in_use_is_said_in_one_sentence() -> None:
     async def main() -> None:
         async with serving() as (site, _, port):
             with pytest.raises(OSError, match=f"cannot listen for HTTP on 127.0.0.1:{port}: the port is in use"):
-                await HttpServer(replace(CONFIG, port=port), site.routes).start()
+                await HttpServer(replace(CONFIG, port=port), site.routes, lambda: None).start()
 
     run(main)
 

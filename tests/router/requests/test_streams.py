@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from slipstream.router.protocol.generation import EarlyEnd
+from slipstream.router.protocol.generation import Delta, EarlyEnd
 from slipstream.router.requests.history import RequestRecord, Timeline
-from slipstream.router.requests.stream import Delta, GenerationStream, Handouts
+from slipstream.router.requests.stream import GenerationStream, Handouts
 
 
 def new_streams(count: int) -> list[GenerationStream]:

@@ -240,7 +240,7 @@ class VirtualTransport:
         other = link.other
 
         def arrive() -> None:
-            arrival = MessageArrival(tag, len(buffer), message)
+            arrival = MessageArrival(other, tag, len(buffer), message)
             other.owner._post(lambda events: events.on_arrival(arrival))
 
         self._deliver(link, arrive)

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.kv_transfer.agent import TransferAgent
-from slipstream.kv_transfer.api.page_transport import FaultInjection
+from slipstream.kv_transfer.api.page_layout import PageIds
+from slipstream.kv_transfer.api.page_transport import FaultInjection, PageTransport
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferKey
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.kv_transfer.api.transport import Buffer
@@ -21,8 +22,8 @@ from slipstream.kv_transfer.handoff.message_plan import message_bytes
 from slipstream.kv_transfer.handoff.receive_side import ReceiveSide
 from slipstream.kv_transfer.handoff.send_side import SendSide
 from slipstream.kv_transfer.handoff.transfer_counters import Counters
-from slipstream.kv_transfer.memory.host_pages import HostPagePool, PageIds
-from slipstream.kv_transfer.transports.staged import StagedTransport
+from slipstream.kv_transfer.memory.host_pages import HostPagePool
+from slipstream.kv_transfer.transports.staged import StagedMover
 from slipstream.router.protocol.block_hash import pack_block_ids, unpack_block_ids
 from slipstream.router.protocol.messages import (
     PROTOCOL_VERSION,
@@ -104,15 +105,16 @@ class VirtualAgent(TransferAgent):
         self._clock = clock
         self._counters = Counters()
         self._max_message_bytes = message_bytes(config.slab_pages, pool.geometry)
-        staged = StagedTransport(transport, pool, self._max_message_bytes, 6 * 4096, FaultInjection(0))
-        self._transport = staged
-        self._sender = SendSide(staged, config, self._counters, on_event, clock.time)
-        self._receiver = ReceiveSide(staged, config, self._counters, on_event, clock.time)
+        staged = StagedMover(transport, pool, self._max_message_bytes, 6 * 4096, FaultInjection(0))
+        opened = PageTransport.of(transport, staged)
+        self._channel, self._movers = transport, opened.movers
+        self._sender = SendSide(opened, config, self._counters, on_event, clock.time)
+        self._receiver = ReceiveSide(opened, config, self._counters, on_event, clock.time)
         self._commands: deque[Callable[[], None]] = deque()
         self._is_signalled = self._is_closed = self._is_stopping = False
         self._lock = threading.Lock()
-        staged.start(self)
-        self._address = staged.address
+        transport.start(self)
+        self._address = transport.address
 
     def turn(self) -> float:
         """When the next one is due."""

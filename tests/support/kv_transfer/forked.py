@@ -7,7 +7,7 @@ import multiprocessing
 from multiprocessing.context import ForkServerContext
 
 # All that any test wants: the first process that is asked for starts the server, with what was named by then.
-IMPORTED = ["tests.support.kv_transfer.transfer_process", "tests.support.kv_transfer.group_rank"]
+IMPORTED = ["tests.support.kv_transfer.transfer_process", "slipstream.kv_transfer.nccl.nccl_transport"]
 
 
 def forked() -> ForkServerContext:

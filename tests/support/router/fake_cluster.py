@@ -14,6 +14,7 @@ import orjson
 import uvloop
 from openai import AsyncOpenAI
 
+from slipstream.router.api.exchange_context import ExchangeContext
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.router_config import ApiConfig, HttpConfig, RouterConfig
 from slipstream.router.frontends.front import Front
@@ -249,7 +250,7 @@ async def front(
             lambda: under_test.server.num_connections,
             RouterConfig(http, api=api),
         )
-        server = HttpServer(http, handler)
+        server = HttpServer(http, handler, ExchangeContext)
         port = await server.start()
         under_test = FrontUnderTest(service, tokenizer, server, port)
         try:

@@ -6,8 +6,8 @@ import socket
 from collections.abc import Callable, Iterator
 
 from slipstream.router.http.failover.failover_session import FailoverSession
+from slipstream.router.http.failover.holder.socket_holder import SocketHolder
 from slipstream.router.http.failover.journal import Journal
-from slipstream.router.http.failover.socket_holder import SocketHolder
 
 TIMEOUT_S = 10.0
 

@@ -6,10 +6,10 @@ import asyncio
 
 from slipstream.router.config.router_config import HttpConfig
 from slipstream.router.http.exchange import Exchange, Handler
+from slipstream.router.http.failover.failover_server import FailoverServer
 from slipstream.router.http.failover.failover_session import FailoverSession
-from slipstream.router.http.failover.socket_holder import SocketHolder
+from slipstream.router.http.failover.holder.socket_holder import SocketHolder
 from slipstream.router.http.reader import STRANGERS_BODY_BYTES, CheckCaller, Request
-from slipstream.router.http.server import HttpServer
 from tests.support.router.held_router import TIMEOUT_S
 
 BODY = bytes(STRANGERS_BODY_BYTES + 1)  # so large that the caller is looked at before it is taken
@@ -28,19 +28,21 @@ class Streaming:
         try:
             await asyncio.Event().wait()
         finally:
-            exchange.checkpoint.ended(0)
+            exchange.context.ended(0)
             self.ended.set()
 
 
-async def new_server(holder: SocketHolder, handler: Handler, check_caller: CheckCaller | None = None) -> HttpServer:
+async def new_server(holder: SocketHolder, handler: Handler, check_caller: CheckCaller | None = None) -> FailoverServer:
     failover = await asyncio.to_thread(FailoverSession.of_keeper, holder.path)
     assert failover is not None
-    return HttpServer(HttpConfig(host="127.0.0.1", port=0), handler, check_caller=check_caller, failover=failover)
+    return FailoverServer(
+        HttpConfig(host="127.0.0.1", port=0), handler, lambda notes: notes, failover, check_caller=check_caller
+    )
 
 
 async def serve(
     holder: SocketHolder, handler: Handler, check_caller: CheckCaller | None = None
-) -> tuple[HttpServer, int]:
+) -> tuple[FailoverServer, int]:
     server = await new_server(holder, handler, check_caller)
     return server, await server.start()
 
@@ -54,7 +56,7 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: 
     await asyncio.wait_for(reader.readuntil(path.encode()), TIMEOUT_S)
 
 
-async def exchange_servers(holder: SocketHolder, server: HttpServer, handler: Handler) -> HttpServer:
+async def exchange_servers(holder: SocketHolder, server: FailoverServer, handler: Handler) -> FailoverServer:
     """As if the process of the first one had been killed."""
     await server.stop()
     following, _ = await serve(holder, handler)
@@ -62,7 +64,7 @@ async def exchange_servers(holder: SocketHolder, server: HttpServer, handler: Ha
     return following
 
 
-async def end(server: HttpServer, *clients: asyncio.StreamWriter) -> None:
+async def end(server: FailoverServer, *clients: asyncio.StreamWriter) -> None:
     """Of a test: all clients leave, and the server ends in order."""
     for writer in clients:
         writer.close()

@@ -97,7 +97,7 @@ class Site:
 @contextlib.asynccontextmanager
 async def serving(config: HttpConfig = CONFIG) -> AsyncIterator[tuple[Site, HttpServer, int]]:
     site = Site()
-    server = HttpServer(config, site.routes)
+    server = HttpServer(config, site.routes, lambda: None)
     port = await server.start()
     try:
         yield site, server, port

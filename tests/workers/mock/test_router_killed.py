@@ -24,7 +24,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from slipstream.router.http.failover.held_connection import MAX_LIVES
-from slipstream.router.http.failover.socket_holder import SocketHolder
+from slipstream.router.http.failover.holder.socket_holder import SocketHolder
 from slipstream.router.protocol.messages import pack_ids
 from slipstream.workers.mock.mock_attempt import expected_token
 

@@ -19,7 +19,7 @@ from slipstream.kv_transfer.memory.host_pages import HostPagePool
 from slipstream.kv_transfer.transports.loopback import LoopbackNetwork
 from slipstream.kv_transfer.transports.staging import StagingError
 from slipstream.workers.transfers import device_staging
-from slipstream.workers.transfers.device_staging import DeviceSlots, DeviceStagedTransport, StagedDevicePool
+from slipstream.workers.transfers.device_staging import DeviceSlots, DeviceStagedMover, StagedDevicePool
 
 PREFILL, DECODE = PeerId("prefill-0", 1), PeerId("decode-0", 1)
 LAYERS, PAGES, HEADS = 3, 20, 4
@@ -98,10 +98,9 @@ def test_a_layer_that_is_still_being_computed_is_waited_for_with_pauses(monkeypa
     now, pauses = [100.0], list[float]()
     clock = SimpleNamespace(perf_counter=lambda: now[0], sleep=pauses.append)
     monkeypatch.setattr(device_staging, "time", clock)
-    transport = DeviceStagedTransport(LoopbackNetwork().open(), LatePool(torch.zeros(1, 2, 1, 64)), 4096, 1 << 16)
-    transport.start(SimpleNamespace())  # type: ignore[arg-type]
-    transport.send(SimpleNamespace(), 1, MessagePages(0, np.array([1]), range(1), 0), lambda error: None)
-    assert not transport.progress()
-    transport.wait(1.0)
+    mover = DeviceStagedMover(LoopbackNetwork().open(), LatePool(torch.zeros(1, 2, 1, 64)), 4096, 1 << 16)
+    mover.send(SimpleNamespace(), 1, MessagePages(0, np.array([1]), range(1), 0), lambda error: None)
+    assert not mover.work()
+    assert mover.pause()
     assert pauses == [device_staging.PAUSE_S]
-    assert transport.num_in_flight == 1
+    assert mover.num_in_flight == 1

@@ -8,10 +8,10 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from slipstream.router.api.exchange_context import ApiExchange
 from slipstream.router.api.openai.body.fields import UNION_TAGS
 from slipstream.router.api.openai.body.shown import shown
 from slipstream.router.api.openai.body.unknown_fields import HEADER, UnknownFields
-from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
 from slipstream.router.observability.front_counts import FieldCounts
@@ -43,7 +43,7 @@ class BodyParser:
         self._ignores = ignores
         self._ignored = ignored
 
-    def parse(self, request: Request, exchange: Exchange, model: type[Body], max_model_len: int | None) -> Body:
+    def parse(self, request: Request, exchange: ApiExchange, model: type[Body], max_model_len: int | None) -> Body:
         """Like `parse_body`, of a request that is answered by `exchange`."""
         check_body(request, max_model_len)
         try:

@@ -216,6 +216,24 @@ MODEL = "model: {path: tiny}\n"
                 ("{worker_host: ''}", "worker_host"),
             )
         ),
+        *(
+            (MODEL + f"{settings}kv_transfer:\n  transport: nccl\n", f"c.yaml:5: kv_transfer.transport: {problem}")
+            for settings, problem in (
+                (
+                    "prefill: {engine: {device: cpu}}\ndecode: {engine: {device: cuda}}\n",
+                    "nccl moves pages between GPUs or between CPUs, got nccl where prefill.engine.device is cpu and "
+                    "decode.engine.device is cuda",
+                ),
+                (
+                    "decode: {num_gpus: 0.5}\nengine: {device: cuda}\n",
+                    "nccl needs a GPU for each rank, got nccl where decode.num_gpus is 0.5",
+                ),
+            )
+        ),
+        (
+            MODEL + "kv_transfer:\n  transport: mpi\n",
+            "c.yaml:3: kv_transfer.transport: must be 'auto', 'shared_memory', 'ucx' or 'nccl', got \"mpi\"",
+        ),
         (MODEL + "kv_transfer:\n  lease_s: 0\n", "c.yaml:3: kv_transfer.lease_s: must be positive and finite, got 0"),
         *(
             (

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 from tokenizers import Tokenizer, models
 
+from slipstream.router.api.exchange_context import ExchangeContext
 from slipstream.router.api.openai.choice import Choice, ChoiceRun
 from slipstream.router.api.openai.formats import AnswerHead, CompletionFormat
 from slipstream.router.api.openai.output_text import OutputText, TokenEntry
@@ -81,7 +82,9 @@ class Client:
 
         stream = GenerationStream(RequestRecord("r", "", 0, 1, Timeline(0.0)), cancel, Handouts())
         checkpoint = JournalCheckpoint(journal, before)
-        exchange = Exchange(REQUEST, Nowhere(), checkpoint, head_sent=before is not None and before.head_sent)
+        exchange = Exchange(
+            REQUEST, Nowhere(), ExchangeContext(checkpoint), head_sent=before is not None and before.head_sent
+        )
         output = OutputText(PIECES, self.stops, include_stop=False, min_tokens=self.min_tokens)
         choice = Choice(0, stream, output, FrontMetrics().begin(0.0), prefix=PREFIX)
         form = CompletionFormat(AnswerHead("cmpl-1", 0, "m"), PIECES, self.has_logprobs, False)

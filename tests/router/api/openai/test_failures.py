@@ -12,6 +12,7 @@ import orjson
 import pytest
 from openai.types.chat import ChatCompletionChunk
 
+from slipstream.router.api.exchange_context import ExchangeContext
 from slipstream.router.api.openai.answer import Answer
 from slipstream.router.api.openai.choice import Choice
 from slipstream.router.api.openai.formats import AnswerHead, CompletionFormat
@@ -240,7 +241,9 @@ def test_a_slow_reader_gets_what_came_meanwhile_in_one_chunk() -> None:
     async def main() -> None:
         async with front() as site:
             sink = RecordingSink()
-            exchange = Exchange(Request("POST", "/", "", {}, b"", keep_alive=True, http10=False), sink)
+            exchange = Exchange(
+                Request("POST", "/", "", {}, b"", keep_alive=True, http10=False), sink, ExchangeContext()
+            )
             timeline = Timeline(0.0)
             stream = GenerationStream(
                 RequestRecord("r", "", 0, 1, timeline), lambda request_id, reason: None, Handouts()

@@ -12,12 +12,13 @@ from typing import Any
 import orjson
 import pytest
 
+from slipstream.router.api.exchange_context import ExchangeContext
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.router_config import HttpConfig, RouterConfig
 from slipstream.router.frontends.front import Front
+from slipstream.router.http.failover.failover_server import FailoverServer
 from slipstream.router.http.failover.failover_session import FailoverSession
-from slipstream.router.http.failover.socket_holder import SocketHolder
-from slipstream.router.http.server import HttpServer
+from slipstream.router.http.failover.holder.socket_holder import SocketHolder
 from slipstream.router.protocol.generation import GenerateRequest
 from slipstream.router.protocol.messages import unpack_ids
 from slipstream.router.text.tokenizer import Tokenizer
@@ -55,7 +56,7 @@ async def router(path: Path, tokenizer: Tokenizer, hold_at: int | None) -> Async
     assert failover is not None
     http = HttpConfig(host="127.0.0.1", port=0, sse_ping_s=PING_S)
     handler = Front(ServedModel(MODEL, tokenizer), service, lambda: None, lambda: 0, RouterConfig(http))
-    server = HttpServer(http, handler, failover=failover)
+    server = FailoverServer(http, handler, ExchangeContext, failover)
     port = await server.start()
     await server.take_over()
     try:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from slipstream.router.http.failover.socket_holder import SocketHolder
+from slipstream.router.http.failover.holder.socket_holder import SocketHolder
 
 
 @pytest.fixture

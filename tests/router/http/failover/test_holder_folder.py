@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.router.http.failover.holder_folder import NEW_S, PREFIX, HolderFolder, clear_left_behind
+from slipstream.router.http.failover.holder.holder_folder import NEW_S, PREFIX, HolderFolder, clear_left_behind
 
 KILLED = """
 import os, signal
-from slipstream.router.http.failover.holder_folder import HolderFolder
+from slipstream.router.http.failover.holder.holder_folder import HolderFolder
 print(HolderFolder().path, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

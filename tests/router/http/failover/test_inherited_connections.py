@@ -16,14 +16,14 @@ import pytest
 
 from slipstream.router.api.admin.worker_pages import WorkerPages
 from slipstream.router.http.exchange import Exchange
+from slipstream.router.http.failover.failover_server import FailoverServer
 from slipstream.router.http.failover.held_connection import MAX_LIVES
-from slipstream.router.http.failover.holder_messages import HolderMessageKind
+from slipstream.router.http.failover.holder.holder_messages import HolderMessageKind
+from slipstream.router.http.failover.holder.socket_holder import SocketHolder
 from slipstream.router.http.failover.socket_bytes import socket_bytes
-from slipstream.router.http.failover.socket_holder import SocketHolder
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
 from slipstream.router.http.routes import Routes
-from slipstream.router.http.server import HttpServer
 from slipstream.router.protocol.messages import Role
 from tests.support.router.held_router import TIMEOUT_S
 from tests.support.router.held_server import REQUEST, Streaming, answer, ask, end, exchange_servers, new_server, serve
@@ -71,11 +71,10 @@ def test_an_idle_client_does_not_hold_up_a_drain_that_began_before_it_was_taken_
             await asyncio.sleep(0)
         await server.stop()
         following, _ = await serve(holder, Streaming())
-        assert following.failover is not None
-        connections, following.failover.connections = following.failover.connections, []
+        connections, following._failover.connections = following._failover.connections, []
         assert connections
         await following.drain(TIMEOUT_S)
-        following.failover.connections = connections
+        following._failover.connections = connections
         await following.take_over()
         assert await asyncio.wait_for(reader.read(), TIMEOUT_S) == b""
         writer.close()
@@ -118,7 +117,7 @@ def test_a_connection_that_could_not_be_kept_at_first_is_kept_after_its_next_req
     async def main() -> None:
         server, port = await serve(holder, answer)
         with monkeypatch.context() as full:
-            full.setattr(server.failover, "_max_files", 0)
+            full.setattr(server._failover, "_max_files", 0)
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             await ask(reader, writer, "/1")
         await ask(reader, writer, "/2")
@@ -174,8 +173,7 @@ def test_a_client_that_sends_no_more_gets_the_rest_of_an_answer_that_was_all_the
 ) -> None:
     async def main() -> None:
         server, port = await serve(holder, answer_largely)
-        assert server.failover is not None
-        for listener in server._listeners:
+        for listener in server._acceptors:
             listener.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -195,7 +193,7 @@ def test_a_client_that_sends_no_more_gets_the_rest_of_an_answer_that_was_all_the
     asyncio.run(main())
 
 
-def unsent_of(server: HttpServer) -> int:
+def unsent_of(server: FailoverServer) -> int:
     return sum(connection._transport.get_write_buffer_size() for connection in server._connections)
 
 
@@ -303,7 +301,9 @@ def test_a_drain_that_a_killed_router_may_have_begun_is_not_begun_again(holder: 
     WorkerPages(workers).add_to(routes)
 
     async def drain_and_hang(request: Request, exchange: Exchange) -> None:
-        await routes(request, NeverAnswering(request, exchange._sink, exchange.checkpoint))
+        await routes(
+            request, NeverAnswering(request, exchange._sink, exchange.context, is_repeated=exchange._is_repeated)
+        )
         await asyncio.Event().wait()
 
     async def main() -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from slipstream.router.http.connection import HttpConnection
 from slipstream.router.http.exchange import Exchange, Handler
-from slipstream.router.http.failover.socket_holder import SocketHolder
+from slipstream.router.http.failover.failover_server import FailoverServer
+from slipstream.router.http.failover.holder.socket_holder import SocketHolder
 from slipstream.router.http.reader import Request
-from slipstream.router.http.server import HttpServer
 from tests.support.router.held_router import TIMEOUT_S
 from tests.support.router.held_server import REQUEST, Streaming, answer, ask, end, exchange_servers, serve
 
@@ -31,7 +31,7 @@ class BeforeItIsNoted:
         writer.write(data)
         await asyncio.wait_for(self._has_read.wait(), TIMEOUT_S)
 
-    async def kill(self, holder: SocketHolder, server: HttpServer, handler: Handler) -> HttpServer:
+    async def kill(self, holder: SocketHolder, server: FailoverServer, handler: Handler) -> FailoverServer:
         self._monkeypatch.undo()
         return await exchange_servers(holder, server, handler)
 

@@ -21,10 +21,10 @@ from slipstream.router.http.failover import failover_session as estate_module
 from slipstream.router.http.failover.failover_session import FailoverSession
 from slipstream.router.http.failover.held_connection import MAX_LIVES, HeldConnection
 from slipstream.router.http.failover.held_listener import HeldListener
+from slipstream.router.http.failover.holder.holder_messages import MESSAGE, HolderMessageKind
+from slipstream.router.http.failover.holder.socket_holder import SocketHolder
 from slipstream.router.http.failover.holder_link import HolderLink
-from slipstream.router.http.failover.holder_messages import MESSAGE, HolderMessageKind
 from slipstream.router.http.failover.journal import AnswerPhase
-from slipstream.router.http.failover.socket_holder import SocketHolder
 from tests.support.router.held_router import TIMEOUT_S, Router, StartRouter, accepted, connect, is_closed
 
 
@@ -261,7 +261,7 @@ def test_after_a_hand_over_that_failed_the_next_router_begins_with_nothing(
     address = listening.getsockname()
     router.kill()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as deaf, monkeypatch.context() as impatient:
-        impatient.setattr("slipstream.router.http.failover.socket_holder.PATIENCE_S", 1.0)
+        impatient.setattr("slipstream.router.http.failover.holder.socket_holder.PATIENCE_S", 1.0)
         deaf.connect(str(holder.path))
         deaf.send(MESSAGE.pack(HolderMessageKind.HELLO, 0))  # and takes nothing
         hung_up = select.poll()
@@ -423,7 +423,7 @@ os.kill(os.getpid(), signal.SIGSTOP)
 def test_a_router_that_was_stopped_is_ended_before_the_next_one_gets_its_place(
     holder: SocketHolder, start: StartRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slipstream.router.http.failover.socket_holder.LEAVING_S", 0.1)
+    monkeypatch.setattr("slipstream.router.http.failover.holder.socket_holder.LEAVING_S", 0.1)
     command = [sys.executable, "-c", STOPS_ITSELF, str(holder.path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stopped:
         assert stopped.stdout is not None

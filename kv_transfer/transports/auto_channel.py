@@ -1,7 +1,7 @@
-"""Chooses the best transport for each peer: shared memory on the same host, otherwise one that uses the network.
+"""Chooses the best channel for each peer: shared memory on the same host, otherwise one that uses the network.
 
-A link belongs to the transport that made it. A peer that refuses shared memory, for good or for lack of file
-descriptors, is called over the other transport for a while, and for longer each time that it refuses again.
+A link belongs to the channel that made it. A peer that refuses shared memory, for good or for lack of file
+descriptors, is called over the other channel for a while, and for longer each time that it refuses again.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from slipstream.kv_transfer.api.page_transport import Landed, MessagePages, PageTransport
 from slipstream.kv_transfer.api.ticket import TransferAddress
-from slipstream.kv_transfer.api.transport import Done, Link, MessageArrival, TransportError, TransportEvents
-from slipstream.kv_transfer.shared_memory.shm_link import ShmLink, is_offer
+from slipstream.kv_transfer.api.transport import ControlChannel, Link, MessageArrival, TransportError, TransportEvents
+from slipstream.kv_transfer.shared_memory.shm_link import ShmLink
 from slipstream.kv_transfer.shared_memory.shm_transport import ShmTransport
 
 # A refusal costs the transfer that was to use the link, so a peer that keeps refusing is asked ever more rarely.
@@ -32,11 +31,11 @@ class _Refusal:
     patience_s: float
 
 
-class AutoTransport:
+class AutoChannel:
     """While `remote` sleeps, it must also watch `shared` (`UcxTransport.wake_for`). Both have the same address."""
 
     def __init__(
-        self, shared: ShmTransport, remote: PageTransport, clock: Callable[[], float] = time.monotonic
+        self, shared: ShmTransport, remote: ControlChannel, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock = clock
         self._shared = shared
@@ -48,10 +47,6 @@ class AutoTransport:
     @property
     def address(self) -> TransferAddress:
         return self._remote.address
-
-    @property
-    def num_in_flight(self) -> int:
-        return self._shared.num_in_flight + self._remote.num_in_flight
 
     def start(self, events: TransportEvents) -> None:
         self._events = events
@@ -77,24 +72,6 @@ class AutoTransport:
 
     def send_record(self, link: Link, record: bytes) -> None:
         self._of(link).send_record(link, record)
-
-    def joins_layers(self, link: Link) -> bool:
-        return self._of(link).joins_layers(link)
-
-    def can_send(self, link: Link, num_in_flight: int) -> bool:
-        return self._of(link).can_send(link, num_in_flight)
-
-    def can_receive(self, arrival: MessageArrival, num_in_flight: int) -> bool:
-        return self._taking(arrival).can_receive(arrival, num_in_flight)
-
-    def send(self, link: Link, tag: int, pages: MessagePages, done: Done) -> None:
-        self._of(link).send(link, tag, pages, done)
-
-    def receive(self, arrival: MessageArrival, pages: MessagePages, landed: Landed) -> None:
-        self._taking(arrival).receive(arrival, pages, landed)
-
-    def discard(self, arrival: MessageArrival) -> None:
-        self._taking(arrival).discard(arrival)
 
     def progress(self) -> bool:
         busy = self._shared.progress()
@@ -139,8 +116,5 @@ class AutoTransport:
             self._refusals[address] = _Refusal(self._clock() + patience_s, patience_s)
         self._events.on_lost(link, reason)
 
-    def _of(self, link: Link) -> PageTransport:
+    def _of(self, link: Link) -> ControlChannel:
         return self._shared if isinstance(link, ShmLink) else self._remote
-
-    def _taking(self, arrival: MessageArrival) -> PageTransport:
-        return self._shared if is_offer(arrival) else self._remote

@@ -11,8 +11,14 @@ import socket
 import threading
 import time
 
-from slipstream.router.http.failover.holder_messages import PATIENCE_S, HolderMessageKind, close_all, receive, send
-from slipstream.router.http.failover.router_process import RouterProcess
+from slipstream.router.http.failover.holder.holder_messages import (
+    PATIENCE_S,
+    HolderMessageKind,
+    close_all,
+    receive,
+    send,
+)
+from slipstream.router.http.failover.holder.router_process import RouterProcess
 
 log = logging.getLogger(__name__)
 

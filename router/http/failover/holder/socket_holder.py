@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from contextlib import closing, suppress
 from pathlib import Path
 
-from slipstream.router.http.failover.holder_folder import HolderFolder
-from slipstream.router.http.failover.holder_messages import PATIENCE_S, HolderMessageKind, receive_greeting
-from slipstream.router.http.failover.holder_slot import HolderSlot
-from slipstream.router.http.failover.router_process import RouterProcess
+from slipstream.router.http.failover.holder.holder_folder import HolderFolder
+from slipstream.router.http.failover.holder.holder_messages import PATIENCE_S, HolderMessageKind, receive_greeting
+from slipstream.router.http.failover.holder.holder_slot import HolderSlot
+from slipstream.router.http.failover.holder.router_process import RouterProcess
 from slipstream.router.process.open_files import allow_all_files
 
 log = logging.getLogger(__name__)

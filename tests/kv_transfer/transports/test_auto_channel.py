@@ -7,7 +7,7 @@ from typing import Any, cast
 from slipstream.kv_transfer.api.ticket import TransferAddress
 from slipstream.kv_transfer.shared_memory.shm_link import ShmLink
 from slipstream.kv_transfer.sockets.packet_socket import PacketSocket
-from slipstream.kv_transfer.transports.auto_transport import FIRST_PATIENCE_S, AutoTransport
+from slipstream.kv_transfer.transports.auto_channel import FIRST_PATIENCE_S, AutoChannel
 
 PEER, OTHER = TransferAddress("here", 1), TransferAddress("here", 2)
 
@@ -33,7 +33,7 @@ class Events:
 
 def test_a_peer_that_turns_shared_memory_down_is_asked_again_after_a_while_and_each_time_later() -> None:
     now = 100.0
-    transport = AutoTransport(cast(Any, Way(True)), cast(Any, Way(False)), lambda: now)
+    transport = AutoChannel(cast(Any, Way(True)), cast(Any, Way(False)), lambda: now)
     transport.start(cast(Any, Events()))
     patience_s = FIRST_PATIENCE_S
     for _ in range(3):

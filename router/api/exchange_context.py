@@ -1,0 +1,26 @@
+"""What the APIs keep of a request beside its exchange."""
+
+from __future__ import annotations
+
+from slipstream.router.access.caller import ANYBODY, Caller
+from slipstream.router.http.exchange import Exchange
+from slipstream.router.http.failover.stream_checkpoint import NO_CHECKPOINT, StreamCheckpoint
+from slipstream.router.http.routes import Routes
+from slipstream.router.observability.tracing.request_trace import RequestTrace
+
+
+class ExchangeContext:
+    """Of one exchange. `trace` is set if the request is traced; `trace_id` is the caller's, or the one that it was
+    given. `checkpoint` is what its answer leaves for a router that may have to go on with it."""
+
+    __slots__ = ("caller", "checkpoint", "trace", "trace_id")
+
+    def __init__(self, checkpoint: StreamCheckpoint = NO_CHECKPOINT) -> None:
+        self.checkpoint = checkpoint
+        self.caller: Caller = ANYBODY
+        self.trace: RequestTrace | None = None
+        self.trace_id = ""
+
+
+ApiExchange = Exchange[ExchangeContext]
+ApiRoutes = Routes[ExchangeContext]
