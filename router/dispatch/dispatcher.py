@@ -74,13 +74,13 @@ class Dispatcher:
         index = self._index = PrefixIndex(name_pages=name_pages)
         table = self._table = RequestTable(config, history_capacity, versions, index)
         sessions = Sessions()
-        self._placer = Placer(config, registry, index, sessions)
+        self._placer = Placer(config, registry, index, sessions, table.placed)
         self._flow = AttemptFlow(table, self._placer, index, sessions)
         migration_requests = self._migration_requests = MigrationRequests()
         migration_flow = self._migration_flow = MigrationFlow(
             config.migration, registry, table, index, sessions, migration_requests
         )
-        destinations = Destinations(config.migration, registry, index, sessions)
+        destinations = Destinations(config.migration, registry, index, sessions, table.placed)
         migration_scheduler = self._migration_scheduler = MigrationScheduler(
             config.migration, table, destinations, migration_requests, migration_flow
         )

@@ -17,8 +17,6 @@ from slipstream.router.requests.request_state import RequestState
 MAX_PASSED = 32
 # How many requests that do not fit are skipped in search of one that does, which bounds the work per event.
 LOOKAHEAD = 32
-# A request waits at least this long for a better worker: waits of nanoseconds would only cost turns of the event loop.
-MIN_WAIT_S = 1e-3
 
 
 def match_credits(
@@ -67,10 +65,9 @@ def match_credits(
             assert message is not None
             table.finish(state, now, "error", error=GenerationError("prompt_too_long", message))
         elif found.saving_s is not None:
-            if state.wait_until_s is None:
-                state.wait_until_s = now + max(found.saving_s, MIN_WAIT_S)
             held_back.append((state, found))
-            wake_s = state.wait_until_s if wake_s is None else min(wake_s, state.wait_until_s)
+            until_s = placer.wait(state, found.saving_s, now)
+            wake_s = until_s if wake_s is None else min(wake_s, until_s)
         else:
             passed.append((state, found))
         if not queue:

@@ -11,7 +11,6 @@ from slipstream.router.dispatch.table.request_table import RequestTable
 from slipstream.router.dispatch.table.versions import Versions
 from slipstream.router.placement.prefix.index import PrefixIndex
 from slipstream.router.placement.prefix.sessions import Sessions
-from slipstream.router.placement.progress import check_load
 from slipstream.router.protocol.messages import Drain, Hello, PeerLost, Role
 from slipstream.router.registry.worker_registry import WorkerRegistry, WorkerState
 from slipstream.router.requests.request_state import RequestState
@@ -97,7 +96,7 @@ class Membership:
                 assert worker in (state.decode, state.prefill, destination), worker.name
             held = {s.request_id for s in states if worker is s.prefill and not s.prefill_sent}
             assert worker.ledger.held == held, worker.name
-            check_load(worker, states)
+            self._table.placed.check_load(worker, states)
 
     def _only_waits_for(self, worker: WorkerState, state: RequestState) -> bool:
         """Whether the worker has computed nothing of the request yet, so that another one can do it instead."""
@@ -108,6 +107,7 @@ class Membership:
         if state.phase == "placed":
             return True
         # A worker computes prompts one after the other, so all but the first have only waited.
-        waiting = [s for s in map(self._table.get, worker.request_ids) if s is not None and s.pending_on is worker]
-        first = min(waiting, key=lambda s: (s.request.priority, s.placed_s or 0.0, s.request_id), default=None)
+        placed = filter(None, map(self._table.placed.get, worker.request_ids))
+        waiting = {one.state: one.placed_s or 0.0 for one in placed if one.pending_on is worker}
+        first = min(waiting, key=lambda s: (s.request.priority, waiting[s], s.request_id), default=None)
         return state in waiting and state is not first

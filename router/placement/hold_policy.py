@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from slipstream.router.placement.placed_request import PlacedRequests
 from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.capacity import fits_decode, fits_prefill
 from slipstream.router.registry.worker_registry import FEW, WorkerRegistry, WorkerState
@@ -38,8 +39,9 @@ class Hold:
 class HoldPolicy:
     """Sans-IO, and bounded: a request that is forgotten is merely rated again."""
 
-    def __init__(self, registry: WorkerRegistry) -> None:
+    def __init__(self, registry: WorkerRegistry, placed: PlacedRequests) -> None:
         self._registry = registry
+        self._placed = placed
         self._queue_holds: dict[str, Hold] = {}  # by version of the model
         self._known: OrderedDict[str, tuple[int, Wait, float, float]] = OrderedDict()
 
@@ -54,8 +56,10 @@ class HoldPolicy:
         attempt, wait, until_s, _ = known
         if attempt != state.attempt or now >= until_s:
             return None
-        if wait.saving_s is not None and (state.wait_until_s is None or now >= state.wait_until_s):
-            return None
+        if wait.saving_s is not None:
+            wait_until_s = self._placed.of(state).wait_until_s
+            if wait_until_s is None or now >= wait_until_s:
+                return None
         better = wait.better
         role = _side(wait)
         workers = [better] if better is not None else self._registry.least_loaded(role, FEW, state.version)

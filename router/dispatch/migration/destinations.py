@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from slipstream.router.config.router_config import MigrationConfig
 from slipstream.router.dispatch.migration.migration_requests import MigrationRequest
+from slipstream.router.placement.placed_request import PlacedRequests
 from slipstream.router.placement.policies.shortlist import PrefixView, SessionView, shortlist
 from slipstream.router.registry.worker_registry import WorkerRegistry, WorkerState
 from slipstream.router.requests.request_state import RequestState
@@ -14,12 +15,18 @@ MAX_CANDIDATES = 32
 
 class Destinations:
     def __init__(
-        self, config: MigrationConfig, registry: WorkerRegistry, index: PrefixView, sessions: SessionView
+        self,
+        config: MigrationConfig,
+        registry: WorkerRegistry,
+        index: PrefixView,
+        sessions: SessionView,
+        placed: PlacedRequests,
     ) -> None:
         self._config = config
         self._registry = registry
         self._index = index
         self._sessions = sessions
+        self._placed = placed
 
     def best(
         self, state: RequestState, request: MigrationRequest, num_room_tokens: int, now: float
@@ -33,7 +40,7 @@ class Destinations:
             wanted = self._registry.get(request.to)
             return wanted if wanted is not None and self.takes(wanted, state, request, num_room_tokens, now) else None
         candidates = shortlist(state, self._registry, self._index, self._sessions, MAX_CANDIDATES)
-        num_left = max(state.expected_output_tokens - len(state.output), 1.0)
+        num_left = max(self._placed[state.request_id].remaining_tokens, 1.0)
         best: tuple[float, WorkerState] | None = None
         for worker in candidates.decodes:
             if not self.takes(worker, state, request, num_room_tokens, now):

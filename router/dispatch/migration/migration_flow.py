@@ -24,7 +24,6 @@ from slipstream.router.config.router_config import MigrationConfig
 from slipstream.router.dispatch.migration.copy_rounds import CopyRounds
 from slipstream.router.dispatch.migration.migration_requests import MigrationRequest, MigrationRequests
 from slipstream.router.dispatch.table.request_table import RequestTable
-from slipstream.router.placement import progress
 from slipstream.router.placement.prefix.index import PrefixIndex
 from slipstream.router.placement.prefix.sessions import Sessions
 from slipstream.router.protocol.messages import (
@@ -203,7 +202,7 @@ class MigrationFlow:
         old_attempt = state.attempt
         del self._requests[state.request_id]
         self._table.end_migration(state, "moved")
-        progress.moved(state, destination, is_whole=migration.has_landed)
+        self._table.placed[state.request_id].moved(destination, is_whole=migration.has_landed)
         source.request_ids.discard(state.request_id)
         destination.request_ids.add(state.request_id)
         state.decode, state.attempt = destination, migration.attempt

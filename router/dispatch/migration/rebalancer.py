@@ -165,7 +165,7 @@ class Rebalancer:
         num_output, sampling, levels = len(state.output), state.request.sampling, state.levels
         first_s = state.record.timeline.first_token
         assert first_s is not None
-        remaining = max(state.expected_output_tokens - num_output, OUTLIVED * num_output)
+        remaining = max(self._table.placed[state.request_id].remaining_tokens, OUTLIVED * num_output)
         remaining = max(min(remaining, sampling.max_tokens - num_output), 1.0)
         return MigratableStream(
             state.request_id,

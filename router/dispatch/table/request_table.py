@@ -17,7 +17,8 @@ from slipstream.router.dispatch.table.actions import Action, Finish, Send
 from slipstream.router.dispatch.table.admission import check_load, check_request
 from slipstream.router.dispatch.table.request_signals import RequestSignals
 from slipstream.router.dispatch.table.versions import Versions
-from slipstream.router.placement import output_forecasts, progress
+from slipstream.router.placement import output_forecasts
+from slipstream.router.placement.placed_request import PlacedRequests
 from slipstream.router.placement.prefix.index import PrefixIndex
 from slipstream.router.protocol.generation import (
     AdmissionError,
@@ -57,6 +58,7 @@ class RequestTable:
         self.reserve_deadlines = DeadlineRing(config.reserve_timeout_s)
         self.migration_deadlines = Deadlines()
         self.queue = QueuesByVersion(config.ageing_s)
+        self.placed = PlacedRequests()
         self.history = History(history_capacity)
         self.totals = Totals()
         self.placement_rate = PlacementRate()
@@ -247,6 +249,8 @@ class RequestTable:
         if state.version:
             state.record.note("queued", now, state.attempt, f"goes on with version {version}: {why}")
         self._versions.moved(state, version)
+        self.placed.pop(state.request_id, None)
+        self._index.forget(state.request_id)  # pages of another version have other block ids
         self.queue.change_version(state, version)
 
     def finish(
@@ -268,6 +272,7 @@ class RequestTable:
         self.queue.settle(state, usage.num_prompt_tokens + usage.num_output_tokens - usage.num_cached_tokens)
         self._queue_deadlines.drop(request_id)
         self._request_deadlines.drop(request_id)
+        self._index.forget(request_id)
         del self._requests[request_id]
         finish = GenerationFinish(reason, usage, stop_token_id, error)
         state.record.end(finish)
@@ -305,11 +310,13 @@ class RequestTable:
         if state.migration is not None:
             self.end_migration(state, "ended", silent)
         self.reserve_deadlines.drop(request_id)
-        if state.pending is not None:  # its prompt was still to be computed, which no longer happens there
-            for worker in (state.decode, state.prefill):
-                if worker is not None:
-                    self._index.give_up(worker, state)
-        progress.leave(state, now)
+        placed = self.placed.pop(request_id, None)
+        if placed is not None:
+            if placed.pending is not None and placed.placed_s is not None:  # the prompt will not be computed there
+                for worker in (state.decode, state.prefill):
+                    if worker is not None:
+                        self._index.give_up(worker, state, placed.placed_s)
+            placed.leave(now)
         involved = []
         if state.decode is not None:
             involved.append(state.decode)
@@ -340,3 +347,4 @@ class RequestTable:
         assert len(self.queue) == len(self._queue_deadlines) == num_queued
         assert len(self.reserve_deadlines) == num_placed
         assert len(self._request_deadlines) == len(self._requests)
+        assert self.placed.keys() <= self._requests.keys()

@@ -3,6 +3,7 @@
 import pytest
 
 from slipstream.router.placement.hold_policy import RATED_AGAIN_S, HoldPolicy
+from slipstream.router.placement.placed_request import PlacedRequests
 from slipstream.router.protocol.messages import Credits
 from slipstream.router.registry.credits import Charge
 from slipstream.router.registry.worker_registry import WorkerRegistry
@@ -21,7 +22,7 @@ def pair():
 
 def test_who_was_told_to_wait_waits_until_a_worker_of_the_side_it_lacks_can_take_it(pair):
     registry, decode, group = pair
-    holds, state, wait = HoldPolicy(registry), request(500), Wait("prefill")
+    holds, state, wait = HoldPolicy(registry, PlacedRequests()), request(500), Wait("prefill")
     assert holds.request_hold(state, 0.0) is None
     group.ledger.spend(Charge(tokens=600))
     holds.hold_request(state, wait, 0.0)
@@ -36,7 +37,7 @@ def test_who_was_told_to_wait_waits_until_a_worker_of_the_side_it_lacks_can_take
 
 def test_it_is_rated_again_after_a_while_and_more_and_more_rarely(pair):
     registry, _, group = pair
-    holds, state, wait = HoldPolicy(registry), request(500), Wait("prefill")
+    holds, state, wait = HoldPolicy(registry, PlacedRequests()), request(500), Wait("prefill")
     group.ledger.spend(Charge(tokens=600))
     holds.hold_request(state, wait, 0.0)
     assert holds.request_hold(state, RATED_AGAIN_S) is None
@@ -51,11 +52,12 @@ def test_one_that_waits_for_a_better_worker_looks_at_that_one_alone_and_no_longe
     registry, decode, _ = pair
     other = worker("decode", "other")
     registry.add(other)
-    holds, state = HoldPolicy(registry), request(100)
+    placed = PlacedRequests()
+    holds, state = HoldPolicy(registry, placed), request(100)
     wait = Wait("decode", 0.02, decode)
     decode.ledger.spend(Charge(pages=100))
     holds.hold_request(state, wait, 0.0)
-    state.wait_until_s = 0.02
+    placed.of(state).wait_until_s = 0.02
     assert holds.request_hold(state, 0.01) is wait
     assert holds.request_hold(state, 0.02) is None
     decode.ledger.report(Credits(1, 64, 100, 1000))
@@ -64,7 +66,7 @@ def test_one_that_waits_for_a_better_worker_looks_at_that_one_alone_and_no_longe
 
 def test_a_queue_that_stands_still_is_looked_at_when_it_changes_or_the_smallest_fits(pair):
     registry, _, group = pair
-    holds, wait = HoldPolicy(registry), Wait("prefill")
+    holds, wait = HoldPolicy(registry, PlacedRequests()), Wait("prefill")
     waiting = [(request(900), wait), (request(500), wait)]
     group.ledger.spend(Charge(tokens=600))
     for state, _ in waiting:
@@ -82,7 +84,7 @@ def test_a_queue_that_stands_still_is_looked_at_when_it_changes_or_the_smallest_
 
 def test_without_any_decode_room_the_first_page_that_is_free_counts(pair):
     registry, decode, _ = pair
-    holds = HoldPolicy(registry)
+    holds = HoldPolicy(registry, PlacedRequests())
     decode.ledger.spend(Charge(pages=100))
     holds.hold_queue("", 1, None, [], False, 0.0)
     assert holds.queue_hold("", 1, 0.5) is not None

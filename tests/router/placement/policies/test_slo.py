@@ -5,7 +5,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from slipstream.router.config.router_config import SloConfig
-from slipstream.router.placement import progress
 from slipstream.router.placement.policies.estimate import estimate_prefill
 from slipstream.router.placement.policies.shortlist import Shortlist
 from slipstream.router.placement.policies.slo import SloPolicy, miss
@@ -253,10 +252,10 @@ def test_each_term_of_a_candidate_has_its_say():
 
 
 def leave_while_prefilled(asked, state, group, now):
-    asked.begin(state, asked.place(state, 0.0), 0.0)
+    placed = asked.begin(state, asked.place(state, 0.0), 0.0)
     state.decode, state.prefill = asked.place(state, 0.0).decode, group
     state.enter("prefill", 0.0)
-    progress.leave(state, now)
+    placed.leave(now)
 
 
 def test_a_group_still_ends_the_chunk_of_a_prompt_that_nobody_wants():
