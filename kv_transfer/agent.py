@@ -234,8 +234,8 @@ class TransferAgent:
             self._channel.wait(timeout_s)
 
     def _run_commands(self) -> bool:
-        # The flag is cleared before the queue is read, so whoever finds it set afterwards knows that we will still
-        # read.
+        # The flag is cleared before the queue is read, so a thread that finds it set afterwards knows that we will
+        # still read.
         self._is_signalled = False
         busy = bool(self._commands)
         while self._commands:
@@ -253,7 +253,7 @@ class TransferAgent:
         return min(self._sender.next_deadline(), self._receiver.next_deadline())
 
     def _wind_up(self, reason: str, patience_s: float) -> None:
-        with self._lock:  # so that nobody wakes a transport that is being closed
+        with self._lock:  # so that no thread wakes a transport that is being closed
             self._is_closed = True
         try:
             self._run_commands()

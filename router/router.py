@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -17,7 +17,7 @@ from slipstream.router.access.access import Access
 from slipstream.router.api.exchange_context import ExchangeContext
 from slipstream.router.catalog.served_model import ModelSource, ServedModel
 from slipstream.router.config.access_config import AccessConfig
-from slipstream.router.config.router_config import DispatchConfig, RouterConfig, TlsConfig
+from slipstream.router.config.router_config import RouterConfig, TlsConfig
 from slipstream.router.dispatch.canary import Canary
 from slipstream.router.dispatch.service import GenerationService
 from slipstream.router.frontends.front import Front
@@ -36,10 +36,7 @@ from slipstream.router.process.addresses import Addresses, Endpoint
 from slipstream.router.process.listening import listening_at_path, remove_path
 from slipstream.router.process.open_files import allow_all_files
 from slipstream.router.protocol.generation import SHUTTING_DOWN
-from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.expected_workers import ExpectedWorkers
-from slipstream.router.status.load_signals import Signals
-from slipstream.router.status.version_status import VersionStatus
 from slipstream.router.text.encoding import encode_pool
 from slipstream.router.text.tokenizer import Tokenizer
 from slipstream.router.text.tokenizer_files import read_json
@@ -79,10 +76,10 @@ class Router:
         self._cleanup = AsyncExitStack()
         self._is_leaving = False
         self._is_draining = is_ending
-        self._service: GenerationService
+        self.service: GenerationService
         self._server: HttpServer[ExchangeContext] | FrontPool
         self._canary: Canary
-        self._front: Front
+        self.front: Front
 
     async def start(self) -> Addresses:
         """Listen for clients and workers. Returns the addresses, including ports that the system has chosen.
@@ -100,16 +97,16 @@ class Router:
                 log.warning("%s", warning_about(tokenizer.unknown_to_model, tokenizer.vocab_size))
             if self._defaults.recommended:
                 log.info("defaults of requests by generation_config.json: %s", self._defaults.recommended)
-            self._service = GenerationService(self._config, model=self._model.name, token=self._worker_token)
-            self._canary = Canary(self._service, self._needs_prefill_group)
+            self.service = GenerationService(self._config, model=self._model.name, token=self._worker_token)
+            self._canary = Canary(self.service, self._needs_prefill_group)
             allow_all_files()
             failover = await loop.run_in_executor(pool, self._find_session)
             if failover is not None:
                 cleanup.callback(failover.close)  # if the start fails; else the server has done it by then
             access = open_access(self._config.access, cleanup)  # not before: the previous router counts until it ends
-            self._front = Front(
+            self.front = Front(
                 ServedModel(self._model.name, tokenizer, self._defaults),
-                self._service,
+                self.service,
                 self._unready_because,
                 lambda: self._server.num_connections,
                 self._config,
@@ -118,27 +115,27 @@ class Router:
             )
             if failover is not None and failover.listening and self._model_positions is not None:
                 # Accept the previous router's clients even before it is known which workers will come.
-                self._service.expect_max_model_len(self._model_positions)
+                self.service.expect_max_model_len(self._model_positions)
             unix_socket = self._listen_at_path(failover)
             if unix_socket is not None:
                 cleanup.callback(unix_socket.close)
-            self._server = self._serving(self._front, access, failover, unix_socket)
+            self._server = self._serving(self.front, access, failover, unix_socket)
             if self._is_draining:
                 self._end_listening_at_path()
-                self._service.stop_admission()
+                self.service.stop_admission()
                 self._server.refuse_clients()
-            sockets = await self._service.start(failover.for_workers if failover is not None else ())
+            sockets = await self.service.start(failover.for_workers if failover is not None else ())
             if failover is not None:
                 failover.keep_listening(sockets, for_workers=True)
-            cleanup.push_async_callback(self._service.close)
+            cleanup.push_async_callback(self.service.close)
             cleanup.push_async_callback(self._server.stop)  # before `start`, which may fail after some of the fronts
             http_port = await self._server.start()
-            admin_at = await self._start_admin(self._front, cleanup)
+            admin_at = await self._start_admin(self.front, cleanup)
             await loop.run_in_executor(pool, keep_text, self._model.directory, self._model.manifests)
             self._begin_tasks(cleanup)
             self._cleanup = cleanup.pop_all()
         http = Endpoint(self._config.http.host, http_port)
-        return Addresses(http, Endpoint(*self._service.worker_address), admin_at)
+        return Addresses(http, Endpoint(*self.service.worker_port.address), admin_at)
 
     def _read_model(self, pool: ThreadPoolExecutor) -> tuple[Tokenizer, int | None, SamplingDefaults]:
         """The tokenizer, how long sequences may be, the defaults of requests. Blocks. Raises ValueError or OSError."""
@@ -203,7 +200,7 @@ class Router:
             http, check_caller = self._config.http, front.check_caller
             return new_server(http, front, ExchangeContext, check_caller=check_caller, unix_socket=unix_socket)
         log_style = LogStyle.of_this_process()
-        longest, keeper = self._service.max_model_len, self._keeper if failover is not None else None
+        longest, keeper = self.service.max_model_len, self._keeper if failover is not None else None
         setup = FrontSetup(
             self._config,
             self._model,
@@ -216,39 +213,22 @@ class Router:
         def link_of(send: Callable[[DispatcherMessage], None]) -> FrontLink:
             tally = FrontTally(front.counts, access.keys.num_unauthenticated, front.trace_counts)
             is_kept = keeper is not None and not self._config.http.tls.is_on
-            return FrontLink(self._service, access, tally, front, send, clients_outlive_it=is_kept)
+            return FrontLink(self.service, access, tally, front, send, clients_outlive_it=is_kept)
 
         return FrontPool(self._config.fronts, setup, link_of, failover, unix_socket)
 
     async def _tell_limits(self, fronts: FrontPool) -> None:
         while True:
-            fronts.tell_limits(self._service.max_model_len, self._service.versions)
-            await self._service.wait_for_change()
+            fronts.tell_limits(self.service.max_model_len, self.service.versions)
+            await self.service.worker_port.wait_for_change()
 
     async def take_over(self) -> None:
         """Continue the connections that the previous router left behind. To be called once the expected workers are
         known."""
         if isinstance(self._server, FrontPool):
-            self._server.tell_limits(self._service.max_model_len, self._service.versions)
+            self._server.tell_limits(self.service.max_model_len, self.service.versions)
         if isinstance(self._server, FrontPool | FailoverServer):
             await self._server.take_over()
-
-    def follow(self, config: DispatchConfig) -> None:
-        """Applies changed settings of the dispatcher, as far as that is possible without a restart."""
-        self._service.follow(config)
-
-    def set_split(self, split: Mapping[str, float] | None) -> None:
-        """Set each version's share of new requests; None: in proportion to the size of their pools. Raises
-        ValueError."""
-        self._service.set_split(split)
-
-    def signals(self) -> Signals:
-        """The recent load and how well it was served: what a planner decides from."""
-        return self._service.signals()
-
-    def versions(self) -> tuple[VersionStatus, ...]:
-        """The state and the counts of each version of the model."""
-        return self._service.version_status
 
     def leave(self) -> None:
         """Be unready from now on, so that load balancers send their requests elsewhere. Those that still come are
@@ -259,7 +239,7 @@ class Router:
     async def drain(self, deadline_s: float) -> None:
         """Accept no new requests and let running answers end, for at most `deadline_s` seconds."""
         self._is_draining = True
-        self._service.stop_admission()
+        self.service.stop_admission()
         self._end_listening_at_path()
         await self._server.drain(deadline_s)
 
@@ -267,12 +247,12 @@ class Router:
         """Sets how many workers are wanted. Until the first decode worker connects, requests are accepted and wait
         (also at a restarted router). If no decode worker is wanted, it counts as ready until one has connected."""
         self._expected = expected
-        self._service.hinder(expected.hindrance)
+        self.service.hinder(expected.hindrance)
         longest = expected.max_model_len or self._model_positions
         if longest is not None:
-            self._service.expect_max_model_len(longest)
+            self.service.expect_max_model_len(longest)
         if expected.num_decode == 0:
-            self._asleep_since = self._service.num_decode_joins
+            self._asleep_since = self.service.worker_port.num_decode_joins
 
     def _needs_prefill_group(self) -> bool:
         """Whether readiness requires a prefill group. Only until these workers have served their first answer: later, a
@@ -281,22 +261,13 @@ class Router:
 
     @property
     def _is_asleep(self) -> bool:
-        return self._expected.num_decode == 0 or self._asleep_since == self._service.num_decode_joins
-
-    def status_body(self) -> bytes:
-        """The JSON of `/cluster/status`."""
-        return self._front.status_body()
-
-    def drain_worker(self, name: str, next_role: Role | None = None, migrate: bool = True) -> bool:
-        """Empty a worker, which then exits or comes back as `next_role`. With `migrate`, its running sequences move to
-        other workers. Returns False if the worker is not connected."""
-        return self._service.drain_worker(name, next_role, migrate)
+        return self._expected.num_decode == 0 or self._asleep_since == self.service.worker_port.num_decode_joins
 
     async def stop(self) -> None:
         """End the requests that still run (streams get an error event) and close everything. Safe to call twice."""
         if not self._is_draining:
             await self.drain(0)
-        await self._service.close()
+        await self.service.close()
         await self._server.drain(LAST_WORDS_S)
         await self._cleanup.aclose()
 
@@ -308,7 +279,7 @@ class Router:
         has_slept = self._asleep_since is not None  # then it stays ready while the canary tries the first worker out
         if self._canary.missing is not None and not has_slept:
             return self._canary.missing
-        return None if self._service.is_ready else "no decode worker is connected"
+        return None if self.service.is_ready else "no decode worker is connected"
 
 
 def model_positions(model_dir: Path) -> int | None:

@@ -128,7 +128,7 @@ def _supervise(step: str, limit_s: float, book: Book) -> None:
         if step != "kernels" or (is_barren and was_barren):
             book.add(Row(step, "ended early", note=reason, failed=True))
             return
-        if is_barren or not rows[-1].failed:  # else the case told of its failure itself
+        if is_barren or not rows[-1].failed:  # else the case has reported its failure itself
             book.add(Row(step, f"case {len(rows) + 1}", note=reason, failed=True))
         was_barren = is_barren
 

@@ -138,8 +138,8 @@ def install_torch(gpu: bool) -> None:
             "pip's own indexes": [f"torch=={version}", "-c", ROOT / "constraints.txt"]
         }
     else:
-        # The wheel of that name on PyPI is the CUDA build, with gigabytes of libraries that nobody here can use.
-        # --no-deps: what torch needs comes with the other dependencies, from the ordinary indexes.
+        # The wheel of that name on PyPI is the CUDA build, with gigabytes of libraries of no use here. --no-deps: what
+        # torch needs comes with the other dependencies, from the ordinary indexes.
         say(f"installing PyTorch {version} for the CPU (no NVIDIA GPU found)")
         cpu: list[str | Path] = ["--no-deps", f"torch=={version}+cpu"]
         attempts = {
@@ -228,7 +228,7 @@ def install_packages(dev: bool, gpu: bool, beside: Executor) -> None:
     own = beside.submit(install_slipstream)
     install_torch(gpu)
     if own.done():
-        own.result()  # if it failed, nobody has to wait for the rest to hear of it
+        own.result()  # if it failed, report it without waiting for the rest
     beside.submit(compile_modules, "torch")
     wanted = dependencies(dev, gpu)
     say(f"installing {len(wanted)} packages and what they need" + (", tests included" if dev else ""))

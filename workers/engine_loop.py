@@ -192,7 +192,7 @@ class EngineLoop:
         if self.engine.has_work:
             return 0.0
         deadlines = [self.role.next_deadline_s(), self._deadline_s]
-        if self._connected:  # otherwise there is nobody to send anything to, however overdue it is
+        if self._connected:  # otherwise overdue messages have no receiver
             deadlines += [self.stats.next_due_s(), self.blocks.next_due_s()]
         waiting = [at for at in deadlines if at is not None]
         return max(0.0, min(waiting) - self.clock()) if waiting else None

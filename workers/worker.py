@@ -312,7 +312,7 @@ class Worker:
 
     def _last_epoch(self) -> PeerId:
         """The epoch before the first. Epochs follow the wall clock, in milliseconds, so a restarted worker has a later
-        one although nobody remembers the last."""
+        one although the last is not remembered."""
         return PeerId(self._config.name, time.time_ns() // 1_000_000)
 
     def _hello(self, worker: PeerId, role: RoleName, limits: EngineLimits, tickets: TicketIssuer) -> Hello:
@@ -345,8 +345,8 @@ class Worker:
         self._inbox.put_always(TransferEnded(rank, outcome))
 
     def _group_broken(self, reason: str) -> None:
-        """A rank is broken. The engine thread is told; if it is stuck in a collective, `run` ends without it. The first
-        rank that breaks is the cause, and others break because of it."""
+        """A rank is broken. The engine thread gets an event; if it is stuck in a collective, `run` ends without it. The
+        first rank that breaks is the cause, and others break because of it."""
         with self._lock:
             self._broken_reason = self._broken_reason or reason
         self._broken.set()

@@ -1,6 +1,6 @@
 """The C structs of the native library (`linear.hpp`, `model.hpp`, `api.cpp`) as ctypes sees them.
 
-Pointers are addresses: whoever fills a struct keeps the arrays alive that it points to.
+Pointers are addresses: the caller that fills a struct keeps the arrays alive that it points to.
 """
 
 from __future__ import annotations

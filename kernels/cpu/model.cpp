@@ -199,7 +199,7 @@ int TypedModel<T>::begin_phase(int phase, int) {
   return begin(phases_[static_cast<size_t>(phase)]);
 }
 
-// Few rows, so this is done by whoever begins the phase.
+// Few rows, so this is done by the thread that begins the phase.
 template <typename T>
 void TypedModel<T>::gather_samples() {
   for (int i = 0; i < step_.num_samples; ++i) {

@@ -80,7 +80,7 @@ struct Step {
   float* logits;      // [samples, vocab_share]
   int32_t* best_ids;  // [samples], numbers within the share
   uint8_t* is_sound;  // [samples]
-  // Nobody wants more than the scores: behind the last layer's keys and values, only `sample_rows` are computed, and x
+  // Only the scores are needed: behind the last layer's keys and values, only `sample_rows` are computed, and x
   // is left as it was there. Without effect in a sharded model.
   int32_t only_samples;
 };

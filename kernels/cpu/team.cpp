@@ -168,7 +168,7 @@ void Team::help(int thread) {
   num_live_.fetch_sub(1, std::memory_order_release);
 }
 
-// Between two works: nobody has a tile.
+// Between two works: no thread has a tile.
 void Team::dismiss_helpers() {
   pthread_mutex_lock(&turn_);
   dismissed_.store(true, std::memory_order_seq_cst);
@@ -234,7 +234,7 @@ void Team::advance(Work* work, int phase, int thread) {
 
 void Team::publish(Work* work, int phase, int num_tiles) {
   const uint64_t next = (queues_[0].state.load(std::memory_order_relaxed) >> kTileBits) + 1;
-  // Until the next epoch is complete nobody may claim, not even who has read its number of tiles with the old state.
+  // Until the next epoch is complete no thread may claim, not even one that has read its number of tiles with the old state.
   for (Queue& queue : queues_) queue.state.store((next - 1) << kTileBits | kTileMask, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
   num_done_.store(0, std::memory_order_relaxed);
@@ -264,7 +264,7 @@ void Team::wait_beyond(uint64_t epoch, bool is_idle) {
   }
   num_sleepers_.fetch_add(1, std::memory_order_seq_cst);
   const uint32_t signal = signal_.load(std::memory_order_seq_cst);
-  // Whoever dismisses says so first and changes the signal then.
+  // The dismissing thread sets its flag first and then changes the signal.
   const bool stays = !dismissed_.load(std::memory_order_seq_cst);
   if (stays && queues_[0].state.load(std::memory_order_seq_cst) >> kTileBits == epoch) {
     syscall(SYS_futex, &signal_, FUTEX_WAIT_PRIVATE, signal, nullptr, nullptr, 0);

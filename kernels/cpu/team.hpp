@@ -6,7 +6,7 @@
 //
 // Threads claim tiles one by one, every other thread from the first half of the phase's tiles on and the rest from the
 // second, and then what is left: where tiles are rows, a thread finds much of what it reads in its own caches, because it
-// wrote it in the phase before. Whoever finishes the last tile of a phase begins the next: it runs the serial part
+// wrote it in the phase before. The thread that finishes the last tile of a phase begins the next: it runs the serial part
 // (`begin_phase`) and publishes how many tiles there are. No thread waits for another that computes nothing: a helper
 // that the system has not scheduled for a while misses tiles, it does not hold up the phase. So more threads than cores,
 // or two processes on the same cores, cost at most the one tile that a preempted thread has in hand.

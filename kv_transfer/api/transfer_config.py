@@ -12,8 +12,8 @@ COPYING_TRANSPORTS = SHM_TRANSPORTS | {"self", "tcp"}
 
 
 def only_copies(tls: str) -> bool:
-    """Whether with this UCX_TLS the processor moves all bytes, rather than a network card or a GPU, which have to be
-    told of the memory before."""
+    """Whether with this UCX_TLS the processor moves all bytes, rather than a network card or a GPU, for which the
+    memory has to be registered."""
     return COPYING_TRANSPORTS.issuperset(tls.split(","))
 
 

@@ -80,8 +80,8 @@ class ControlChannel(Protocol):
         """From now on peers may connect. Call once, before anything else."""
 
     def connect(self, address: TransferAddress) -> Link:
-        """Begin to connect. Returns at once; `on_lost` follows if nobody is there. Raises TransportError if the address
-        is not valid."""
+        """Begin to connect. Returns at once; `on_lost` follows if there is no listener. Raises TransportError if the
+        address is not valid."""
 
     def disconnect(self, link: Link) -> None:
         """End a link now, whatever the peer does: each of its operations fails through its `done`."""

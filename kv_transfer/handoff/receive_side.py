@@ -4,7 +4,7 @@ Runs on the transport thread alone. A message that arrives belongs to one of:
 
     a lease                 waits in its source's queue until there is room to receive it
     a transfer that ended   is discarded
-    nobody yet              is kept, for `lease_s` at most, until `begin` claims it: the ranks of a group are told of a
+    none of these yet       is kept, for `lease_s` at most, until `begin` claims it: the ranks of a group learn of a
                             reservation one by one, and a source may be faster than the last of them
 """
 
@@ -219,7 +219,7 @@ class ReceiveSide:
         return self._mover_of(arrival.link).can_receive(source.num_in_flight)
 
     def tick(self, now: float) -> None:
-        """Ends what has made no progress for too long, and forgets what nobody waits for."""
+        """Ends transfers without progress for too long, and forgets messages that no transfer waits for."""
         for receiving in list(self._receivings.values()):
             if receiving.handoff.deadline <= now:
                 receiving.handoff.link_moved(self._sources[receiving.source].moved_s)

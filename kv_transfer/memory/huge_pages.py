@@ -36,8 +36,8 @@ Memory = npt.NDArray[np.uint8]
 
 
 def map_memory(num_bytes: int, file: int | None = None, is_writable: bool = True) -> Memory:
-    """Maps `file`, or private memory, where huge pages fit; unmaps it when nobody uses the array or a part of it any
-    more. `madvise` has asked for huge pages, which the kernel may or may not give. Raises OSError."""
+    """Maps `file`, or private memory, where huge pages fit; unmaps it when neither the array nor a part of it is used
+    any more. `madvise` has asked for huge pages, which the kernel may or may not give. Raises OSError."""
     library = _library()
     reserved_bytes = num_bytes + HUGE_BYTES
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS

@@ -60,7 +60,7 @@ class RowTable:
 class RowCopy:
     """Row `source_ids[i]` of one table to row `to_ids[i]` of the other (None: row i), for i below `num_rows`.
 
-    Without `to`, the rows are only read. `past_caches`: nobody will read the copy soon. `seed` is that of the checksum,
+    Without `to`, the rows are only read. `past_caches`: the copy will not be read soon. `seed` is that of the checksum,
     the XXH3-64 of the rows as one string. There must be at least MIN_BYTES in all.
     """
 

@@ -77,9 +77,9 @@ class Stream {
         const int64_t of_rows = std::clamp<int64_t>(num_bytes_ - offset, 0, num_bytes);
         move<true>(offset, dest, of_rows);
         if (of_rows < num_bytes) {
-            const uint64_t told = checksum() ^ spoil_;
+            const uint64_t sum = checksum() ^ spoil_;
             uint8_t bytes[kChecksumBytes];
-            std::memcpy(bytes, &told, kChecksumBytes);
+            std::memcpy(bytes, &sum, kChecksumBytes);
             std::memcpy(dest + of_rows, bytes + (offset + of_rows - num_bytes_), num_bytes - of_rows);
         }
         return num_bytes;
@@ -89,15 +89,15 @@ class Stream {
         if (offset < 0 || num_bytes < 0 || offset > size() - num_bytes) return false;
         const int64_t of_rows = std::clamp<int64_t>(num_bytes_ - offset, 0, num_bytes);
         move<false>(offset, const_cast<uint8_t*>(src), of_rows);
-        std::memcpy(told_ + std::max<int64_t>(offset - num_bytes_, 0), src + of_rows, num_bytes - of_rows);
+        std::memcpy(sent_sum_ + std::max<int64_t>(offset - num_bytes_, 0), src + of_rows, num_bytes - of_rows);
         num_unpacked_ += num_bytes;
         return true;
     }
 
     bool is_whole() {
-        uint64_t told;
-        std::memcpy(&told, told_, kChecksumBytes);
-        return num_unpacked_ == size() && told == checksum();
+        uint64_t sum;
+        std::memcpy(&sum, sent_sum_, kChecksumBytes);
+        return num_unpacked_ == size() && sum == checksum();
     }
 
   private:
@@ -204,7 +204,7 @@ class Stream {
     int64_t offset_ = 0, row_ = 0, at_ = 0, num_pending_ = 0, num_unpacked_ = 0;
     bool is_in_order_ = true, is_summed_ = false;
     uint64_t checksum_ = 0;
-    uint8_t told_[kChecksumBytes] = {};
+    uint8_t sent_sum_[kChecksumBytes] = {};
     uint8_t buffer_[kStripeBytes + kBlockBytes];
 };
 

@@ -107,8 +107,8 @@ uint64_t copy(const Table& to, const Table& from, int64_t num_runs, int64_t run_
     return digest.finish(pending, num_pending, num_bytes);
 }
 
-// For memory that another core has in its caches: what is stored is not fetched from there first. Before anybody is told of
-// it, there must be an `_mm_sfence`.
+// For memory that another core has in its caches: what is stored is not fetched from there first. Before another
+// thread learns of it, there must be an `_mm_sfence`.
 inline void copy_past_caches(uint8_t* dst, const uint8_t* src, int64_t num_bytes) {
     const int64_t to_line = -reinterpret_cast<uintptr_t>(dst) % kStripeBytes, head = std::min(num_bytes, to_line);
     std::memcpy(dst, src, head);

@@ -60,7 +60,7 @@ class ShmListener:
         if len(files) == 1 and self._authenticator.check_answer(link.greeting, packet) is not None:
             link.is_answered = True
             [link.event_fd] = files
-            os.eventfd_write(link.event_fd, 1)  # for what was sent before the peer had told us its bell
+            os.eventfd_write(link.event_fd, 1)  # for messages from before the peer had sent its eventfd
             return True
         for file in files:
             os.close(file)

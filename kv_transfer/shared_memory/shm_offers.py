@@ -79,8 +79,8 @@ class Offers:
         wanted = [one for one in some if one.number in one.link.offers]
         sums: dict[ShmLink, list[tuple[int, int]]] = {}
         for one, checksum in zip(wanted, sum_pages(self._pool, [one.pages for one in wanted]), strict=True):
-            told = checksum ^ 0x10 if self._fault_injection.should_corrupt(one.pages.num_layers) else checksum
-            sums.setdefault(one.link, []).append((one.number, told))
+            sent = checksum ^ 0x10 if self._fault_injection.should_corrupt(one.pages.num_layers) else checksum
+            sums.setdefault(one.link, []).append((one.number, sent))
         return [(link, encode_sums(some)) for link, some in sums.items()]
 
     def take(self, link: ShmLink, number: int) -> Done | None:
@@ -90,7 +90,7 @@ class Offers:
         return done
 
     def drop(self, link: ShmLink) -> list[Done]:
-        """The link is down. Returns what its messages' senders have to be told."""
+        """The link is down. Returns the callbacks of its messages' senders."""
         dropped = list(link.offers.values())
         self._num_untaken -= len(dropped)
         link.offers.clear()

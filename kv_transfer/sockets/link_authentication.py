@@ -4,8 +4,8 @@
       | greeting: version, proof, body --> |      the proof binds the body to the address that is called
       | <-- answer: version, proof, body   |      and this one to the caller's greeting
 
-The token itself is never sent, and a proof made for one listener is worthless at another. But whoever can read the
-traffic can replay it, so a network that others can listen to needs encryption underneath.
+The token itself is never sent, and a proof made for one listener is worthless at another. But an attacker that reads
+the traffic can replay it, so an untrusted network needs encryption underneath.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class PacketSocket:
 
     @classmethod
     def connect(cls, name: str) -> PacketSocket:
-        """Raises OSError, at once, if nobody listens there."""
+        """Raises OSError, at once, if there is no listener."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
             connection.connect("\0" + name)

@@ -92,7 +92,7 @@ class LoopbackTransport:
             self._links.append(link)
             peer = self._network.find(address.port)
             if peer is None:
-                self._lose(link, "nobody listens there")
+                self._lose(link, "no listener at this address")
             else:
                 peer.accept(link)
             return link

@@ -3,7 +3,7 @@
     pages --gather--> [ payload | checksum, 8 bytes ] ==transport==> [ payload | checksum ] --scatter--> pages
 
 The checksum is computed while gathering, and compared with the one computed while scattering. So a message may turn out
-to be broken only after it has overwritten pages; but then its transfer has failed, and nobody reads those pages.
+to be broken only after it has overwritten pages; but then its transfer has failed, and those pages are not read.
 """
 
 from __future__ import annotations

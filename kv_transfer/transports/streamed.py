@@ -3,7 +3,7 @@
     pages --pack--> [ segments of the wire ] ==> [ segments ] --unpack--> pages
 
 What arrives is written to its pages piece by piece, before its checksum is known. A transfer with a wrong checksum has
-failed, and nobody reads its pages.
+failed, and its pages are not read.
 """
 
 from __future__ import annotations

@@ -50,11 +50,11 @@ class UcxLink:
     ucp: Ucp
     greeting: bytes = b""  # the one that was sent
     is_answered: bool = False
-    endpoint: Any = None  # made when the peer's greeting has told the address of its worker
+    endpoint: Any = None  # made when the peer's greeting has brought the address of its worker
     is_alive: bool = True
     is_within_host: bool = False
     operations: list[_Operation] = field(default_factory=list)
-    untaken: set[Probed] = field(default_factory=set)  # probed messages that nobody has received yet
+    untaken: set[Probed] = field(default_factory=set)  # probed messages that have not been received yet
     held: deque[tuple[int, Content, Done]] = field(default_factory=deque)  # messages that the window keeps back
     unacknowledged: deque[int] = field(default_factory=deque)  # the size of each message that was sent
     num_unacknowledged_bytes: int = 0
@@ -70,7 +70,7 @@ class UcxLink:
         self._post()
 
     def probe(self) -> Probed | None:
-        """The next message that nobody has taken yet."""
+        """The next message that has not been taken yet."""
         if (probed := self.ucp.probe(self.worker)) is not None:
             self.untaken.add(probed)
         return probed

@@ -57,8 +57,8 @@ END_PROGRESS_CALLS = 1000  # the most that it takes until a closed endpoint's re
 
 
 class UcxTransport:
-    """Listens on `host`, which is also what peers are told to connect to. `tls` is UCX_TLS, `token` the secret that
-    peers must know. A host that is silent for `silence_s` counts as gone. Raises TransportError."""
+    """Listens on `host`, which is also the address for its peers. `tls` is UCX_TLS, `token` the secret that peers must
+    know. A host that is silent for `silence_s` counts as gone. Raises TransportError."""
 
     def __init__(self, host: str, tls: str, token: str = "", silence_s: float = 5.0) -> None:
         self._contexts = UcxContexts(tls)

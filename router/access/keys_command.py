@@ -34,7 +34,7 @@ def keys_command() -> None:
 @click.option("--max-priority", type=int, help="The most urgent (lowest) priority that it may ask for. Default: 0.")
 @click.option("--model", "models", multiple=True, help="Only this model; may be given several times.")
 @click.option("--expires", help="A date, or a date and time, as in 2027-01-31T12:00:00Z.")
-@click.option("--admin", is_flag=True, help="May see metrics and status, and everybody's requests and usage.")
+@click.option("--admin", is_flag=True, help="May see metrics and status, and requests and usage of all keys.")
 @click.option(
     "--shared-cache", is_flag=True, help="Shares cached KV with other tenants whose keys have this option, too."
 )
@@ -89,7 +89,7 @@ def remove_command(file: Path, name: str) -> None:
         edit_file(file, lambda text: remove_key(text or "keys: []", name))
     except (OSError, UnicodeDecodeError, KeyFileError) as error:
         fail(file, error)
-    click.echo(f"The key {name} is gone from {file}; running requests end in their own time.", err=True)
+    click.echo(f"The key {name} has been removed from {file}; running requests finish.", err=True)
 
 
 def fail(file: Path, error: Exception) -> Any:

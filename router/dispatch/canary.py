@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable
 from typing import Protocol
 
+from slipstream.router.dispatch.worker_port import WorkerPort
 from slipstream.router.protocol.generation import AdmissionError, GenerateRequest
 from slipstream.router.protocol.messages import SamplingParams
 from slipstream.router.requests.history import RequestRecord
@@ -31,7 +32,8 @@ class CanaryTarget(Protocol):
     def submit(self, request: GenerateRequest) -> GenerationStream: ...
     def explain(self, request_id: str) -> RequestRecord | None: ...
     def snapshot(self) -> Snapshot: ...
-    async def wait_for_join(self) -> None: ...
+    @property
+    def worker_port(self) -> WorkerPort: ...
 
 
 class Canary:
@@ -66,7 +68,7 @@ class Canary:
     async def _wait_for_change(self) -> None:
         try:
             async with asyncio.timeout(RETRY_S):
-                await self._service.wait_for_join()
+                await self._service.worker_port.wait_for_join()
         except TimeoutError:
             pass  # no new worker, but an old one may have recovered, or a prefill group may no longer be required
 
@@ -98,7 +100,7 @@ class Canary:
             return str(error)
         finish = stream.finish
         if finish is None or finish.error is not None or num_received != NUM_TOKENS:
-            return finish.error.message if finish is not None and finish.error else f"{num_received} tokens came"
+            return finish.error.message if finish is not None and finish.error else f"{num_received} tokens arrived"
         record = self._service.explain(request.request_id)
         if self._needs_prefill_group() and record is not None and record.decisions[-1].prefill is None:
             return f"it did not take the way over a prefill worker: {record.why}"

@@ -120,11 +120,6 @@ class Dispatcher:
         """The state and the counts of each version of the model."""
         return self._versions.status(self._table.queue.num_waiting)
 
-    @property
-    def split(self) -> dict[str, float] | None:
-        """Each version's share of new requests, as set by `set_split`."""
-        return self._versions.split
-
     def next_deadline(self) -> float | None:
         """When `tick` is due next; None: nothing is waiting for a deadline."""
         first = self._table.next_deadline()

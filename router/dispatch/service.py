@@ -26,7 +26,7 @@ from slipstream.router.protocol.generation import (
     NoWorkersError,
     ShuttingDownError,
 )
-from slipstream.router.protocol.messages import EngineRequest, Role, TokenLogprob
+from slipstream.router.protocol.messages import EngineRequest, TokenLogprob
 from slipstream.router.registry.worker_profile import RoleProfile
 from slipstream.router.requests.history import RequestRecord
 from slipstream.router.requests.rejections import RejectedRequest
@@ -52,7 +52,7 @@ R = TypeVar("R", bound=Receiver)
 
 
 class GenerationService:
-    """The dispatcher and the worker port combined, for a front on the same event loop. `token` is the workers' secret.
+    """The dispatcher and its `worker_port`, for a front on the same event loop. `token` is the workers' secret.
 
         service = GenerationService(config, model="demo", token=secret)
         await service.start()
@@ -65,7 +65,7 @@ class GenerationService:
     def __init__(self, config: RouterConfig, *, model: str, token: str) -> None:
         self._dispatcher = Dispatcher(config.dispatch, config.history_requests)
         self._router_id = uuid.uuid4().hex
-        self._port = WorkerPort(
+        self.worker_port = WorkerPort(
             self._dispatcher,
             config,
             model=model,
@@ -87,22 +87,12 @@ class GenerationService:
     async def start(self, sockets: Sequence[socket.socket] = ()) -> Sequence[socket.socket]:
         """Listens for workers at `sockets`, or else at the configured address. Returns the sockets. Raises OSError if
         it cannot listen."""
-        return await self._port.start(sockets)
-
-    @property
-    def worker_address(self) -> tuple[str, int]:
-        """The host and port that workers connect to."""
-        return self._port.address
+        return await self.worker_port.start(sockets)
 
     @property
     def is_ready(self) -> bool:
         """Whether requests are accepted and a decode worker is connected to serve them."""
         return self._is_admitting and self._dispatcher.has_decode_worker
-
-    @property
-    def num_decode_joins(self) -> int:
-        """How many times a decode worker has connected so far."""
-        return self._port.num_decode_joins
 
     @property
     def max_model_len(self) -> int | None:
@@ -113,7 +103,7 @@ class GenerationService:
     def expect_max_model_len(self, max_model_len: int) -> None:
         """Sets the longest sequence that the decode workers will accept, before the first of them has connected."""
         self._coming_max_model_len = max_model_len
-        self._port.note_change()
+        self.worker_port.note_change()
 
     def hinder(self, hindrance: str) -> None:
         """While no decode worker is connected, new requests are refused for this reason; "": they wait for one."""
@@ -129,27 +119,14 @@ class GenerationService:
         """The state and the counts of each version of the model."""
         return self._dispatcher.version_status
 
-    @property
-    def split(self) -> dict[str, float] | None:
-        """Each version's share of new requests, as set by `set_split`."""
-        return self._dispatcher.split
-
     def follow(self, config: DispatchConfig) -> None:
         """Takes over changed settings of the dispatcher, as far as that is possible without a restart."""
-        self._port.perform(self._dispatcher.follow(config, time.monotonic()))
+        self.worker_port.perform(self._dispatcher.follow(config, time.monotonic()))
 
     def set_split(self, split: Mapping[str, float] | None) -> None:
         """Sets each version's share of new requests; None: in proportion to the size of their pools. Raises ValueError
         if the split makes no sense."""
-        self._port.perform(self._dispatcher.set_split(split, time.monotonic()))
-
-    async def wait_for_change(self) -> None:
-        """Returns when the next worker has joined, was lost or began to drain."""
-        await self._port.wait_for_change()
-
-    async def wait_for_join(self) -> None:
-        """Returns when the next worker has joined."""
-        await self._port.wait_for_join()
+        self.worker_port.perform(self._dispatcher.set_split(split, time.monotonic()))
 
     def submit(self, request: GenerateRequest) -> GenerationStream:
         """Queues a request and returns the stream of its output. Raises a subclass of AdmissionError if the request is
@@ -174,7 +151,7 @@ class GenerationService:
         receiver = receiver_of(record)
         self._receivers[request.request_id] = receiver
         self._idle.clear()
-        self._port.perform(actions)
+        self.worker_port.perform(actions)
         return receiver
 
     def note_refused(self, refused: RejectedRequest) -> None:
@@ -183,7 +160,7 @@ class GenerationService:
 
     def cancel(self, request_id: str, reason: EarlyEnd = "abort") -> None:
         """Ends a request early. Unknown ids are ignored."""
-        self._port.perform(self._dispatcher.cancel(request_id, time.monotonic(), reason))
+        self.worker_port.perform(self._dispatcher.cancel(request_id, time.monotonic(), reason))
 
     def snapshot(self) -> Snapshot:
         """The queue, the workers with their credits, and the totals, for metrics and status."""
@@ -206,15 +183,6 @@ class GenerationService:
         """The records of the requests that can be explained, newest request first."""
         return self._dispatcher.records()
 
-    def drain_worker(self, name: str, next_role: Role | None = None, migrate: bool = True) -> bool:
-        """Empties a worker, which then exits or comes back as `next_role`. Returns False if it is not connected."""
-        return self._port.drain(name, next_role, migrate)
-
-    def migrate(self, request_id: str, to: str | None = None) -> None:
-        """Moves a running request to another decode worker (to the one named `to`, if given) once there is room.
-        Unknown ids and names are ignored."""
-        self._port.migrate(request_id, to)
-
     def stop_admission(self) -> None:
         """From now on `submit` raises ShuttingDownError, but for requests that the previous router has admitted."""
         self._is_admitting = False
@@ -227,8 +195,8 @@ class GenerationService:
         """Ends all requests with error "shutting_down" and closes the workers' connections."""
         self.stop_admission()
         self._is_closed = True
-        self._port.perform(self._dispatcher.finish_all(SHUTTING_DOWN, time.monotonic()))
-        await self._port.close()
+        self.worker_port.perform(self._dispatcher.finish_all(SHUTTING_DOWN, time.monotonic()))
+        await self.worker_port.close()
 
     def _deliver(self, action: Emit | Finish) -> None:
         if isinstance(action, Emit):

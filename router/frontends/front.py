@@ -11,7 +11,7 @@ from slipstream import __version__
 from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.access.access import Access
 from slipstream.router.api.admin.request_pages import Records, RequestPages
-from slipstream.router.api.admin.worker_pages import WorkerPages
+from slipstream.router.api.admin.worker_pages import WorkerPages, Workers
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
 from slipstream.router.api.openai.openai_api import Generations
 from slipstream.router.api.pages.pages import InfoPages
@@ -22,7 +22,6 @@ from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
 from slipstream.router.observability.metrics_page import CONTENT_TYPE, MetricsPage
 from slipstream.router.observability.tracing.tracer import Tracer
-from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.worker_profile import RoleProfile
 from slipstream.router.status.load_signals import Signals
 from slipstream.router.status.status import Snapshot
@@ -34,7 +33,8 @@ class DispatcherView(Generations, Records, Protocol):
     def snapshot(self) -> Snapshot: ...
     def worker_profiles(self) -> tuple[RoleProfile, ...]: ...
     def signals(self) -> Signals: ...
-    def drain_worker(self, name: str, next_role: Role | None = None, migrate: bool = True) -> bool: ...
+    @property
+    def worker_port(self) -> Workers: ...
 
 
 class Front(ApiFront):
@@ -70,7 +70,7 @@ class Front(ApiFront):
             routes.add("GET", "/cluster/status", self.status)
             routes.add("GET", "/cluster/profile", self.profile)
             routes.add("GET", "/cluster/signals", self.signals)
-        workers = WorkerPages(service)
+        workers = WorkerPages(service.worker_port)
         workers.add_to(self._admin_routes)
         has_keys = self._access.keys.is_on
         if has_keys and not has_admin_port:  # only with keys: a stranger must not be able to drain workers

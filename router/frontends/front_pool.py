@@ -190,7 +190,7 @@ class FrontPool:
                 await self._end(front)
                 if self._drained_s is not None and front.process.returncode == 0:
                     return
-                log.warning("front process %d is gone with status %s", front.process.pid, front.process.returncode)
+                log.warning("front process %d has ended with status %s", front.process.pid, front.process.returncode)
             await asyncio.sleep(retry_s)
             try:
                 front = self._spawn(front.slot)

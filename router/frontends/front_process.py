@@ -182,7 +182,7 @@ class FrontProcess:
                 os._exit(1)  # without a response: the next front continues with the clients, even during a drain
             self._failover.close()  # clients to come wait for the next router
         if not self._begun.done():
-            self._begun.set_exception(ConnectionError("the dispatcher is gone"))
+            self._begun.set_exception(ConnectionError("the dispatcher has ended"))
         if self._dispatcher is not None:
             self._dispatcher.lost()
         self._over.set()

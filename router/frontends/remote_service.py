@@ -46,7 +46,7 @@ from slipstream.router.requests.history import RequestRecord, Timeline
 from slipstream.router.requests.rejections import RejectedRequest
 from slipstream.router.requests.stream import GenerationStream, Handouts
 
-LOST = GenerationError("shutting_down", "the router's dispatcher is gone", retry_after_s=1.0)
+LOST = GenerationError("shutting_down", "the router's dispatcher has ended", retry_after_s=1.0)
 MAX_ASK_BYTES = 1 << 20  # of the body of a question that the dispatcher's process answers
 NO_USAGE = UsageCounts(num_requests=1, num_errors=1)
 

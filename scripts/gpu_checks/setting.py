@@ -1,4 +1,4 @@
-"""What all steps of a check are told."""
+"""The settings of all steps of a check."""
 
 from __future__ import annotations
 

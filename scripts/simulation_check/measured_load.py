@@ -46,8 +46,7 @@ class Target:
     model: str
 
     def body(self, arrival: Arrival, rng: random.Random) -> bytes:
-        """With a prompt that nobody else has. Made before the time counts: it is the client's work, not the
-        cluster's."""
+        """With a prompt of its own. Made before the time counts: it is the client's work, not the cluster's."""
         return orjson.dumps(
             {
                 "model": self.model,

@@ -1,4 +1,4 @@
-"""What the simulator is told of a real cluster: learned from requests of its own, none of which it is judged by.
+"""The simulator's profile of a real cluster: measured with requests that are not part of the comparison.
 
 Waves of answers, of one length and without any prompt in between, say what decode steps take; lone prompts, by the
 router's record of each, what prompts take in either role, what messages take, and what clients wait beyond all that:
@@ -65,8 +65,8 @@ def calibrate(get: Get, target: Target, model_dir: Path) -> WorkerProfile:
         return asyncio.run(in_turn(target, arrivals, seed, concurrency, pause_s))
 
     ask([600, 100, 1200, 30, 900, 300] * 2, 16, 3, seed=1)
-    told = json.loads(get("/cluster/profile")[1])
-    longest = int(told["roles"][0]["max_model_len"])
+    reported = json.loads(get("/cluster/profile")[1])
+    longest = int(reported["roles"][0]["max_model_len"])
     waves = []
     for number in range(WAVES):
         for concurrency in CONCURRENCY:
@@ -79,7 +79,7 @@ def calibrate(get: Get, target: Target, model_dir: Path) -> WorkerProfile:
         _lone(get, one, length)
         for one, length in zip(ask(lengths, 2, 1, seed=2, pause_s=LONE_PAUSE_S), lengths, strict=True)
     ]
-    return profile_from(told["roles"], waves, lone, model_dir)
+    return profile_from(reported["roles"], waves, lone, model_dir)
 
 
 def wave_of(seen: Sequence[Seen], num_prompt: int) -> Wave | None:

@@ -10,7 +10,7 @@ from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.protocol.messages import Role
 from slipstream.workers.models.directory.stored_quantization import KvCacheDtype, OnLoad
 
-MAX_THREADS = 1024  # more than any host has cores; torch would try to start as many as it is told
+MAX_THREADS = 1024  # more than any host has cores; torch would try to start any number
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ def join_process_group(store: TCPStore, rank: int, size: int, config: EngineConf
 
 
 class MeetingPoint:
-    """The two ports at which the other ranks find rank 0. They are bound from the start, so nobody else can take
+    """The two ports at which the other ranks find rank 0. They are bound from the start, so no other process can take
     them."""
 
     def __init__(self, host: str, size: int) -> None:

@@ -112,8 +112,8 @@ class MockEngine:
         """Does everything that is due, but at most one step."""
         out: list[WorkerMessage] = []
         while (attempt := self._timers.pop_due(now_s)) is not None:
-            if attempt in self._book and (told := self._timer_due(attempt, now_s)) is not None:
-                out.append(told)
+            if attempt in self._book and (message := self._timer_due(attempt, now_s)) is not None:
+                out.append(message)
         ended_s = self._batch.step_ends_s
         if ended_s is not None and ended_s <= now_s:
             chunks = self._batch.end_step(now_s)

@@ -3,10 +3,10 @@
 A decode worker that shares its cores with a prefill worker would take half of them to advance the few sequences it has,
 while the prompts that could join them wait: each of its steps reads all weights, for two sequences as for eight. With
 less than half of the cores, prompts are done sooner, batches are larger, and throughput is higher. The kernel gives a
-thread at niceness 5 a third of the time of one at 0, and all of it if nobody else wants it.
+thread at niceness 5 a third of the time of one at 0, and all of it if no other thread wants it.
 
-Where there is a core for each thread of all workers (`num_threads`), none of them need stand back: at a lower priority
-the router and other programs would interrupt its steps, too.
+Where there is a core for each thread of all workers (`num_threads`), none of them needs a lower priority: with one, the
+router and other programs would interrupt its steps, too.
 """
 
 from __future__ import annotations

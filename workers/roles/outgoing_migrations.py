@@ -66,7 +66,7 @@ class OutgoingMigrations:
         self.engine.migrations.resume(key)
 
     def end(self, key: AttemptKey) -> None:
-        """Cancels the sends of a sequence's pages: nobody wants them any more."""
+        """Cancels the sends of a sequence's pages: they are no longer wanted."""
         for transfer, departure in self._by_transfer.items():
             if departure.key == key and not departure.is_off:
                 departure.is_off = True

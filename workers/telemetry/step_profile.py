@@ -1,6 +1,6 @@
 """Which steps a new worker times, so that the router knows from the first request on what a long prompt would take.
 
-What requests tell is not enough for that: from prompts of 32 tokens nobody can say what 4,000 take. No step here costs
+The steps of requests are not enough for that: prompts of 32 tokens do not show what 4,000 take. No step here costs
 much, as nothing that comes before a step's tokens is computed: a long context is whatever lies in the pages.
 """
 

@@ -18,10 +18,10 @@ TELL_EVERY_S = 0.25
 
 @dataclass(slots=True)
 class StepSampler:
-    """Is told about every step, in the order `ended`, `wants`, `add`, `due`. `wants` exists because a sample is not
-    free: its sums take a look at every sequence.
+    """Called for every step, in the order `ended`, `wants`, `add`, `due`. `wants` exists because a sample is not free:
+    its sums take a look at every sequence.
 
-    `profile` are steps that were timed before the first request: every new connection hears of them first, because its
+    `profile` are steps that were timed before the first request: every new connection gets them first, because its
     router may know nothing of this worker."""
 
     profile: Sequence[StepTime] = ()

@@ -164,7 +164,7 @@ class RouterHost(ProcessHost):
 
     def leave(self) -> None:
         """Is unready from now on, and serves what still comes."""
-        self._hosted.leave()
+        self._hosted.ask(lambda router: router.leave())
 
     def drain(self, deadline_s: float) -> None:
         """Takes no new requests. Returns when the running ones have ended, or after `deadline_s` seconds."""
@@ -172,31 +172,33 @@ class RouterHost(ProcessHost):
 
     def drain_worker(self, name: str, next_role: Role | None, migrate: bool) -> bool:
         """Empties a worker, which then ends or comes back in its next role. Returns False if it is not connected."""
-        return self._hosted.drain_worker(name, next_role, migrate)
+        return self._hosted.ask(lambda router: router.service.worker_port.drain(name, next_role, migrate))
 
     def status_body(self) -> bytes:
         """The JSON of `/cluster/status`."""
-        return self._hosted.status_body()
+        return self._hosted.ask(lambda router: router.front.status_body())
 
     def expect_workers(self, expected: ByName[ExpectedWorkers]) -> None:
         """Tells the router how many workers are wanted."""
-        self._hosted.expect_workers(settings_of(expected))
+        workers = settings_of(expected)
+        self._hosted.tell(lambda router: router.expect_workers(workers))
 
     def set_split(self, split: dict[str, float] | None) -> None:
         """Sets each version's share of new requests."""
-        self._hosted.set_split(split)
+        self._hosted.ask(lambda router: router.service.set_split(split))
 
     def signals(self) -> Signals:
         """The recent load and how well it was served: what a planner decides from."""
-        return self._hosted.signals()
+        return self._hosted.ask(lambda router: router.service.signals())
 
     def follow(self, config: ByName[DispatchConfig]) -> None:
         """Makes the router take over changed settings of the dispatcher."""
-        self._hosted.follow(settings_of(config))
+        settings = settings_of(config)
+        self._hosted.tell(lambda router: router.service.follow(settings))
 
     def versions(self) -> tuple[VersionStatus, ...]:
         """The state and the counts of each version of the model."""
-        return self._hosted.versions()
+        return self._hosted.ask(lambda router: router.service.version_status)
 
     def stop(self) -> None:
         """Ends `run`."""
@@ -223,37 +225,11 @@ class HostedRouter:
         await self._stopped.wait()
         await router.stop()
 
-    def leave(self) -> None:
-        self._ask(lambda router: router.leave())
-
     def drain(self, deadline_s: float) -> None:
         router, loop = self._serving.result()
         asyncio.run_coroutine_threadsafe(router.drain(deadline_s), loop).result()
 
-    def drain_worker(self, name: str, next_role: Role | None, migrate: bool) -> bool:
-        return self._ask(lambda router: router.drain_worker(name, next_role, migrate))
-
-    def status_body(self) -> bytes:
-        return self._ask(lambda router: router.status_body())
-
-    def expect_workers(self, expected: ExpectedWorkers) -> None:
-        router, loop = self._serving.result()
-        loop.call_soon_threadsafe(router.expect_workers, expected)
-
-    def set_split(self, split: dict[str, float] | None) -> None:
-        self._ask(lambda router: router.set_split(split))
-
-    def signals(self) -> Signals:
-        return self._ask(lambda router: router.signals())
-
-    def follow(self, config: DispatchConfig) -> None:
-        router, loop = self._serving.result()
-        loop.call_soon_threadsafe(router.follow, config)
-
-    def versions(self) -> tuple[VersionStatus, ...]:
-        return self._ask(lambda router: router.versions())
-
-    def _ask(self, call: Callable[[Router], T]) -> T:
+    def ask(self, call: Callable[[Router], T]) -> T:
         """Makes a call on the router's event loop, and waits for its result. Raises what the call raises."""
         router, loop = self._serving.result()
 
@@ -261,6 +237,11 @@ class HostedRouter:
             return call(router)
 
         return asyncio.run_coroutine_threadsafe(ask(), loop).result()
+
+    def tell(self, call: Callable[[Router], object]) -> None:
+        """Makes a call on the router's event loop, without waiting for it."""
+        router, loop = self._serving.result()
+        loop.call_soon_threadsafe(call, router)
 
     def stop(self) -> None:
         _, loop = self._serving.result()

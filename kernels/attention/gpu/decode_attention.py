@@ -7,7 +7,7 @@ equal runs, one to each program of a fixed grid:
     pairs      | s0 h0 . . | s0 h1 . . | s1 h0 . . . . . . . . . . . . | s1 h1 . . . . . .        . = a block of keys
     programs   |     0     .     |     1           |     2           |     3
 
-Nobody waits for the longest sequence, and the host need not know the lengths: every program finds its run from
+No program waits for the longest sequence, and the host need not know the lengths: every program finds its run from
 `kv_lens` on the device, so a captured CUDA graph serves any lengths. A pair within one program's run is finished there;
 the parts of the others go through a small workspace to `combine_kernel`, which adds them up by their maxima. Where a
 pair is cut depends on the batch, so the last bits of a result do, too; the same batch gives the same bits.

@@ -79,8 +79,8 @@ class RequestPages:
             record = next(same, None)
         if record is None:
             message = (
-                f"There is no record of request {request_id!r}: it never came here, or so many came after it that it "
-                "is forgotten."
+                f"There is no record of request {request_id!r}: it never arrived here, or later requests have "
+                "displaced its record."
             )
             raise HttpError(404, message, param="id", code="request_not_found")
         explained = explanation(record, unix_offset_s())

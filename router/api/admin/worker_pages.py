@@ -16,9 +16,9 @@ from slipstream.router.protocol.messages import Role
 
 
 class Workers(Protocol):
-    """What the pages need of `GenerationService`."""
+    """What the pages need of `WorkerPort`."""
 
-    def drain_worker(self, name: str, next_role: Role | None = None, migrate: bool = True) -> bool: ...
+    def drain(self, name: str, next_role: Role | None = None, migrate: bool = True) -> bool: ...
 
 
 class DrainBody(BaseModel):
@@ -45,6 +45,6 @@ class WorkerPages:
         exchange.refuse_if_repeated()
         body = parse_body(request, DrainBody) if request.body else DrainBody()
         name = unquote(item)
-        if not self._workers.drain_worker(name, body.next_role, body.migrate):
+        if not self._workers.drain(name, body.next_role, body.migrate):
             raise HttpError(404, f"No worker {name!r} is connected.", param="name", code="worker_not_found")
         exchange.respond(202, orjson.dumps({"name": name, "next_role": body.next_role, "draining": True}))

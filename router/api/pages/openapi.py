@@ -12,8 +12,8 @@ from slipstream.router.http.routes import Route
 
 REFERENCE = "#/components/schemas/{model}"
 DESCRIPTION = (
-    "The API of a Slipstream router: OpenAI's endpoints, those of vLLM for tokens and health, and what the cluster "
-    "tells of itself. Errors have the form of the OpenAI API."
+    "The API of a Slipstream router: OpenAI's endpoints, those of vLLM for tokens and health, and the state of the "
+    "cluster. Errors have the form of the OpenAI API."
 )
 ERROR_SCHEMA = {
     "type": "object",

@@ -254,7 +254,7 @@ class MigrationFlow:
         for request_id in self._table.migration_deadlines.pop_due(now):
             state = self._table[request_id]
             assert state.migration is not None
-            self.stop(state, now, "timed_out", f"{state.migration.destination.name} has not taken over in time")
+            self.stop(state, now, "timed_out", f"{state.migration.destination.name} has not continued in time")
 
     def on_lost(self, state: RequestState, worker: WorkerState, now: float, reason: str) -> bool:
         """A worker that has a part in the request is lost. Returns whether the request can continue nevertheless,

@@ -125,7 +125,7 @@ class RequestTable:
         if not self.queue:
             self.placement_rate.begin(now)
         self.queue.push(state, late_s)
-        state.enter("queued", now, f"taken over with {len(state.output)} tokens" if request.resumed else "")
+        state.enter("queued", now, f"continued with {len(state.output)} tokens" if request.resumed else "")
 
     def _check(self, request: GenerateRequest, decode_workers: Sequence[WorkerState], now: float) -> bytes:
         """Returns the prompt as packed int32. Raises AdmissionError if the request must not be let in."""
@@ -215,7 +215,7 @@ class RequestTable:
         pause_s = now - state.paused_since_s
         state.paused_since_s = None
         self.totals.migration_pauses.observe(pause_s)
-        state.record.note("decode", now, state.attempt, f"goes on after a pause of {pause_s * 1e3:.1f} ms")
+        state.record.note("decode", now, state.attempt, f"continues after a pause of {pause_s * 1e3:.1f} ms")
 
     def _requeue(
         self, state: RequestState, now: float, cause: RetryCause, detail: str, silent: WorkerState | None
@@ -247,7 +247,7 @@ class RequestTable:
     def change_version(self, state: RequestState, version: str, now: float, why: str) -> None:
         """Moves a waiting request to another version."""
         if state.version:
-            state.record.note("queued", now, state.attempt, f"goes on with version {version}: {why}")
+            state.record.note("queued", now, state.attempt, f"continues with version {version}: {why}")
         self._versions.moved(state, version)
         self.placed.pop(state.request_id, None)
         self._index.forget(state.request_id)  # pages of another version have other block ids

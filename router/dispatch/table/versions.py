@@ -50,10 +50,6 @@ class Versions:
             self.set_split(config.split)
 
     @property
-    def split(self) -> dict[str, float] | None:
-        return dict(self._split) if self._split is not None else None
-
-    @property
     def live(self) -> tuple[str, ...]:
         """The versions that a client may ask for: those with a decode worker that takes new work."""
         return tuple(self._registry.decode_slots)

@@ -111,8 +111,8 @@ class Deployment:
             raise RuntimeError(f"no requests: {done.stderr}")
         watched.requests = [json.loads(line) for line in records.read_text().splitlines()]
         try:
-            told = ask(f"{state.operator_url}/v1/planner/decisions?last=1000&changes=true", state.operator_token)
-            watched.decisions = told["decisions"]
+            answer = ask(f"{state.operator_url}/v1/planner/decisions?last=1000&changes=true", state.operator_token)
+            watched.decisions = answer["decisions"]
         except CommandError as error:
             print(error, file=sys.stderr)
         return watched

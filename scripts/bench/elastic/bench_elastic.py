@@ -298,9 +298,9 @@ def main() -> None:
     if arguments.from_json:
         seen = {}
         for path in arguments.from_json:
-            told = json.loads(path.read_text())
-            seen |= {name: Watched(**watched) for name, watched in told["runs"].items()}
-            load = Load(tuple(Phase(**phase) for phase in told["load"]["phases"]), *told["load"]["levels_ms"])
+            saved = json.loads(path.read_text())
+            seen |= {name: Watched(**watched) for name, watched in saved["runs"].items()}
+            load = Load(tuple(Phase(**phase) for phase in saved["load"]["phases"]), *saved["load"]["levels_ms"])
     else:
         load, seen = run(arguments, load)
     results = [judged(name, watched, load) for name, watched in seen.items()]

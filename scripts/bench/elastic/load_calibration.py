@@ -42,7 +42,7 @@ class Speed:
 
 
 def load_for(speed: Speed, num_workers: int, prompts: Phase, answers: Phase) -> Load:
-    """Rounded to two digits, as they are told. The phases' rates are set anew."""
+    """Rounded to two digits, as in the report. The phases' rates are set anew."""
     others = num_workers - 1
     itl_s = PATIENCE * speed.step_s
     prompts_per_s = PROMPTS_BUSY * others / speed.prompt_s
@@ -58,7 +58,7 @@ def load_for(speed: Speed, num_workers: int, prompts: Phase, answers: Phase) -> 
 
 
 def measure(deployment: Deployment, tokenizer: Path, prompts: Phase, answers: Phase, folder: Path) -> Speed:
-    """On a deployment with one decode worker that nobody else uses."""
+    """On a deployment with one decode worker without other clients."""
     streams_s = NUM_PROMPTS * APART_S
     requests = [Request(at * APART_S, prompts.isl, prompts.osl) for at in range(NUM_PROMPTS)]
     requests += [Request(streams_s, answers.isl, STREAM_TOKENS) for _ in range(NUM_STREAMS)]
@@ -77,7 +77,7 @@ def _median(requests: Sequence[dict[str, Any]], key: str) -> float:
     """Raises RuntimeError if none of them got so far."""
     values = [one[key] for one in requests if one[key] is not None and not one["error_kind"]]
     if not values:
-        raise RuntimeError(f"no request of {len(requests)} told its {key}: there is nothing to set the load by")
+        raise RuntimeError(f"no request of {len(requests)} has its {key}: there is nothing to set the load by")
     return statistics.median(values)
 
 

@@ -11,7 +11,7 @@ the rounds, after one that only warms up. The peers are public packages, each in
     pip install torch==2.13.0 openvino-genai==2026.4.1.0 openvino optimum-intel nncf
 
 (Where pip finds a torch without CUDA, `pip uninstall torchvision torchaudio torchcodec` in both: those are made for the
-other one, nobody needs them here, and transformers stumbles over them.)
+other one, they are not needed here, and transformers stumbles over them.)
 
 Everything in one go, with the tables and all values in files:
 
@@ -52,7 +52,7 @@ from yardstick_models import make_model  # noqa: E402
 
 SETTLE_S = 0.5  # idle threads of the engine before it may spin for some time until they sleep
 OTHERS_CORES = 0.1  # more than this of other programs beside an engine, and the section is measured again
-CLOCK_STEPS_S = 0.03  # the machine's CPU time is told in hundredths of a second
+CLOCK_STEPS_S = 0.03  # the machine's CPU time is counted in hundredths of a second
 MAX_TRIES = 2
 START = "start to first token s"
 PEAK = "peak memory MiB"

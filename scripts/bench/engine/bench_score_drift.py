@@ -29,7 +29,7 @@ TEMPERATURE = 0.9
 
 
 def request(prompt: list[int], known: list[int], num_tokens: int, seed: int, vocab_size: int) -> EngineRequest:
-    """Told with the log-probabilities of the whole vocabulary."""
+    """A request for the log-probabilities of the whole vocabulary."""
     params = SamplingParams(
         max_tokens=num_tokens, temperature=TEMPERATURE, seed=seed, ignore_eos=True, logprobs=vocab_size
     )

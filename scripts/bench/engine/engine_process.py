@@ -1,4 +1,5 @@
-"""One engine in a process of its own: starts, generates a token, and then measures what it is told on standard input.
+"""One engine in a process of its own: starts, generates a token, and then runs the measurements that standard input
+names.
 
     engine_process.py ENGINE MODEL_DIR NUM_THREADS KV_CACHE_GIB
 

@@ -2,7 +2,7 @@
 
     .venv/bin/python scripts/bench/router/bench_prefix_index.py
 
-A request is hashed and looked up, expected at a prefill and a decode worker, and then told of by both in one message;
+A request is hashed and looked up, expected at a prefill and a decode worker, and then reported by both in one message;
 half of its prompt is known from an earlier one. Nothing else runs: no sockets, no HTTP.
 """
 
@@ -23,7 +23,7 @@ from slipstream.router.registry.worker_registry import WorkerState
 from slipstream.router.requests.request_state import RequestState
 
 PAGE_TOKENS, NUM_PAGES = 16, 65_536
-STEPS = ("hash", "find", "find again", "expect", "told", "removed")
+STEPS = ("hash", "find", "find again", "expect", "reported", "removed")
 
 
 def worker(name: str, role: Role) -> WorkerState:

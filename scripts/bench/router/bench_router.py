@@ -3,20 +3,20 @@
 Workers are mock workers, which run no model and take no time, so that nothing but the router, the client and the
 protocol between them is measured. All share this machine's cores.
 
-    python scripts/bench/router/bench_router.py   the router with one prefill and one
-    decode worker python scripts/bench/router/bench_router.py --dynamo ~/dynamo --cells 128/16/32,128/16/128,1024/128/32
-    python scripts/bench/router/bench_router.py --beside ../before   and the router of another checkout,
-    in turns python scripts/bench/router/bench_router.py --shape 2d --cells 128/16/1 --quick-ack python
-    scripts/bench/router/bench_router.py --long-prompts 32   ITL of streams while long prompts arrive
+    python scripts/bench/router/bench_router.py               the router with one prefill and one decode worker
+    python scripts/bench/router/bench_router.py --dynamo ~/dynamo --cells 128/16/32,128/16/128,1024/128/32
+    python scripts/bench/router/bench_router.py --beside ../before          and the router of another checkout, in turns
+    python scripts/bench/router/bench_router.py --shape 2d --cells 128/16/1 --quick-ack
+    python scripts/bench/router/bench_router.py --long-prompts 32           ITL of streams while long prompts arrive
 
 A cell is ISL/OSL/concurrency. Rounds are interleaved (every stack in turn, one cell after the other), figures are
 medians over the rounds. The prompts are words that the model's tokenizer has a token for, through its chat template; no
 two are alike. Dynamo is public: `pip install ai-dynamo==1.6.1`, and where its dependency `aisimulate` has no release
 that installs, the latest development version of that with `--no-deps`.
 
-CPU time is told in us per request, all tokens included, and by role: the router (or frontend) with its children,
-workers, client. On a machine that others use, too, `--lock FILE` keeps an exclusive lock (flock) on that file during
-each measurement.
+CPU time is in us per request, all tokens included, and by role: the router (or frontend) with its children, workers,
+client. On a machine that others use, too, `--lock FILE` keeps an exclusive lock (flock) on that file during each
+measurement.
 """
 
 from __future__ import annotations

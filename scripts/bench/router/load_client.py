@@ -3,7 +3,7 @@
     load_client.py '{"url": "http://127.0.0.1:8000", ...}'         the fields of `Load`
 
 Each of `concurrency` connections sends its next request when the last answer has ended. What came within the measured
-window is told as one line of JSON, the fields of `Outcome`. The connections are those of `slipstream bench`: a read
+window is printed as one line of JSON, the fields of `Outcome`. The connections are those of `slipstream bench`: a read
 with text in it is a moment at which tokens came. A good answer has the number of tokens asked for.
 """
 
@@ -32,8 +32,8 @@ LAST_ANSWERS_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`words` are single tokens each, wherever they stand; a prompt of `num_words` of them has `isl` tokens. `pids`
-    are the processes whose CPU time is told, by role."""
+    """`words` are single tokens each, wherever they stand; a prompt of `num_words` of them has `isl` tokens. `pids` are
+    the processes whose CPU time is measured, by role."""
 
     url: str
     model: str

@@ -116,8 +116,8 @@ class Trial:
         return figures(json.loads((artifacts / "profile_export_aiperf.json").read_text()))
 
 
-def figures(told: dict[str, dict[str, float]]) -> Figures:
-    return {f"{name} {statistic}": told[name][statistic] for name, statistic in COMPARED if name in told}
+def figures(shown: dict[str, dict[str, float]]) -> Figures:
+    return {f"{name} {statistic}": shown[name][statistic] for name, statistic in COMPARED if name in shown}
 
 
 def server_sums(url: str) -> Sums:
@@ -139,13 +139,13 @@ def server_sums(url: str) -> Sums:
 
 def with_server(found: Figures, before: Sums, after: Sums) -> Figures:
     """What the server says of the same requests, on average, and what the client reads more."""
-    told = dict(found)
+    shown = dict(found)
     for metric, (seconds, count) in before.items():
         if after[metric][1] > count:
             average_ms = 1e3 * (after[metric][0] - seconds) / (after[metric][1] - count)
-            told[BY_SERVER.format(metric)] = average_ms
-            told[AFTER_SERVER.format(metric)] = found[f"{metric} avg"] - average_ms
-    return told
+            shown[BY_SERVER.format(metric)] = average_ms
+            shown[AFTER_SERVER.format(metric)] = found[f"{metric} avg"] - average_ms
+    return shown
 
 
 def run(command: list[str], folder: Path) -> None:

@@ -1,7 +1,7 @@
 """How long does a stream stand still when it moves to another decode worker? With pre-copy and without.
 
-    python scripts/bench/serving/bench_migration.py   both, prompts of 256 and 2,000
-    tokens python scripts/bench/serving/bench_migration.py --prompt 1000 --moves 40
+    python scripts/bench/serving/bench_migration.py                         both, prompts of 256 and 2,000 tokens
+    python scripts/bench/serving/bench_migration.py --prompt 1000 --moves 40
 
 Two decode workers, each a process of its own with one thread and a random model of 125M parameters
 (`scripts/bench/engine/yardstick_models.py`), and the router's service in this process. A few streams run; one after the
@@ -128,7 +128,7 @@ async def measure(service: GenerationService, args: argparse.Namespace, prompt: 
             if any(len(one.times) > num_tokens - 40 for one in streams):
                 break
             num_before, asked_s = len(stream.moved_at()), time.monotonic()
-            service.migrate(stream.request_id)
+            service.worker_port.migrate(stream.request_id)
             while len(stream.moved_at()) == num_before and not stream.task.done():
                 await asyncio.sleep(0.002)
             windows.append((stream, asked_s, time.monotonic()))
@@ -161,9 +161,12 @@ async def run(args: argparse.Namespace, precopy_pages: int, model: Path) -> None
     service = GenerationService(RouterConfig(dispatch=dispatch), model="m", token="secret")
     await service.start()
     try:
-        with tempfile.TemporaryDirectory() as folder, decode_workers(model, service.worker_address[1], Path(folder)):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            decode_workers(model, service.worker_port.address[1], Path(folder)),
+        ):
             while len(service.snapshot().workers) < len(WORKERS):
-                await service.wait_for_join()
+                await service.worker_port.wait_for_join()
             await measure(service, argparse.Namespace(**{**vars(args), "moves": 2}), 64, 99)  # warms up
             for seed, prompt in enumerate(args.prompt):
                 figures = await measure(service, args, prompt, seed)

@@ -5,12 +5,11 @@ Starts two clusters from one config that differ in a single key, `router.dispatc
 decode worker computes everything itself. Rounds are interleaved (local, remote, local, remote, ...) so that a noisy
 neighbour hits both alike; the table shows medians over the rounds.
 
-    python scripts/bench/serving/bench_serving.py   both modes, a grid of ISL and
-    concurrency python scripts/bench/serving/bench_serving.py --isl 512 --osl 64 --concurrency 1,8 --rounds 5 python
-    scripts/bench/serving/bench_serving.py --url http://127.0.0.1:8000   any server that takes token ids
-    python scripts/bench/serving/bench_serving.py --url slipstream=http://127.0.0.1:8000 --url
-    vllm=http://127.0.0.1:8001
-                                                                     several, compared in the same way
+    python scripts/bench/serving/bench_serving.py                           both modes, a grid of ISL and concurrency
+    python scripts/bench/serving/bench_serving.py --isl 512 --osl 64 --concurrency 1,8 --rounds 5
+    python scripts/bench/serving/bench_serving.py --url http://127.0.0.1:8000    a server that takes token ids
+    python scripts/bench/serving/bench_serving.py --url slipstream=http://127.0.0.1:8000 \\
+        --url vllm=http://127.0.0.1:8001                                    several, compared in the same way
 
 Prompts are random token ids, new ones for each request, so that no prefix cache helps; `ignore_eos` fixes the output
 length. Closed loop: each of `concurrency` clients sends its next request when the last one has ended. Before each

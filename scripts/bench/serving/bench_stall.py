@@ -1,9 +1,8 @@
 """Do long prompts stall the streams of others? Gaps between tokens while long prompts arrive, and without them.
 
-    python scripts/bench/serving/bench_stall.py --placement remote   prompts over 64 tokens are computed by the
-    prefill worker python scripts/bench/serving/bench_stall.py --placement local   the decode worker computes them
-    in chunks beside its streams python scripts/bench/serving/bench_stall.py --placement slo   the default:
-    scored
+    python scripts/bench/serving/bench_stall.py --placement remote     prefill worker: prompts over 64 tokens
+    python scripts/bench/serving/bench_stall.py --placement local      decode worker: in chunks beside its streams
+    python scripts/bench/serving/bench_stall.py --placement slo        the default: scored
 
 Each starts a cluster of one prefill and one decode worker with a thread each, and a random model of 125M parameters
 (`scripts/bench/engine/yardstick_models.py`), or the model in the directory that `--model` names. Phases alternate:

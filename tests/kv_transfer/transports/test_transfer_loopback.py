@@ -304,7 +304,7 @@ def test_nobody_at_the_address_fails_the_send(pair: Pair) -> None:
     pair.send(ticket, some_pages(1))
     event = pair.sources[0].next_event()
     assert isinstance(event, SendFailed)
-    assert "is lost: nobody listens there" in event.reason
+    assert "is lost: no listener at this address" in event.reason
 
 
 def test_a_new_epoch_voids_old_tickets_and_serves_new_ones(pair: Pair) -> None:

@@ -59,7 +59,7 @@ class WorkerEnd:
     @classmethod
     async def connect(cls, service, greeting=None):
         end = cls()
-        await asyncio.get_running_loop().create_connection(lambda: end.protocol, *service.worker_address)
+        await asyncio.get_running_loop().create_connection(lambda: end.protocol, *service.worker_port.address)
         if greeting is not None:
             end.send(greeting)
         return end
@@ -349,12 +349,12 @@ def test_a_request_is_refused_at_once_while_no_worker_can_come_and_none_is_there
 def test_the_context_length_is_that_of_the_longest_decode_worker_and_joins_can_be_awaited():
     async def scenario(service):
         assert service.max_model_len is None
-        joined = asyncio.ensure_future(service.wait_for_join())
+        joined = asyncio.ensure_future(service.worker_port.wait_for_join())
         await asyncio.sleep(0)
         await WorkerEnd.join(service, hello("p", role="prefill", max_model_len=9999))
         await joined
         assert service.max_model_len is None
-        joined = asyncio.ensure_future(service.wait_for_join())
+        joined = asyncio.ensure_future(service.worker_port.wait_for_join())
         await asyncio.sleep(0)
         assert not joined.done()
         await WorkerEnd.join(service, hello("d"))
@@ -412,8 +412,8 @@ def test_draining_a_worker_tells_it_and_gives_it_nothing_new():
     async def scenario(service):
         worker = await WorkerEnd.join(service)
         await until(lambda: service.is_ready)
-        assert service.drain_worker("d")
-        assert not service.drain_worker("nobody")
+        assert service.worker_port.drain("d")
+        assert not service.worker_port.drain("nobody")
         await worker.next(Drain)
         assert not service.is_ready
         service.submit(request())

@@ -157,7 +157,7 @@ def test_a_split_that_makes_no_sense_changes_nothing(both, split):
     both.split({"1": 1})
     with pytest.raises(ValueError, match="split"):
         both.dispatcher.set_split(split, 0.0)
-    assert both.dispatcher.split == {"1": 1}
+    assert both.dispatcher._versions._split == {"1": 1}
 
 
 def test_a_conversation_stays_on_its_version_as_long_as_that_has_a_share(both):
@@ -276,7 +276,7 @@ def test_a_request_without_tokens_moves_at_once_when_its_version_has_no_decode_w
     assert both.where() == [(OLD, request_id)]
     assert both.version(request_id) == "1"
     assert both.counts("1").num_moved_in == 1
-    assert "goes on with version 1" in "\n".join(both.dispatcher.record(request_id).lines())
+    assert "continues with version 1" in "\n".join(both.dispatcher.record(request_id).lines())
 
 
 def test_a_request_with_tokens_waits_for_its_version_and_then_goes_on_with_another(both):

@@ -155,7 +155,7 @@ class Port:
         return self.loop.run_until_complete(bounded())
 
     async def connect(self, make: Callable[[], asyncio.BaseProtocol]) -> None:
-        await self.loop.create_connection(make, *self.service.worker_address)
+        await self.loop.create_connection(make, *self.service.worker_port.address)
 
     async def attack(self) -> Attacker:
         attacker = Attacker()
@@ -199,7 +199,7 @@ def port() -> Any:
 
     async def join() -> Honest:
         honest = Honest()
-        await loop.create_connection(lambda: honest.protocol, *service.worker_address)
+        await loop.create_connection(lambda: honest.protocol, *service.worker_port.address)
         honest.protocol.send(hello("honest", 1))
         await honest.welcome.wait()
         return honest

@@ -50,7 +50,7 @@ def test_a_front_that_is_killed_takes_its_own_streams_and_is_started_anew() -> N
             num_lost = victim.link.num_running
             assert num_lost > 0
             os.kill(victim.process.pid, signal.SIGKILL)
-            await until(lambda: router._service.snapshot().num_requests == NUM_CLIENTS - num_lost)
+            await until(lambda: router.service.snapshot().num_requests == NUM_CLIENTS - num_lost)
             await until(worker.cancelled.is_set)
             worker.may_go_on.set()
             rests = [await exchange.reader.read() for exchange in exchanges]

@@ -97,7 +97,7 @@ def test_whatever_front_is_asked_it_explains_every_request_and_knows_all_usage()
 def test_what_the_dispatcher_refuses_is_the_same_answer_as_without_fronts() -> None:
     async def main() -> None:
         async with routing() as (router, addresses, _):
-            router._service.stop_admission()
+            router.service.stop_admission()
             status, answer = await ask(addresses.http, "POST", "/v1/completions", completion(max_tokens=1))
             assert status == 503
             assert orjson.loads(answer)["error"]["code"] == "shutting_down"
@@ -112,7 +112,7 @@ def test_a_client_that_leaves_a_front_frees_the_worker() -> None:
             exchange = await stream_of(addresses.http, max_tokens=20)
             exchange.writer.transport.abort()
             await worker.cancelled.wait()
-            await until(lambda: router._service.snapshot().num_requests == 0)
+            await until(lambda: router.service.snapshot().num_requests == 0)
 
     run(main, deadline_s=110)
 

@@ -158,7 +158,7 @@ class NewerWorker:
 
     async def connect(self, service: GenerationService) -> None:
         transport, _ = await asyncio.get_running_loop().create_connection(
-            lambda: self._protocol, *service.worker_address
+            lambda: self._protocol, *service.worker_port.address
         )
         self._transport = transport
 

@@ -63,6 +63,7 @@ class FakeService:
     max_model_len: int | None = MAX_MODEL_LEN
     refusal: AdmissionError | None = None
     versions: tuple[str, ...] = ()
+    worker_port: None = None
     requests: list[GenerateRequest] = field(default_factory=list)
     streams: dict[str, GenerationStream] = field(default_factory=dict)
     records: dict[str, RequestRecord] = field(default_factory=dict)

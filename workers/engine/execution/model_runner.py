@@ -59,7 +59,7 @@ class ScoringModel(Model, Protocol):
 
 
 class PageSink(Protocol):
-    """Is told, on the computing thread, which pages can be sent."""
+    """Gets, on the computing thread, the pages that can be sent."""
 
     def begin_sends(self, sends: tuple[PageSend, ...]) -> None: ...
 

@@ -6,8 +6,8 @@ MAX_CHANGES = 65_536
 
 
 class CacheChanges:
-    """The net changes by digest: a page that came and went in between does not count. Beyond `limit` changes, only the
-    fact that there were too many is kept, so a cache that nobody asks about costs no memory."""
+    """The net changes by digest: a page that was added and removed in between does not count. Beyond `limit` changes,
+    only the fact that there were too many is kept, so a cache without readers costs no memory."""
 
     __slots__ = ("_is_stored", "_limit", "are_too_many")
 

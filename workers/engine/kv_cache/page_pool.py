@@ -11,7 +11,7 @@ from slipstream.workers.engine.kv_cache.prefix_cache import PrefixCache
 
 
 class PagePool:
-    """Free pages, owners, and the prefix cache that lives in the pages nobody owns.
+    """Free pages, owners, and the prefix cache that lives in the pages without an owner.
 
         take        free | evicted -> owned
         share       cached | owned -> owned once more

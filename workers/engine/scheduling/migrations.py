@@ -112,7 +112,7 @@ class EngineMigrations:
 
     def begin_send(self, key: AttemptKey, ticket: HandoffTicket) -> tuple[int, ...]:
         """The ticket's pages, which stay in place until `end_send`. If it asks for more pages than the sequence has,
-        the last page is repeated, as nobody will read those."""
+        the last page is repeated, as those will not be read."""
         sequence = self._scheduler.get(key)
         assert sequence is not None
         self._scheduler.begin_send(sequence)

@@ -261,8 +261,8 @@ class Scheduler:
     # ---- inside
 
     def _secure_pages(self) -> None:
-        """Give each running sequence pages for all its tokens, first in order first; preempt from the end for them.
-        Who finds nobody to preempt and cannot be preempted itself, because its pages are being sent, waits."""
+        """Give each running sequence pages for all its tokens, first in order first; preempt from the end for them. A
+        sequence that finds none to preempt and cannot be preempted itself, because its pages are being sent, waits."""
         page_tokens = self._limits.page_tokens
         self._starved.clear()
         at = 0

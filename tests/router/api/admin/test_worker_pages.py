@@ -74,7 +74,7 @@ def test_a_router_that_begins_anew_lets_requests_wait_for_the_workers_that_will_
             router.expect_workers(ExpectedWorkers(0, 1))
             assert await readiness(addresses.http) != "ready"
             waiting = asyncio.create_task(ask(addresses.http, "POST", "/v1/completions", completion(max_tokens=3)))
-            while not orjson.loads(router.status_body())["num_waiting"]:
+            while not orjson.loads(router.front.status_body())["num_waiting"]:
                 await asyncio.sleep(0.002)
             worker = await PlayedWorker("decode", addresses).join()
             status, answer = await waiting

@@ -116,7 +116,7 @@ def test_the_story_tells_of_the_move(lab: Any) -> None:
     details = [event["detail"] for event in told["events"]]
     assert "to move from a to b" in details
     assert "moved from a to b: 1000 bytes in 1 rounds" in details
-    assert details[-1].startswith("goes on after a pause of ")
+    assert details[-1].startswith("continues after a pause of ")
 
 
 def test_what_is_long_is_copied_while_it_decodes_and_only_the_rest_while_it_stands_still() -> None:

@@ -286,7 +286,7 @@ class Workers:
     def __init__(self) -> None:
         self.drained: list[str] = []
 
-    def drain_worker(self, name: str, next_role: Role | None = None, migrate: bool = True) -> bool:
+    def drain(self, name: str, next_role: Role | None = None, migrate: bool = True) -> bool:
         self.drained.append(name)
         return True
 
