@@ -22,6 +22,7 @@ from slipstream.router.protocol.messages import (
     Start,
     TokenChunk,
 )
+from slipstream.router.registry.broken_links import Links
 from slipstream.router.registry.capacity import decode_charge, prefill_charge
 from slipstream.router.registry.credits import Charge
 from slipstream.router.registry.worker_registry import WorkerState
@@ -34,8 +35,11 @@ from slipstream.router.requests.request_state import RequestState
 class AttemptFlow:
     """Moves requests in the book from one state to the next."""
 
-    def __init__(self, table: RequestTable, placer: Placer, index: PrefixIndex, sessions: Sessions) -> None:
+    def __init__(
+        self, table: RequestTable, placer: Placer, index: PrefixIndex, sessions: Sessions, links: Links
+    ) -> None:
         self._table = table
+        self._links = links
         self._placer = placer
         self._index = index
         self._sessions = sessions
@@ -150,7 +154,7 @@ class AttemptFlow:
             return
         state.handed_off = True
         if state.prefill is not None:
-            self._placer.links.worked(state.prefill.hello, worker.hello)
+            self._links.worked(state.prefill.hello, worker.hello)
         self._table.placed[state.request_id].handed_off(message.seconds, now)
         state.record.landed = PagesLanded(now, state.attempt, message.num_bytes, message.seconds)
         totals = self._table.totals
@@ -177,7 +181,7 @@ class AttemptFlow:
             return
         if message.is_unreachable and state.prefill is not None and state.prefill_sent:
             assert state.decode is not None
-            self._placer.links.failed(state.prefill.hello, state.decode.hello, now)
+            self._links.failed(state.prefill.hello, state.decode.hello, now)
             state.num_unreachable += 1
             # The prefill group cannot do it, but the decode worker can still prefill by itself.
             detail = f"{worker.name}: {message.reason}"

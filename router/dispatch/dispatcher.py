@@ -13,7 +13,7 @@ The rules are in docs/design/attempts.md and admission.md. The parts, in the ord
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import assert_never
 
 from slipstream.kv_transfer.api.ticket import PeerId
@@ -52,13 +52,9 @@ from slipstream.router.protocol.messages import (
     StepTimes,
     WorkerMessage,
 )
-from slipstream.router.registry.worker_profile import RoleProfile, worker_profiles
 from slipstream.router.registry.worker_registry import WorkerRegistry, WorkerState
-from slipstream.router.requests.history import RequestRecord
-from slipstream.router.requests.rejections import RejectedRequest
 from slipstream.router.status.load_signals import Signals
 from slipstream.router.status.status import Snapshot
-from slipstream.router.status.version_status import VersionStatus
 
 
 class Dispatcher:
@@ -69,13 +65,14 @@ class Dispatcher:
         self, config: DispatchConfig, history_capacity: int = 1024, name_pages: NamePages | None = None
     ) -> None:
         self._slo, self._local_prefill_max_tokens = config.slo, config.local_prefill_max_tokens
-        registry = self._registry = WorkerRegistry()
-        versions = self._versions = Versions(config.versions, registry)
+        registry = self.registry = WorkerRegistry()
+        versions = self.versions = Versions(config.versions, registry)
         index = self._index = PrefixIndex(name_pages=name_pages)
         table = self._table = RequestTable(config, history_capacity, versions, index)
+        self.history = table.history
         sessions = Sessions()
         self._placer = Placer(config, registry, index, sessions, table.placed)
-        self._flow = AttemptFlow(table, self._placer, index, sessions)
+        self._flow = AttemptFlow(table, self._placer, index, sessions, registry.links)
         migration_requests = self._migration_requests = MigrationRequests()
         migration_flow = self._migration_flow = MigrationFlow(
             config.migration, registry, table, index, sessions, migration_requests
@@ -100,68 +97,32 @@ class Dispatcher:
         """How many of them are on no worker."""
         return len(self._table.queue)
 
-    @property
-    def has_decode_worker(self) -> bool:
-        """Whether a decode worker that takes new work is connected."""
-        return bool(self._registry.decode_workers)
-
-    @property
-    def max_model_len(self) -> int | None:
-        """The longest sequence, prompt and output, that a connected decode worker takes; None: none is connected."""
-        return self._registry.max_model_len
-
-    @property
-    def versions(self) -> tuple[str, ...]:
-        """The versions of the model that some decode worker takes requests for."""
-        return self._versions.live
-
-    @property
-    def version_status(self) -> tuple[VersionStatus, ...]:
-        """The state and the counts of each version of the model."""
-        return self._versions.status(self._table.queue.num_waiting)
-
     def next_deadline(self) -> float | None:
         """When `tick` is due next; None: nothing is waiting for a deadline."""
         first = self._table.next_deadline()
-        for due in (self._versions.next_deadline(), self._wake_s if self._table.queue.waiting else None):
+        for due in (self.versions.next_deadline(), self._wake_s if self._table.queue.waiting else None):
             if due is not None and (first is None or due < first):
                 first = due
         return first
 
     def known_blocks(self, peer: PeerId) -> frozenset[int]:
         """Ids of the blocks that a connected worker has said it holds."""
-        worker = self._registry.get(peer)
+        worker = self.registry.get(peer)
         assert worker is not None, peer
         return self._index.held_blocks(worker)
 
-    def record(self, request_id: str) -> RequestRecord | None:
-        """The record of a request that is running, or that has finished or was refused recently."""
-        return self._table.history.get(request_id)
-
-    def records(self) -> Iterator[RequestRecord]:
-        """All records that are kept, newest request first."""
-        return self._table.history.latest()
-
     def snapshot(self, now: float) -> Snapshot:
-        return snapshot_of(self._table, self._registry, self._index, self._versions, now)
-
-    def worker_profiles(self) -> tuple[RoleProfile, ...]:
-        """What was measured of each role's workers."""
-        return tuple(worker_profiles(self._registry))
+        return snapshot_of(self._table, self.registry, self._index, self.versions, now)
 
     def signals(self, now: float, router_id: str = "") -> Signals:
         """The present load and service levels, for the planner. `router_id` identifies the router's process."""
-        return signals_of(self._table, self._registry, self._slo, self._local_prefill_max_tokens, now, router_id)
+        return signals_of(self._table, self.registry, self._slo, self._local_prefill_max_tokens, now, router_id)
 
     def submit(self, request: GenerateRequest, now: float) -> list[Action]:
         """Queues a request. Raises AdmissionError if it is refused; then that is counted and can be explained, and
         nothing else has changed."""
-        self._table.admit(request, self._registry.decode_workers, now)
+        self._table.admit(request, self.registry.decode_workers, now)
         return self._settle(now)
-
-    def note_refused(self, refused: RejectedRequest) -> None:
-        """A request was refused before it came here, and can be explained from now on."""
-        self._table.history.refuse(refused)
 
     def cancel(self, request_id: str, now: float, reason: EarlyEnd = "abort") -> list[Action]:
         """Ends a request because its client has left or needs no more tokens. Unknown ids are ignored."""
@@ -195,7 +156,7 @@ class Dispatcher:
         """Sets each version's share of new requests; None: in proportion to the size of their pools. Requests that wait
         for a version without a share, and have no token yet, go to another one. Raises ValueError if the split makes no
         sense; then nothing has changed."""
-        self._versions.set_split(split)
+        self.versions.set_split(split)
         self._table.find_versions(now)
         return self._settle(now)
 
@@ -206,7 +167,7 @@ class Dispatcher:
 
     def worker_lost(self, peer: PeerId, now: float, reason: str = "connection lost") -> list[Action]:
         """A worker's connection has ended. Unknown workers are ignored."""
-        worker = self._registry.get(peer)
+        worker = self.registry.get(peer)
         if worker is not None:
             self._membership.lose(worker, now, reason)
         return self._settle(now)
@@ -217,7 +178,7 @@ class Dispatcher:
         With `migrate` its running sequences move to other decode workers as these have room. Without it, or if there
         never is room, they run to their end where they are. Unknown workers are ignored.
         """
-        worker = self._registry.get(peer)
+        worker = self.registry.get(peer)
         if worker is not None and not worker.draining:
             self._membership.drain(worker, now, next_role, migrate)
         return self._settle(now)
@@ -232,7 +193,7 @@ class Dispatcher:
 
     def worker_message(self, peer: PeerId, message: WorkerMessage, now: float) -> list[Action]:
         """Handles a worker's message. Those of unknown workers, and about old attempts, are ignored."""
-        worker = self._registry.get(peer)
+        worker = self.registry.get(peer)
         if worker is None:
             return []
         match message:  # the most frequent kinds first
@@ -312,10 +273,10 @@ class Dispatcher:
         if self._migration_requests:
             self._migration_scheduler.begin_what_fits(now)
         self._rebalancer.rebalance(now)
-        if table.queue.waiting and self._registry.decode_workers:
+        if table.queue.waiting and self.registry.decode_workers:
             self._index.expire(now)
             for version, queue in table.queue:
-                wake_s = match_credits(table, version, queue, self._registry, self._placer, self._flow.start, now)
+                wake_s = match_credits(table, version, queue, self.registry, self._placer, self._flow.start, now)
                 if wake_s is not None:
                     self._wake_s = wake_s if self._wake_s is None else min(wake_s, self._wake_s)
         return self._take_actions()

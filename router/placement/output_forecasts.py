@@ -21,7 +21,7 @@ def learn(lengths: OutputLengths, state: RequestState, reason: FinishReason) -> 
     if num_tokens == 0 or request.sampling.ignore_eos:
         return
     if reason in ("stop", "length"):
-        lengths.score(state.forecast, num_tokens)
+        lengths.calibration.score(state.forecast, num_tokens)
     lengths.learn(
         request.tenant,
         state.num_prompt_tokens,

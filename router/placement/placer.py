@@ -15,7 +15,6 @@ from slipstream.router.placement.policies.policy import PlacementJob, PlacementP
 from slipstream.router.placement.policies.round_robin import RoundRobin
 from slipstream.router.placement.policies.shortlist import PrefixView, SessionView, Shortlist, reachable, shortlist
 from slipstream.router.placement.policies.slo import SloPolicy
-from slipstream.router.registry.broken_links import Links
 from slipstream.router.registry.worker_load import PendingPrefill
 from slipstream.router.registry.worker_registry import WorkerRegistry, WorkerState
 from slipstream.router.requests.placement_decision import Decision, Placement, PromptTimes, Wait, where_to
@@ -57,10 +56,6 @@ class Placer:
         self._placed = placed
         self.holds = HoldPolicy(registry, placed)
         self._policy = make_policy(config.policy, config.placement, config.slo)
-
-    @property
-    def links(self) -> Links:
-        return self._registry.links
 
     def follow(self, config: DispatchConfig) -> None:
         """Uses these settings from now on."""
@@ -104,7 +99,7 @@ class Placer:
         does not fit it."""
         decode, decision = placement.decode, placement.decision
         groups = self._registry.workers_of("prefill", decode.version)
-        reasons = filter(None, (self.links.mismatch(group.hello, decode.hello) for group in groups))
+        reasons = filter(None, (self._registry.links.mismatch(group.hello, decode.hello) for group in groups))
         why = "; ".join((decision.why, *islice(reasons, 1)))
         return placement._replace(decision=decision._replace(why=why))
 
@@ -128,7 +123,7 @@ class Placer:
             prompt = self._predicted(state, worker, num_cached, now)
         pending = _pending(state.num_tokens, worker, num_cached, prompt, now)
         if group is not None:
-            self.links.used(group.hello, decode.hello, now)
+            self._registry.links.used(group.hello, decode.hello, now)
         placed.placed(decode, num_output + state.forecast.remaining(num_output), now)
         placed.prefill_placed(worker, pending)
         return placed

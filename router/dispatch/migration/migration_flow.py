@@ -67,17 +67,13 @@ class MigrationFlow:
         self._index = index
         self._sessions = sessions
         self._requests = requests
-        self._rounds = CopyRounds(config)
-
-    def room_tokens(self, state: RequestState) -> int:
-        """For how many tokens beyond the known ones a destination has to have room."""
-        return self._rounds.room_tokens(state)
+        self.rounds = CopyRounds(config)
 
     def begin(self, state: RequestState, request: MigrationRequest, destination: WorkerState, now: float) -> None:
         """Asks the destination for room."""
         request.num_tries += 1
         num_cached = self._index.held_tokens(destination, state)
-        first = self._rounds.plan(state, destination, num_cached // destination.hello.page_tokens, 0)
+        first = self.rounds.plan(state, destination, num_cached // destination.hello.page_tokens, 0)
         state.last_attempt += 1
         state.migration = Migration(
             request.source,
@@ -145,7 +141,7 @@ class MigrationFlow:
         if migration.phase != "copying" or message.transfer_id != migration.transfer_id:
             return
         destination = migration.destination
-        upcoming = self._rounds.plan(state, destination, migration.num_full_pages, migration.num_rounds)
+        upcoming = self.rounds.plan(state, destination, migration.num_full_pages, migration.num_rounds)
         migration.num_bytes += message.num_bytes
         migration.num_rounds += 1
         migration.phase = "asked"
@@ -170,7 +166,7 @@ class MigrationFlow:
             self.stop(state, now, "failed", detail)
             return
         migration.phase = "starting"
-        self._rounds.observe_late(len(state.output) - migration.num_known_tokens)
+        self.rounds.observe_late(len(state.output) - migration.num_known_tokens)
         missed = self._missed(state, migration)
         self._table.send(migration.destination, Start(state.request_id, migration.attempt, missed))
         if migration.has_landed:
@@ -233,7 +229,7 @@ class MigrationFlow:
             self.stop(state, now, result, f"{worker.name}: {reason}", silent=worker)
             return
         if migration.phase == "freezing":
-            self._rounds.observe_late(len(state.output) - migration.num_known_tokens)
+            self.rounds.observe_late(len(state.output) - migration.num_known_tokens)
         self.stop(state, now, "refused" if migration.frozen_s is None else "failed", f"{worker.name}: {reason}")
 
     def stop(

@@ -57,7 +57,7 @@ class MigrationScheduler:
         if state.decode is None or state.request_id in self._requests:
             return False
         request = MigrationRequest(state.decode, to.peer, why, is_optional=True)
-        if not self._destinations.takes(to, state, request, self._flow.room_tokens(state), now):
+        if not self._destinations.takes(to, state, request, self._flow.rounds.room_tokens(state), now):
             return False
         self._requests[state.request_id] = request
         self._flow.begin(state, request, to, now)
@@ -73,7 +73,7 @@ class MigrationScheduler:
             elif state.migration is None and state.phase == "decode" and may_migrate(request.source, self._config):
                 destination = None
                 if num_without_room < MAX_WITHOUT_ROOM:
-                    destination = self._destinations.best(state, request, self._flow.room_tokens(state), now)
+                    destination = self._destinations.best(state, request, self._flow.rounds.room_tokens(state), now)
                 if destination is not None:
                     self._flow.begin(state, request, destination, now)
                 else:

@@ -108,7 +108,7 @@ def decided(cluster: Dispatcher, request_id: str) -> tuple[str, str | None, str]
     """The decode and the prefill worker, and the reason."""
     prompt = tuple(range(1000))
     cluster.submit(GenerateRequest(request_id, prompt, SamplingParams(16)), 1.0)
-    decision = cluster.record(request_id).decisions[-1]  # type: ignore[union-attr]
+    decision = cluster.history.get(request_id).decisions[-1]  # type: ignore[union-attr]
     return decision.decode.name, None if decision.prefill is None else decision.prefill.name, decision.reason
 
 
