@@ -104,5 +104,5 @@ class Canary:
             return finish.error.message if finish is not None and finish.error else f"{num_received} tokens arrived"
         record = self._service.history.get(request.request_id)
         if self._needs_prefill_group() and record is not None and record.decisions[-1].prefill is None:
-            return f"it did not take the way over a prefill worker: {record.why}"
+            return f"it was not placed on a prefill worker: {record.why}"
         return None

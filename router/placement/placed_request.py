@@ -51,7 +51,7 @@ class PlacedRequest:
         worker.load.begin_prefill(pending)
 
     def reserved(self, num_pages: int, now: float) -> None:
-        """The decode worker has reserved pages, and the prefill group is told to start."""
+        """The decode worker has reserved pages, and the prefill group gets the request."""
         self.transfer_pages = num_pages
         decode = self.state.decode
         if decode is not None and self.placed_s is not None:

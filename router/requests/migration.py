@@ -1,4 +1,4 @@
-"""A running sequence on its way from one decode worker to another, as the router sees it.
+"""The migration of a running sequence from one decode worker to another, as the router sees it.
 
     asked --Reserved--> copying --Copied--> asked (again: pages that have become full, or the last ones)
       '---Reserved of the last round--> freezing --Frozen--> starting --HandedOff--> moved

@@ -1,4 +1,4 @@
-"""For policies that rate decode workers and prefill groups each on their own: a way costs the sum of its two ends."""
+"""For policies that rate decode workers and prefill groups each on their own: a placement costs the sum of the two."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class RankedWorker(NamedTuple):
 
 
 def place_by(rule: RankingRule, job: PlacementJob, shortlist: Shortlist, now: float) -> Placement | Wait:
-    """Of the ways that have room the one that costs least; of equal ones the one whose worker comes first."""
+    """The cheapest placement that has room; of equal ones the one whose worker comes first."""
     num_tokens, cached = job.num_tokens, shortlist.cached
     decodes = _rate(rule.decode, shortlist.decodes, fits_decode, job, cached)
     groups = _best(_rate(rule.prefill, shortlist.prefills, fits_prefill, job, cached))

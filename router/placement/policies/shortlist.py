@@ -19,7 +19,7 @@ from slipstream.router.registry.worker_registry import WorkerRegistry, WorkerSta
 from slipstream.router.requests.placement_decision import PlacementReason
 from slipstream.router.requests.request_state import RequestState
 
-MAX_UNREACHABLE = 2  # attempts whose pages found no way; then the decode worker prefills
+MAX_UNREACHABLE = 2  # attempts whose workers could not reach each other; then the decode worker prefills
 
 # Of many workers that nothing but their room speaks for, those with most of it: the next ones are hardly any better.
 FRESH = 4
@@ -62,7 +62,7 @@ class Shortlist:
 
 
 def reachable(candidates: Shortlist, state: RequestState, links: Links, now: float) -> Shortlist:
-    """The shortlist without ways that the pages cannot go."""
+    """The shortlist without pairs of workers that cannot exchange pages now."""
     if not candidates.prefills or not (links.may_refuse or state.num_unreachable):
         return candidates
     no_link = [

@@ -1,9 +1,9 @@
 """The default policy: the cost of a placement for all requests together, in seconds.
 
-For every way a request could go, all that it changes is added up: the seconds its own client waits, the seconds that
-the clients already there wait longer, and the risk that one of them misses its service level. Nothing is weighed
-against anything by hand. There is one exchange rate, and it is not a free one: an answer that misses its level is worth
-nothing for goodput, so a miss costs as many seconds as the level allows the whole answer to take.
+For every possible placement of a request, all that it changes is added up: the seconds its own client waits, the
+seconds that the clients already there wait longer, and the risk that one of them misses its service level. Nothing is
+weighed against anything by hand. There is one exchange rate, and it is not a free one: an answer that misses its level
+is worth nothing for goodput, so a miss costs as many seconds as the level allows the whole answer to take.
 
     room         s  until a slot and pages are free there (0: they are)
     reserve      s  until the landing place is there (remote)
