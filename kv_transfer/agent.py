@@ -39,7 +39,8 @@ class AgentClosedError(RuntimeError):
 
 
 class TransferAgent:
-    """Sends pages of `pool` to other ranks and receives pages into it.
+    """Sends pages of `pool` to other ranks and receives pages into it. `expect` to `close` may be called on any thread;
+    the callbacks of the channel (`on_...`) come on the agent's own.
 
     `peer` is the worker group that this rank belongs to, `rank` of `tp`. `on_event` is called on the agent's thread;
     it must not block and must not raise. Each `send` and each `expect` that returned ends in exactly one event.
@@ -93,8 +94,6 @@ class TransferAgent:
     def address(self) -> TransferAddress:
         """Where peers reach this rank, for tickets."""
         return self._address
-
-    # ---- the API; any thread
 
     def expect(self, ticket: HandoffTicket, page_ids: Sequence[int], source: PeerId, source_tp: int) -> TransferKey:
         """Expect the ticket's pages, which are to land in `page_ids`, in order. Ends in Received or ReceiveFailed.
@@ -178,8 +177,6 @@ class TransferAgent:
                 self._channel.wake()
         self._thread.join()
 
-    # ---- events of the transport; on the thread
-
     def on_link(self, link: Link) -> None:
         self._receiver.on_link(link)
 
@@ -202,8 +199,6 @@ class TransferAgent:
             self._sender.on_lost(link, reason)
         else:
             self._receiver.on_lost(link, reason)
-
-    # ---- the thread
 
     def _run(self) -> None:
         try:
@@ -278,8 +273,6 @@ class TransferAgent:
     @property
     def _held(self) -> int:
         return self._sender.num_transfers + self._receiver.num_transfers
-
-    # ---- checks
 
     def _submit(self, command: Callable[[], None]) -> None:
         if not self._submit_unless_closed(command):

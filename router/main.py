@@ -25,7 +25,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from slipstream.router.catalog.served_model import ModelSource
-from slipstream.router.config.router_config import ContentFormat, RouterConfig
+from slipstream.router.config.router_config import FORMER_NAMES, ContentFormat, RouterConfig
 from slipstream.router.model_files.sampling_defaults import GenerationConfigUse
 from slipstream.router.process.gc_tuning import spare_garbage_collector
 from slipstream.router.process.log_level import log_level
@@ -59,7 +59,7 @@ class RouterProgram:
 def main(path: Path) -> None:
     """Runs a router until it is drained."""
     try:
-        program = TypeAdapter(RouterProgram).validate_python(yaml.safe_load(path.read_text()))
+        program = TypeAdapter(RouterProgram).validate_python(_settings(path))
     except (ValidationError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise click.UsageError(f"{path}: {error}") from error
     logging.basicConfig(level=log_level(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
@@ -68,6 +68,17 @@ def main(path: Path) -> None:
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
+
+
+def _settings(path: Path) -> Any:
+    """What the file says, with the present names of the router's settings. Raises UnicodeDecodeError and YAMLError."""
+    settings = yaml.safe_load(path.read_text())
+    router = settings.get("router", {}) if isinstance(settings, dict) else {}
+    for former, name in FORMER_NAMES.items() if isinstance(router, dict) else ():
+        if former in router and name not in router:
+            print(f"warning: {path}: router.{former} is called router.{name} now", file=sys.stderr)
+            router[name] = router.pop(former)
+    return settings
 
 
 async def serve(program: RouterProgram) -> None:

@@ -148,7 +148,9 @@ class Router:
 
     def _find_session(self) -> FailoverSession | None:
         """The session with the previous router's clients; None without a socket holder. Blocks."""
-        return None if self._keeper is None else FailoverSession.of_keeper(self._keeper, num_fronts=self._config.fronts)
+        return (
+            None if self._keeper is None else FailoverSession.of_holder(self._keeper, num_fronts=self._config.frontends)
+        )
 
     def _listen_at_path(self, failover: FailoverSession | None) -> socket.socket | None:
         """The Unix socket for clients, that of the previous router if it has left it. Raises OSError."""
@@ -195,7 +197,7 @@ class Router:
         self, front: Front, access: Access, failover: FailoverSession | None, unix_socket: socket.socket | None
     ) -> HttpServer[ExchangeContext] | FrontPool:
         """What clients connect to: a server in this process, or a pool of front processes."""
-        if self._config.fronts == 1:
+        if self._config.frontends == 1:
             new_server = HttpServer if failover is None else partial(FailoverServer, failover=failover)
             http, check_caller = self._config.http, front.check_caller
             return new_server(http, front, ExchangeContext, check_caller=check_caller, unix_socket=unix_socket)
@@ -215,7 +217,7 @@ class Router:
             is_kept = keeper is not None and not self._config.http.tls.is_on
             return FrontLink(self.service, access, tally, front, send, clients_outlive_it=is_kept)
 
-        return FrontPool(self._config.fronts, setup, link_of, failover, unix_socket)
+        return FrontPool(self._config.frontends, setup, link_of, failover, unix_socket)
 
     async def _tell_limits(self, fronts: FrontPool) -> None:
         while True:

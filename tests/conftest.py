@@ -100,6 +100,7 @@ SLOW_FILES = (
     "router/placement/prefix/test_prefix_index.py",
     "workers/models/weights/test_weight_cache.py",
     "workers/roles/test_roles.py",
+    "workers/interface/test_worker_contract.py",
     "workers/engine/kv_cache/test_page_pool.py",
     "kernels/attention/test_paged_attention.py",
     "workers/engine/kv_cache/test_quantized_pages.py",

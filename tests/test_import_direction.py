@@ -40,7 +40,7 @@ router/frontends router
 workers/models/directory workers/config workers/models/interface
 workers/engine/limits workers/engine/structured_output workers/engine/plan workers/engine/sampling
 workers/engine/execution workers/models/weights workers/models workers/engine/execution/gpu
-workers/engine/kv_cache workers/engine/scheduling workers/engine
+workers/interface workers/engine/kv_cache workers/engine/scheduling workers/engine
 workers/process workers/transfers workers/telemetry workers/group workers/roles workers workers/mock
 
 cluster/processes cluster/terminal cluster/config cluster/fleet cluster/state cluster/repository

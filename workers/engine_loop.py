@@ -9,27 +9,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from slipstream.kv_transfer.api.ticket import PeerId
-from slipstream.router.protocol.messages import (
-    Adopt,
-    Credits,
-    Drain,
-    Extend,
-    Generate,
-    Hello,
-    Prefill,
-    Reserve,
-    ResyncBlocks,
-    RouterMessage,
-    Welcome,
-    WorkerMessage,
-)
+from slipstream.router.protocol.messages import Drain, Hello, RouterMessage, Welcome, WorkerMessage
 from slipstream.router.protocol.messages import Role as RoleName
-from slipstream.workers.engine.native_engine import NativeEngine
+from slipstream.workers.interface.engine import SteppedEngine
 from slipstream.workers.process.inbox import Inbox
-from slipstream.workers.roles.role import Role
-from slipstream.workers.telemetry.block_events import BlockEvents
+from slipstream.workers.roles.worker_protocol import WorkerProtocol
 from slipstream.workers.telemetry.request_log import RequestLog
-from slipstream.workers.telemetry.stats_collector import StatsCollector
 from slipstream.workers.telemetry.step_times import StepSampler
 from slipstream.workers.telemetry.worker_report import WorkerFailed, WorkerState
 from slipstream.workers.transfers.group_transfers import GroupTransfers, RankOutcome
@@ -89,45 +74,34 @@ class RouterPort(Protocol):
 
 @dataclass(slots=True)
 class EngineLoop:
-    """Owns the engine, the role and the transfers, and runs on one thread from the beginning of a role to its end.
+    """Drives an engine and its `WorkerProtocol`, on one thread, from the beginning of a role to its end.
 
     `hello` builds the greeting of an incarnation; `show` tells the supervisor the state and a line about it. `clock`
     gives seconds that never go back.
     """
 
-    engine: NativeEngine
-    role: Role
+    engine: SteppedEngine
+    protocol: WorkerProtocol
     transfers: GroupTransfers
-    stats: StatsCollector
     inbox: Inbox[EngineEvent]
     router: RouterPort
     tickets: TicketIssuer
     hello: Callable[[PeerId], Hello]
     show: Callable[[WorkerState, str], None]
-    drain_s: float
     clock: Callable[[], float] = time.monotonic
-    blocks: BlockEvents = field(init=False)
     requests: RequestLog = field(default_factory=RequestLog)
     steps: StepSampler = field(default_factory=StepSampler)
     _out: list[WorkerMessage] = field(default_factory=list)
     _connected: bool = False
     _connecting: bool = False
     _step_ended_s: float | None = None  # None: there has been nothing to do since then
-    _last_seq: int = 0
-    _credits: Credits | None = None  # as last reported
-    _draining: bool = False
-    _next_role: RoleName | None = None  # after the drain; None: the worker ends
-    _deadline_s: float | None = None  # for the drain
-    _stopped: bool = False
-
-    def __post_init__(self) -> None:
-        self.blocks = BlockEvents(self.engine.prefix_cache)
 
     def run(self) -> RoleName | None:
         """Returns, after a drain or a stop, the role that the worker is to serve next (None: it ends). Raises
         WorkerFailed, after every request has been failed."""
+        protocol = self.protocol
         try:
-            while not self.is_finished:
+            while not protocol.is_finished:
                 self.turn()
         except WorkerFailed as error:
             self._say_goodbye(str(error))
@@ -137,9 +111,9 @@ class EngineLoop:
             reason = f"engine failed: {error!r}"
             self._say_goodbye(reason)
             raise WorkerFailed(reason) from error
-        if self._next_role is not None and not self._stopped:
+        if protocol.next_role is not None and not protocol.is_stopped:
             self._leave_router()
-            return self._next_role
+            return protocol.next_role
         self._say_goodbye("the worker stops")
         return None
 
@@ -154,81 +128,74 @@ class EngineLoop:
             if self._out:
                 self._flush()  # answers to reservations should not wait for the step
             began_s = self.clock() if self._step_ended_s is None else self._step_ended_s
-            self._out += self.role.sampled(self.engine.step())
+            self._out += self.protocol.role.sampled(self.engine.step())
             self._sample_step(began_s)
-        self._watch_the_clock()
+        self._out += self.protocol.tick(self.clock())
         self._flush()
-
-    @property
-    def is_finished(self) -> bool:
-        return self._stopped or (self._draining and self._is_quiet)
-
-    @property
-    def _is_quiet(self) -> bool:
-        return self.role.num_attempts == 0 and self.transfers.num_active == 0
 
     @property
     def can_reconnect(self) -> bool:
         """Whether the next turn can begin a new epoch."""
-        return not (self._connected or self._connecting) and self._is_quiet
+        return not (self._connected or self._connecting) and self.protocol.is_quiet
 
     def _reconnect(self) -> None:
         """Begins a new epoch, once nothing of the old one is left."""
         if not self.can_reconnect:
             return
         self._connecting = True
-        self._last_seq = 0
-        self._credits = None
-        self.stats.start_over()
+        self.protocol.start_over()
         self.steps.start_over()
-        self.blocks.start_over()
         worker = self.tickets.open_epoch()
         self.transfers.begin_epoch(worker)
-        self.show("draining" if self._draining else "connecting", f"epoch {worker.epoch}")
+        self.show("draining" if self.protocol.is_draining else "connecting", f"epoch {worker.epoch}")
         self.router.connect(self.hello(worker))
 
     def next_turn_s(self) -> float | None:
         """How long to wait for the next event: not at all if there is work to do, else until the next deadline."""
         if self.engine.has_work:
             return 0.0
-        deadlines = [self.role.next_deadline_s(), self._deadline_s]
-        if self._connected:  # otherwise overdue messages have no receiver
-            deadlines += [self.stats.next_due_s(), self.blocks.next_due_s()]
+        deadlines = [self.protocol.next_deadline_s()]
+        if self._connected:  # otherwise there is no router to send anything to, however overdue it is
+            deadlines.append(self.protocol.next_news_s())
         waiting = [at for at in deadlines if at is not None]
         return max(0.0, min(waiting) - self.clock()) if waiting else None
 
     def _accept(self, event: EngineEvent) -> None:
+        protocol = self.protocol
         match event:
             case TransferEnded(rank, outcome):
                 ended = self.transfers.ended(rank, outcome)
                 if ended is not None:
-                    self.stats.count_transfer(ended)
-                    self._out += self.role.transfer_ended(ended, self.clock())
+                    self._out += protocol.transfer_ended(ended, self.clock())
             case GrammarReady():
                 self.engine.grammar_ready()
             case Welcome():
                 self._connected, self._connecting = True, False
-                self.show("draining" if self._draining else "ready", "")
+                self.show("draining" if protocol.is_draining else "ready", "")
             case LinkLost():
                 self._connected = self._connecting = False
-                self.role.abandon()
-            case ResyncBlocks():
-                self.blocks.resync()
+                protocol.role.abandon()
             case Drain(next_role):
-                self._drain(self.drain_s, next_role)
+                self._drain(protocol.drain_s, next_role)
             case Stop(drain, within_s):
                 if drain:
-                    self._next_role = None  # even if it was about to change its role
+                    protocol.next_role = None  # even if it was about to change its role
                     self._drain(within_s, None)
                 else:
-                    self._stopped = True
+                    protocol.is_stopped = True
             case GroupBroken(reason):
                 raise WorkerFailed(reason)
             case _:
                 self.requests.heard(event)
-                self._out += self.role.handle(event, self.clock())
-                if isinstance(event, Generate | Reserve | Prefill | Adopt | Extend):
-                    self._last_seq = event.seq
+                self._out += protocol.handle(event, self.clock())
+
+    def _drain(self, within_s: float, next_role: RoleName | None) -> None:
+        protocol = self.protocol
+        if protocol.is_draining:
+            return
+        protocol.drain(self.clock(), within_s, next_role)
+        then = f", then it serves as {next_role} worker" if next_role is not None else ""
+        self.show("draining", f"{protocol.role.num_attempts} requests to finish{then}")
 
     def _sample_step(self, began_s: float) -> None:
         """Samples the time of a step. The time since the step before counts as well, because streams wait for it."""
@@ -240,39 +207,11 @@ class EngineLoop:
             if sample is not None:
                 self.steps.add(sample, now_s)
 
-    def _drain(self, within_s: float, next_role: RoleName | None) -> None:
-        if self._draining:
-            return
-        self._draining = True
-        self._next_role = next_role
-        self._deadline_s = self.clock() + within_s
-        self.role.refuse("the worker drains")
-        then = f", then it serves as {next_role} worker" if next_role is not None else ""
-        self.show("draining", f"{self.role.num_attempts} requests to finish{then}")
-
-    def _watch_the_clock(self) -> None:
-        now_s = self.clock()
-        self._out += self.role.expire(now_s)
-        if self._deadline_s is not None and now_s >= self._deadline_s:
-            self._deadline_s = None
-            if self._next_role is None:
-                self._stopped = True
-            else:  # the router has their tokens, so they continue elsewhere
-                self._out += self.role.fail_all("the worker drains, and this has taken too long")
-                self.role.abandon()
-
     def _flush(self) -> None:
-        """Sends one batch per step: its tokens and events, then the new credits, then statistics if they are due."""
+        """Sends one batch per step: its tokens and events, then what the protocol has to report."""
         if self._connected:
-            credits = self._count()
-            if credits != self._credits:
-                self._credits = credits
-                self._out.append(credits)
             now_s = self.clock()
-            self._out += self.blocks.due(now_s)
-            stats = self.stats.due(now_s)
-            if stats is not None:
-                self._out.append(stats)
+            self._out += self.protocol.news(now_s)
             step_times = self.steps.due(now_s, not self.engine.has_work)
             if step_times is not None:
                 self._out.append(step_times)
@@ -280,12 +219,6 @@ class EngineLoop:
                 self.requests.said(self._out)
                 self.router.send(self._out)
         self._out = []
-
-    def _count(self) -> Credits:
-        if self._draining:
-            return Credits(self._last_seq, 0, 0, 0)
-        capacity = self.engine.capacity()
-        return Credits(self._last_seq, capacity.free_slots, capacity.free_pages, capacity.free_tokens)
 
     def _leave_router(self) -> None:
         """Leaves the router for good. Of what has arrived meanwhile, only a request to stop still matters."""
@@ -296,7 +229,7 @@ class EngineLoop:
                 self.inbox.put_always(event)
 
     def _say_goodbye(self, reason: str) -> None:
-        self._out += self.role.fail_all(reason)
+        self._out += self.protocol.role.fail_all(reason)
         if self._connected:
             self.requests.said(self._out)
             self.router.send(self._out)

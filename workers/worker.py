@@ -50,9 +50,7 @@ from slipstream.workers.models.interface.tensor_parallel import TensorParallel
 from slipstream.workers.process.compute_thread import ComputeThread
 from slipstream.workers.process.inbox import Inbox
 from slipstream.workers.process.watchdog import Watchdog
-from slipstream.workers.roles.decode import DecodeRole
-from slipstream.workers.roles.prefill import PrefillRole
-from slipstream.workers.roles.role import Role
+from slipstream.workers.roles.worker_protocol import WorkerProtocol
 from slipstream.workers.router_link import RouterLink
 from slipstream.workers.telemetry.engine_build import build_of
 from slipstream.workers.telemetry.reporter import Reporter
@@ -272,23 +270,20 @@ class Worker:
     ) -> RoleName | None:
         """Serves one role to its end. Returns the role to serve next, None if the worker ends."""
         self._reporter.serves_as(name)
-        role: Role = (
-            PrefillRole(engine, transfers)
-            if name == "prefill"
-            else DecodeRole(engine, transfers, tickets, self._config.transfer.lease_s)
+        config = self._config
+        protocol = WorkerProtocol.in_role(
+            name, engine, transfers, tickets, config.transfer.lease_s, stats, config.drain_s
         )
         return EngineLoop(
             engine=engine,
-            role=role,
+            protocol=protocol,
             transfers=transfers,
-            stats=stats,
             steps=steps,
             inbox=self._inbox,
             router=link,
             tickets=tickets,
             hello=lambda worker: self._hello(worker, name, engine.limits, tickets),
             show=self._reporter.show,
-            drain_s=self._config.drain_s,
         ).run()
 
     def _gather(self, stack: contextlib.ExitStack) -> list[RemoteRank]:

@@ -31,9 +31,7 @@ class TokenBearer(HTTPBearer):
     """Admits callers that present the token."""
 
     def __init__(self, token: str) -> None:
-        super().__init__(
-            auto_error=False, description="The operator's token: in the state file, or in operator.token_file."
-        )
+        super().__init__(auto_error=False, description="The token: in the state file, or in admin_api.token_file.")
         self._token = token.encode()
 
     async def __call__(self, request: HTTPConnection) -> HTTPAuthorizationCredentials:
@@ -47,7 +45,7 @@ class TokenBearer(HTTPBearer):
 def build_app(parts: DriverParts, routers: Sequence[APIRouter] = ()) -> FastAPI:
     """The application. `routers` are mounted beside the fleet's own; their calls need the token, too."""
     app = FastAPIOffline(  # a browser inside a cluster may reach no other host for the page's scripts
-        title="Slipstream operator",
+        title="Slipstream admin API",
         version=__version__,
         description=DESCRIPTION,
         redoc_url=None,

@@ -34,7 +34,7 @@ async def operating(port: AdminServer, parts: DriverParts) -> AsyncIterator[None
     """Serves the API while the context is open."""
     # In a thread, because the import takes longer than the loop should be blocked.
     server = await asyncio.to_thread(_web_server, parts)
-    task = asyncio.create_task(server.serve(sockets=port.sockets), name="operator")
+    task = asyncio.create_task(server.serve(sockets=port.sockets), name="admin-api")
     try:
         yield
     finally:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from slipstream.cluster.fleet.fleet_port import FleetPort
 from slipstream.cluster.planner.decision_log import DecisionLog
@@ -13,17 +12,24 @@ from slipstream.cluster.state.run_state import ClusterState
 from slipstream.cluster.update.updater import Updater
 
 
+class RouterView(Protocol):
+    """What is shown of the router, as plain values. None while there is no router or it does not answer."""
+
+    async def cluster_status(self) -> dict[str, Any] | None:
+        """Its view of the load (`/cluster/status`)."""
+
+    async def signals_to_show(self) -> dict[str, Any] | None:
+        """The recent load and how well it was served."""
+
+
 @dataclass(frozen=True, slots=True)
 class DriverParts:
-    """`router_status` returns the router's view of the load (`/cluster/status`), None if it does not answer; `signals`
-    likewise returns the recent load and how well it was served. `token` is what callers must present. `decisions` are
-    those of the planner, None if it is not enabled."""
+    """`token` is what callers must present. `decisions` are those of the planner, None if it is not enabled."""
 
     fleet: FleetPort
     state: ClusterState
-    router_status: Callable[[], Awaitable[dict[str, Any] | None]]
+    router: RouterView
     token: str
     decisions: DecisionLog | None = None
     updater: Updater | None = None
-    signals: Callable[[], Awaitable[dict[str, Any] | None]] | None = None
     files: FilesWatch | None = None

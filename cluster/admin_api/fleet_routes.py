@@ -6,10 +6,11 @@ import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.convertors import PathConvertor, register_url_convertor
 
 from slipstream.cluster.admin_api.driver_parts import DriverParts
+from slipstream.cluster.admin_api.strict_body import StrictBody
 from slipstream.cluster.config.cluster_config import MAX_REPLICAS
 from slipstream.cluster.fleet.fleet_port import FleetMember, FleetState, MemberState
 from slipstream.router.protocol.messages import Role
@@ -24,20 +25,16 @@ class AnyText(PathConvertor):
     regex = "(?s:.*)"
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class ScaleQuestion(_Strict):
+class ScaleQuestion(StrictBody):
     role: Role
     replicas: int = Field(ge=0, le=MAX_REPLICAS, description="Groups that are wanted in this role; 0: none.")
 
 
-class DrainQuestion(_Strict):
+class DrainQuestion(StrictBody):
     migrate: bool = Field(True, description="Move what runs there to other workers; else it runs on there to its end.")
 
 
-class RoleQuestion(_Strict):
+class RoleQuestion(StrictBody):
     role: Role
 
 
@@ -101,8 +98,8 @@ def fleet_routes(parts: DriverParts) -> APIRouter:
 
     @routes.get("/status", summary="The cluster: its processes, and the load as the router sees it")
     async def status() -> dict[str, Any]:
-        signals = await parts.signals() if parts.signals is not None else None
-        return parts.state.public() | {"router": await parts.router_status(), "signals": signals}
+        signals = await parts.router.signals_to_show()
+        return parts.state.public() | {"router": await parts.router.cluster_status(), "signals": signals}
 
     @routes.post("/fleet/scale", status_code=202, summary="Add or remove groups of a role")
     async def scale(question: ScaleQuestion) -> FleetAnswer:

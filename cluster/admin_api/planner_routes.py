@@ -27,7 +27,7 @@ def planner_routes(decisions: DecisionLog | None, fleet: FleetPort, further: Seq
         changes: Annotated[bool, Query(description="Only those that changed something.")] = False,
     ) -> dict[str, Any]:
         found = decisions.latest(last, changes_only=changes) if decisions is not None else []
-        return {"enabled": decisions is not None, "decisions": [one.told() for one in found]}
+        return {"enabled": decisions is not None, "decisions": [one.as_dict() for one in found]}
 
     registry = CollectorRegistry(auto_describe=False)
     for collector in (PlannerPage(decisions, fleet), *further):

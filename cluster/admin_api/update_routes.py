@@ -6,8 +6,9 @@ import time
 from pathlib import Path
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
+from slipstream.cluster.admin_api.strict_body import StrictBody
 from slipstream.cluster.fleet.fleet_port import FleetError
 from slipstream.cluster.fleet.update_plan import Phase, UpdateOptions
 from slipstream.cluster.update.updater import Updater
@@ -15,11 +16,7 @@ from slipstream.cluster.update.updater import Updater
 DEFAULTS = UpdateOptions()
 
 
-class _StrictUpdate(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class UpdateQuestion(_StrictUpdate):
+class UpdateQuestion(StrictBody):
     config: str = Field(min_length=1, description="Absolute path of a configuration on the driver's machine.")
     surge: int = Field(DEFAULTS.surge, description="Groups of each role more than wanted, for a while.")
     max_unavailable: int = Field(DEFAULTS.max_unavailable, description="Groups of each role fewer than wanted.")
@@ -46,7 +43,7 @@ class UpdateQuestion(_StrictUpdate):
             raise FleetError("invalid", name, str(error)) from None
 
 
-class SplitQuestion(_StrictUpdate):
+class SplitQuestion(StrictBody):
     weights: dict[str, float] = Field(min_length=1, description="Shares by version, of any sum.")
 
 

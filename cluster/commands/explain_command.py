@@ -37,11 +37,11 @@ def explain_command(
     with exit_on_command_error():
         base = url.rstrip("/").removesuffix("/v1") if url is not None else url_of_cluster(name)
         if request_id is None:
-            told = ask(f"{base}/v1/requests?limit={last or 20}", key)
-            text = json.dumps(told["data"], indent=1) + "\n" if as_json else listing(told["data"])
+            reply = ask(f"{base}/v1/requests?limit={last or 20}", key)
+            text = json.dumps(reply["data"], indent=1) + "\n" if as_json else listing(reply["data"])
         else:
-            told = ask(f"{base}/v1/requests/{quote(request_id, safe='', errors='surrogateescape')}/explain", key)
-            text = json.dumps(told, indent=1) + "\n" if as_json else table(told)
+            reply = ask(f"{base}/v1/requests/{quote(request_id, safe='', errors='surrogateescape')}/explain", key)
+            text = json.dumps(reply, indent=1) + "\n" if as_json else table(reply)
         click.echo(text, nl=False)
 
 
@@ -74,8 +74,8 @@ def ask(url: str, key: str | None) -> Any:
 def refusal(error: urllib.error.HTTPError, where: str) -> str:
     """The router's error as one sentence, with what can be done about it."""
     try:
-        told = json.load(error)["error"]
-        message, code = str(told["message"]), told["code"]
+        reply = json.load(error)["error"]
+        message, code = str(reply["message"]), reply["code"]
     except (ValueError, KeyError, TypeError, OSError):
         return f"{where} answers with status {error.code} and is perhaps no Slipstream router"
     if error.code in (401, 403):

@@ -10,13 +10,15 @@ from typing import Any, NoReturn
 
 import click
 
-from slipstream.cluster.admin_api.client.admin_port import AdminPort
+from slipstream.cluster.admin_api.client.admin_port import AdminPort, CallOptions
 from slipstream.cluster.admin_api.client.cluster_choice import DETACH, ClusterChoice, of_a_cluster
 from slipstream.cluster.terminal import console
 from slipstream.cluster.terminal.command_error import CommandError, exit_on_command_error
 from slipstream.router.protocol.messages import ROLES
 
 ASK_EVERY_S = 0.3
+AT_ONCE = CallOptions(waits=False)  # after a restart, the workers are others
+REPEATABLE = CallOptions(may_repeat=True)
 RESTS = frozenset({"ready", "pending", "failed"})  # the states that a member does not leave by itself
 
 FLEET_JSON = click.option("--json", "as_json", is_flag=True, help="Print the fleet at the end as JSON, for programs.")
@@ -52,7 +54,7 @@ def drain_command(cluster: ClusterChoice, worker: str, no_migrate: bool, detach:
     """Empty WORKER without losing a request, then end it for good."""
     with exit_on_command_error():
         operator = cluster.operator()
-        begun = operator.post(_worker_path(worker, "drain"), {"migrate": not no_migrate}, waits=False)
+        begun = operator.post(_worker_path(worker, "drain"), {"migrate": not no_migrate}, AT_ONCE)
         _follow(operator, begun, [worker], detach, as_json)
 
 
@@ -66,7 +68,7 @@ def role_command(cluster: ClusterChoice, worker: str, role: str, detach: bool, a
     """Make WORKER serve as a prefill or a decode worker, with the weights that it already has in memory."""
     with exit_on_command_error():
         operator = cluster.operator()
-        begun = operator.post(_worker_path(worker, "role"), {"role": role}, waits=False)
+        begun = operator.post(_worker_path(worker, "role"), {"role": role}, AT_ONCE)
         _follow(operator, begun, [worker], detach, as_json)
 
 
@@ -87,7 +89,7 @@ def _scale(operator: AdminPort, replicas: dict[str, int], detach: bool, as_json:
     grown_first = sorted(replicas, key=lambda role: replicas[role] < before[f"num_{role}"])
     touched: list[str] = []
     for role in grown_first:
-        begun = operator.post("/v1/fleet/scale", {"role": role, "replicas": replicas[role]}, may_repeat=True)
+        begun = operator.post("/v1/fleet/scale", {"role": role, "replicas": replicas[role]}, REPEATABLE)
         touched += begun["added"]
     left = {member["name"] for member in begun["members"] if not member["is_leaving"]}
     touched += [member["name"] for member in before["members"] if member["name"] not in left]
@@ -99,14 +101,14 @@ def _follow(operator: AdminPort, fleet: dict[str, Any], names: list[str], detach
     begun, restarts = fleet, operator.restarts
     if fleet["warning"] is not None:
         console.warning(fleet["warning"])
-    told: dict[str, str] = {}
+    shown: dict[str, str] = {}
     while True:
         members = {member["name"]: member for member in fleet["members"]}
         for name in names:
             text = _line(members.get(name))
-            if told.get(name) != text and not as_json:
+            if shown.get(name) != text and not as_json:
                 click.echo(f"{name}: {text}")
-            told[name] = text
+            shown[name] = text
         if detach or all(_is_at_rest(members.get(name)) for name in names):
             break
         time.sleep(ASK_EVERY_S)
@@ -126,7 +128,7 @@ def _exit_after_restart(begun: dict[str, Any], fleet: dict[str, Any], as_json: b
     that were followed may be others now."""
     if as_json:
         click.echo(json.dumps(fleet, indent=1))
-    were, are = ({role: told[f"num_{role}"] for role in ROLES} for told in (begun, fleet))
+    were, are = ({role: one[f"num_{role}"] for role in ROLES} for one in (begun, fleet))
     now = " and ".join(f"{are[role]} {role}" for role in ROLES)
     if are != were:
         wanted = " and ".join(f"{were[role]} {role}" for role in ROLES)

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from slipstream.cluster.admin_api.client.cluster_choice import JSON, ClusterChoice, of_a_cluster
+from slipstream.cluster.admin_api.client.cluster_choice import JSON, ClusterChoice, of_a_cluster, takes_name
 from slipstream.cluster.terminal.command_error import exit_on_command_error
 
 
@@ -17,18 +17,19 @@ from slipstream.cluster.terminal.command_error import exit_on_command_error
 @click.option("--last", metavar="N", type=click.IntRange(1, 1000), default=20, show_default=True, help="So many.")
 @click.option("--changes", is_flag=True, help="Only decisions that changed something.")
 @click.option("--alternatives", is_flag=True, help="With what was rejected, and why.")
+@takes_name
 @of_a_cluster
 @JSON
 def planner_command(cluster: ClusterChoice, last: int, changes: bool, alternatives: bool, as_json: bool) -> None:
     """List the planner's latest decisions, the last one first."""
     with exit_on_command_error():
-        told = cluster.operator().get(f"/v1/planner/decisions?last={last}&changes={str(changes).lower()}")
+        reply = cluster.operator().get(f"/v1/planner/decisions?last={last}&changes={str(changes).lower()}")
     if as_json:
-        click.echo(json.dumps(told, indent=1))
-    elif not told["enabled"]:
+        click.echo(json.dumps(reply, indent=1))
+    elif not reply["enabled"]:
         click.echo("no planner is enabled; planner.enabled: true in the configuration turns it on")
     else:
-        click.echo("\n".join(lines(told["decisions"], alternatives)))
+        click.echo("\n".join(lines(reply["decisions"], alternatives)))
 
 
 def lines(decisions: list[dict[str, Any]], with_alternatives: bool) -> Iterator[str]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import click
 import psutil
 
+from slipstream.cluster.admin_api.client.cluster_choice import NAME, takes_name
 from slipstream.cluster.fleet.update_plan import ENDED
 from slipstream.cluster.processes import process_tree
 from slipstream.cluster.processes.guardian_link import VARIABLE
@@ -29,7 +30,8 @@ VERSION = "import slipstream; print(slipstream.__version__)"
 
 
 @click.command("restart")
-@click.argument("name", required=False)
+@takes_name
+@NAME
 def restart_command(name: str | None) -> None:
     """Start the cluster called NAME again, from the environment as it is now, without losing a request.
 

@@ -14,7 +14,7 @@ import click
 
 from slipstream.cluster.admin_api.client.admin_client import client_of
 from slipstream.cluster.admin_api.client.admin_port import AdminPort
-from slipstream.cluster.admin_api.client.cluster_choice import TOKEN, URL, ClusterChoice
+from slipstream.cluster.admin_api.client.cluster_choice import NAME, TOKEN, URL, ClusterChoice, takes_name
 from slipstream.cluster.state import run_state
 from slipstream.cluster.state.cluster_status import describe, router_status
 from slipstream.cluster.state.run_state import ClusterState, MemberStatus
@@ -37,7 +37,8 @@ class StatusView:
 
 
 @click.command("status")
-@click.argument("name", required=False)
+@takes_name
+@NAME
 @click.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
 @click.option("--every", metavar="SECONDS", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True)
 @URL
@@ -71,22 +72,22 @@ def _here(name: str | None) -> Iterator[StatusView]:
             continue
         if state.driver and not state.has_driver:
             state.phase, state.members = "down", []
-        told: dict[str, Any] = {}
+        reply: dict[str, Any] = {}
         if state.operator_url and state.phase == "ready":
             try:
-                told = client_of(state).get("/v1/status")
+                reply = client_of(state).get("/v1/status")
             except CommandError:
-                told = {}
-        yield StatusView(state, told.get("router") or router_status(state.ask_url), told.get("signals"))
+                reply = {}
+        yield StatusView(state, reply.get("router") or router_status(state.ask_url), reply.get("signals"))
 
 
 def _elsewhere(operator: AdminPort, url: str) -> StatusView:
     """A cluster on another machine. Raises CommandError."""
-    told = operator.get("/v1/status")
+    reply = operator.get("/v1/status")
     known = {field.name for field in fields(ClusterState)}
     try:
-        state = ClusterState(**{key: value for key, value in told.items() if key in known})
-        state.members = [MemberStatus(**member) for member in told["members"]]
+        state = ClusterState(**{key: value for key, value in reply.items() if key in known})
+        state.members = [MemberStatus(**member) for member in reply["members"]]
     except (TypeError, KeyError) as error:
         raise CommandError(f"{url} is of another version of Slipstream: {error}") from error
-    return StatusView(state, told.get("router"), told.get("signals"))
+    return StatusView(state, reply.get("router"), reply.get("signals"))

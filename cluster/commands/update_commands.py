@@ -11,15 +11,17 @@ from typing import Any
 
 import click
 
-from slipstream.cluster.admin_api.client.admin_port import AdminPort
-from slipstream.cluster.admin_api.client.cluster_choice import DETACH, JSON, ClusterChoice, of_a_cluster
+from slipstream.cluster.admin_api.client.admin_port import AdminPort, CallOptions
+from slipstream.cluster.admin_api.client.cluster_choice import DETACH, JSON, ClusterChoice, of_a_cluster, takes_name
+from slipstream.cluster.config.former_names import with_new_keys
 from slipstream.cluster.config.settings_file import ConfigError, SettingsFile
 from slipstream.cluster.fleet.update_plan import ENDED, UpdateOptions
+from slipstream.cluster.terminal import console
 from slipstream.cluster.terminal.command_error import exit_on_command_error
 
 DEFAULTS = UpdateOptions()
 ASK_EVERY_S = 0.5
-READ_S = 1800.0  # in which the driver reads all files of the new version
+READ = CallOptions(timeout_s=1800.0)  # in which the driver reads all files of the new version
 
 PATH = "/v1/update"
 
@@ -52,19 +54,7 @@ PATH = "/v1/update"
 @of_a_cluster
 @DETACH
 @JSON
-def update_command(
-    cluster: ClusterChoice,
-    config: Path | None,
-    surge: int,
-    max_unavailable: int,
-    split: float | None,
-    auto: bool,
-    canary_s: float,
-    min_requests: int,
-    start_timeout_s: float,
-    detach: bool,
-    as_json: bool,
-) -> None:
+def update_command(cluster: ClusterChoice, config: Path | None, detach: bool, as_json: bool, **options: Any) -> None:
     """Update a running cluster to CONFIG, by exchanging its workers one by one, without a failed request.
 
     If several clusters run on this machine, it is the one that --name or, without that, the `name` in CONFIG says.
@@ -76,20 +66,11 @@ def update_command(
         with exit_on_command_error():
             show(cluster.operator().get(PATH), as_json)
         return
-    question = {
-        "config": str(config if cluster.url is not None else config.resolve()),
-        "surge": surge,
-        "max_unavailable": max_unavailable,
-        "split": split,
-        "auto": auto,
-        "canary_s": canary_s,
-        "min_requests": min_requests,
-        "start_timeout_s": start_timeout_s,
-    }
-    until = {"canary"} if split is not None and not auto else set[str]()
+    question = {"config": str(config if cluster.url is not None else config.resolve()), **options}
+    until = {"canary"} if options["split"] is not None and not options["auto"] else set[str]()
     with exit_on_command_error():
         operator = cluster.operator(_name_in(config) if cluster.url is None else None)
-        follow(operator, operator.post(PATH, question, timeout_s=READ_S), as_json, until=until, detach=detach)
+        follow(operator, operator.post(PATH, question, READ), as_json, until=until, detach=detach)
 
 
 @click.command("split")
@@ -115,6 +96,7 @@ def split_command(cluster: ClusterChoice, shares: tuple[str, ...], as_json: bool
 
 
 @click.command("rollback")
+@takes_name
 @of_a_cluster
 @DETACH
 @JSON
@@ -158,12 +140,15 @@ def follow(
 
 
 def _name_in(config: Path) -> str | None:
-    """The cluster's name that the file states; None if it states none, or cannot be read, of which the driver says
-    more."""
+    """The cluster's name in the file; None if there is none, or if the file cannot be read, which the driver reports.
+    Warns of former names of settings."""
     try:
-        name = SettingsFile.read(config, (), needed="").settings.get("name")
+        file, warnings = with_new_keys(SettingsFile.read(config, (), needed=""))
     except ConfigError:
         return None
+    for warning in warnings:
+        console.warning(warning)
+    name = file.settings.get("name")
     return name if isinstance(name, str) else None
 
 

@@ -176,7 +176,7 @@ class ClusterConfig:
     kv_transfer: TransferConfig = field(default_factory=TransferConfig)
     ray: RayConfig = field(default_factory=RayConfig)
     restart: RestartConfig = field(default_factory=RestartConfig)
-    operator: AdminApiConfig = field(default_factory=AdminApiConfig)
+    admin_api: AdminApiConfig = field(default_factory=AdminApiConfig)
     planner: PlannerConfig = field(default_factory=PlannerConfig)
     startup_timeout_s: float = 300.0
     drain_timeout_s: float = 30.0
@@ -217,7 +217,7 @@ class ClusterConfig:
             ("router.http.host", self.router.http.host),
             ("router.worker_host", self.router.worker_host),
             ("router.admin.host", self.router.admin.host),
-            ("operator.host", self.operator.host),
+            ("admin_api.host", self.admin_api.host),
             ("kv_transfer.host", self.kv_transfer.host),
         ):
             if not is_host(host):
@@ -225,8 +225,8 @@ class ClusterConfig:
         if self.router.worker_port and self.router.worker_port == self.router.http.port:
             raise ValueError(f"router.worker_port must differ from router.http.port, got {self.router.worker_port}")
         admin_port = self.router.admin.port
-        if self.operator.port and self.operator.port in (self.router.http.port, self.router.worker_port, admin_port):
-            raise ValueError(f"operator.port must differ from the ports of the router, got {self.operator.port}")
+        if self.admin_api.port and self.admin_api.port in (self.router.http.port, self.router.worker_port, admin_port):
+            raise ValueError(f"admin_api.port must differ from the ports of the router, got {self.admin_api.port}")
         if admin_port and admin_port in (self.router.http.port, self.router.worker_port):
             raise ValueError(f"router.admin.port must differ from the router's other ports, got {admin_port}")
         # Pages are sent as they are, so both sides must cut sequences at the same places and use the same type.

@@ -10,19 +10,20 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from slipstream.cluster.config.cluster_config import ClusterConfig
+from slipstream.cluster.config.former_names import with_former_names, with_new_names
 
 
 def as_plain(config: ClusterConfig) -> dict[str, Any]:
-    """The configuration as plain values, which JSON has."""
-    plain: dict[str, Any] = _form().dump_python(config, mode="json")
-    return plain
+    """The configuration as plain values, which JSON has. Renamed settings have their former names, so that a driver of
+    an earlier Slipstream can go on with it."""
+    return with_former_names(_form().dump_python(config, mode="json"))
 
 
 def from_plain(plain: dict[str, Any]) -> ClusterConfig | None:
     """The configuration that `as_plain` was given; None if there was none, or if it is that of another Slipstream,
     which has been updated while it served. Files that it names are not looked at."""
     try:
-        return _form().validate_json(json.dumps(plain))
+        return _form().validate_json(json.dumps(with_new_names(plain)))
     except ValidationError:
         return None
 

@@ -36,7 +36,7 @@ class SettingsFile:
     def read(cls, path: Path, known: Collection[str], needed: str = "model.path") -> SettingsFile:
         """Reads a file. Raises ConfigError, also if none of its keys resembles a `known` one. If no key is `needed`,
         the file may be empty and its keys are not checked."""
-        text = _text(path)
+        text = read_text(path)
         try:
             with _loader_of(text) as loader:
                 node = loader.get_single_node()
@@ -77,7 +77,8 @@ def _loader_of(text: str) -> Iterator[yaml.SafeLoader]:
         loader.dispose()
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The text of a settings file, with its line ends as they are. Raises ConfigError."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)  # the size in the file system is no help: devices have none

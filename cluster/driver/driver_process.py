@@ -22,7 +22,7 @@ from slipstream.cluster.processes.guardian_link import INTERRUPTED, GuardianLink
 from slipstream.cluster.processes.process_log import redirect_output
 from slipstream.cluster.ray import local_ray
 from slipstream.cluster.ray.local_ray import LocalRay
-from slipstream.cluster.sizing.config_choice import config_file
+from slipstream.cluster.sizing.config_choice import ConfigSource, config_source
 from slipstream.cluster.state import run_state
 from slipstream.cluster.state.run_state import ClusterState
 from slipstream.cluster.terminal import console
@@ -54,8 +54,8 @@ def run_driver(
 def _run(guardian: GuardianLink, target: Path | None, overrides: Overrides, timings: bool) -> int:
     before = state_before(guardian)
     try:
-        config_path = Path(before.config) if before is not None else config_file(target, overrides.name)
-        config = (from_plain(before.served) if before is not None else None) or overrides.load(config_path)
+        source = config_source(target, overrides.name) if before is None else ConfigSource(Path(before.config))
+        config = (from_plain(before.served) if before is not None else None) or source.load(overrides.load)
     except ConfigError as error:
         for problem in error.problems:
             console.error(problem)
@@ -68,16 +68,16 @@ def _run(guardian: GuardianLink, target: Path | None, overrides: Overrides, timi
         return 1
     if before is None:
         for warning in warnings_about(config, Machine.this()):
-            console.warning(f"{config_path}: {warning}")
+            console.warning(source.sentence(f"{source.path}: {warning}"))
     address = ray_address(config.ray)
     try:
         if address is None and not guardian.is_again:  # else the keeper has the ports
-            check_ports(config)
+            check_ports(config, source)
         with run_state.claim(config.name, run_state.run_folder(), guardian.pid) as state_path:
             left = run_state.read(state_path)
             if left is not None and left.pid != guardian.pid:
                 console.warning(f"the cluster that was called {config.name} has ended: {left.last_words}")
-            code = _serve(DriverTask(guardian, config, config_path, overrides, before, state_path, timings), address)
+            code = _serve(DriverTask(guardian, config, source.path, overrides, before, state_path, timings), address)
             # The next driver goes by the state. If there is none, the guardian may be killed before it removes that:
             # `ray job stop` waits 3 s.
             if not guardian.is_alive or not guardian.starts_another:
@@ -159,11 +159,11 @@ def describe(config: ClusterConfig, wanted: dict[Role, int]) -> str:
     return f"Slipstream serves {config.model.name}: {pools}"
 
 
-def check_ports(config: ClusterConfig) -> None:
+def check_ports(config: ClusterConfig, source: ConfigSource) -> None:
     """Raises CannotListen if a port cannot be used. This is checked before anything is started; if a port is taken
     later, the router will report it."""
     for problem in filter(None, (*map(why_not_there, listeners(config)), why_no_unix_socket(config))):
-        raise CannotListen(problem)
+        raise CannotListen(source.sentence(problem))
 
 
 def log_folder(name: str, *, is_fresh: bool) -> Path:

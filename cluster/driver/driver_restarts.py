@@ -11,7 +11,7 @@ MAX_PAUSE_S = 30.0
 
 @dataclass(slots=True)
 class DriverRestarts:
-    """Is told of deaths, and says how long to wait.
+    """Counts deaths, and returns how long to wait.
 
     never up, the first one                    -> None: the fault lies in what it was to serve
     never up, `MAX_FRUITLESS` times in a row   -> None: starting again does not help

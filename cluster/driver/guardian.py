@@ -8,8 +8,8 @@
 Actors end with their driver, and everything ends with its Ray. So when one of these dies, all processes go but the
 guardian. The next driver brings them up again, and the next router continues with the clients that the keeper has.
 
-Signals are passed on to the driver, and its exit code is ours. A driver that has served and ends without having been
-told so by us has a successor, in whatever way it ended, and leaves its clients to that one. If the guardian itself is
+Signals are passed on to the driver, and its exit code is ours. A driver that has served and ends without
+such a signal has a successor, in whatever way it ended, and leaves its clients to that one. If the guardian itself is
 killed, the driver drains the cluster and ends.
 """
 
@@ -49,7 +49,7 @@ def guard(command: Sequence[str]) -> int:
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # `nohup`
         signals.remove(signal.SIGHUP)
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever started us may ignore it, and then no end would be told
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the parent may ignore it, and then no end would be reported
     logging.basicConfig(format="slipstream: %(message)s")  # of the keeper, which has little to say
     _adopt_orphans()
     with keeping_clients() as keeper:
@@ -182,7 +182,7 @@ class GuardedDriver:
 
 
 def _open_standard_files() -> None:
-    """Where whoever started us has closed stdin, stdout or stderr (`serve >&-`), the next file that is opened would be
+    """Where the parent has closed stdin, stdout or stderr (`serve >&-`), the next file that is opened would be
     taken for it, in the driver as well."""
     for fd in (0, 1, 2):
         try:

@@ -22,13 +22,13 @@ class ListenAddress(NamedTuple):
 
 def listeners(config: ClusterConfig) -> Iterator[ListenAddress]:
     """All listening addresses except those of workers."""
-    router, operator = config.router, config.operator
+    router, admin_api = config.router, config.admin_api
     yield ListenAddress("router.http", router.http.host, router.http.port)
     yield ListenAddress("router", router.worker_host, router.worker_port)
     if router.admin.port is not None:
         yield ListenAddress("router.admin", router.admin.host, router.admin.port)
-    if operator.port is not None:
-        yield ListenAddress("operator", operator.host, operator.port)
+    if admin_api.port is not None:
+        yield ListenAddress("admin_api", admin_api.host, admin_api.port)
 
 
 def why_not_there(listener: ListenAddress) -> str | None:

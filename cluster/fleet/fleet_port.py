@@ -62,7 +62,7 @@ class FleetState:
     """All groups. `num_prefill` and `num_decode` are the wanted numbers: groups that serve or are on their way to it,
     without those that are leaving. `max_members` is how many the machines could hold; None if that is not known (a Ray
     cluster that grows). `is_changing`: some group is in a state of CHANGING, so counts and load are about to change.
-    `is_held`: an update is under way, and until it ends nobody else may resize."""
+    `is_held`: an update is under way, and until it ends no other caller may resize."""
 
     members: tuple[FleetMember, ...]
     num_prefill: int

@@ -99,7 +99,7 @@ UpdateAction = SetSplit | AddGroup | RemoveGroup
 
 @dataclass(frozen=True, slots=True)
 class UpdateEvent:
-    """Something that happened. `at_s` is in the clock of whoever drives the update."""
+    """Something that happened. `at_s` is on the clock of the update's caller."""
 
     at_s: float
     phase: Phase

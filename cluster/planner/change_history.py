@@ -38,7 +38,7 @@ class ChangeHistory:
         self._change_again_s = float("-inf")
 
     def see(self, fleet: FleetState, now: float) -> None:
-        """Told at every look: follows a change that is under way to its end."""
+        """Called at every look. Follows a change that is under way to its end."""
         if fleet.is_changing:
             if self._changing_since_s is None:
                 self._changing_since_s = now

@@ -19,7 +19,7 @@ class DecisionRecord:
     decision: PlannerDecision
     failed: tuple[str, ...] = ()
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """As JSON tells it."""
         decision = self.decision
         return {

@@ -85,6 +85,6 @@ class PlannerDecision:
 
 class Planner(Protocol):
     """Asked every `planner.interval_s`. No clock, no I/O: the same object runs in the driver, in tests and in the
-    simulator. `now` never goes back; it is the clock of whoever asks."""
+    simulator. `now` never goes back; it is on the clock of the caller."""
 
     def decide(self, signals: Signals, fleet: FleetState, now: float) -> PlannerDecision: ...

@@ -23,7 +23,7 @@ from slipstream.router.status.load_signals import Signals
 
 log = logging.getLogger(__name__)
 
-WAKING_S = 1.0  # between looks at a cluster without decode workers: whoever waits there waits for us
+WAKING_S = 1.0  # between looks at a cluster without decode workers, where every request waits for the planner
 
 
 class PlannerLoop:

@@ -110,7 +110,7 @@ class SloPlanner:
     # ---- what comes before planning
 
     def _wake(self, look: DecisionContext) -> PlannerDecision | None:
-        """Requests wait, and nobody is there or on the way who could decode."""
+        """Requests wait, and there is no decode worker, not even a starting one."""
         fleet, signals = look.fleet, look.signals
         if fleet.num_decode > 0 or not signals.num_waiting:
             return None
@@ -143,7 +143,7 @@ class SloPlanner:
         return None
 
     def _sleep(self, look: DecisionContext) -> PlannerDecision | None:
-        """To zero, where that is wanted and nobody has asked for anything for long."""
+        """To zero, where that is wanted and there was no request for long."""
         config = self._config
         assert self._busy_s is not None
         if not look.pools.total:

@@ -38,7 +38,7 @@ def is_running(pid: int, started: float) -> bool:
 
 
 def wait_until_gone(pid: int, started: float, patience_s: float) -> bool:
-    """Waits for the end of a process that is not our child. (So nobody notifies us, and we have to poll.) Returns
+    """Waits for the end of a process that is not our child. (The kernel does not notify us, so this polls.) Returns
     whether it ended in time; `inf` waits for ever."""
     deadline_s = time.monotonic() + patience_s
     while is_running(pid, started):

@@ -57,7 +57,7 @@ class Reaper:
         self._write(f"path {path}\n")
 
     def remove_after(self, pid: int, started: float, path: Path) -> None:
-        """The same, if the process that it belongs to is gone by then."""
+        """Removes the path, if the process that it belongs to is gone by then."""
         self._write(f"path-of {pid} {started} {path}\n")
 
     def close(self) -> None:

@@ -55,14 +55,14 @@ def environment() -> dict[str, str]:
     return {
         # No usage statistics leave the machine, and no question about them is asked at the terminal.
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Whoever can reach a Ray port can run code as this user, so require a token that only our processes have.
+        # A client that can reach a Ray port can run code as this user, so require a token that only our processes have.
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         # Ray's future behaviour, chosen now because otherwise it warns about the change (FutureWarning).
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         # We watch our processes ourselves; without the exporters Ray's agents cost less.
         "RAY_enable_metrics_collection": "0",
-        # Nobody asks for the history of Ray tasks, and keeping it makes the GCS grow by 40 MiB an hour.
+        # Nothing reads the history of Ray tasks, and keeping it makes the GCS grow by 40 MiB an hour.
         "RAY_task_events_report_interval_ms": "0",
         # Ray runs its workers at nice 15, behind everything else on the machine, which would slow down every token.
         "RAY_worker_niceness": "0",

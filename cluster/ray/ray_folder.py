@@ -23,7 +23,7 @@ class RayFolder:
         unlocked = self.path / "new"
         self._lock = unlocked.open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        unlocked.rename(self.path / OWNER)  # renamed only now, so nobody finds it before it is locked
+        unlocked.rename(self.path / OWNER)  # renamed only now, so that no process finds it before it is locked
 
     def close(self) -> None:
         """Lets go of the folder, which may be removed from now on."""

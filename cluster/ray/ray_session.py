@@ -18,7 +18,7 @@ ANSWER_WITHIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class RaySession:
-    """A connection to Ray. `is_own`: nobody else uses this Ray, and it has one node and always will."""
+    """A connection to Ray. `is_own`: no other program uses this Ray, and it has one node and always will."""
 
     is_own: bool
     node_id: str
@@ -31,7 +31,7 @@ class RaySession:
 
 
 def check_answers(address: str) -> None:
-    """Raises RayFailed if nobody listens at the address. (Ray itself would silently try for two minutes.)"""
+    """Raises RayFailed if nothing listens at the address. (Ray itself would silently try for two minutes.)"""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not port.isdigit():
         return  # `auto`, or another form that only Ray understands

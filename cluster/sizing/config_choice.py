@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.cluster.config.cluster_config import CLUSTER_NAME, ClusterConfig
@@ -16,16 +19,42 @@ from slipstream.cluster.terminal import console
 from slipstream.cluster.terminal.console import Console
 
 DEFAULT_NAME = "slipstream"
+OPTIONS = {"name": "--name", "router.http.port": "--port"}  # of `slipstream serve`, by the setting that they override
 
 
-def config_file(target: Path | None, name: str | None) -> Path:
-    """The configuration's file: the target, or what is chosen for the model that it is, which is shown and then kept in
-    the cache folder under the cluster's name. Raises ConfigError, NoHome, and AlreadyRunning if the file that would be
+@dataclass(frozen=True, slots=True)
+class ConfigSource:
+    """A configuration file of the user's or, with a `model`, one that was chosen for that and that the user has not
+    seen: problems are then about the model and the options of `slipstream serve`."""
+
+    path: Path
+    model: str | None = None
+
+    def load(self, load: Callable[[Path], ClusterConfig]) -> ClusterConfig:
+        """Raises ConfigError."""
+        try:
+            return load(self.path)
+        except ConfigError as error:
+            raise ConfigError([self.sentence(problem) for problem in error.problems]) from None
+
+    def sentence(self, problem: str) -> str:
+        """A sentence `FILE:LINE: KEY: REASON`, of which parts may be missing, in the user's terms."""
+        if self.model is None or problem.startswith("--"):
+            return problem
+        key, separator, reason = re.sub(rf"^{re.escape(str(self.path))}(:\d+)?: ", "", problem).partition(": ")
+        if separator and key in OPTIONS:
+            return f"{OPTIONS[key]}: {reason}"
+        return f"{self.model}: {reason if key == 'model.path' else f'{key}{separator}{reason}'}"
+
+
+def config_source(target: Path | None, name: str | None) -> ConfigSource:
+    """The target, or what is chosen for the model that it is, which is shown and then kept in the cache folder under
+    the cluster's name. Raises ConfigError, NoHome, and AlreadyRunning if the file that would be
     replaced belongs to a cluster that runs."""
     chosen = chosen_for(target)
     if chosen is None:
         assert target is not None
-        return target
+        return ConfigSource(target)
     name = name if name and CLUSTER_NAME.fullmatch(name) else DEFAULT_NAME
     run_state.check_unused(name, run_state.run_folder())
     path = run_state.cache_folder() / "chosen" / f"{name}.yaml"
@@ -33,7 +62,7 @@ def config_file(target: Path | None, name: str | None) -> Path:
     _show(chosen)
     model = "" if target is None else f" {shlex.quote(str(target))}"
     Console(sys.stdout).say(f"To keep or change this: slipstream serve{model} --write my.yaml\n")
-    return path
+    return ConfigSource(path, str(target or chosen.model_dir))
 
 
 def checked_config(target: Path) -> ClusterConfig:
@@ -45,7 +74,7 @@ def checked_config(target: Path) -> ClusterConfig:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "chosen.yaml"
         chosen.write(path)
-        return load_config(path)
+        return ConfigSource(path, str(target)).load(load_config)
 
 
 def write_chosen(target: Path | None, path: Path) -> int:

@@ -58,7 +58,10 @@ def describe(
     if signals is not None:
         yield from _service(signals)
     loads = {worker["peer"]["name"]: worker for worker in router["workers"]} if router else {}
-    rows = [("NAME", "ROLE", "STATE", "FOR", "RESTARTS", "REQUESTS", "FREE PAGES", "HOST", "PIDS", "")]
+    served = {member.version for member in state.members}
+    has_several = len(served - {""}) > 1  # as while an update exchanges the workers, or tries a canary
+    version = ("VERSION",) if has_several else ()
+    rows = [("NAME", "ROLE", *version, "STATE", "FOR", "RESTARTS", "REQUESTS", "FREE PAGES", "HOST", "PIDS", "")]
     for member in state.members:
         worker = loads.get(member.name)
         requests = str(worker["num_requests"]) if worker else "-"
@@ -67,7 +70,8 @@ def describe(
         age = duration(time.time() - member.since)
         rows.append(
             (
-                *(member.name, member.role, member.state, age, str(member.restarts)),
+                *(member.name, member.role, *((member.version or "-",) if has_several else ())),
+                *(member.state, age, str(member.restarts)),
                 *(requests, pages, member.host or "-", pids, member.detail),
             )
         )
@@ -76,10 +80,9 @@ def describe(
         yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
     if state.version:
         yield f"  version: {state.version}"
-    served = {member.version for member in state.members}
-    for version, difference in sorted(state.files.items()):
-        if version in served:
-            yield f"  files: {consequence(version, difference)}"
+    for changed, difference in sorted(state.files.items()):
+        if changed in served:
+            yield f"  files: {consequence(changed, difference)}"
     for refused in router.get("refused_pairs", ()) if router else ():
         sides = (", ".join(refused["prefills"]), ", ".join(refused["decodes"]))
         yield f"  never paired: {sides[0]} and {sides[1]} exchange no pages: {refused['reason']}"
@@ -91,7 +94,7 @@ def describe(
     its = f" ({state.guardian_slipstream or '0.1'})" if state.guardian_slipstream != state.slipstream else ""
     yield f"  driver: pid {state.driver}{ours}, of guardian {state.pid}{its}, {state.config}"
     if state.operator_url:
-        yield f"  operator: {state.operator_url}/docs"
+        yield f"  admin API: {state.operator_url}/docs"
     if state.admin_url:
         yield f"  metrics: {state.admin_url}/metrics"
     if state.log_dir:

@@ -21,7 +21,7 @@ def unverified() -> ssl.SSLContext:
 
 
 async def wait_until_ready(host: str, port: int, tls: bool) -> None:
-    """Returns when the router is ready, however long that takes. Raises OSError if nobody listens there."""
+    """Returns when the router is ready, however long that takes. Raises OSError if nothing listens there."""
     while await why_not_ready(host, port, tls) is not None:
         await asyncio.sleep(PAUSE_S)
 

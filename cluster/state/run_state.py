@@ -227,7 +227,7 @@ def write(path: Path, state: ClusterState) -> None:
 
 class StateFile:
     """The state file of the cluster whose driver runs on this event loop. If it cannot be written, that is no reason to
-    end anybody's stream: `warn` is told, once."""
+    end a stream: `warn` is called, once."""
 
     def __init__(self, path: Path, state: ClusterState, warn: Callable[[str], None]) -> None:
         self.path = path
@@ -281,15 +281,15 @@ def read_all(folder: Path) -> list[ClusterState]:
 
 
 def sweep(folder: Path) -> list[ClusterState]:
-    """Those that have ended without having been told to, as far as nobody has been told so far: their files are removed
-    now. One whose driver is still at it keeps its file until that ends."""
+    """Those that have ended without an order, and were not reported so far: their files are removed now. One whose
+    driver is still at it keeps its file until that ends."""
     found = []
     for path in _files(folder):
         state = read(path)
         if state is not None and state.is_stale:
             found.append(state)
             if not state.has_driver:
-                with suppress(OSError):  # a folder that cannot be written: it will be told again
+                with suppress(OSError):  # a folder that cannot be written: it will be reported again
                     path.unlink(missing_ok=True)
     return found
 

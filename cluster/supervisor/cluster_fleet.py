@@ -60,7 +60,7 @@ class ClusterFleet:
         self._first = deployment
         self._session = session
         self._versions: dict[str, ModelVersion] = {}
-        self.is_held = False  # set while an update is under way, when nobody else may resize
+        self.is_held = False  # set while an update is under way, when no other caller may resize
         self._cache = DigestCache.of_user()
         self.add_version(deployment.version, deployment.config, deployment.manifest)
 
@@ -126,13 +126,13 @@ class ClusterFleet:
         managed = self._managed(name)
         if not managed.is_leaving:
             self._check_not_held("name")
-            await self._supervisor.let_go(managed, migrate=migrate)
+            await self._supervisor.remove(managed, migrate=migrate)
 
     async def retire(self, name: str) -> None:
-        """The same as `remove`, but for the update that holds the fleet."""
+        """Does what `remove` does, for the update that holds the fleet."""
         managed = self._managed(name)
         if not managed.is_leaving:
-            await self._supervisor.let_go(managed, migrate=True)
+            await self._supervisor.remove(managed, migrate=True)
 
     async def switch_role(self, name: str, role: Role) -> None:
         """Changes a group's role. Does nothing if it has that role already."""
@@ -162,7 +162,7 @@ class ClusterFleet:
             await self.add(role, replicas - len(wanted))
             return
         for managed in sorted(wanted, key=_worth)[: len(wanted) - replicas]:
-            await self._supervisor.let_go(managed, migrate=True)
+            await self._supervisor.remove(managed, migrate=True)
 
     # ---- groups
 

@@ -64,7 +64,8 @@ class Managed(Generic[M]):
 
 @dataclass(slots=True)
 class ManagedGroup(Managed[Group]):
-    """A worker group. `nudge` wakes its follower; `asked_epoch` is the connection in which it was told of its wish."""
+    """A worker group. `nudge` wakes its follower; `asked_epoch` is the connection in which the router drained it for
+    that."""
 
     pending_change: PendingChange | None = None
     asked_epoch: int = 0

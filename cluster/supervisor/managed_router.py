@@ -58,7 +58,7 @@ class ManagedRouter(Managed[RouterControl]):
         return False
 
     async def expect(self, expected: ExpectedWorkers) -> None:
-        """Tells the router how many workers are wanted. The next router will be told when it begins to serve."""
+        """Tells the router how many workers are wanted. The next router gets the numbers when it begins to serve."""
         if self.ready.is_set():
             with suppress(OSError):
                 async with asyncio.timeout(PATIENCE_S):
@@ -78,7 +78,7 @@ class ManagedRouter(Managed[RouterControl]):
             return await self.member.signals()
 
     async def signals_to_show(self) -> dict[str, Any] | None:
-        """The same in plain values, for display; None while there is no router."""
+        """The signals as plain values, for display; None while there is no router."""
         try:
             return asdict(await self.signals())
         except OSError:

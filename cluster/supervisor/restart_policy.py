@@ -28,7 +28,7 @@ class GiveUp:
 
 @dataclass(slots=True)
 class RestartPolicy:
-    """Is told about deaths and times, and returns what to do.
+    """Takes deaths and times, and returns what to do.
 
         starting --cluster_ready--> settled
         starting: any death -> GiveUp           (trying again does not cure a bad model or configuration)

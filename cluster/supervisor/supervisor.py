@@ -43,7 +43,7 @@ class Supervisor:
     listens. A router that died comes back at the same ports, where the workers, which keep trying, find it.
 
     A group that is to leave, or to take the other role, gets a `PendingChange`. Its follower tells the router, which
-    empties the worker, and tells it again if the worker has reconnected meanwhile. A group that dies with a wish to
+    empties the worker, and tells it again if the worker has reconnected meanwhile. A group that dies while it is to
     leave is not restarted; one that dies on the way to another role comes back in that role.
     """
 
@@ -140,7 +140,7 @@ class Supervisor:
     # ---- changes
 
     async def add(self, groups: list[Group]) -> None:
-        """Starts further groups in a deployment that has settled. The router is told about them at once."""
+        """Starts further groups in a deployment that has settled. The router learns of them at once."""
         assert self._is_settled
         for group in groups:
             assert group.name not in self._groups
@@ -151,7 +151,7 @@ class Supervisor:
             self._keep(managed, partial(self._live_as_group, managed))
         await self._tell_wanted()
 
-    async def let_go(self, managed: ManagedGroup, *, migrate: bool) -> None:
+    async def remove(self, managed: ManagedGroup, *, migrate: bool) -> None:
         """Drains a group and ends it. If nothing can be running on it yet, it ends at once."""
         managed.pending_change = PendingChange(None, migrate, self._overdue_s())
         await self._tell_wanted()
@@ -266,7 +266,7 @@ class Supervisor:
                         self._note(managed, "silent", why)
             finally:
                 asked.cancel()
-                await asyncio.gather(asked, return_exceptions=True)  # an error is told by its death, too
+                await asyncio.gather(asked, return_exceptions=True)  # an error shows in its death, too
             if managed.status.state == "silent":
                 self._note(managed, "ready", "answers again")
             await asyncio.sleep(LOOK_AT_ROUTER_S)

@@ -56,11 +56,11 @@ class Console:
             self._stream.write(text)
             self._stream.flush()
         except OSError:
-            return  # nobody reads any more (`slipstream serve | head`), which is no reason to stop serving
+            return  # the reader has gone (`slipstream serve | head`), which is no reason to stop serving
 
 
 def error(text: str) -> None:
-    with suppress(OSError):  # nobody reads it (`slipstream serve 2>&1 | head`): the guardian serves on all the same
+    with suppress(OSError):  # the reader has gone (`slipstream serve 2>&1 | head`): the guardian goes on
         print(f"slipstream: {text}", file=sys.stderr, flush=True)
 
 

@@ -11,7 +11,7 @@ are left. If no decode group of it is left either, there is no way back: the new
 
 It looks at what there is and never at what it did before. So a group that dies, a router that comes back without its
 split, and a call that failed need no special code: the next step asks for what is missing. While groups of the new
-version start, all new requests go to the old one, so nobody waits for a version that may never come up.
+version start, all new requests go to the old one, so that no request waits for a version that may never come up.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class RollingUpdate:
         if self.split[plan.old] == 0:
             self._begin_rolling(now, "the operator gave all requests to the new version")
         else:
-            self._note(now, f"split {told(self.split)}")
+            self._note(now, f"split {split_text(self.split)}")
 
     def roll_back(self, now: float, reason: str) -> None:
         """Sends all new requests to the old version, then removes the new groups. Raises ValueError if the update has
@@ -149,7 +149,7 @@ class RollingUpdate:
     ) -> list[UpdateAction]:
         if loads is None or router_split == self.split:
             return []
-        return [SetSplit(self.split, f"{self.phase}: {told(self.split)}")]
+        return [SetSplit(self.split, f"{self.phase}: {split_text(self.split)}")]
 
     def _judge(self, loads: Mapping[str, VersionLoad], now: float) -> None:
         if self.phase not in ("canary", "rolling"):
@@ -215,7 +215,7 @@ class RollingUpdate:
             else:
                 self.split = {plan.old: 100.0 - percent, plan.new: percent}
                 until = "for its verdict" if plan.options.is_automatic else "for an operator"
-                self._enter("canary", now, f"the new version serves; split {told(self.split)}, waiting {until}")
+                self._enter("canary", now, f"the new version serves; split {split_text(self.split)}, waiting {until}")
         if self.phase == "rolling" and self._is_replaced(fleet):
             self.split = None
             self._enter("done", now, f"version {plan.new} has taken over")
@@ -343,7 +343,7 @@ class RollingUpdate:
         del self.events[:-MAX_EVENTS]
 
 
-def told(split: Mapping[str, float] | None) -> str:
+def split_text(split: Mapping[str, float] | None) -> str:
     """A split as text for people."""
     if split is None:
         return "by the size of the pools"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slipstream.cluster.fleet.update_plan import Phase, UpdateEvent
-from slipstream.cluster.update.rolling_update import told
+from slipstream.cluster.update.rolling_update import split_text
 from slipstream.router.protocol.messages import ROLES
 
 
@@ -29,6 +29,6 @@ class UpdateStatus:
     def line(self) -> str:
         """The state in one line for people."""
         counts = ", ".join(f"{self.ready[self.new][role]} of {self.wanted[role]} {role}" for role in ROLES)
-        shares = f", split {told(self.split)}" if self.split else ""
+        shares = f", split {split_text(self.split)}" if self.split else ""
         why = f": {self.reason}" if self.reason else ""
         return f"{self.old} -> {self.new}: {self.phase.replace('_', ' ')}{why} ({counts} serve the new version{shares})"

@@ -71,7 +71,7 @@ class Updater:
         earlier: UpdateEvent | None = None,
         used_names: Collection[str] = (),
     ) -> None:
-        self.last_event = earlier  # that was told of
+        self.last_event = earlier  # the last one that was shown
         self._release = release
         self._previous: Release | None = None
         self._fleet = fleet
@@ -236,10 +236,10 @@ class Updater:
         self._latest = running
         running.task = asyncio.create_task(self._drive(running), name=f"update to {new.version}")
         running.task.add_done_callback(self._ended)
-        self._tell(running.machine.events[0])  # before whoever asked is answered: the next driver has to know of it
+        self._tell(running.machine.events[0])  # before the caller is answered: the next driver has to know of it
 
     async def _drive(self, running: _Running) -> None:
-        machine, num_shown = running.machine, 1  # the first event was told at the start
+        machine, num_shown = running.machine, 1  # the first event was shown at the start
         looked_s = -math.inf
         try:
             while True:
@@ -274,7 +274,7 @@ class Updater:
         if is_done:
             self._previous = running.old
             await self._take_up(running.new)
-        self._fleet.is_held = False  # before it is told, so that how many groups are wanted is known with it
+        self._fleet.is_held = False  # before it is shown, so that the number of wanted groups is known with it
         self._tell(running.machine.events[-1])
 
     def _tell(self, event: UpdateEvent) -> None:
@@ -299,11 +299,11 @@ class Updater:
         """The loads by version, and the split. The loads are None if the router does not answer."""
         try:
             async with asyncio.timeout(ROUTER_PATIENCE_S):
-                told = await self._router.versions()
+                versions = await self._router.versions()
         except OSError:
             return None, None
-        split = {version.name: version.weight for version in told if version.weight is not None}
-        return {version.name: load_of(version) for version in told}, split or None
+        split = {version.name: version.weight for version in versions if version.weight is not None}
+        return {version.name: load_of(version) for version in versions}, split or None
 
     async def _perform(self, machine: RollingUpdate, action: UpdateAction) -> None:
         try:

@@ -107,8 +107,6 @@ class ReceiveSide:
         leases = min((r.handoff.deadline for r in self._receivings.values()), default=float("inf"))
         return min((u.deadline for u in self._unclaimed.values()), default=leases)
 
-    # ---- what the agent asks
-
     def begin(self, ticket: HandoffTicket, source: PeerId, plans: list[StreamPlan], page_ids: PageIds) -> None:
         """Gives the ticket's pages, which are to land in `page_ids`, a lease. `plans` has one for each source rank."""
         now = self._clock()
@@ -164,8 +162,6 @@ class ReceiveSide:
         for receiving in list(self._receivings.values()):
             self._apply(receiving, [FinishTransfer(reason, 0, 0.0)])
 
-    # ---- what the transport tells
-
     def on_link(self, link: Link) -> None:
         self._links[link] = None
 
@@ -202,8 +198,6 @@ class ReceiveSide:
             unclaimed = self._unclaimed.setdefault(key, _Unclaimed(self._clock() + self._lease_s))
             unclaimed.arrivals.append((tag, arrival))
             self._num_unclaimed += 1
-
-    # ---- the loop
 
     def pump(self) -> bool:
         """Receives what has arrived, as far as there is room."""
@@ -276,8 +270,6 @@ class ReceiveSide:
         elif error is None:
             self._counters.checksum_failures += 1
         self._apply(receiving, receiving.handoff.received(plan, message, error, is_whole, now))
-
-    # ---- ends
 
     def _on_abort(self, key: TransferKey, source: PeerId, reason: str) -> None:
         receiving = self._receivings.get(key)

@@ -95,8 +95,6 @@ class SendSide:
         leases = min((s.handoff.deadline for s in self._sendings.values()), default=float("inf"))
         return min((o.answer_by_s for o in self._outbounds.values() if not o.is_open), default=leases)
 
-    # ---- what the agent asks
-
     def begin(
         self, me: PeerId, ticket: HandoffTicket, plans: list[StreamPlan], page_ids: PageIds, num_ready_pages: int
     ) -> None:
@@ -151,8 +149,6 @@ class SendSide:
         for sending in list(self._sendings.values()):
             self._apply(sending, [FinishTransfer(reason, 0, 0.0)])
 
-    # ---- what the transport tells
-
     def on_record(self, link: Link, record: Record) -> None:
         outbound = self._by_link[link]
         match record:
@@ -171,8 +167,6 @@ class SendSide:
         outbound = self._by_link[link]
         name = outbound.destination.name
         self._drop(outbound, f"{name} at {_spell(outbound.address)} is lost: {reason}", is_unreachable=True)
-
-    # ---- the loop
 
     def pump(self) -> bool:
         """Posts what is ready, as far as there is room."""
@@ -232,8 +226,6 @@ class SendSide:
             self._counters.bytes_sent += message.num_bytes
             stream.outbound.moved_s = now
         self._apply(stream.sending, stream.sending.handoff.sent(message, error, now))
-
-    # ---- links and ends
 
     def _apply(self, sending: _OutgoingTransfer, actions: list[Action]) -> None:
         for action in actions:

@@ -67,7 +67,7 @@ def take_huge_pages(memory: Memory) -> None:
 
 
 def num_huge_bytes(memory: Memory) -> int:
-    """How much of a mapping is in huge pages; 0 where the kernel does not tell."""
+    """How much of a mapping is in huge pages; 0 where the kernel does not say."""
     num_kib, is_ours = 0, False
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():

@@ -95,8 +95,6 @@ class NcclTransport:
     def start(self, events: TransportEvents) -> None:
         self._events = events
 
-    # ---- links
-
     def connect(self, address: TransferAddress) -> Link:
         link = NcclLink(self._links.connect(address), address=address)
         self._links.greet(link, address, self._settings.backend.encode())
@@ -119,8 +117,6 @@ class NcclTransport:
         assert isinstance(link, NcclLink)
         if link.is_alive:
             self._links.send(link, _RECORD + record)
-
-    # ---- messages
 
     def send(self, link: Link, tag: int, buffer: Buffer, done: Done) -> None:
         """On a link that `connect` made, after its first record was answered."""
@@ -151,8 +147,6 @@ class NcclTransport:
     def _finish(self, done: Done, error: str | None) -> None:
         self._num_in_flight -= 1
         done(error)
-
-    # ---- the loop
 
     def progress(self) -> bool:
         busy = bool(self._calls)
@@ -194,8 +188,6 @@ class NcclTransport:
         """Any thread."""
         self._calls.append(call)
         self.wake()
-
-    # ---- FrameLinkEvents
 
     def on_call(self, connection: FrameSocket, body: bytes) -> tuple[NcclLink, bytes]:
         if body != self._settings.backend.encode():
@@ -243,8 +235,8 @@ class NcclTransport:
 
 def _open_store(host: str) -> TCPStore:
     """The store at which the ends of links to this rank meet. Raises TransportError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
+        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, 0), family=family)
         port = listener.getsockname()[1]
         return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())

@@ -130,9 +130,8 @@ class PairGroup:
         """Waits for the thread, if it can end."""
         self._thread.join(JOIN_S)
 
-    # ---- the thread
-
     def _run(self) -> None:
+        """The thread, with all that follows."""
         try:
             group = self._settings.open(self._rendezvous, self._rank)
         except RuntimeError as error:

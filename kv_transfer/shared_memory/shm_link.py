@@ -47,7 +47,7 @@ class ShmLink:
     offered: dict[int, Offer] = field(default_factory=dict)  # by the peer, and not taken yet
 
     def write(self, packet: bytes) -> None:
-        """Sends a packet, or queues it, and rings the bell."""
+        """Sends a packet, or queues it, and wakes the peer."""
         self.socket.send(packet)
         if self.event_fd is not None:
             with contextlib.suppress(BlockingIOError):  # its counter is full, so it is ringing anyway

@@ -1,4 +1,4 @@
-"""How links between ranks of one host begin: whom we call, and whom we accept.
+"""How links between ranks of one host begin.
 
 Links are Unix sockets of type SEQPACKET, under a name that cannot be guessed without the cluster's token. Both ends
 check the other's user id and its proof (`greeting.py`). The view of the pool that is handed over can be neither written
@@ -107,5 +107,5 @@ class ShmListener:
         if body is None:
             raise ValueError("it does not know the cluster's token, or is of another version")
         if len(files) != 2:
-            raise ValueError("it has handed over no pool and bell")
+            raise ValueError("it has sent no pool and no eventfd")
         return map_pool(files[0], body, self._pool.geometry)

@@ -17,7 +17,7 @@ the link is down.
 
 `shared_door.py` describes how links begin. The kernel reports a peer's death at once.
 
-A packet is announced by ringing the peer's bell, an eventfd, and not by the socket: for a socket, the kernel assumes
+A packet is announced over the peer's eventfd, and not by the socket: for a socket, the kernel assumes
 that the writer is about to sleep and wakes the reader on the writer's core, where the two then take turns.
 """
 
@@ -89,8 +89,6 @@ class ShmTransport:
     def start(self, events: TransportEvents) -> None:
         self._events = events
 
-    # ---- links
-
     def connect(self, address: TransferAddress) -> ShmLink:
         """Raises TransportError if no peer of this host and user is there, or if this rank has no shared memory."""
         link = self._door.call(address)
@@ -136,8 +134,6 @@ class ShmTransport:
         if link.socket.wants_to_write:
             events |= select.EPOLLOUT
         self._poller.modify(link.socket.fileno(), events)
-
-    # ---- messages
 
     @property
     def joins_layers(self) -> bool:
@@ -193,8 +189,6 @@ class ShmTransport:
         for pull, found in finished:
             error = "it names pages that its sender does not have" if found is None else None
             pull.landed(error, found == pull.offer.checksum)
-
-    # ---- the loop
 
     def progress(self) -> bool:
         busy = False

@@ -54,7 +54,7 @@ class FrameLinkEvents(Protocol[L]):
     def on_frame(self, link: L, frame: bytes) -> None: ...
 
     def on_broken(self, link: L, reason: str) -> None:
-        """The connection has ended. `close` is still to be called."""
+        """The connection has ended. `close_link` is still to be called."""
 
 
 class FrameLinks(Generic[L]):
@@ -118,8 +118,6 @@ class FrameLinks(Generic[L]):
         """The links are closed already."""
         self._pending_handshakes.close()
         self._listener.close()
-
-    # ---- events of the poller
 
     def serve(self, fd: int) -> bool:
         """Handles an event, if the file descriptor is one of ours."""

@@ -87,8 +87,6 @@ class AutoChannel:
         self._shared.close()
         self._remote.close()
 
-    # ---- what the shared transport tells
-
     def on_link(self, link: Link) -> None:
         assert self._events is not None
         self._events.on_link(link)

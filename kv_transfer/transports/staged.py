@@ -114,8 +114,6 @@ class StagedMover:
             self._incoming.give_back(landing.slot)
             landing.landed("the transport is closed", False)
 
-    # ---- inside
-
     def _on_sent(self, slot: int, done: Done, error: str | None) -> None:
         self._outgoing.give_back(slot)
         done(error)
@@ -133,8 +131,6 @@ class StagedMover:
         is_whole = self._scatter(landing.pages, payload) == expected
         self._incoming.give_back(landing.slot)
         landing.landed(None, is_whole)
-
-    # ---- copies with checksums
 
     def _gather(self, pages: MessagePages, out: Buffer) -> int:
         if self._host_pool is not None:

@@ -92,7 +92,7 @@ def _open_context(tls: str) -> Any:
     if _asks_for_cuda(tls) and not re.search(r"\bcuda_\w+/", context.info):  # lists what it uses, as "cuda_ipc/cuda"
         raise TransportError(
             f"UCX with TLS={tls!r} finds no GPU, and would take memory of one for the host's and crash: "
-            f"UCX_LOG_LEVEL=debug tells what its CUDA part misses"
+            f"UCX_LOG_LEVEL=debug shows what its CUDA part misses"
         )
     return context
 

@@ -98,8 +98,6 @@ class UcxTransport:
         self._poller.register(fd, select.EPOLLIN)
         self._others.append(fd)
 
-    # ---- links
-
     def connect(self, address: TransferAddress) -> Link:
         socket = self._links.connect(address)
         try:
@@ -146,8 +144,6 @@ class UcxTransport:
         self._poller.register(worker.epoll_file_descriptor, select.EPOLLIN)
         return link
 
-    # ---- messages
-
     def send(self, link: Link, tag: int, content: Content, done: Done) -> None:
         assert isinstance(link, UcxLink)
         if link.endpoint is None:
@@ -170,8 +166,6 @@ class UcxTransport:
         if link.socket.wants_to_write:
             self._links.watch(link)
         self._fresh = True
-
-    # ---- the loop
 
     def progress(self) -> bool:
         now = time.perf_counter()
@@ -214,8 +208,6 @@ class UcxTransport:
                 busy = True
             # otherwise an event of a worker or of a descriptor given to `wake_for`, which are handled in any case
         return busy
-
-    # ---- FrameLinkEvents
 
     def on_call(self, connection: FrameSocket, body: bytes) -> tuple[UcxLink, bytes]:
         link = self._open_link(connection)

@@ -14,8 +14,9 @@ from slipstream.router.protocol.generation import Levels
 ContentFormat = Literal["auto", "string", "openai"]  # of messages, for the chat template; vLLM's names
 PolicyName = Literal["slo", "kv", "least_loaded", "round_robin", "isl_threshold"]
 
+FORMER_NAMES = {"fronts": "frontends"}  # of settings in `RouterConfig`
 MAX_HISTORY_REQUESTS = 100_000
-MAX_FRONTS = 64
+MAX_FRONTENDS = 64
 MAX_TRACING_TIMEOUT_S = 60.0
 ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#@,*\s]+")  # RFC 6454, 6.2
 PATH_PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
@@ -314,14 +315,13 @@ class RouterConfig:
     tracing: TracingConfig = field(default_factory=TracingConfig)
     # How many requests, running and finished, can be explained (each takes 5 to 50 KiB), and how many refused (1 KiB).
     history_requests: int = 1024
-    fronts: int = (
-        1  # processes for HTTP and tokenising, sharing `http.max_connections`; 1: inside the dispatcher's process
-    )
+    # Processes for HTTP and tokenising, which share `http.max_connections`. 1: inside the dispatcher's process.
+    frontends: int = 1
 
     def __post_init__(self) -> None:
         if not self.worker_host:
             raise ValueError('worker_host must not be empty; "::" or 0.0.0.0 means all interfaces')
-        if not 1 <= self.fronts <= MAX_FRONTS:
-            raise ValueError(f"fronts must be 1 to {MAX_FRONTS}, got {self.fronts}")
+        if not 1 <= self.frontends <= MAX_FRONTENDS:
+            raise ValueError(f"frontends must be 1 to {MAX_FRONTENDS}, got {self.frontends}")
         if not 1 <= self.history_requests <= MAX_HISTORY_REQUESTS:
             raise ValueError(f"history_requests must be 1 to {MAX_HISTORY_REQUESTS}, got {self.history_requests}")

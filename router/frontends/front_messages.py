@@ -7,9 +7,9 @@
       ------------ Enter ------------->  Entered          limits of API keys, counted here alone
       ------------ Settle, Counts ---->
       ------------ Refused ----------->          by a limit, or before it was submitted
-      ------------ Ask --------------->  Answer           every path that is not a generation's
+      ------------ Ask --------------->  FrontAnswer      every path that is not a generation's
       <----------- TakeOver -----------          once, when the workers to come are known
-      <----------- Limits, Leave, Drain
+      <----------- ServedLimits, Leave, DrainFront
 
 Requests have numbers that the front gives; ids would be most of each token's message. Fields called `pickled` hold
 objects that only Slipstream's own processes, of one version, ever exchange.
@@ -142,7 +142,7 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyLimitsReply:
+class ServedLimits:
     """What depends on the workers that are connected."""
 
     max_model_len: int | None
@@ -248,7 +248,7 @@ class DrainFront:
 
 
 FrontMessage = Listening | Submit | CancelRequest | Enter | Settle | Counts | Ask | Forget | Refused
-DispatcherMessage = Begin | KeyLimitsReply | TakeOver | Output | Entered | FrontAnswer | Leave | DrainFront
+DispatcherMessage = Begin | ServedLimits | TakeOver | Output | Entered | FrontAnswer | Leave | DrainFront
 
 FRONTS = Vocabulary(
     {
@@ -262,7 +262,7 @@ FRONTS = Vocabulary(
         Forget: 8,
         Refused: 9,
         Begin: 32,
-        KeyLimitsReply: 33,
+        ServedLimits: 33,
         Output: 34,
         Entered: 35,
         FrontAnswer: 36,

@@ -22,9 +22,9 @@ from slipstream.router.frontends.front_messages import (
     Begin,
     DispatcherMessage,
     DrainFront,
-    KeyLimitsReply,
     Leave,
     Listening,
+    ServedLimits,
     TakeOver,
 )
 from slipstream.router.frontends.front_setup import FrontSetup
@@ -64,7 +64,7 @@ class FrontPool:
         self._counts = ConnectionCounts(num_fronts)
         self._reserved: list[socket.socket] = []
         self._fronts: set[_Front] = set()
-        self._keepers: list[asyncio.Task[None]] = []  # one a front
+        self._watchers: list[asyncio.Task[None]] = []  # one a front
         self._watch: asyncio.Task[None] | None = None
         self._drained_s: float | None = None  # when the drain that has begun is to be over (monotonic)
 
@@ -84,7 +84,7 @@ class FrontPool:
         port = self._setup.config.http.port if self._setup.is_ending else self._reserve()
         fronts = [self._spawn(slot) for slot in range(1, self._num_fronts + 1)]
         await asyncio.gather(*(front.listens for front in fronts))
-        self._keepers = [asyncio.create_task(self._keep(front)) for front in fronts]
+        self._watchers = [asyncio.create_task(self._keep(front)) for front in fronts]
         self._watch = asyncio.create_task(self._end_silent())
         return port
 
@@ -122,7 +122,7 @@ class FrontPool:
         if (max_model_len, versions) != (self._setup.max_model_len, self._setup.versions):
             self._setup = replace(self._setup, max_model_len=max_model_len, versions=versions)
             for front in self._fronts:
-                front.protocol.send(KeyLimitsReply(max_model_len, versions))
+                front.protocol.send(ServedLimits(max_model_len, versions))
 
     def leave(self) -> None:
         """Clients still come and are served, and each connection is closed after its next response."""
@@ -138,8 +138,8 @@ class FrontPool:
         for front in self._fronts:
             self._tell_what_to_do(front)
         late = set[asyncio.Task[None]]()
-        if self._keepers:
-            _, late = await asyncio.wait(self._keepers, timeout=deadline_s)
+        if self._watchers:
+            _, late = await asyncio.wait(self._watchers, timeout=deadline_s)
         if self._failover is not None:
             self._failover.farewell()
         return not late
@@ -158,7 +158,7 @@ class FrontPool:
 
     async def stop(self) -> None:
         """Ends all fronts."""
-        tasks = [*self._keepers, *([self._watch] if self._watch is not None else [])]
+        tasks = [*self._watchers, *([self._watch] if self._watch is not None else [])]
         for task in tasks:
             task.cancel()
         for task in tasks:

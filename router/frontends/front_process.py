@@ -34,9 +34,9 @@ from slipstream.router.frontends.front_messages import (
     Begin,
     Counts,
     DrainFront,
-    KeyLimitsReply,
     Leave,
     Listening,
+    ServedLimits,
     TakeOver,
 )
 from slipstream.router.frontends.front_setup import FrontSetup
@@ -101,7 +101,7 @@ class FrontProcess:
         failover = None
         if setup.keeper is not None:
             failover = self._failover = await loop.run_in_executor(
-                None, FailoverSession.of_keeper, setup.keeper, self._slot
+                None, FailoverSession.of_holder, setup.keeper, self._slot
             )
             self._leaves_clients = failover is not None and not config.http.tls.is_on
         pool = cleanup.enter_context(encode_pool())
@@ -134,7 +134,7 @@ class FrontProcess:
             server.refuse_clients()
         port = await server.start()
         cleanup.push_async_callback(server.stop)
-        cleanup.callback(self._stop_telling)
+        cleanup.callback(self._stop_sending)
         self._tell_counts()
         spare_garbage_collector()
         self._link.send(Listening(port))
@@ -142,14 +142,14 @@ class FrontProcess:
 
     def _tell_counts(self) -> None:
         """What was counted until now, and again in a while."""
-        self._stop_telling()
+        self._stop_sending()
         counts, loop = self._count(), asyncio.get_running_loop()
         if counts != self._told or loop.time() - self._told_s >= HEARTBEAT_S:
             self._told, self._told_s = counts, loop.time()
             self._link.send(counts)
         self._tell_timer = loop.call_later(TELL_COUNTS_S, self._tell_counts)
 
-    def _stop_telling(self) -> None:
+    def _stop_sending(self) -> None:
         if self._tell_timer is not None:
             self._tell_timer.cancel()
             self._tell_timer = None
@@ -166,7 +166,7 @@ class FrontProcess:
             case Begin(pickled):
                 self._begun.set_result(pickle.loads(pickled))
             case TakeOver(max_model_len, versions) if self._dispatcher is not None:
-                self._dispatcher.received(KeyLimitsReply(max_model_len, versions))
+                self._dispatcher.received(ServedLimits(max_model_len, versions))
                 if isinstance(self._server, FailoverServer):
                     self._taking_over = asyncio.create_task(self._server.take_over())
             case Leave() if self._server is not None:

@@ -24,9 +24,9 @@ from slipstream.router.frontends.front_messages import (
     Forget,
     FrontAnswer,
     FrontMessage,
-    KeyLimitsReply,
     Output,
     Refused,
+    ServedLimits,
     Settle,
     Submit,
 )
@@ -148,7 +148,7 @@ class RemoteDispatcher:
         finally:
             del self._replies[number]
 
-    def received(self, message: KeyLimitsReply | Output | Entered | FrontAnswer) -> None:
+    def received(self, message: ServedLimits | Output | Entered | FrontAnswer) -> None:
         match message:
             case Output(emitted, ended):
                 for one in emitted:
@@ -160,7 +160,7 @@ class RemoteDispatcher:
                         running.stream.deliver(one.token_ids, one.logprobs)
                 for end in ended:
                     self._end(end)
-            case KeyLimitsReply(max_model_len, versions):
+            case ServedLimits(max_model_len, versions):
                 self.max_model_len, self.versions = max_model_len, versions
             case Entered() | FrontAnswer():
                 reply = self._replies.get(message.number)

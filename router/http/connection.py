@@ -64,8 +64,6 @@ class HttpConnection(asyncio.BufferedProtocol, Generic[C]):
         self._timers = ConnectionTimers(self, config, self._loop)
         self._restored = restored  # until its exchange goes on
 
-    # ---- the owner's side
-
     @property
     def date(self) -> str:
         return self._owner.date
@@ -95,8 +93,6 @@ class HttpConnection(asyncio.BufferedProtocol, Generic[C]):
     def abort(self) -> None:
         """Cut the connection; what was not sent is lost, a running handler is cancelled."""
         self._transport.abort()
-
-    # ---- asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -166,8 +162,6 @@ class HttpConnection(asyncio.BufferedProtocol, Generic[C]):
             self._exchange.resume()
         elif self._pending:
             self._advance()
-
-    # ---- one request after the other
 
     def _advance(self) -> None:
         if self._exchange is None and self._pending:
@@ -255,8 +249,6 @@ class HttpConnection(asyncio.BufferedProtocol, Generic[C]):
         if self._owner.draining:
             self.close_when_idle()
 
-    # ---- the end of the connection
-
     def close(self) -> None:
         """Close once everything is sent, or after `write_timeout_s` if the client does not read."""
         self._pending.clear()
@@ -274,14 +266,12 @@ class HttpConnection(asyncio.BufferedProtocol, Generic[C]):
             self._transport.write_eof()
         self._timers.linger()
 
-    # ---- the timers' side
-
     @property
     def unsent_bytes(self) -> int:
         return self._transport.get_write_buffer_size()
 
     def _watch(self) -> None:
-        """Tell the timers what the connection is waiting for."""
+        """Let the timers know what the connection is waiting for."""
         if self._discards_input or self._transport.is_closing():
             return
         state = self._reader.state

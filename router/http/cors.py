@@ -37,7 +37,7 @@ class CorsPolicy:
         return cls(origins) if origins else None
 
     def lines_for(self, origin: bytes | None) -> str:
-        """The header lines of an answer to a page of that origin; None: the request tells of none."""
+        """The header lines of an answer to a page of that origin; None: the request names none."""
         if self._any is not None:
             return self._any if origin is not None else ""
         return self._lines_of.get(origin, VARY) if origin is not None else VARY

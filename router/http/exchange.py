@@ -74,11 +74,11 @@ class Exchange(Generic[C]):
         self._body_allowed = request.method != "HEAD"
         self._http10 = request.http10
         self.congested = False  # more is waiting for a slow reader than is kept for it
-        self._can_write: asyncio.Future[None] | None = None  # if somebody waits for that
+        self._can_write: asyncio.Future[None] | None = None  # while `drain` waits for that
         self._head = b""
         self.request_id = ""  # goes with the response, whatever it will be, as X-Request-Id
         self.header_lines = ""  # further lines of the head, whatever the response will be
-        self.cors_lines = ""  # the same, for the browser in which the client runs
+        self.cors_lines = ""  # further lines, for the browser in which the client runs
         self.status = 0
         self.keep_alive = request.keep_alive and not sink.draining
         self.head_sent = head_sent
@@ -130,7 +130,7 @@ class Exchange(Generic[C]):
         self._sink.send(data)
 
     def fail(self, error: HttpError) -> None:
-        """Answer with an error; if a part has left already, break off so that nobody takes it for the whole."""
+        """Answer with an error; if a part has left already, break off, lest the client take it for the whole."""
         if self.head_sent:
             self._sink.abort()
             self.ended = True

@@ -1,4 +1,4 @@
-"""The one form in which the front says no: OpenAI's error object with an HTTP status."""
+"""The one form of refusals: OpenAI's error object with an HTTP status."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class HttpError(Exception):
 
 
 class RequestError(HttpError):
-    """A request that made sense was refused, or failed. `error` is the reason as it is told to those who ask later."""
+    """A request that made sense was refused, or failed. `error` is the reason as its record has it."""
 
     def __init__(
         self,
@@ -58,5 +58,5 @@ def internal_error() -> HttpError:
 
 
 def router_restarted(message: str) -> HttpError:
-    """For a request that outlived a router, but that nobody goes on with."""
+    """For a request that outlived a router and is not continued."""
     return HttpError(503, message, kind="server_error", code="router_restarted", headers=(("retry-after", "1"),))

@@ -24,7 +24,7 @@ MAX_PIPELINED_REQUESTS = 64  # in one read from the socket; small requests would
 STRANGERS_BODY_BYTES = 64 * 1024  # is kept of a body before the caller has been looked at
 CHUNK_LINE_BYTES = 32  # that a chunk's size is looked for in; 16 hexadecimal digits are the most the parser takes
 
-# Gets the Authorization header. Raises HttpError for somebody who is not to be served.
+# Gets the Authorization header. Raises HttpError for a caller that is not to be served.
 CheckCaller = Callable[[bytes], object]
 
 CHUNK_SIZE = re.compile(rb"[0-9a-fA-F]{1,16}")
@@ -50,7 +50,8 @@ class Request:
 
 
 class RequestReader:
-    """Turns what arrives into `Request`s and, at most once and at the end, one `HttpError` that refuses the rest."""
+    """Turns what arrives into `Request`s and, at most once and at the end, one `HttpError` that refuses the rest.
+    httptools calls the `on_` methods, from within `feed`."""
 
     def __init__(
         self,
@@ -164,8 +165,6 @@ class RequestReader:
 
     def _body_too_large(self) -> HttpError:
         return HttpError(413, f"The body is larger than {self._max_body_bytes} bytes.", code="body_too_large")
-
-    # ---- called by httptools, from within feed_data
 
     def on_message_begin(self) -> None:
         self.state = "header"

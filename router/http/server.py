@@ -174,8 +174,6 @@ class HttpServer(Generic[C]):
             connection.abort()
         await self._empty.wait()
 
-    # ---- called by the connections
-
     def joined(self, connection: OwnedConnection) -> Welcome:
         self._connections.add(connection)
         self._empty.clear()

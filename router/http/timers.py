@@ -59,10 +59,8 @@ class ConnectionTimers:
         self._write: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
 
-    # ---- what comes
-
     def wait_for(self, what: Awaited | None, number: int) -> None:
-        """The connection waits for this now, of its request with that number. The same again changes nothing."""
+        """The connection waits for this now, of its request with that number. A repeated call changes nothing."""
         awaited = None if what is None else (what, number)
         if awaited == self._awaited:
             return
@@ -113,8 +111,6 @@ class ConnectionTimers:
         else:
             self._has_released = self._connection.release_memory()
         self._idle = self._loop.call_later(next_s - idle_s, self._check_idle)
-
-    # ---- what is sent
 
     @property
     def holds_writes(self) -> bool:

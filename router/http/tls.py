@@ -32,7 +32,7 @@ class TlsFileError(ValueError):
 
 class ServerTls:
     """`context` serves every connection. Running ones keep the certificate that they began with. One that has expired,
-    or is not valid yet, is served as well, because some clients do not mind and the others are told why; the log says
+    or is not valid yet, is served as well, because some clients do not mind and the others see the reason; the log says
     so."""
 
     def __init__(self, config: TlsConfig) -> None:

@@ -44,7 +44,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=12, help="requests at a time")
     parser.add_argument("--tp", type=int, default=1, help="ranks of a prefill group")
     parser.add_argument("--prefill", type=int, default=2, help="prefill groups")
-    parser.add_argument("--fronts", type=int, default=1, help="processes that face clients")
+    parser.add_argument("--frontends", "--fronts", type=int, default=1, help="processes that face clients")
     parser.add_argument("--drawn", action="store_true", help="mostly several choices with a seed of the router's")
     parser.add_argument("--kv-cache-mib", type=int, default=24, help="pages of each worker; few mean preemptions")
     parser.add_argument("--transport", default="auto", choices=("auto", "shared_memory", "ucx", "nccl"))
@@ -91,7 +91,7 @@ def real(options: argparse.Namespace) -> int:
         transport=options.transport,
         corrupt_every=options.corrupt_every,
         lease_s=options.lease_s,
-        fronts=options.fronts,
+        frontends=options.frontends,
         kv_cache_mib=options.kv_cache_mib,
         drawn=options.drawn,
     )

@@ -1,4 +1,5 @@
-"""The same requests through the continuous batching of transformers: same shape, random weights, same GPU."""
+"""The requests of the engine check through the continuous batching of transformers: same shape, random weights, same
+GPU."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The simulator against reality: the same small workload on a real local cluster and in `slipstream sim`.
 
-    .venv/bin/python -m scripts.simulation_check.check_simulation [--workload MIX_OR_TRACE ...] [--seconds 12] [--rounds
+    .venv/bin/python scripts/simulation_check/check_simulation.py [--workload MIX_OR_TRACE ...] [--seconds 12] [--rounds
     3]
 
 Starts the cluster of a configuration on free ports, measures it once with requests of its own (`simulation_check/
@@ -28,6 +28,8 @@ from typing import Any
 
 import psutil
 import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from scripts.simulation_check.measured_load import Seen, Target, at_their_times
 from scripts.simulation_check.profile_calibration import calibrate

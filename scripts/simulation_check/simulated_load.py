@@ -1,4 +1,4 @@
-"""The same requests in the simulator."""
+"""Runs the measured requests in the simulator."""
 
 from __future__ import annotations
 

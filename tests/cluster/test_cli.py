@@ -15,10 +15,12 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import click
+import psutil
 import pytest
 from click.testing import CliRunner
 
 from slipstream.cluster.cli import COMMANDS, main
+from slipstream.cluster.commands import down_command
 from slipstream.cluster.processes import process_tree
 from slipstream.cluster.state import run_state
 from slipstream.cluster.state.cluster_status import describe, duration, router_status
@@ -228,7 +230,24 @@ def test_status_shows_the_members_of_every_cluster(slipstream: CommandLine) -> N
     row = next(line.split() for line in lines if line.strip().startswith("decode-0"))
     assert row[:3] == ["decode-0", "decode", "ready"]
     assert row[-6:] == ["2", "-", "-", "-", str(os.getpid()), "steady"]
-    assert "two:" not in slipstream("status", "one").stdout
+    for choice in (("one",), ("--name", "one")):
+        shown = slipstream("status", *choice).stdout
+        assert "one:" in shown
+        assert "two:" not in shown
+    both = slipstream("status", "one", "--name", "two")
+    assert both.returncode == 2
+    assert "give NAME or --name, not both" in both.stderr
+
+
+def test_status_names_the_version_of_each_worker_while_there_are_several() -> None:
+    members = [MemberStatus("router", "router")]
+    members += [MemberStatus(f"decode-{n}", "decode", version=version) for n, version in enumerate(("v1", "v1"))]
+    state = ClusterState("one", 1, 1.0, "/c.yaml", "m", "ready", "http://h:1", members=members, version="v1")
+    assert "VERSION" not in list(describe(state, None))[3]
+    state.members.append(MemberStatus("decode-2", "decode", version="v2"))
+    rows = [line.split()[:3] for line in list(describe(state, None))[3:8]]
+    assert rows[0] == ["NAME", "ROLE", "VERSION"]
+    assert [row[2] for row in rows[1:]] == ["-", "v1", "v1", "v2"]
 
 
 def test_status_joins_what_the_router_says_about_load() -> None:
@@ -291,6 +310,33 @@ def test_down_asks_which_one_when_there_are_several(slipstream: CommandLine) -> 
     done = slipstream("down")
     assert done.returncode == 2
     assert sentences(done) == ["slipstream: several clusters run here, say which one: one, two"]
+
+
+def test_down_says_what_it_waits_for(slipstream: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key, value in slipstream.environment.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.setattr(down_command, "PROGRESS_EVERY_S", 0.1)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as guardian:
+        announce(slipstream, "one", guardian.pid)
+        path = slipstream.states / "one.json"
+        state = run_state.read(path)
+        assert state is not None
+        state.phase, state.served = "draining", {"drain_timeout_s": 30.0}
+        run_state.write(path, state)
+        monkeypatch.setattr(psutil.Process, "send_signal", lambda process, number: None)
+        asked: list[str] = []
+
+        def load(url: str) -> dict[str, int]:
+            asked.append(url)
+            if len(asked) == 2:
+                guardian.kill()
+            return {"num_running": 3, "num_waiting": 1}
+
+        monkeypatch.setattr(down_command, "router_status", load)
+        done = CliRunner().invoke(main, ["down", "--name", "one"])
+    begun = f"stopping one (pid {guardian.pid}); running requests may finish, for 30 s at most"
+    assert done.stdout.splitlines() == [begun, "one is down"]
+    assert done.stderr.splitlines() == ["slipstream: one: 3 requests running, 1 waiting after 0 s"] * 2
 
 
 @pytest.mark.parametrize(("option", "number"), [((), "SIGINT"), (("--grace",), "SIGTERM")])

@@ -198,7 +198,7 @@ def test_a_slow_reader_holds_up_nobody_and_no_page_and_gets_all_in_the_end(
         answer.begin()
         begin = answer.readline()
         assert complete(client, GOOD, 4)
-        wait_until_at_rest(cluster)  # generated, and given back, although nobody has read it
+        wait_until_at_rest(cluster)  # generated, and given back, although the client has not read it
         events = (begin + answer.read()).split(b"\n\n")
     num_tokens = NUM_HEAVY * HEAVY_TOKENS
     assert events[-2:] == [b"data: [DONE]", b""]

@@ -37,7 +37,7 @@ def two_clusters(tmp_path: Path) -> Iterator[list[ServingCluster]]:
     interfaces."""
     all_interfaces = {
         "router": {**SMALL["router"], "http": {"host": "::"}, "admin": {"host": "::", "port": 0}, "worker_host": "::"},
-        "operator": {"host": "::"},
+        "admin_api": {"host": "::"},
     }
     settings = {"first": SMALL, "second": {**SMALL, "prefill": {"replicas": 0}, **all_interfaces}}
     clusters = [
@@ -84,9 +84,9 @@ def drained_by(serving: ServingCluster, stop: Callable[[], Any]) -> None:
 def test_two_clusters_run_side_by_side_and_each_ends_in_order(two_clusters: list[ServingCluster]) -> None:
     """One by `slipstream down`, the other by Ctrl-C; the second goes on serving when the first is gone."""
     first, second = two_clusters
-    told = json.loads(slipstream(first, "status", "--json").stdout)
-    assert [state["name"] for state in told] == ["first", "second"]
-    for serving, state, workers in zip(two_clusters, told, (["prefill-0", "decode-0"], ["decode-0"]), strict=True):
+    states = json.loads(slipstream(first, "status", "--json").stdout)
+    assert [state["name"] for state in states] == ["first", "second"]
+    for serving, state, workers in zip(two_clusters, states, (["prefill-0", "decode-0"], ["decode-0"]), strict=True):
         assert state["url"] == serving.base_url
         assert state["pid"] == serving.pid
         members = [(member["name"], member["state"]) for member in state["members"]]

@@ -35,7 +35,7 @@ def pieces_of(serving: ServingCluster, salt: str, sizes: tuple[tuple[int, int], 
 
 @cache
 def undisturbed(serving: ServingCluster) -> list[str]:
-    """What the cluster says to all of them while nobody dies."""
+    """What the cluster says to all of them while no process dies."""
     streams = pieces_of(serving, "undisturbed", DECODING + IN_PREFILL)
     with streaming(streams):
         texts = [stream.join() for stream in streams]
@@ -117,7 +117,7 @@ def check_that_clients_wait_for_what_comes_next(cluster: ServingCluster, name: s
                 stream.wait_for_pieces(5)
             whole = threads.submit(complete, client, DECODING_PROMPT, 300)
             kill(pid)
-            late = threads.submit(complete, client, GOOD, 12)  # there is nobody now who could answer
+            late = threads.submit(complete, client, GOOD, 12)  # there is no worker now that could answer
             texts = [stream.join() for stream in streams]
         check_ended_well(streams)
         assert texts == expected

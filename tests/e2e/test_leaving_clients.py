@@ -1,4 +1,4 @@
-"""A client that leaves, at whatever moment, gives back every page and slot, and nobody waits for it."""
+"""A client that leaves, at whatever moment, gives back every page and slot, and nothing waits for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.e2e.serving_cluster import ServingCluster
 from tests.support.e2e.streams import GREEDY, MODEL, client_of, complete, prompt_of
 
 VERY_LONG = 3500
-LONGEST = 3800  # output tokens: seconds, in which whoever is to leave is sure to do so
+LONGEST = 3800  # output tokens: seconds, in which every leaving client is sure to leave
 GOOD = prompt_of(60, variant=77)
 
 

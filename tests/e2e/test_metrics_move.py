@@ -179,11 +179,11 @@ def test_the_way_of_a_request_can_be_asked_for_by_the_id_of_its_response(
     assert response.headers["x-request-id"] == "my-own-id"
     status, body = cluster.get(f"/v1/requests/{quote(response.parse().id)}/explain")
     assert status == 200
-    told = json.loads(body)
-    assert told["why"].startswith("remote on prefill-0 -> decode-0: long_prompt")
-    assert told["num_prompt_tokens"] == 90
-    assert told["finish"]["reason"] == "length"
-    assert [decision["reason"] for decision in told["decisions"]] == ["long_prompt"]
-    phases = [event["phase"] for event in told["events"]]
+    explained = json.loads(body)
+    assert explained["why"].startswith("remote on prefill-0 -> decode-0: long_prompt")
+    assert explained["num_prompt_tokens"] == 90
+    assert explained["finish"]["reason"] == "length"
+    assert [decision["reason"] for decision in explained["decisions"]] == ["long_prompt"]
+    phases = [event["phase"] for event in explained["events"]]
     assert phases[:4] == ["queued", "placed", "reserved", "prefill"]
     assert phases[-2:] == ["decode", "finished"]

@@ -51,6 +51,6 @@ def test_streams_of_a_draining_worker_go_on_elsewhere_with_the_same_text(fleet: 
 
 def moved_from(serving: ServingCluster, worker: str, among: int) -> list[dict[str, Any]]:
     """The stories of those that have moved away from a worker, among so many of the last requests."""
-    told = json.loads(serving.get(f"/v1/requests?limit={among}")[1])["data"]
-    stories = [json.loads(serving.get(f"/v1/requests/{one['request_id']}/explain")[1]) for one in told]
+    listed = json.loads(serving.get(f"/v1/requests?limit={among}")[1])["data"]
+    stories = [json.loads(serving.get(f"/v1/requests/{one['request_id']}/explain")[1]) for one in listed]
     return [s for s in stories if any(e["detail"].startswith(f"moved from {worker}") for e in s["events"])]

@@ -42,8 +42,8 @@ def roles(serving: ServingCluster) -> list[tuple[str, str]]:
 def planner_says(serving: ServingCluster) -> dict[str, Any]:
     command = [sys.executable, "-m", "slipstream.cluster.cli", "planner", "--changes", "--json"]
     done = subprocess.run(command, env=serving.environment, capture_output=True, text=True, check=True)
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    decisions: dict[str, Any] = json.loads(done.stdout)
+    return decisions
 
 
 def test_a_planner_of_ones_own_switches_a_role_and_its_decisions_can_be_asked_for(tmp_path: Path) -> None:

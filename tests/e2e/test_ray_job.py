@@ -34,7 +34,7 @@ START_TIMEOUT_S = 90.0
 
 @pytest.fixture
 def free_ports() -> Iterator[tuple[int, int]]:
-    """Two ports that nobody else is given: they stay bound, which keeps no server from listening there."""
+    """Two ports that no other program is given: they stay bound, which keeps no server from listening there."""
     with socket.socket() as one, socket.socket() as other:
         for holder in (one, other):
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -228,17 +228,17 @@ def test_the_commands_do_what_they_say_and_say_what_they_cannot(fleet: ServingCl
     wait_for_fleet(fleet, 1, 2)
     status = slipstream(fleet, "status", fleet.name).stdout
     assert "  prefill: 1 ready\n  decode: 2 ready\n" in status
-    told = json.loads(slipstream(fleet, "drain", "prefill-1", "--json", "--no-migrate").stdout)
-    assert [member["name"] for member in told["members"] if member["name"] == "prefill-1"] == []
+    fleet_after = json.loads(slipstream(fleet, "drain", "prefill-1", "--json", "--no-migrate").stdout)
+    assert [member["name"] for member in fleet_after["members"] if member["name"] == "prefill-1"] == []
     unknown = slipstream(fleet, "drain", "decode-99")
     assert (unknown.returncode, unknown.stdout) == (1, "")
     assert unknown.stderr.startswith("slipstream: there is no worker 'decode-99'; there are: ")
     wrong = slipstream(fleet, "scale", "decode=2", "--token", "not-the-token")
     assert wrong.returncode == 1
     assert "not the token of this cluster" in wrong.stderr
-    nowhere = slipstream(fleet, "scale", "decode=2", "--name", "nobody")
+    nowhere = slipstream(fleet, "scale", "decode=2", "--name", "missing")
     assert nowhere.returncode == 1
-    assert "no cluster named nobody runs here" in nowhere.stderr
+    assert "no cluster named missing runs here" in nowhere.stderr
     assert slipstream(fleet, "scale", "encode=2").returncode == 2
     elsewhere = operator(fleet)
     shown = slipstream(fleet, "status", "--json", "--url", elsewhere.url, "--token", elsewhere.token)

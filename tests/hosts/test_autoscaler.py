@@ -154,7 +154,7 @@ def test_a_node_comes_for_the_worker_that_the_planner_adds_under_load_and_goes_w
     load.check(expected)
     (added,) = changes(serving)
     assert added["reason"] in ("slo", "goodput"), added
-    hosts.wait_for_hosts(3)  # nobody asks any more
+    hosts.wait_for_hosts(3)  # there are no more requests
     taken_back, _ = changes(serving)
     assert taken_back["reason"] == "cheaper", taken_back
     wait_until_at_rest(serving)

@@ -1,4 +1,4 @@
-"""A cluster over several hosts, of which some die or are cut off: nobody's request is lost, no page stays reserved.
+"""A cluster over several hosts, of which some die or are cut off: no request is lost, no page stays reserved.
 
 The tests follow one another on the same hosts, and each leaves them as it found them.
 """
@@ -103,7 +103,7 @@ def test_a_router_that_begins_anew_while_no_pages_get_through_is_ready_and_compu
 def is_ready(serving: HostsCluster) -> bool:
     try:
         return serving.get("/health/ready")[0] == 200
-    except OSError:  # nobody listens yet
+    except OSError:  # not listening yet
         return False
 
 
@@ -137,7 +137,7 @@ def test_a_host_that_dies_takes_no_request_along_and_a_new_host_takes_its_place(
     victim = host_of(serving, ray_hosts, "decode-0")
     with Load(serving) as load:
         load.wait_for_answers(8)
-        network.unplug(victim)  # nobody is told that its processes end
+        network.unplug(victim)  # no other host hears that its processes end
         victim.kill()
         wait_until_clear(serving, lambda: [] if num_workers(serving) == 2 else ["it still counts as there"], 60)
         load.wait_for_answers(16)

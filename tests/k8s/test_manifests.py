@@ -122,7 +122,7 @@ def test_ports_of_services_probes_and_configuration_are_the_same(tmp_path: Path)
     declared = {port["name"]: port["containerPort"] for port in head["ports"]}
     assert declared["http"] == settings.router.http.port
     assert declared["admin"] == settings.router.admin.port
-    assert declared["operator"] == settings.operator.port
+    assert declared["admin-api"] == settings.admin_api.port
     for service in of_kind("Service"):
         for port in service["spec"]["ports"]:
             assert port["targetPort"] == declared[port["name"]]

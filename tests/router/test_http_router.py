@@ -458,7 +458,7 @@ def test_what_keeps_the_router_from_starting_is_said_and_leaves_nothing_behind(t
         for fronts in (1, 2):
             with pytest.raises(FilesChanged, match=r"refuses to serve .*chat_template\.jinja has other content now"):
                 await Router(
-                    replace(CONFIG, fronts=fronts), ModelSource(MODEL, model_dir, manifests=(manifest,)), TOKEN
+                    replace(CONFIG, frontends=fronts), ModelSource(MODEL, model_dir, manifests=(manifest,)), TOKEN
                 ).start()
         assert asyncio.all_tasks() == {asyncio.current_task()}
 

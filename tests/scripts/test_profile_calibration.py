@@ -29,9 +29,9 @@ def test_times_that_a_cluster_has_are_found_in_what_clients_and_router_saw() -> 
     lone = []
     for slowness, is_remote in ((1.0, True), (1.4, False)):
         for length in LENGTHS * 2:
-            told = record(length, is_remote, slowness)
-            first_s = told["timeline"]["first_token"]  # type: ignore[index]
-            lone.append(lone_prompt(told, length, first_s + 0.0016))
+            request = record(length, is_remote, slowness)
+            first_s = request["timeline"]["first_token"]  # type: ignore[index]
+            lone.append(lone_prompt(request, length, first_s + 0.0016))
     profile = profile_from(ROLES, waves, lone, Path("/nowhere"))
     assert profile.decode.decode_s(6, 3000) == pytest.approx(TRUE.decode_s(6, 3000), rel=1e-3)
     assert profile.prefill.prefill_s(800) == pytest.approx(TRUE.prefill_s(800), rel=1e-3)

@@ -67,10 +67,10 @@ def test_the_first_python_stays_where_another_is_hardly_faster(project: Path) ->
 def test_a_clearly_faster_python_is_taken_and_named(project: Path) -> None:
     add_python(project, "python3", us=1200)
     add_python(project, "python3.11", us=940)
-    told = setup(project).stdout
-    assert "taking python3.11" in told
-    assert "PYTHON=python3 scripts/setup" in told
-    assert told.endswith("installed by python3.11\n")
+    output = setup(project).stdout
+    assert "taking python3.11" in output
+    assert "PYTHON=python3 scripts/setup" in output
+    assert output.endswith("installed by python3.11\n")
 
 
 def test_the_python_that_was_asked_for_is_taken_however_slow(project: Path) -> None:

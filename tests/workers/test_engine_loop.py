@@ -34,6 +34,7 @@ from slipstream.workers.engine_loop import EngineEvent, EngineLoop, GroupBroken,
 from slipstream.workers.group.group_executor import GroupExecutor
 from slipstream.workers.process.inbox import Inbox
 from slipstream.workers.roles.decode import DecodeRole
+from slipstream.workers.roles.worker_protocol import WorkerProtocol
 from slipstream.workers.telemetry.stats_collector import StatsCollector
 from slipstream.workers.telemetry.worker_report import WorkerFailed
 from slipstream.workers.transfers.group_transfers import GroupTransfers
@@ -126,17 +127,19 @@ def running(
     office = TicketIssuer(PeerId("d", 10), (TransferAddress("h", 1),), 2, 1, 1, 1)
     inbox: Inbox[EngineEvent] = Inbox(1000)
     port = KeptPort()
+    role, stats = (
+        DecodeRole(engine, transfers, office, 5.0),
+        StatsCollector(engine, transfers, interval_s=stats_interval_s),
+    )
     loop = EngineLoop(
         engine=engine,
-        role=DecodeRole(engine, transfers, office, 5.0),
+        protocol=WorkerProtocol(engine, role, transfers, stats, drain_s),
         transfers=transfers,
-        stats=StatsCollector(engine, transfers, interval_s=stats_interval_s),
         inbox=inbox,
         router=port,
         tickets=office,
         hello=lambda peer: Hello(PROTOCOL_VERSION, "", peer, "decode", "m", 1, 1, (), 4, 16, 4, 64, 40),
         show=lambda state, progress: None,
-        drain_s=drain_s,
     )
     errors: list[WorkerFailed] = []
     next_roles: list[str | None] = []

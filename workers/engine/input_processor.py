@@ -10,12 +10,12 @@ import numpy as np
 from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.router.protocol.block_hash import HashChain, root_digest
 from slipstream.router.protocol.messages import EngineRequest, SamplingParams
-from slipstream.workers.engine.limits.engine_errors import EngineRequestError
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.plan.step_plan import is_plainly_greedy
 from slipstream.workers.engine.plan.token_counts import TokenCounts
 from slipstream.workers.engine.scheduling.sequence import Sequence
 from slipstream.workers.engine.structured_output.grammars import GrammarCompiler
+from slipstream.workers.interface.engine import EngineRequestError
 
 
 class InputProcessor:

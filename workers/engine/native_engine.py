@@ -2,67 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.router.protocol.messages import EngineRequest, FinishReason, StepTime, TokenChunk, TokenLogprob
 from slipstream.workers.engine.batch_builder import BatchBuilder
 from slipstream.workers.engine.input_processor import InputProcessor
 from slipstream.workers.engine.kv_cache.prefix_cache import PrefixCache
-from slipstream.workers.engine.limits.engine_errors import EngineRequestError
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.plan.executor import Executor
 from slipstream.workers.engine.plan.step_plan import SampledTokens
-from slipstream.workers.engine.scheduling.migrations import EngineMigrations
-from slipstream.workers.engine.scheduling.reservation import Reservation
+from slipstream.workers.engine.scheduling.migrations import NativeMigrations
 from slipstream.workers.engine.scheduling.scheduled_step import ScheduledStep
 from slipstream.workers.engine.scheduling.scheduler import Scheduler
-from slipstream.workers.engine.scheduling.sequence import AttemptKey, Sequence, SequenceState
+from slipstream.workers.engine.scheduling.sequence import Sequence, SequenceState
 from slipstream.workers.engine.step_counts import StepCounts
 from slipstream.workers.engine.structured_output.grammars import GrammarCompiler
-
-
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """How much more the engine could take on now. `free_pages` are free or evictable, and not needed by queued
-    sequences. `free_tokens` is `max_queued_tokens` minus the tokens not yet computed."""
-
-    free_slots: int
-    free_pages: int
-    free_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """Gauges, and totals (`total_*`) since the engine was created. `total_step_sequences` is the sum over all steps;
-    `steps_by_size` is that of `StepCounts`."""
-
-    num_running: int
-    num_waiting: int
-    total_steps: int
-    total_computed_tokens: int
-    total_sampled_tokens: int
-    total_preemptions: int
-    total_prefix_queried_tokens: int
-    total_prefix_hit_tokens: int
-    total_step_sequences: int
-    steps_by_size: tuple[tuple[str, int], ...]
+from slipstream.workers.interface.engine import AttemptKey, Capacity, EngineRequestError, EngineStats, Reservation
 
 
 class NativeEngine:
-    """Turns requests into tokens, one `step` at a time. It is owned by one thread. Without `grammars`, requests with a
-    grammar are refused.
-
-    Every accepted sequence ends in exactly one of these ways: an output with a `finish_reason` (its pages are then
-    given back, except after `add_prefill`, where they are held until `release`), `abort`, or `release`.
-    """
+    """This project's own `SteppedEngine`. It queues what it has no room for. It is owned by one thread. Without
+    `grammars`, requests with a grammar are refused."""
 
     def __init__(self, limits: EngineLimits, executor: Executor, grammars: GrammarCompiler | None = None) -> None:
         self.limits = limits
         self._executor = executor
         self._input_processor = InputProcessor(limits, grammars)
         self._scheduler = Scheduler(limits)
-        self.migrations = EngineMigrations(limits, self._scheduler)
+        self.migrations = NativeMigrations(limits, self._scheduler)
         self._composer = BatchBuilder(limits)
         self._last_step = ScheduledStep([])
         self._steps = StepCounts()
@@ -77,10 +43,6 @@ class NativeEngine:
     # ---- requests
 
     def add(self, request: EngineRequest) -> None:
-        """Compute a request here, prompt and output. If it is reserved and not started, the reservation becomes it.
-
-        Raises EngineRequestError if it can never run here or its key is in use.
-        """
         reserved = self._scheduler.get(_key(request))
         if reserved is None:
             self._scheduler.add(self._input_processor.sequence(request))
@@ -92,11 +54,6 @@ class NativeEngine:
         self._scheduler.convert(reserved)
 
     def add_prefill(self, request: EngineRequest, ticket: HandoffTicket) -> None:
-        """Compute a prompt, sample one token, and send the pages that the ticket asks for as they become complete.
-        The pages are then held until `release`.
-
-        Raises EngineRequestError if it can never run here, its key is in use, or the ticket does not fit the prompt.
-        """
         sequence = self._input_processor.sequence(request, ticket)
         if self._scheduler.get(sequence.key) is not None:
             raise EngineRequestError("request_id", f"{sequence.key} is here already")
@@ -109,10 +66,6 @@ class NativeEngine:
         self._scheduler.add(sequence)
 
     def reserve(self, request: EngineRequest) -> Reservation | None:
-        """Take a slot and pages for a prompt that is computed elsewhere; None if there are not enough now.
-
-        Raises EngineRequestError if it can never run here or its key is in use.
-        """
         sequence = self._input_processor.sequence(request)
         if self._scheduler.get(sequence.key) is not None:
             raise EngineRequestError("request_id", f"{sequence.key} is here already")
@@ -123,18 +76,13 @@ class NativeEngine:
         return Reservation(sequence.key, sequence.num_computed, first_page, tuple(wanted))
 
     def adopt(self, request: EngineRequest, num_room_tokens: int) -> Reservation | None:
-        """Take a slot and pages for a sequence that decodes elsewhere; None if there are not enough now. See `moves`.
-
-        Raises EngineRequestError if it can never run here or its key is in use.
-        """
         sequence = self._input_processor.sequence(request)
         if self._scheduler.get(sequence.key) is not None:
             raise EngineRequestError("request_id", f"{sequence.key} is here already")
         return self.migrations.adopt(sequence, num_room_tokens)
 
     def land(self, key: AttemptKey) -> bool:
-        """All pages that a reservation waited for have arrived. Returns False if there is no such reservation (any
-        more)."""
+        """Returns False if there is no such reservation (any more)."""
         sequence = self._scheduler.get(key)
         if sequence is None or sequence.state not in (SequenceState.RESERVED, SequenceState.STARTED):
             return False
@@ -142,12 +90,7 @@ class NativeEngine:
         return True
 
     def start(self, key: AttemptKey, token_ids: tuple[int, ...]) -> bool:
-        """The first tokens of a reserved sequence are known; none of them ended it. It runs once it has also landed.
-        False if there is no such reservation (any more).
-
-        Raises EngineRequestError if there is no token, one is out of range, or they leave nothing to generate. An
-        adopted sequence may lack no token.
-        """
+        """Returns False if there is no such reservation (any more)."""
         sequence = self._scheduler.get(key)
         if sequence is None or sequence.state not in (SequenceState.RESERVED, SequenceState.LANDED):
             return False
@@ -168,8 +111,8 @@ class NativeEngine:
         return True
 
     def release(self, key: AttemptKey) -> bool:
-        """Give back a reservation, or held or draining pages; full pages become prefix cache. False if the key is
-        unknown. Raises EngineRequestError if the sequence still waits or runs: that takes an `abort`."""
+        """Returns False if the key is unknown. Raises EngineRequestError if the sequence still waits or runs: that
+        takes an `abort`."""
         sequence = self._scheduler.get(key)
         if sequence is None:
             return False
@@ -179,21 +122,17 @@ class NativeEngine:
         return True
 
     def abort(self, key: AttemptKey, keep_pages: bool = False) -> bool:
-        """Drop a sequence in any state; unknown keys are ignored. With `keep_pages` its pages stay as they are, in
-        state `draining`, until `release`; so they do while `moves` sends them, until the end of that. Returns whether
-        there are pages left to release."""
+        """Returns whether there are pages left to release. Until then they are `draining`."""
         sequence = self._scheduler.get(key)
         return sequence is not None and self._scheduler.abort(sequence, keep_pages)
 
     def grammar_ready(self) -> None:
-        """A grammar was compiled, for which a sequence may have been waiting."""
         self._scheduler.look_again()
 
     # ---- steps
 
     def step(self) -> list[TokenChunk]:
-        """Compute one step. Empty if nothing could be sampled; see `has_work`. An exception of the executor passes
-        through, and the engine is not to be used after it."""
+        """An exception of the executor passes through, and the engine is not to be used after it."""
         step = self._last_step = self._scheduler.schedule()
         if not step:
             return []
@@ -203,18 +142,13 @@ class NativeEngine:
 
     @property
     def last_step_has_prefill(self) -> bool:
-        """Whether the last step computed prompts."""
         return bool(self._last_step.chunks)
 
     @property
     def last_step_num_decoding(self) -> int:
-        """How many sequences got a token in the last step, apart from prompts."""
         return len(self._last_step.decoding)
 
     def last_step_time(self, seconds: float) -> StepTime | None:
-        """What the last step computed, together with the seconds that it took; None if it computed nothing. To be
-        called before any call that changes something, and only now and then, as it looks at every sequence of the
-        step."""
         step = self._last_step
         if not step:
             return None
@@ -225,7 +159,6 @@ class NativeEngine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step could compute something. If not, only another call can change that."""
         return self._scheduler.has_work
 
     # ---- state
@@ -247,12 +180,11 @@ class NativeEngine:
         )
 
     def page_counts(self) -> dict[str, int]:
-        """Number of pages by state: active, reserved, held, draining, cached, free. They sum to `num_pages`."""
+        """The states are active, reserved, held, draining, cached, free. They sum to `num_pages`."""
         return self._scheduler.pages.counts()
 
     @property
     def prefix_cache(self) -> PrefixCache:
-        """The prefix cache, to read."""
         return self._scheduler.pages.prefix_cache
 
     def stats(self) -> EngineStats:

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from slipstream.router.process.log_level import log_level
 from slipstream.router.protocol.messages import Role
 from slipstream.workers.mock.mock_profile import MockProfile
-from slipstream.workers.mock.mock_worker import MockConfig, run_mock_workers
+from slipstream.workers.mock.mock_program import MockConfig, run_mock_workers
 from slipstream.workers.telemetry.worker_report import WorkerFailed
 
 TOKEN_VARIABLE = "SLIPSTREAM_WORKER_TOKEN"

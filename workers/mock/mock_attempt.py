@@ -11,6 +11,7 @@ from xxhash import xxh3_64_intdigest
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId
 from slipstream.router.protocol.block_hash import HashChain
 from slipstream.router.protocol.messages import EngineRequest
+from slipstream.workers.interface.engine import AttemptKey
 from slipstream.workers.mock.mock_pages import Lease
 from slipstream.workers.mock.mock_profile import FIRST_TOKEN_ID
 
@@ -27,17 +28,15 @@ def token_at(seed: int, position: int, num_choices: int) -> int:
     return FIRST_TOKEN_ID + (((seed + position * _SPREAD) & 0xFFFF_FFFF_FFFF_FFFF) >> 24) % num_choices
 
 
-AttemptKey = tuple[str, int]
-
-
 class MockState(Enum):
-    RESERVED = "reserved"  # pages are taken, the first token is not known yet
+    RESERVED = "reserved"  # pages are taken, and the first token is not known yet
     QUEUED = "queued"  # its prompt is to be computed here
     ARRIVING = "arriving"  # pages are on their way in, or, on a prefill worker, out
     DECODING = "decoding"
     COPYING = "copying"  # full pages of a sequence that decodes elsewhere are on their way in
     COPIED = "copied"  # they are here, and more will come
     FROZEN = "frozen"  # it stands still, to go on here or elsewhere
+    DRAINING = "draining"  # it is not wanted any more, and its transfer has not ended
 
 
 @dataclass(slots=True, eq=False)
@@ -58,8 +57,8 @@ class MockAttempt:
     has_begun: bool = False  # whether its prompt is being computed
     num_cached: int = 0
     ticket: HandoffTicket | None = None
-    source: PeerId | None = None  # the worker that it decoded on before
-    stops: bool = False  # whether it is to stop at the end of the step
+    is_adopted: bool = False  # it decoded on another worker before
+    source: PeerId | None = None  # that worker
     due_s: float | None = None  # the time of its current timer; older timers are ignored
 
     @property

@@ -1,4 +1,4 @@
-"""The attempts on a mock worker and their pages: which are accepted, how much was cached, what is given back."""
+"""The attempts on a mock worker and their pages: which are accepted, how much was cached, and what is given back."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from xxhash import xxh3_64_intdigest
 
 from slipstream.router.protocol.block_hash import HashChain, root_digest
-from slipstream.router.protocol.messages import EngineRequest, Failed
-from slipstream.workers.mock.mock_attempt import AttemptKey, MockAttempt, MockState
+from slipstream.router.protocol.messages import EngineRequest
+from slipstream.workers.interface.engine import AttemptKey, EngineRequestError
+from slipstream.workers.mock.mock_attempt import MockAttempt, MockState
 from slipstream.workers.mock.mock_pages import MockPages
 from slipstream.workers.mock.mock_profile import MockProfile
 
@@ -20,7 +21,6 @@ class MockAttempts:
     def __init__(self, profile: MockProfile, model: str) -> None:
         self.profile = profile
         self.pages = MockPages(profile.num_pages)
-        self.refusal: str | None = None  # why new attempts are refused, if they are
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self._model = model
@@ -38,21 +38,20 @@ class MockAttempts:
     def get(self, key: AttemptKey) -> MockAttempt | None:
         return self._attempts.get(key)
 
-    def admit(self, request: EngineRequest, state: MockState, num_room_tokens: int = 0) -> MockAttempt | Failed:
-        """A new attempt with pages for all its tokens and some more; or the reason for refusing it."""
+    def admit(self, request: EngineRequest, state: MockState, num_room_tokens: int = 0) -> MockAttempt | None:
+        """A new attempt with pages for all its tokens and some more; None if there are not enough. Raises
+        EngineRequestError if it can never run here or its key is in use."""
         key = (request.request_id, request.attempt)
-        if self.refusal is not None:
-            return Failed(*key, self.refusal, True)
         if key in self._attempts:
-            return Failed(*key, "this attempt is already here", True)
+            raise EngineRequestError("request_id", f"{key} is here already")
         if request.sampling.grammar is not None:
-            return Failed(*key, "grammar is not served by a mock worker", False)
+            raise EngineRequestError("grammar", "is not served by a mock worker")
         num_prompt = len(request.prompt_ids) // _ID_BYTES
         num_output = len(request.output_ids) // _ID_BYTES
         num_tokens = num_prompt + num_output
         max_output = min(request.sampling.max_tokens, self.profile.max_model_len - num_prompt)
         if num_prompt == 0 or num_output >= max_output:
-            return Failed(*key, f"{num_tokens} tokens leave nothing to generate", False)
+            raise EngineRequestError("prompt_ids", f"{num_tokens} tokens leave nothing to generate")
         tokens, chain = None, None
         if self.profile.prefix_caching:
             tokens = array("i", request.prompt_ids + request.output_ids)
@@ -62,7 +61,7 @@ class MockAttempts:
         num_pages = self.profile.pages_for(num_tokens + num_room_tokens)
         lease = self.pages.take(chain, num_pages, self._max_shared(num_tokens))
         if lease is None:
-            return Failed(*key, "no pages", True)
+            return None
         attempt = MockAttempt(
             request=request,
             key=key,
@@ -83,8 +82,6 @@ class MockAttempts:
         """An attempt has ended here; its pages are given back."""
         del self._attempts[attempt.key]
         self.pages.give_back(attempt.lease)
-
-    # ---- its pages
 
     def find_more(self, attempt: MockAttempt) -> None:
         """Looks into the prefix cache again, for prompts that were computed since the attempt came."""

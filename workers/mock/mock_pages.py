@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from slipstream.workers.engine.kv_cache.cache_changes import CacheChanges
+from slipstream.workers.interface.cache_changes import CacheChanges
 
 
 class PageChain(Protocol):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 
-from slipstream.router.protocol.messages import FinishReason, Role, StepTime, StepTimes, TokenChunk
-from slipstream.workers.mock.attempt_timers import AttemptTimers
-from slipstream.workers.mock.mock_attempt import AttemptKey, MockAttempt, MockState, token_at
+from slipstream.router.protocol.messages import FinishReason, Role, StepTime, TokenChunk
+from slipstream.workers.engine.step_counts import StepCounts
+from slipstream.workers.interface.engine import AttemptKey
+from slipstream.workers.mock.mock_attempt import MockAttempt, MockState, token_at
 from slipstream.workers.mock.mock_attempts import MockAttempts
 from slipstream.workers.mock.mock_profile import FIRST_TOKEN_ID
+from slipstream.workers.mock.mock_transfers import MockTransfers
 from slipstream.workers.telemetry.step_times import StepSampler
 
 
@@ -16,20 +18,20 @@ class MockSteps:
     """Queued prompts and decoding attempts. A step computes one token of each decoding attempt and then, within
     `max_step_tokens`, the prompts in order."""
 
-    def __init__(self, book: MockAttempts, timers: AttemptTimers, role: Role) -> None:
+    def __init__(self, book: MockAttempts, transfers: MockTransfers, role: Role, steps: StepSampler) -> None:
         self._book = book
         self._profile = book.profile
-        self._timers = timers
+        self._transfers = transfers
         self._role = role
         self._queue: deque[MockAttempt] = deque()
         self._decoding: dict[AttemptKey, MockAttempt] = {}
         self._context_tokens = 0  # the sum over decoding attempts
         self._step_chunks: list[tuple[MockAttempt, int]] = []  # prompt tokens in the current step
         self._step_decoding: list[MockAttempt] = []
-        self._steps = StepSampler(tuple(self._profile.steps()))
+        self._steps = steps
         self.step_ends_s: float | None = None
         self.num_queued_tokens = 0
-        self.num_steps = 0
+        self.counts = StepCounts()
         self.num_sampled_tokens = 0
 
     @property
@@ -40,28 +42,16 @@ class MockSteps:
         """The attempt, if it is decoding here."""
         return self._decoding.get(key)
 
-    def is_in_step(self, attempt: MockAttempt) -> bool:
+    def is_in_step(self, key: AttemptKey) -> bool:
         """Whether the step under way computes a token of its output."""
-        return attempt in self._step_decoding
+        return self._decoding.get(key) in self._step_decoding
 
-    def stopping(self) -> list[MockAttempt]:
-        """The attempts that are to stop at the end of the step."""
-        return [attempt for attempt in self._decoding.values() if attempt.stops]
-
-    def step_times(self, now_s: float) -> StepTimes | None:
-        """The times of some steps, now and then, which are exactly those of the profile."""
-        return self._steps.due(now_s, self.step_ends_s is None)
-
-    # ---- adding and removing
-
-    def enqueue(self, attempt: MockAttempt, now_s: float) -> None:
+    def enqueue(self, attempt: MockAttempt) -> None:
         """Queues an attempt, whose prompt is to be computed here except for what is cached."""
         attempt.state = MockState.QUEUED
-        attempt.due_s = None
         attempt.num_uncomputed = attempt.num_tokens - self._book.known_tokens(attempt)
         self.num_queued_tokens += attempt.num_uncomputed
         self._queue.append(attempt)
-        self.begin_step(now_s)
 
     def decode(self, attempt: MockAttempt) -> None:
         attempt.state = MockState.DECODING
@@ -71,7 +61,7 @@ class MockSteps:
     def freeze(self, attempt: MockAttempt) -> None:
         """Takes an attempt out of the batch."""
         del self._decoding[attempt.key]
-        attempt.state, attempt.stops = MockState.FROZEN, False
+        attempt.state = MockState.FROZEN
         self._context_tokens -= attempt.num_tokens
 
     def drop(self, attempt: MockAttempt) -> None:
@@ -83,8 +73,6 @@ class MockSteps:
         elif attempt.state is MockState.DECODING:
             del self._decoding[attempt.key]
             self._context_tokens -= attempt.num_tokens
-
-    # ---- steps
 
     def begin_step(self, now_s: float) -> None:
         """Begins a step, if none is under way and there is something to compute."""
@@ -103,6 +91,7 @@ class MockSteps:
             self._step_chunks.append((attempt, take))
             budget -= take
             num_prompt_tokens += take
+        self.counts.add(len(self._step_decoding) + num_prompt_tokens, len(self._step_decoding) + len(self._step_chunks))
         seconds = profile.step_seconds(len(self._step_decoding), num_prompt_tokens, self._context_tokens)
         self.step_ends_s = now_s + seconds
         if self._steps.wants(num_prompt_tokens > 0, now_s):
@@ -111,10 +100,9 @@ class MockSteps:
             sample = StepTime(num_prompt_tokens, mean, len(self._step_decoding), self._context_tokens, seconds)
             self._steps.add(sample, now_s)
 
-    def end_step(self, now_s: float) -> list[TokenChunk]:
+    def end_step(self) -> list[TokenChunk]:
         """Ends the step under way and returns its tokens."""
         self.step_ends_s = None
-        self.num_steps += 1
         chunks = []
         for attempt in self._step_decoding:
             if attempt.state is MockState.DECODING and attempt in self._book:
@@ -129,7 +117,7 @@ class MockSteps:
             self._book.pages.remember(attempt.lease, num_computed // self._profile.page_tokens)
             if attempt.num_uncomputed == 0:
                 self._queue.popleft()
-                chunks.append(self._prompt_computed(attempt, now_s))
+                chunks.append(self._prompt_computed(attempt))
         self._step_decoding, self._step_chunks = [], []
         return chunks
 
@@ -141,12 +129,10 @@ class MockSteps:
         self.num_queued_tokens += attempt.num_uncomputed
         self._book.count_cached(attempt)
 
-    def _prompt_computed(self, attempt: MockAttempt, now_s: float) -> TokenChunk:
+    def _prompt_computed(self, attempt: MockAttempt) -> TokenChunk:
         """A prompt is complete: returns its first token, and lets the attempt decode here or send its pages."""
         if self._role == "prefill":
-            assert attempt.ticket is not None
-            attempt.state = MockState.ARRIVING
-            self._timers.set(now_s + self._profile.arrival_s(attempt.ticket), attempt)
+            self._transfers.begin(attempt)
             return self._next_chunk(attempt)
         self.decode(attempt)
         self._context_tokens += 1

@@ -1,271 +1,80 @@
-"""A mock worker as a process: it speaks the real protocol over a real connection, without a model and without torch.
+"""A worker without a model: the protocol of every worker over an engine that only takes time.
 
-connect -> Hello -> Welcome -> serve ... -> connection lost -> again, as the next incarnation
-                                         -> Drain for another role: finish what is here, then again, in that role
-                                         -> Drain, SIGTERM: finish what is here, then end
+There are no sockets and no clock: it takes messages and times and returns messages, so the same object runs behind a
+connection and under virtual time.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import os
-import signal
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 
-from slipstream.kv_transfer.api.ticket import PeerId, TransferAddress
-from slipstream.router.protocol.block_hash import model_key
-from slipstream.router.protocol.messages import (
-    Drain,
-    Ping,
-    Pong,
-    Rejected,
-    ResyncBlocks,
-    Role,
-    RouterMessage,
-    Welcome,
-    WorkerMessage,
-)
-from slipstream.router.protocol.wire import FrameProtocol, Message, WireError
+from slipstream.router.protocol.messages import Role, RouterMessage, WorkerMessage
 from slipstream.workers.mock.mock_engine import MockEngine
 from slipstream.workers.mock.mock_profile import MockProfile
-from slipstream.workers.process.keep_alive import keep_alive
-from slipstream.workers.telemetry.block_events import BlockEvents
-from slipstream.workers.telemetry.worker_report import WorkerFailed
+from slipstream.workers.roles.worker_protocol import WorkerProtocol
+from slipstream.workers.telemetry.stats_collector import StatsCollector
+from slipstream.workers.telemetry.step_times import StepSampler
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer
-
-RETRY_FIRST_S = 0.05
-RETRY_MAX_S = 1.0
-STATS_INTERVAL_S = 1.0
-CLOSE_TIMEOUT_S = 2.0
-# The pages of a small model. Only statistics of bytes, which are never really sent, depend on this.
-NUM_LAYERS, NUM_KV_HEADS, HEAD_BYTES, SLAB_PAGES = 12, 4, 4096, 8
-NOWHERE = TransferAddress("127.0.0.1", 1)  # nothing is ever sent
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class MockConfig:
-    """One mock worker. `token` is the secret that the router expects."""
-
-    name: str
-    role: Role
-    model: str
-    router_host: str
-    router_port: int
-    token: str
-    profile: MockProfile = field(default_factory=MockProfile)
-    model_version: str = ""
 
 
 class MockWorker:
-    """Connects, serves, and reconnects, until it is drained. Everything runs on one event loop.
+    """One incarnation of a worker. A lost connection ends it; the next connection begins with a new one."""
 
-    Unlike a real worker, it forgets its prefix cache when it changes its role, as it does with every new
-    incarnation."""
+    def __init__(
+        self,
+        profile: MockProfile,
+        role: Role,
+        tickets: TicketIssuer,
+        model: str = "",
+        *,
+        has_stats: bool = False,
+    ) -> None:
+        self._steps = StepSampler(tuple(profile.steps()))
+        engine = self.engine = MockEngine(profile, role, model, self._steps)
+        transfers = self._transfers = engine.transfers
+        stats = StatsCollector(engine, transfers) if has_stats else None
+        self.protocol = WorkerProtocol.in_role(role, engine, transfers, tickets, profile.start_lease_s, stats)
 
-    def __init__(self, config: MockConfig) -> None:
-        self._config = config  # with the role of the next incarnation
-        # Epochs follow the wall clock, so a restarted process has a later one.
-        worker = PeerId(config.name, time.time_ns() // 1_000_000)
-        self._tickets = TicketIssuer(worker, (NOWHERE,), SLAB_PAGES, NUM_LAYERS, NUM_KV_HEADS, HEAD_BYTES)
-        self._serving: _Serving | None = None
-        self._draining = False
+    def handle(self, message: RouterMessage, now_s: float) -> list[WorkerMessage]:
+        """Answers at once; what takes time comes from `advance`."""
+        self._transfers.now_s = now_s
+        out = self._end_transfers(self.protocol.handle(message, now_s))
+        self._go_on(now_s)
+        return out
 
-    async def run(self) -> None:
-        """Runs the worker. Returns after a drain that ends it; raises WorkerFailed if the router rejects it."""
-        delay_s = RETRY_FIRST_S
-        while not (self._draining and self._serving is None):
-            self._serving = _Serving(self._config, self._tickets)
-            try:
-                await self._serving.connect()
-                delay_s = RETRY_FIRST_S
-                if self._draining:
-                    self._serving.drain()
-                await self._serving.over
-            except OSError as error:
-                if delay_s == RETRY_FIRST_S:
-                    config = self._config
-                    log.warning("%s:%d does not answer yet: %s", config.router_host, config.router_port, error)
-                await asyncio.sleep(delay_s)
-                delay_s = min(2 * delay_s, RETRY_MAX_S)
-            finally:
-                is_drained, next_role = self._serving.is_draining, self._serving.next_role
-                await self._serving.close()
-                self._serving = None
-            if is_drained:
-                if next_role is None or self._draining:
-                    return
-                self._config = replace(self._config, role=next_role)
+    def advance(self, now_s: float) -> list[WorkerMessage]:
+        """Does everything that is due, but at most one step."""
+        self._transfers.advance(now_s)
+        out = self._end_transfers(self.protocol.tick(now_s))
+        ended_s = self.engine.batch.step_ends_s
+        if ended_s is None or ended_s > now_s:
+            self._go_on(now_s)
+            return out
+        out += self._end_transfers(self.protocol.role.sampled(self.engine.batch.end_step()))
+        self._go_on(ended_s)
+        return out
 
-    def drain(self) -> None:
-        """Finish what is here, then end."""
-        self._draining = True
-        if self._serving is not None:
-            self._serving.drain()
+    def next_deadline_s(self) -> float | None:
+        """When `advance` will have something to do; a time in the past means now."""
+        timer_s, step_ends_s = self._transfers.timers.next_s, self.engine.batch.step_ends_s
+        if step_ends_s is None or timer_s is None:
+            return timer_s if step_ends_s is None else step_ends_s
+        return min(timer_s, step_ends_s)
 
+    def news(self, now_s: float) -> list[WorkerMessage]:
+        """What is to be reported after a call of `handle` or `advance`."""
+        step_times = self._steps.due(now_s, self.engine.batch.step_ends_s is None)
+        return [*([step_times] if step_times is not None else []), *self.protocol.news(now_s)]
 
-class _Serving:
-    """One connection: an incarnation of the worker."""
+    def _end_transfers(self, said: Sequence[WorkerMessage]) -> list[WorkerMessage]:
+        """What a call has said, and what follows from the transfers that it has ended."""
+        out = [*said]
+        while ended := self._transfers.take_ended():
+            for outcome in ended:
+                out += self.protocol.transfer_ended(outcome, self._transfers.now_s)
+        return out
 
-    def __init__(self, config: MockConfig, tickets: TicketIssuer) -> None:
-        self._config = config
-        self._loop = asyncio.get_running_loop()
-        self._worker = tickets.open_epoch()
-        self._engine = MockEngine(config.profile, config.role, tickets, model_key(config.model, config.model_version))
-        self._blocks = BlockEvents(self._engine.pages)
-        self._blocks_timer: asyncio.TimerHandle | None = None
-        self._protocol = FrameProtocol(self._received, self._lost)
-        self._closed = asyncio.Event()
-        self._out: list[WorkerMessage] = []
-        self._turn: asyncio.Handle | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_due_s = 0.0
-        self._stats_timer: asyncio.TimerHandle | None = None
-        self._welcome: asyncio.Future[None] = self._loop.create_future()
-        self.is_draining = False
-        self.next_role: Role | None = None  # after the drain; None: the worker ends
-        self.over: asyncio.Future[None] = self._loop.create_future()
-
-    async def connect(self) -> None:
-        """Connects to the router. Raises OSError if there is none, WorkerFailed if it rejects the worker."""
-        config = self._config
-        try:
-            transport, _ = await self._loop.create_connection(
-                lambda: self._protocol, config.router_host, config.router_port
-            )
-        except OSError:
-            self._closed.set()
-            raise
-        keep_alive(transport.get_extra_info("socket"))
-        hello = config.profile.hello(self._worker, config.role, config.model, NOWHERE)
-        self._protocol.send(replace(hello, token=config.token, pid=os.getpid(), model_version=config.model_version))
-        await self._welcome
-
-    def drain(self, next_role: Role | None = None) -> None:
-        """Begins to drain. Only the first call counts."""
-        if self.is_draining:
-            return
-        self.is_draining = True
-        self.next_role = next_role
-        self._engine.refuse("the worker drains")
-        self._take_turn_soon()
-
-    async def close(self) -> None:
-        """Closes the connection, after a moment to send what is queued."""
-        for handle in (self._turn, self._timer, self._blocks_timer, self._stats_timer):
-            if handle is not None:
-                handle.cancel()
-        self._protocol.close()
-        try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self._closed.wait()
-        except TimeoutError:
-            self._protocol.abort()
-
-    def _received(self, message: Message) -> None:
-        match message:
-            case Ping(nonce):
-                self._protocol.send(Pong(nonce))
-            case Welcome():
-                self._protocol.reader.trust()
-                if not self._welcome.done():
-                    self._welcome.set_result(None)
-                self._take_turn_soon()
-                self._tell_stats()
-            case Rejected(reason):
-                if not self._welcome.done():
-                    self._welcome.set_exception(WorkerFailed(f"the router rejected this worker: {reason}"))
-            case Drain(next_role):
-                self.drain(next_role)
-            case ResyncBlocks():
-                self._blocks.resync()
-                self._set_blocks_timer()
-            case _ if isinstance(message, RouterMessage):
-                self._out += self._engine.handle(message, time.monotonic())
-                self._take_turn_soon()
-            case _:
-                self._protocol.abort(WireError(f"{type(message).__name__} is not for workers"))
-
-    def _lost(self, reason: Exception | None) -> None:
-        self._closed.set()
-        if not self._welcome.done():
-            self._welcome.set_exception(ConnectionError("the connection was closed without an answer"))
-        if not self.over.done():
-            self.over.set_result(None)
-
-    def _take_turn_soon(self) -> None:
-        """Takes a turn after everything else that the loop has to do now. This is used even for a step that is due at
-        once, because `call_at` would sometimes delay it to the next millisecond, the resolution of uvloop's clock."""
-        if self._turn is None:
-            self._turn = self._loop.call_soon(self._take_turn)
-
-    def _take_turn(self) -> None:
-        """Sends one batch, like a real worker in each step: the answers to all messages, the output of a step that is
-        due, and the credits after that."""
-        self._turn = None
-        now_s = time.monotonic()
-        out, self._out = self._out, []
-        out += self._engine.advance(now_s)
-        for news in (self._engine.step_times(now_s), self._engine.credits()):
-            if news is not None:
-                out.append(news)
-        if out:
-            self._protocol.send_batch(out)
-        self._set_blocks_timer()
-        if self.is_draining and self._engine.num_attempts == 0 and not self.over.done():
-            self.over.set_result(None)
-        self._set_timer()
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self._take_turn()
-
-    def _set_blocks_timer(self) -> None:
-        due_s = self._blocks.next_due_s()
-        if due_s is not None and self._blocks_timer is None:
-            self._blocks_timer = self._loop.call_later(max(0.0, due_s - time.monotonic()), self._tell_blocks)
-
-    def _tell_blocks(self) -> None:
-        self._blocks_timer = None
-        for message in self._blocks.due(time.monotonic()):
-            self._protocol.send(message)
-        self._set_blocks_timer()
-
-    def _tell_stats(self) -> None:
-        self._protocol.send(self._engine.stats())
-        self._stats_timer = self._loop.call_later(STATS_INTERVAL_S, self._tell_stats)
-
-    def _set_timer(self) -> None:
-        due_s = self._engine.next_deadline_s()
-        wait_s = due_s - time.monotonic() if due_s is not None else None
-        if wait_s is not None and wait_s <= 0:
-            self._take_turn_soon()
-            return
-        if self._timer is not None:
-            if due_s is not None and self._timer_due_s <= due_s:
-                return
-            self._timer.cancel()
-            self._timer = None
-        if due_s is not None and wait_s is not None:
-            self._timer_due_s = due_s
-            self._timer = self._loop.call_later(wait_s, self._on_timer)
-
-
-async def run_mock_workers(configs: Sequence[MockConfig]) -> None:
-    """Runs several mock workers in one process, until SIGTERM or SIGINT has drained them. Raises WorkerFailed."""
-    workers = [MockWorker(config) for config in configs]
-
-    def drain() -> None:
-        for worker in workers:
-            worker.drain()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, drain)
-    async with asyncio.TaskGroup() as group:
-        for worker in workers:
-            group.create_task(worker.run())
+    def _go_on(self, now_s: float) -> None:
+        """Begins a step, if none is under way, and sets the timer for what may wait too long."""
+        self.engine.batch.begin_step(now_s)
+        self._transfers.timers.wake(self.protocol.next_deadline_s())

@@ -1,1 +1,2 @@
-"""Prefill and decode: each follows the attempts of a worker to their end. May import engine/ and transfers/."""
+"""What a worker does with the router's messages, without I/O: the attempts of each role, credits, drain. May import
+interface/, telemetry/ and transfers/."""

@@ -41,12 +41,9 @@ from slipstream.router.protocol.messages import (
     TokenChunk,
     WorkerMessage,
 )
-from slipstream.workers.engine.limits.engine_errors import EngineRequestError
-from slipstream.workers.engine.native_engine import NativeEngine
-from slipstream.workers.engine.scheduling.reservation import Reservation
-from slipstream.workers.engine.scheduling.sequence import AttemptKey
+from slipstream.workers.interface.engine import AttemptKey, Engine, EngineRequestError, NoRoomError, Reservation
+from slipstream.workers.interface.page_transfers import PageTransfers, TransferOutcome
 from slipstream.workers.roles.outgoing_migrations import OutgoingMigrations
-from slipstream.workers.transfers.group_transfers import GroupTransfers, TransferOutcome
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
 
@@ -80,8 +77,8 @@ class DecodeRole:
     """Follows the attempts of a decode worker. Landed pages wait `start_lease_s` for the router's next message before
     they are released."""
 
-    engine: NativeEngine
-    transfers: GroupTransfers
+    engine: Engine
+    transfers: PageTransfers
     tickets: TicketIssuer
     start_lease_s: float
     _landings: dict[AttemptKey, _IncomingTransfer] = field(default_factory=dict)
@@ -141,9 +138,9 @@ class DecodeRole:
     def _add(self, key: AttemptKey, request: EngineRequest) -> Sequence[WorkerMessage]:
         try:
             self.engine.add(request)
-        except EngineRequestError as error:
+        except (EngineRequestError, NoRoomError) as error:
             self.engine.abort(key)  # also drops a reservation that was to become this sequence
-            return [Failed(*key, str(error), False)]
+            return [Failed(*key, str(error), isinstance(error, NoRoomError))]
         self._running.add(key)
         return []
 
@@ -197,7 +194,7 @@ class DecodeRole:
         ticket = self.tickets.issue(reservation.first_page, len(reservation.page_ids))
         self._landings[key] = _IncomingTransfer(ticket.key, source, source_tp, is_copy)
         self._by_transfer[ticket.key] = key
-        self.transfers.expect(ticket, reservation.page_ids, source, source_tp)
+        self.transfers.expect(ticket, reservation, source, source_tp)
         return [Reserved(*key, reservation.num_cached_tokens, ticket)]
 
     def _start(self, key: AttemptKey, token_ids: tuple[int, ...]) -> Sequence[WorkerMessage]:
@@ -263,9 +260,12 @@ class DecodeRole:
                 key = (output.request_id, output.attempt)
                 self._running.discard(key)
                 self._outgoing.end(key)
-        return [StepOutput(tuple(outputs))] if outputs else []
+        frozen = self._outgoing.step_ended()
+        return [StepOutput(tuple(outputs)), *frozen] if outputs else frozen
 
     def expire(self, now_s: float) -> Sequence[WorkerMessage]:
+        if not self._landed and not self._copied:
+            return ()
         landed = [*takewhile(lambda key: self._landed[key] <= now_s, self._landed)]
         copied = [*takewhile(lambda key: self._copied[key].deadline_s <= now_s, self._copied)]
         for key in (*landed, *copied):

@@ -5,8 +5,9 @@ Migrate(freeze) --> frozen, sending --Cancel: it goes on elsewhere--> closing --
                        |
                        +--Resume--> decodes on; its pages stay until all ranks are quiet
 
-A failure is reported as `Failed` of the attempt that the sequence was to become. Whether it then continues here is for
-the router to decide, because the destination may already have everything it needs.
+A sequence whose next token is being computed is frozen when that step has ended. A failure is reported as `Failed` of
+the attempt that the sequence was to become. Whether it then continues here is for the router to decide, because the
+destination may already have everything it needs.
 """
 
 from __future__ import annotations
@@ -16,10 +17,8 @@ from dataclasses import dataclass, field
 
 from slipstream.kv_transfer.api.ticket import TransferKey
 from slipstream.router.protocol.messages import Failed, Frozen, Migrate, WorkerMessage
-from slipstream.workers.engine.limits.engine_errors import EngineRequestError
-from slipstream.workers.engine.native_engine import NativeEngine
-from slipstream.workers.engine.scheduling.sequence import AttemptKey
-from slipstream.workers.transfers.group_transfers import GroupTransfers, TransferOutcome
+from slipstream.workers.interface.engine import AttemptKey, Engine, EngineRequestError
+from slipstream.workers.interface.page_transfers import PageTransfers, TransferOutcome
 
 
 @dataclass(slots=True)
@@ -33,17 +32,18 @@ class _OutgoingMigration:
 class OutgoingMigrations:
     """The sends under way, each of some pages of a sequence that is moving away."""
 
-    engine: NativeEngine
-    transfers: GroupTransfers
+    engine: Engine
+    transfers: PageTransfers
     _by_transfer: dict[TransferKey, _OutgoingMigration] = field(default_factory=dict)
+    _after_step: dict[AttemptKey, Migrate] = field(default_factory=dict)  # to be frozen
 
     def knows(self, transfer: TransferKey) -> bool:
         """Whether the transfer belongs to a sequence that is leaving."""
         return transfer in self._by_transfer
 
     def begin(self, message: Migrate) -> Sequence[WorkerMessage]:
-        """Begins to send the pages that the ticket asks for, of a sequence that stands still from now on if the message
-        says so. Returns Frozen then, or Failed if the sequence does not have what is asked for."""
+        """Begins to send the pages that the ticket asks for, of a sequence that is frozen first if the message says so.
+        Returns Frozen then, or Failed if the sequence does not have what is asked for."""
         key, ticket = (message.request_id, message.attempt), message.ticket
         failed_key = (message.request_id, message.to_attempt)
         if self.transfers.knows(ticket.key):
@@ -52,6 +52,9 @@ class OutgoingMigrations:
         out: list[WorkerMessage] = []
         try:
             migrations.check_ticket(key, ticket, message.freeze)
+            if message.freeze and migrations.interrupt(key):
+                self._after_step[key] = message
+                return []
             if message.freeze:
                 out.append(Frozen(*key, migrations.freeze(key)))
         except EngineRequestError as error:
@@ -60,13 +63,21 @@ class OutgoingMigrations:
         self.transfers.send(ticket, migrations.begin_send(key, ticket))
         return out
 
+    def step_ended(self) -> Sequence[WorkerMessage]:
+        """Begins what has waited for the end of a step."""
+        if not self._after_step:
+            return ()
+        waiting, self._after_step = self._after_step, {}
+        return [answer for message in waiting.values() for answer in self.begin(message)]
+
     def resume(self, key: AttemptKey) -> None:
         """The move is off: the sequence continues here."""
         self.end(key)
         self.engine.migrations.resume(key)
 
     def end(self, key: AttemptKey) -> None:
-        """Cancels the sends of a sequence's pages: they are no longer wanted."""
+        """Cancels the sends of a sequence's pages, which are not wanted any more."""
+        self._after_step.pop(key, None)
         for transfer, departure in self._by_transfer.items():
             if departure.key == key and not departure.is_off:
                 departure.is_off = True

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from slipstream.kv_transfer.api.ticket import TransferKey
 from slipstream.router.protocol.messages import (
+    Adopt,
     Cancel,
     Failed,
     Generate,
@@ -25,10 +26,8 @@ from slipstream.router.protocol.messages import (
     TokenChunk,
     WorkerMessage,
 )
-from slipstream.workers.engine.limits.engine_errors import EngineRequestError
-from slipstream.workers.engine.native_engine import NativeEngine
-from slipstream.workers.engine.scheduling.sequence import AttemptKey
-from slipstream.workers.transfers.group_transfers import GroupTransfers, TransferOutcome
+from slipstream.workers.interface.engine import AttemptKey, Engine, EngineRequestError, NoRoomError
+from slipstream.workers.interface.page_transfers import PageTransfers, TransferOutcome
 
 
 @dataclass(slots=True)
@@ -41,8 +40,8 @@ class _PromptTransfer:
 class PrefillRole:
     """Follows the attempts of a prefill group until their pages have been sent."""
 
-    engine: NativeEngine
-    transfers: GroupTransfers
+    engine: Engine
+    transfers: PageTransfers
     _attempts: dict[AttemptKey, _PromptTransfer] = field(default_factory=dict)
     _by_transfer: dict[TransferKey, AttemptKey] = field(default_factory=dict)
     _refusal: str | None = None
@@ -55,7 +54,7 @@ class PrefillRole:
         match message:
             case Prefill():
                 return self._prefill(message)
-            case Generate(request=request) | Reserve(request=request):
+            case Generate(request=request) | Reserve(request=request) | Adopt(request=request):
                 return [Failed(request.request_id, request.attempt, "this is a prefill worker", True)]
             case Cancel(request_id, attempt):
                 self._close((request_id, attempt))
@@ -72,8 +71,8 @@ class PrefillRole:
             return [Failed(*key, "this attempt or its ticket is already here", True)]
         try:
             self.engine.add_prefill(request, ticket)
-        except EngineRequestError as error:
-            return [Failed(*key, str(error), False)]
+        except (EngineRequestError, NoRoomError) as error:
+            return [Failed(*key, str(error), isinstance(error, NoRoomError))]
         self._attempts[key] = _PromptTransfer(ticket.key)
         self._by_transfer[ticket.key] = key
         return []

@@ -1,4 +1,4 @@
-"""What the engine loop asks of a role: prefill or decode."""
+"""What a worker does in its role: prefill or decode."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from slipstream.router.protocol.messages import RouterMessage, TokenChunk, WorkerMessage
-from slipstream.workers.transfers.group_transfers import TransferOutcome
+from slipstream.workers.interface.page_transfers import TransferOutcome
 
 
 class Role(Protocol):
-    """Follows every attempt to its end, on the engine thread. Every call returns what to tell the router.
+    """Follows every attempt to its end. Every call returns what to tell the router.
 
     No sockets, threads or clocks: times are given in seconds of any monotonic clock.
     """
@@ -19,7 +19,7 @@ class Role(Protocol):
         """A message about an attempt or a peer."""
 
     def transfer_ended(self, outcome: TransferOutcome, now_s: float) -> Sequence[WorkerMessage]:
-        """All ranks have let go of a transfer that this role began."""
+        """A transfer that this role began has ended on all ranks."""
 
     def sampled(self, outputs: Sequence[TokenChunk]) -> Sequence[WorkerMessage]:
         """The outputs of one engine step."""
@@ -34,8 +34,7 @@ class Role(Protocol):
         """Takes nothing new from now on: new attempts are answered with Failed(retryable, reason)."""
 
     def abandon(self) -> None:
-        """The router is gone, and with it every attempt. Frees all pages; those under transfer once it lets go of
-        them."""
+        """The router is gone, and with it every attempt. Frees all pages; those under transfer once it has ended."""
 
     def fail_all(self, reason: str) -> Sequence[WorkerMessage]:
         """The engine is broken: returns Failed(retryable) for every attempt. Nothing may be called afterwards."""

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from slipstream.router.protocol.block_hash import pack_block_ids
 from slipstream.router.protocol.messages import BlocksChanged
-from slipstream.workers.engine.kv_cache.cache_changes import CacheChanges
+from slipstream.workers.interface.engine import BlockSource
 
 # Changes are reported together, at most this often: one message costs the router as much as 100 blocks do.
 INTERVAL_S = 0.005
 # A snapshot is sent in parts, so that no single message holds up the router for long.
 MAX_BLOCKS_A_MESSAGE = 4096
-
-
-class BlockSource(Protocol):
-    """A prefix cache."""
-
-    changes: CacheChanges
-
-    def digests(self) -> Collection[bytes]:
-        """The digests of all pages that can be found in the cache now."""
 
 
 @dataclass(slots=True)

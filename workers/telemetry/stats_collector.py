@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from slipstream.router.protocol.messages import Stats
-from slipstream.workers.engine.native_engine import NativeEngine
-from slipstream.workers.transfers.group_transfers import GroupTransfers, TransferOutcome
+from slipstream.workers.interface.engine import EngineCounters
+from slipstream.workers.interface.page_transfers import PageTransfers, TransferOutcome
 
 IDLE_STATES = frozenset({"free", "cached"})
 
@@ -24,8 +24,8 @@ class StatsCollector:
     hand-offs under way now.
     """
 
-    engine: NativeEngine
-    transfers: GroupTransfers
+    engine: EngineCounters
+    transfers: PageTransfers
     interval_s: float = 1.0
     _totals: Counter[str] = field(default_factory=Counter)
     _seconds: float = 0.0

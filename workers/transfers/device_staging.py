@@ -166,8 +166,6 @@ class DeviceStagedMover:
             _wait_for(scattering.event)
             self._finish(scattering)
 
-    # ---- inside
-
     def _post(self, gathering: _Gathering) -> None:
         """Sends a message whose pages are gathered. If its link has gone down meanwhile, the link fails the message."""
         self._transport.send(gathering.link, gathering.tag, _buffer(gathering.memory), gathering.sent)

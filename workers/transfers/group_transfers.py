@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferKey
+from slipstream.workers.interface.engine import Reservation
+from slipstream.workers.interface.page_transfers import TransferOutcome
 
 
 class RankTransfers(Protocol):
@@ -38,21 +40,6 @@ class RankOutcome:
     is_unreachable: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TransferOutcome:
-    """The end of a transfer: no rank touches its pages any more. The bytes are those of all ranks, the seconds those of
-    the slowest. `is_cancelled`: it was given up before anything went wrong. `is_sent`: we sent the pages rather than
-    received them. `is_unreachable`: at least one rank could not reach its peer."""
-
-    transfer: TransferKey
-    failure: str | None
-    num_bytes: int
-    seconds: float
-    is_cancelled: bool
-    is_sent: bool = False
-    is_unreachable: bool = False
-
-
 @dataclass(slots=True)
 class _Tally:
     ranks: set[int]  # those that have not let go yet
@@ -67,11 +54,8 @@ class _Tally:
 
 @dataclass(slots=True)
 class GroupTransfers:
-    """Every transfer that begins here ends in exactly one `TransferOutcome`, after all ranks have let go of it.
-
-    The first rank that fails takes the others with it. The caller knows whether a transfer
-    sends pages or expects them.
-    """
+    """`PageTransfers` of a group: the outcome of a transfer comes after all ranks have let go of it. The first rank
+    that fails takes the others with it."""
 
     ranks: Sequence[RankTransfers]
     _tallies: dict[TransferKey, _Tally] = field(default_factory=dict)
@@ -89,10 +73,10 @@ class GroupTransfers:
     def num_active(self) -> int:
         return len(self._tallies)
 
-    def expect(self, ticket: HandoffTicket, page_ids: Sequence[int], source: PeerId, source_tp: int) -> None:
+    def expect(self, ticket: HandoffTicket, reservation: Reservation, source: PeerId, source_tp: int) -> None:
         self._tallies[ticket.key] = _Tally(set(range(len(self.ranks))))
         for rank in self.ranks:
-            rank.expect(ticket, page_ids, source, source_tp)
+            rank.expect(ticket, reservation.page_ids, source, source_tp)
 
     def sending(self, transfer: TransferKey) -> None:
         """All ranks will begin to send in the step that is about to run. (Each finds what to send in the step's

@@ -9,7 +9,7 @@ import urllib.request
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.cluster.admin_api.client.admin_port import TIMEOUT_S
+from slipstream.cluster.admin_api.client.admin_port import DEFAULT, CallOptions
 from slipstream.cluster.state.cluster_status import direct_opener, shown_key
 from slipstream.cluster.state.run_state import ClusterState
 from slipstream.cluster.terminal.command_error import CommandError
@@ -18,7 +18,7 @@ TOKEN_VARIABLE = "SLIPSTREAM_OPERATOR_TOKEN"
 
 
 class UnreachableError(CommandError):
-    """Nobody answers at the URL."""
+    """There is no answer at the URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +35,12 @@ class AdminClient:
     def get(self, path: str) -> dict[str, Any]:
         return self._ask("GET", path, None)
 
-    def post(
-        self,
-        path: str,
-        body: dict[str, Any] | None = None,
-        *,
-        waits: bool = True,
-        may_repeat: bool = False,
-        timeout_s: float = TIMEOUT_S,
-    ) -> dict[str, Any]:
-        return self._ask("POST", path, body, timeout_s)
+    def post(self, path: str, body: dict[str, Any] | None = None, options: CallOptions = DEFAULT) -> dict[str, Any]:
+        return self._ask("POST", path, body, options.timeout_s)
 
-    def _ask(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+    def _ask(
+        self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float = DEFAULT.timeout_s
+    ) -> dict[str, Any]:
         """The answer to a call. Raises CommandError, with one sentence, if there is none; UnreachableError, if no
         server is there."""
         data = None if body is None else json.dumps(body).encode()
@@ -68,7 +62,7 @@ class AdminClient:
 def client_of(state: ClusterState, token: str | None = None) -> AdminClient:
     """A client for the cluster with this state file. Raises CommandError if it serves no admin API."""
     if not state.operator_url:
-        raise CommandError(f"{state.name} serves no admin API (operator.port is null in {state.config})")
+        raise CommandError(f"{state.name} serves no admin API (admin_api.port is null in {state.config})")
     return AdminClient(state.operator_url, token or state.operator_token)
 
 

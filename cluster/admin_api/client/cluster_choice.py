@@ -43,6 +43,20 @@ class ClusterChoice:
         return AdminClient(self.url.rstrip("/"), token)
 
 
+def takes_name(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorator that adds the cluster's name as an argument. The command has the option `NAME` as well, and gets what
+    either of them says as `name`."""
+
+    @click.argument("named", metavar="[NAME]", required=False)
+    @functools.wraps(command)
+    def with_name(*, named: str | None, name: str | None, **others: Any) -> None:
+        if named is not None and name is not None:
+            raise click.UsageError("give NAME or --name, not both")
+        command(name=name if named is None else named, **others)
+
+    return with_name
+
+
 def of_a_cluster(command: Callable[..., None]) -> Callable[..., None]:
     """Decorator that adds the options which choose a cluster. The command gets them as `cluster`."""
 

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from slipstream.cluster.admin_api.client.admin_client import AdminClient, UnreachableError, client_of
-from slipstream.cluster.admin_api.client.admin_port import TIMEOUT_S
+from slipstream.cluster.admin_api.client.admin_port import DEFAULT, CallOptions
 from slipstream.cluster.processes import process_tree
 from slipstream.cluster.state import run_state
 from slipstream.cluster.state.run_state import ClusterState
@@ -37,23 +37,14 @@ class LocalAdmin:
             except UnreachableError as error:
                 self._check_ended(error)
 
-    def post(
-        self,
-        path: str,
-        body: dict[str, Any] | None = None,
-        *,
-        waits: bool = True,
-        may_repeat: bool = False,
-        timeout_s: float = TIMEOUT_S,
-    ) -> dict[str, Any]:
-        """See `AdminPort`."""
+    def post(self, path: str, body: dict[str, Any] | None = None, options: CallOptions = DEFAULT) -> dict[str, Any]:
         while True:
-            driver = self._when_up() if waits else self._if_up()
+            driver = self._when_up() if options.waits else self._if_up()
             try:
-                return driver.post(path, body, timeout_s=timeout_s)
+                return driver.post(path, body, options)
             except UnreachableError as error:
                 self._check_ended(error)
-                if not may_repeat:
+                if not options.may_repeat:
                     raise CommandError(
                         f"the driver of {self._state.name} ended before it had answered, so this is probably not done; "
                         f"`slipstream status {self._state.name}` shows what is"

@@ -5,24 +5,29 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from slipstream.cluster.config.admin_token import read_token
 from slipstream.cluster.config.cluster_config import ClusterConfig
+from slipstream.cluster.config.former_names import with_new_keys
 from slipstream.cluster.config.setting_errors import settings_at, validated
 from slipstream.cluster.config.settings_file import ConfigError, Key, SettingsFile
 from slipstream.cluster.planner.planner_loading import load_planner
 from slipstream.cluster.repository.model_dir import model_problems
 from slipstream.cluster.repository.version_folders import NoSuchVersion, version_folder
+from slipstream.cluster.terminal import console
 from slipstream.kv_transfer.ucx.ucx_availability import MISSING, has_ucx
 from slipstream.router.access.key_file import KeyFileError, read_keys
 from slipstream.router.http.tls import ServerTls, TlsFileError
 
 
-def load_config(path: Path) -> ClusterConfig:
-    """Reads and checks a file. `model.path` may be relative to the file, and is made absolute. Raises ConfigError."""
-    file = SettingsFile.read(path, settings_at(()))
+def load_config(path: Path, warn: Callable[[str], None] = console.warning) -> ClusterConfig:
+    """Reads and checks a file. `model.path` may be relative to the file, and is made absolute. `warn` is called with a
+    sentence for each setting that the file gives under a former name. Raises ConfigError."""
+    file, warnings = with_new_keys(SettingsFile.read(path, settings_at(())))
+    for warning in warnings:
+        warn(warning)
     config = validated(file)
     named = Path(os.path.normpath(path.resolve().parent / os.path.expanduser(config.model.path)))
     asked = None if config.model.version is None else str(config.model.version)
@@ -47,7 +52,7 @@ def load_config(path: Path) -> ClusterConfig:
     for key, check in (
         (("router", "access", "keys_file"), _check_keys),
         (("router", "access", "usage_file"), _check_usage),
-        (("operator", "token_file"), _check_token),
+        (("admin_api", "token_file"), _check_token),
         (("planner", "class_name"), _check_planner),
         (("kv_transfer", "transport"), _check_transport),
     ):
@@ -70,9 +75,9 @@ def _with_absolute_paths(config: ClusterConfig, folder: Path) -> ClusterConfig:
     access = dataclasses.replace(access, keys_file=absolute(access.keys_file), usage_file=absolute(access.usage_file))
     tls = dataclasses.replace(tls, cert_file=absolute(tls.cert_file), key_file=absolute(tls.key_file))
     http = dataclasses.replace(config.router.http, tls=tls, unix_socket=absolute(config.router.http.unix_socket))
-    operator = dataclasses.replace(config.operator, token_file=absolute(config.operator.token_file))
+    admin_api = dataclasses.replace(config.admin_api, token_file=absolute(config.admin_api.token_file))
     router = dataclasses.replace(config.router, access=access, http=http)
-    return dataclasses.replace(config, router=router, operator=operator)
+    return dataclasses.replace(config, router=router, admin_api=admin_api)
 
 
 def _check_keys(config: ClusterConfig) -> str | None:
@@ -81,7 +86,7 @@ def _check_keys(config: ClusterConfig) -> str | None:
         keys = read_keys(Path(name)) if name is not None else []
     except KeyFileError as error:
         return str(error)
-    return None if name is None or keys else f"{name}: no key is in it, so nobody could use the cluster"
+    return None if name is None or keys else f"{name}: no key is in it, so no client could use the cluster"
 
 
 def _check_usage(config: ClusterConfig) -> str | None:
@@ -95,7 +100,7 @@ def _check_usage(config: ClusterConfig) -> str | None:
 
 def _check_token(config: ClusterConfig) -> str | None:
     try:
-        read_token(config.operator)
+        read_token(config.admin_api)
     except ValueError as error:
         return str(error)
     return None

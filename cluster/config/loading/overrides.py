@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.loading.config_file import load_config
 from slipstream.cluster.config.settings_file import ConfigError
+from slipstream.cluster.terminal import console
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +19,14 @@ class Overrides:
     name: str | None = None
     port: int | None = None
 
-    def load(self, path: Path) -> ClusterConfig:
-        """The configuration of a file with these settings overridden. Raises ConfigError."""
-        config = load_config(path)
+    def load(self, path: Path, warn: Callable[[str], None] = console.warning) -> ClusterConfig:
+        """The configuration of a file with these settings overridden; see `load_config`. Raises ConfigError."""
+        config = load_config(path, warn)
         try:
             if self.port is not None:
                 http = replace(config.router.http, port=self.port)
                 config = replace(config, router=replace(config.router, http=http))
             return config if self.name is None else replace(config, name=self.name)
         except ValueError as error:
-            raise ConfigError([str(error)]) from None
+            option = "--" if str(error).startswith("name ") else ""
+            raise ConfigError([f"{option}{error}"]) from None

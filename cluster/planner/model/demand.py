@@ -28,7 +28,7 @@ ALIKE = 1.5  # times as long at most
 
 
 class DemandWatch:
-    """Requests a second, told of every look at the cluster."""
+    """Requests a second, from the signals at every look at the cluster."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, float]] = deque(maxlen=MAX_POINTS)  # the middle of a short window, its rate

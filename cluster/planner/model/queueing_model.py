@@ -49,7 +49,7 @@ class Demand:
         return sum(self.isl_points) / len(self.isl_points)
 
     def times(self, factor: float) -> Demand:
-        """The same requests, so many times as many a second."""
+        """This demand with `factor` times as many requests a second."""
         return replace(self, per_s=self.per_s * factor)
 
 
@@ -266,7 +266,7 @@ def _itl_sigma_s(
     local_s: Sequence[float],
 ) -> float:
     """How far the mean gap of a request lies from the mean of all: other batches than the mean one, and more or fewer
-    prompts beside it. `empty_s` is the gap of a batch of nobody. What the batch is off by stays so for an answer's time
+    prompts beside it. `empty_s` is the gap of an empty batch. What the batch is off by stays so for an answer's time
     times gap / `empty_s`; a request sees the mean of it over its own time."""
     batch_s = 0.0
     if batch > 0.0 and itl_s > 0.0:

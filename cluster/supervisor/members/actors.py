@@ -119,11 +119,12 @@ class RankHost(ProcessHost):
 
 
 class RouterHost(ProcessHost):
-    """The router, on an event loop in the thread of `run`."""
+    """The router, on an event loop in the thread of `run`. No method is a coroutine, because Ray would then run all of
+    them on an event loop of its own."""
 
     def __init__(self, name: str, log_path: str | None) -> None:
         super().__init__(name, log_path)
-        self._hosted = HostedRouter()
+        self._serving: concurrent.futures.Future[ServingState] = concurrent.futures.Future()
 
     def run(
         self,
@@ -156,96 +157,87 @@ class RouterHost(ProcessHost):
             keeper=keeper,
             is_ending=is_ending,
         )
-        uvloop.run(self._hosted.serve(router, workers))
+        uvloop.run(serve_until_stopped(router, workers, self._serving))
 
     def listening(self) -> Addresses:
         """Blocks until the router listens."""
-        return self._hosted.listening.result()
+        return self._serving.result().addresses
 
     def leave(self) -> None:
         """Is unready from now on, and serves what still comes."""
-        self._hosted.ask(lambda router: router.leave())
+        self._ask(lambda router: router.leave())
 
     def drain(self, deadline_s: float) -> None:
         """Takes no new requests. Returns when the running ones have ended, or after `deadline_s` seconds."""
-        self._hosted.drain(deadline_s)
+        serving = self._serving.result()
+        asyncio.run_coroutine_threadsafe(serving.router.drain(deadline_s), serving.loop).result()
 
     def drain_worker(self, name: str, next_role: Role | None, migrate: bool) -> bool:
         """Empties a worker, which then ends or comes back in its next role. Returns False if it is not connected."""
-        return self._hosted.ask(lambda router: router.service.worker_port.drain(name, next_role, migrate))
+        return self._ask(lambda router: router.service.worker_port.drain(name, next_role, migrate))
 
     def status_body(self) -> bytes:
         """The JSON of `/cluster/status`."""
-        return self._hosted.ask(lambda router: router.front.status_body())
+        return self._ask(lambda router: router.front.status_body())
 
     def expect_workers(self, expected: ByName[ExpectedWorkers]) -> None:
-        """Tells the router how many workers are wanted."""
-        workers = settings_of(expected)
-        self._hosted.tell(lambda router: router.expect_workers(workers))
+        """Sets how many workers the router expects, without waiting for it."""
+        serving = self._serving.result()
+        serving.loop.call_soon_threadsafe(serving.router.expect_workers, settings_of(expected))
 
     def set_split(self, split: dict[str, float] | None) -> None:
         """Sets each version's share of new requests."""
-        self._hosted.ask(lambda router: router.service.set_split(split))
+        self._ask(lambda router: router.service.set_split(split))
 
     def signals(self) -> Signals:
         """The recent load and how well it was served: what a planner decides from."""
-        return self._hosted.ask(lambda router: router.service.signals())
+        return self._ask(lambda router: router.service.signals())
 
     def follow(self, config: ByName[DispatchConfig]) -> None:
-        """Makes the router take over changed settings of the dispatcher."""
-        settings = settings_of(config)
-        self._hosted.tell(lambda router: router.service.follow(settings))
+        """Makes the router take over changed settings of the dispatcher, without waiting for it."""
+        serving = self._serving.result()
+        serving.loop.call_soon_threadsafe(serving.router.service.follow, settings_of(config))
 
     def versions(self) -> tuple[VersionStatus, ...]:
         """The state and the counts of each version of the model."""
-        return self._hosted.ask(lambda router: router.service.snapshot().versions)
+        return self._ask(lambda router: router.service.snapshot().versions)
 
     def stop(self) -> None:
         """Ends `run`."""
-        self._hosted.stop()
+        serving = self._serving.result()
+        serving.loop.call_soon_threadsafe(serving.stopped.set)
 
-
-class HostedRouter:
-    """The asynchronous part of a router's host. It is a separate class because Ray runs an actor on Ray's own event
-    loop as soon as one of its methods is a coroutine."""
-
-    def __init__(self) -> None:
-        self.listening: concurrent.futures.Future[Addresses] = concurrent.futures.Future()
-        self._serving: concurrent.futures.Future[tuple[Router, asyncio.AbstractEventLoop]]
-        self._serving = concurrent.futures.Future()
-        self._stopped = asyncio.Event()
-
-    async def serve(self, router: Router, expected: ExpectedWorkers) -> None:
-        addresses = await router.start()
-        router.expect_workers(expected)
-        await router.take_over()
-        spare_garbage_collector()
-        self._serving.set_result((router, asyncio.get_running_loop()))
-        self.listening.set_result(addresses)
-        await self._stopped.wait()
-        await router.stop()
-
-    def drain(self, deadline_s: float) -> None:
-        router, loop = self._serving.result()
-        asyncio.run_coroutine_threadsafe(router.drain(deadline_s), loop).result()
-
-    def ask(self, call: Callable[[Router], T]) -> T:
+    def _ask(self, call: Callable[[Router], T]) -> T:
         """Makes a call on the router's event loop, and waits for its result. Raises what the call raises."""
-        router, loop = self._serving.result()
+        serving = self._serving.result()
 
         async def ask() -> T:
-            return call(router)
+            return call(serving.router)
 
-        return asyncio.run_coroutine_threadsafe(ask(), loop).result()
+        return asyncio.run_coroutine_threadsafe(ask(), serving.loop).result()
 
-    def tell(self, call: Callable[[Router], object]) -> None:
-        """Makes a call on the router's event loop, without waiting for it."""
-        router, loop = self._serving.result()
-        loop.call_soon_threadsafe(call, router)
 
-    def stop(self) -> None:
-        _, loop = self._serving.result()
-        loop.call_soon_threadsafe(self._stopped.set)
+@dataclass(frozen=True, slots=True)
+class ServingState:
+    """A router that listens, and the event loop on which it runs."""
+
+    router: Router
+    loop: asyncio.AbstractEventLoop
+    addresses: Addresses
+    stopped: asyncio.Event
+
+
+async def serve_until_stopped(
+    router: Router, expected: ExpectedWorkers, serving: concurrent.futures.Future[ServingState]
+) -> None:
+    """Sets the result of `serving` when the router listens."""
+    addresses, stopped = await router.start(), asyncio.Event()
+    router.expect_workers(expected)
+    await router.take_over()
+    spare_garbage_collector()
+    serving.set_result(ServingState(router, asyncio.get_running_loop(), addresses, stopped))
+    await stopped.wait()
+    await router.stop()
 
 
 class PrefillWorker(WorkerHost):

@@ -86,7 +86,7 @@ class GroupMember:
         return self._pools[self._role]
 
     def become(self, role: Role) -> None:
-        """Changes the role from the next launch on. (A running group is told by the router.)"""
+        """Changes the role from the next launch on. (A running group hears of it from the router.)"""
         self._role = role
 
     # ---- room
@@ -144,7 +144,7 @@ class GroupMember:
         self._runs += [actor.run.remote(config, n, self._address) for n, actor in enumerate(others, start=1)]
 
     def redirect(self, router: Endpoint) -> None:
-        """The router listens elsewhere now. (A group that is just being launched will be told when it begins to
+        """The router listens elsewhere now. (A group that is just being launched gets the address when it begins to
         serve.)"""
         if self._runs:
             self._actors[0].redirect.remote(router.host, router.port)

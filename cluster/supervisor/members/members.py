@@ -2,7 +2,7 @@
 
 A member lives through incarnations: `launch` (processes exist and have imported everything), `serve` (they do their
 work), `death` (returns, with the reason, when one of them is gone), `kill`. A group is one member: if one of its ranks
-dies, all of them are started again. The real ones are in `router_member` and `worker_group`.
+dies, all of them are started again. The real ones are in `router_member` and `group_member`.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from slipstream.cluster.config.cluster_config import ClusterConfig
+from slipstream.cluster.fleet.versioned_fleet import VersionRouter
 from slipstream.cluster.ray.bundles import PoolResources
 from slipstream.cluster.supervisor.members.actors import ProcessLocation
-from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.process.addresses import Addresses, Endpoint
 from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.router.status.load_signals import Signals
-from slipstream.router.status.version_status import VersionStatus
 from slipstream.workers.telemetry.worker_report import WorkerReport
 
 
@@ -62,7 +60,7 @@ class Group(Member, Protocol):
     def cut_off(self) -> None: ...
 
 
-class RouterControl(Member, Protocol):
+class RouterControl(Member, VersionRouter, Protocol):
     """The one router of a cluster. Calls raise OSError while there is none."""
 
     async def serve(self, expected: ExpectedWorkers) -> tuple[Addresses, Endpoint]: ...
@@ -71,8 +69,4 @@ class RouterControl(Member, Protocol):
     async def drain_worker(self, name: str, next_role: Role | None, migrate: bool) -> bool: ...
     async def expect_workers(self, expected: ExpectedWorkers) -> None: ...
     async def status(self) -> dict[str, Any]: ...
-    async def set_split(self, split: dict[str, float] | None) -> None: ...
     async def signals(self) -> Signals: ...
-    async def versions(self) -> tuple[VersionStatus, ...]: ...
-    async def follow(self, config: ClusterConfig) -> None: ...
-    def expect_files(self, manifests: Sequence[Manifest]) -> None: ...

@@ -29,12 +29,12 @@ COMPARED = (
 def read_outcome(path: Path) -> dict[str, Any]:
     """Reads the JSON of an earlier run. Raises BenchError."""
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        outcome = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise BenchError(f"--compare: {path}: {error}") from None
-    if not isinstance(told, dict) or told.get("format") != FORMAT or not isinstance(told.get("levels"), list):
+    if not isinstance(outcome, dict) or outcome.get("format") != FORMAT or not isinstance(outcome.get("levels"), list):
         raise BenchError(f"--compare: {path} is no result of `slipstream bench --json`")
-    return told
+    return outcome
 
 
 def compared(earlier: dict[str, Any], levels: Sequence[Measures], path: Path) -> Table:

@@ -29,13 +29,13 @@ def _summary(outcome: Outcome) -> str:
         rate = level.get("request_throughput")
         if rate is None:
             return f"{level.level.name}: no good answer"
-        told = f"{number(rate)} requests/s, {number(level.get('output_token_throughput') or 0)} tokens/s"
+        line = f"{number(rate)} requests/s, {number(level.get('output_token_throughput') or 0)} tokens/s"
         ttft, itl = level.get("time_to_first_token", "p50"), level.get("inter_token_latency", "p50")
-        told += f", median TTFT {number(ttft)} ms" if ttft is not None else ""
-        told += f", median ITL {number(itl)} ms" if itl is not None else ""
+        line += f", median TTFT {number(ttft)} ms" if ttft is not None else ""
+        line += f", median ITL {number(itl)} ms" if itl is not None else ""
         share = level.get("good_request_share")
-        told += f", goodput {number(level.get('goodput') or 0)}/s ({share:.1%})" if share is not None else ""
-        return f"{level.level.name}: {told}"
+        line += f", goodput {number(level.get('goodput') or 0)}/s ({share:.1%})" if share is not None else ""
+        return f"{level.level.name}: {line}"
 
     if outcome.slos and len(outcome.levels) > 1:
         best = max(outcome.levels, key=lambda level: level.get("goodput") or 0.0)

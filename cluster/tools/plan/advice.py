@@ -38,7 +38,7 @@ def verdict(found: SearchResult) -> str:
             f"({change(gain, base)})."
         )
     return (
-        f"It makes no difference that can be told, so keep it simple: {described(best.candidate)} serve "
+        f"It makes no difference that is significant, so keep it simple: {described(best.candidate)} serve "
         f"{spoken(best.goodput)} requests/s within the levels, the best split ({found.apart.candidate.name}) "
         f"{spoken(found.apart.goodput)} ({change(gain, base)})."
     )
@@ -77,7 +77,7 @@ def report_of(
 
 
 def as_json(question: PlanGoal, found: SearchResult, target: float | None) -> dict[str, Any]:
-    def told(finalist: RankedCandidate | None) -> dict[str, Any] | None:
+    def of(finalist: RankedCandidate | None) -> dict[str, Any] | None:
         if finalist is None:
             return None
         best = finalist.candidate
@@ -100,9 +100,9 @@ def as_json(question: PlanGoal, found: SearchResult, target: float | None) -> di
         "verdict": verdict(found),
         "disaggregate": found.best is found.apart,
         "is_enough": found.is_enough,
-        "recommended": told(found.best),
-        "colocated": told(found.colocated),
-        "disaggregated": told(found.apart),
+        "recommended": of(found.best),
+        "colocated": of(found.colocated),
+        "disaggregated": of(found.apart),
         "gain_rps": asdict(found.gain_rps) if found.gain_rps is not None else None,
         "tried": [
             {"name": trial.candidate.name, "goodput_rps": trial.goodput_rps, "attainment": trial.attainment}

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from slipstream.cluster.config.former_names import with_new_names
 from slipstream.cluster.config.loading.config_file import load_config
 from slipstream.cluster.config.settings_file import ConfigError
 from slipstream.cluster.tools.plan.candidate import DeploymentCandidate
@@ -54,7 +55,7 @@ def base_of(config: Path | None, model: Path | None) -> dict[str, Any]:
         raise PlanError("; ".join(map(str, error.problems))) from None
     except OSError as error:
         raise PlanError(f"{config}: {error.strerror}") from None
-    return dict(base) | {"model": dict(base["model"]) | {"path": str(loaded.model.path)}}
+    return with_new_names(base) | {"model": dict(base["model"]) | {"path": str(loaded.model.path)}}
 
 
 def write_deployment(path: Path, settings: dict[str, Any], heading: str) -> None:

@@ -66,8 +66,8 @@ class Plot:
 
 
 def _series_json(series: Series) -> dict[str, Any]:
-    told = {"name": series.name, "xs": _finite(series.xs), "ys": _finite(series.ys)}
-    return told | ({"lows": _finite(series.lows), "highs": _finite(series.highs)} if series.lows else {})
+    content = {"name": series.name, "xs": _finite(series.xs), "ys": _finite(series.ys)}
+    return content | ({"lows": _finite(series.lows), "highs": _finite(series.highs)} if series.lows else {})
 
 
 def _finite(values: Sequence[float | str]) -> list[str | float | None]:

@@ -42,8 +42,8 @@ class Table:
 
     def json(self) -> dict[str, Any]:
         rows = [[plain(cell) for cell in row] for row in self.rows]
-        told = {"kind": "table", "title": self.title, "columns": list(self.columns), "rows": rows}
-        return told | ({"note": self.note} if self.note else {})
+        content = {"kind": "table", "title": self.title, "columns": list(self.columns), "rows": rows}
+        return content | ({"note": self.note} if self.note else {})
 
     def html(self) -> str:
         numeric = self._numeric()

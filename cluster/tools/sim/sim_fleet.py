@@ -167,4 +167,4 @@ class SimFleet:
 
 
 def _num_jobs(member: _Member) -> int:
-    return 0 if member.worker is None else member.worker.num_jobs
+    return 0 if member.worker is None else len(member.worker.attempts)

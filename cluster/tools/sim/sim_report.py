@@ -1,4 +1,4 @@
-"""What is told of runs: a table of all of them, the answer in a few sentences, plots, JSON that repeats."""
+"""The report on runs: a table of all of them, the answer in a few sentences, plots, JSON that repeats."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class SimRun:
         self._span_s = max(span_s, 1e-3)
 
     def run(self, policy: PolicyName, split: Split, progress: Progress | None = None) -> RunResult:
-        """`progress` is told now and then how far it is."""
+        """`progress` is called now and then with how far it is."""
         config, profile, workload = self._config, self._profile, self._workload
         shares = workload.has_shared_blocks and config.prefix_caching
         page_tokens = config.page_tokens or (BLOCK_TOKENS if shares else profile.page_tokens)

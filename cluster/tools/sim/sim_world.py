@@ -93,7 +93,7 @@ class World:
         clock, dispatcher, clients = self.clock, self.dispatcher, self._clients
         events, step = clock.events, clock.step
         while self._is_arriving or clients:
-            if self._is_asked:  # only what the dispatcher is told can move its deadline
+            if self._is_asked:  # only an event can move the dispatcher's deadline
                 self._is_asked = False
                 due_s = dispatcher.next_deadline()
             if events and (due_s is None or events[0][0] <= due_s):
@@ -142,7 +142,7 @@ class World:
             self.perform(actions)
 
     def _prompt(self, num_tokens: int) -> bytes:
-        """Nobody looks into it, so one of each length will do."""
+        """Its content is not read, so one of each length will do."""
         prompt = self._prompts.get(num_tokens)
         if prompt is None:
             prompt = self._prompts[num_tokens] = bytes(4 * num_tokens)
@@ -238,14 +238,14 @@ class World:
         """The router hears at once how far those are that decode there. Real workers tell each token."""
         chunks = worker.engine.progress()
         if chunks:
-            told = StepOutput(tuple(chunks))
-            self.perform(self.dispatcher.worker_message(worker.hello.worker, told, self.clock.now_s))
+            step = StepOutput(tuple(chunks))
+            self.perform(self.dispatcher.worker_message(worker.hello.worker, step, self.clock.now_s))
 
     def tell(self, worker: SimWorker, messages: Sequence[WorkerMessage]) -> None:
         self.clock.at(self.clock.now_s + self._message_s, self._deliver, (worker, messages))
 
-    def _deliver(self, told: tuple[SimWorker, Sequence[WorkerMessage]]) -> None:
-        worker, messages = told
+    def _deliver(self, sent: tuple[SimWorker, Sequence[WorkerMessage]]) -> None:
+        worker, messages = sent
         if not worker.is_alive:
             return
         peer, now_s, dispatcher = worker.hello.worker, self.clock.now_s, self.dispatcher

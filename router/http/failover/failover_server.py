@@ -66,11 +66,11 @@ class FailoverServer(HttpServer[C]):
     async def _accept_at(self, sock: socket.socket) -> Acceptor:
         if self._tls is not None:  # whose state ends with its process: only clients to come wait for the next one
             return await super()._accept_at(sock)
-        return HeldListener(sock, self._failover, self._serve_kept)
+        return HeldListener(sock, self._failover, self._serve_held)
 
-    async def _serve_kept(self, sock: socket.socket, kept: HeldConnection | None) -> None:
+    async def _serve_held(self, sock: socket.socket, held: HeldConnection | None) -> None:
         """Raises OSError for a connection that is broken already."""
-        await self._serve(sock, self._observe(kept))
+        await self._serve(sock, self._observe(held))
 
     async def _serve(
         self, sock: socket.socket, observer: JournalObserver[C], restored: RestoredConnection[C] | None = None
@@ -87,7 +87,7 @@ class FailoverServer(HttpServer[C]):
         orphans, self._failover.connections = self._failover.connections, []
         num_running = 0
         for orphan in orphans:
-            observer = self._observe(orphan.kept, orphan.unfinished if orphan.is_running else None)
+            observer = self._observe(orphan.held, orphan.unfinished if orphan.is_running else None)
             restored = orphan.restored(observer)
             num_running += restored.is_running
             try:
@@ -112,6 +112,6 @@ class FailoverServer(HttpServer[C]):
 
     async def stop(self) -> None:
         """Cut what is left and wait until its handlers have ended. Without a drain before, the next server of this
-        estate goes on with what it can."""
+        session goes on with what it can."""
         self._failover.close()
         await super().stop()

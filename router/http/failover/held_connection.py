@@ -1,4 +1,4 @@
-"""Client connections that the keeper has, too: those of this router, and those that the one before has left."""
+"""Client connections that the socket holder has, too: this router's, and those of the previous one."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MANY_LIVES = f"they have outlived {MAX_LIVES} routers without a token, and may b
 
 @dataclass(frozen=True, slots=True)
 class HeldConnection:
-    """What the keeper has of a connection of this router: its number there, and its journal."""
+    """A connection of this router at the holder: its number there, and its journal."""
 
     number: int
     journal: Journal
 
 
 class NotRestorableError(Exception):
-    """An inherited connection has to end. The text says why."""
+    """A connection of the previous router has to end. The text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +35,21 @@ class OrphanedConnection:
     """A connection of a router that is gone. `unsent` was given to its socket, which had not taken it yet; `unfinished`
     is the request that was under way, as far as it has come."""
 
-    kept: HeldConnection
+    held: HeldConnection
     sock: socket.socket
     unsent: bytes
     unfinished: UnfinishedAnswer
 
     @classmethod
-    def open(cls, number: int, sock_fd: int, journal_fd: int, landed: FilledBuffer) -> OrphanedConnection:
-        """Takes over both descriptors. `landed` is what the previous router has read last, of any connection. Raises
+    def open(cls, number: int, sock_fd: int, journal_fd: int, last_read: FilledBuffer) -> OrphanedConnection:
+        """Takes over both descriptors. `last_read` is what the previous router has read last, of any connection. Raises
         NotRestorableError; then they are closed."""
         with ExitStack() as on_failure:
             sock = on_failure.enter_context(socket.socket(fileno=sock_fd))
             try:
                 journal = on_failure.enter_context(closing(Journal(journal_fd)))
                 counts = socket_bytes(sock)
-                note_landed(landed, number, journal, counts.num_read)
+                note_last_read(last_read, number, journal, counts.num_read)
                 unsent = unsent_of(journal, counts)
                 restored = cls(HeldConnection(number, journal), sock, unsent, journal.unfinished())
             except JournalError as error:
@@ -62,16 +62,16 @@ class OrphanedConnection:
     @property
     def is_running(self) -> bool:
         """An answer was under way."""
-        return self.kept.journal.phase in (AnswerPhase.RUNNING, AnswerPhase.STREAMING)
+        return self.held.journal.phase in (AnswerPhase.RUNNING, AnswerPhase.STREAMING)
 
     @property
     def is_given_up(self) -> bool:
         """Its request is not continued. Nothing of the answer has been sent yet, so its client gets an error."""
-        return self.kept.journal.phase == AnswerPhase.RUNNING and self.kept.journal.num_lives >= MAX_LIVES
+        return self.held.journal.phase == AnswerPhase.RUNNING and self.held.journal.num_lives >= MAX_LIVES
 
     def restored(self, observer: ConnectionObserver[C]) -> RestoredConnection[C]:
         """For the server that goes on with it now."""
-        journal, unfinished, refusal = self.kept.journal, self.unfinished, None
+        journal, unfinished, refusal = self.held.journal, self.unfinished, None
         if self.is_given_up:
             message = "The routers that had this request were killed, one after the other. Ask again."
             unfinished, refusal = NOTHING, router_restarted(message)
@@ -87,9 +87,9 @@ class OrphanedConnection:
         )
 
 
-def note_landed(landed: FilledBuffer, number: int, journal: Journal, num_read: int) -> None:
+def note_last_read(last_read: FilledBuffer, number: int, journal: Journal, num_read: int) -> None:
     """What was read last and not noted is noted now, if it is known."""
-    data = landed.of(number, num_read - journal.in_bytes)
+    data = last_read.of(number, num_read - journal.in_bytes)
     if not data:
         return
     if journal.phase == AnswerPhase.ENDED and not journal.is_spoiled:
@@ -113,5 +113,5 @@ def unsent_of(journal: Journal, counts: SocketBytes) -> bytes:
     if journal.num_lives >= MAX_LIVES and journal.phase not in (AnswerPhase.ENDED, AnswerPhase.RUNNING):
         raise NotRestorableError(MANY_LIVES)
     if unsent is None:
-        raise NotRestorableError("more waits to be sent than is kept")
+        raise NotRestorableError("more waits to be sent than the journal has")
     return unsent

@@ -1,4 +1,4 @@
-"""Accepts clients in such a way that the keeper has them at once.
+"""Accepts clients in such a way that the socket holder has them at once.
 
 An event loop's own server accepts first and tells of it a turn later; who comes in between and finds the router killed
 would be cut off.
@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 
 MAX_AT_ONCE = 16  # clients that are accepted before other things get their turn
 OUT_OF_FILES_PAUSE_S = 0.5
-KEEPER_PAUSE_S = 0.005  # while the keeper is busy
-MAX_PAUSES = 200  # of these in a row; then clients are served that nobody keeps
+HOLDER_PAUSE_S = 0.005  # while the holder is busy
+MAX_PAUSES = 200  # of these in a row; then clients are served that are not held
 
-# Gets a connection, and what the keeper has of it.
+# Gets a connection; None: it is not held.
 Serve = Callable[[socket.socket, HeldConnection | None], Awaitable[object]]
 
 
@@ -61,7 +61,7 @@ class HeldListener:
         for _ in range(MAX_AT_ONCE):
             if not self._failover.has_room and self._num_pauses < MAX_PAUSES:
                 self._num_pauses += 1
-                self._wait(KEEPER_PAUSE_S)
+                self._wait(HOLDER_PAUSE_S)
                 return
             self._num_pauses = 0
             try:

@@ -1,4 +1,4 @@
-"""A router's connection to its place at the keeper. What is kept there is the business of `failover`."""
+"""A router's connection to its slot at the socket holder."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ class HolderLink:
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLOUT)
 
-    def greet(self, path: Path, greeting: HolderMessageKind, place: int, num_fronts: int) -> None:
+    def greet(self, path: Path, greeting: HolderMessageKind, slot: int, num_fronts: int) -> None:
         """Says who this is. Blocks. Raises OSError."""
         self._sock.connect(str(path))
-        send_greeting(self._sock, greeting, place, num_fronts)
+        send_greeting(self._sock, greeting, slot, num_fronts)
 
     def receive(self) -> tuple[HolderMessageKind, int, list[int]]:
-        """The kind, the number and the descriptors of a message. Blocks. Raises OSError, also if the keeper has gone,
+        """The kind, the number and the descriptors of a message. Blocks. Raises OSError, also if the holder has gone,
         and ValueError."""
         message = receive(self._sock)
         if message is None:
-            raise ConnectionResetError("the keeper has gone")
+            raise ConnectionResetError("the holder has gone")
         return message
 
     def end_receiving(self) -> None:
-        """The keeper says nothing after READY, and nobody waits for it any more."""
+        """The holder sends nothing after READY: from now on no call waits."""
         self._sock.setblocking(False)
 
     def fileno(self) -> int:
-        """For an event loop: it is readable once the keeper has gone, writable while it takes messages."""
+        """For an event loop: it is readable once the holder has gone, writable while it takes messages."""
         return self._sock.fileno()
 
     @property
     def has_room(self) -> bool:
-        """The keeper takes another message at once."""
+        """The holder takes another message at once."""
         return bool(self._poll.poll(0))
 
     def send(self, kind: HolderMessageKind, number: int, fds: Sequence[int] = ()) -> bool:
-        """False: the keeper is busy. Raises OSError where it has gone."""
+        """False: the holder is busy. Raises OSError where it has gone."""
         try:
             send(self._sock, kind, number, fds)
         except BlockingIOError:
@@ -67,7 +67,7 @@ class HolderLink:
         return True
 
     def send_last(self, kind: HolderMessageKind) -> None:
-        """Waits until the keeper takes it. Raises OSError."""
+        """Waits until the holder takes it. Raises OSError."""
         self._sock.settimeout(PATIENCE_S)
         self.send(kind, 0)
 

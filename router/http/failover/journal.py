@@ -58,12 +58,12 @@ class UnfinishedAnswer:
     """What there is to go on from."""
 
     request: bytes  # as far as it has come
-    continue_sent: bool  # the client has been told to go on with its body
+    continue_sent: bool  # the client was asked for its body
     head_sent: bool  # a part of the answer has been sent
     identity: Identity | None  # None: the answer has none yet
     version: str  # of the model that the tokens come from
     ended: frozenset[int]  # choices of which the client has all
-    tokens: dict[int, bytes]  # packed int32 by choice: what the client has been told of, or all if nothing was sent
+    tokens: dict[int, bytes]  # packed int32 by choice: those whose text was sent, or all if nothing was
 
 
 NOTHING = UnfinishedAnswer(b"", False, False, None, "", frozenset(), {})
@@ -103,8 +103,6 @@ class Journal:
             os.close(fd)
             raise
 
-    # ---- what happens on the connection
-
     def begin_at(self, in_bytes: int, out_bytes: int) -> None:
         """So many bytes have come and gone before anything is noted."""
         self.in_bytes, self._out_bytes = in_bytes, out_bytes
@@ -118,7 +116,7 @@ class Journal:
         self.commit()
 
     def continued(self, data: bytes) -> None:
-        """With `data` the client is told to go on with its request."""
+        """`data` asks the client for the body of its request."""
         if not self.is_spoiled:
             self._append(CONTINUE, 0, b"")
         self.sent(data, AnswerPhase.IDLE)
@@ -130,7 +128,7 @@ class Journal:
             self.commit()
 
     def spoil(self) -> None:
-        """What is under way cannot be told well enough to go on with it. The next exchange can."""
+        """What is under way cannot be noted well enough to go on with it. The next exchange can."""
         self.is_spoiled = True
         self.commit()
 
@@ -151,7 +149,7 @@ class Journal:
         self._log_bytes += ONE_TOKEN.size
 
     def tokens(self, choice: int, packed_ids: bytes) -> None:
-        """The same for several tokens, packed as int32."""
+        """A choice has got several tokens, packed as int32; they count with the next `sent`."""
         if not self.is_spoiled:
             self._append(TOKENS, choice, packed_ids)
 
@@ -184,11 +182,11 @@ class Journal:
 
     def _fill_ring(self, data: bytes) -> None:
         """Writes what does not fit between here and the ring's end."""
-        kept = data[-RING_BYTES:]
-        begin = (self._out_bytes + len(data) - len(kept)) % RING_BYTES
-        room = min(RING_BYTES - begin, len(kept))
-        self._memory[RING + begin : RING + begin + room] = kept[:room]
-        self._memory[RING : RING + len(kept) - room] = kept[room:]
+        tail = data[-RING_BYTES:]
+        begin = (self._out_bytes + len(data) - len(tail)) % RING_BYTES
+        room = min(RING_BYTES - begin, len(tail))
+        self._memory[RING + begin : RING + begin + room] = tail[:room]
+        self._memory[RING : RING + len(tail) - room] = tail[room:]
 
     def rest(self) -> None:
         """The exchange is over, and nothing of the next one has come."""
@@ -226,15 +224,13 @@ class Journal:
         )
         self._memory[CURRENT] = header
 
-    # ---- what the next router asks
-
     @property
     def num_lives(self) -> int:
         """How many routers in a row the exchange has outlived without getting a token from the last one."""
         return self._num_lives if self._log_bytes == self._log_bytes_before else 0
 
     def unsent(self, written_bytes: int) -> bytes | None:
-        """What was given to the socket and not taken by it; None: more than is kept, or the count makes no sense."""
+        """What was given to the socket and not taken by it; None: more than the ring has, or the count is wrong."""
         missing = self._out_bytes - written_bytes
         if not 0 <= missing <= (0 if self._memory[BUSY] else RESENT_BYTES):
             return None

@@ -10,13 +10,13 @@ from typing import Generic
 from slipstream.router.http.failover.failover_session import FailoverSession
 from slipstream.router.http.failover.held_connection import HeldConnection
 from slipstream.router.http.failover.journal import Journal, UnfinishedAnswer
-from slipstream.router.http.failover.receive_buffer import NOBODY, ReceiveBuffer
+from slipstream.router.http.failover.receive_buffer import NOT_HELD, ReceiveBuffer
 from slipstream.router.http.failover.stream_checkpoint import NO_CHECKPOINT, JournalCheckpoint, StreamCheckpoint
 from slipstream.router.http.observer import AnswerPhase, C
 
 
 class JournalObserver(Generic[C]):
-    """A `ConnectionObserver`. `kept` is None while the connection would end with this process. `before` is what the
+    """A `ConnectionObserver`. `held` is None while the connection would end with this process. `before` is what the
     previous router had noted of the exchange that begins first."""
 
     __slots__ = ("_before", "_failover", "_journal", "_new_context", "_number", "_receive_buffer")
@@ -26,20 +26,20 @@ class JournalObserver(Generic[C]):
         failover: FailoverSession,
         receive_buffer: ReceiveBuffer,
         new_context: Callable[[StreamCheckpoint], C],
-        kept: HeldConnection | None,
+        held: HeldConnection | None,
         before: UnfinishedAnswer | None = None,
     ) -> None:
         self._failover = failover
         self._receive_buffer = receive_buffer
         self._new_context = new_context
         self._before = before
-        self._number = NOBODY
+        self._number = NOT_HELD
         self._journal: Journal | None = None
-        self._keep(kept)
+        self._keep(held)
 
-    def _keep(self, kept: HeldConnection | None) -> None:
-        if kept is not None:
-            self._number, self._journal = kept.number, kept.journal
+    def _keep(self, held: HeldConnection | None) -> None:
+        if held is not None:
+            self._number, self._journal = held.number, held.journal
 
     def read_buffer(self) -> memoryview:
         return self._receive_buffer.room_for(self._number)
@@ -66,8 +66,8 @@ class JournalObserver(Generic[C]):
             self._journal.continued(data)
 
     def ended(self, transport: asyncio.Transport, is_idle: bool) -> None:
-        """Clears the journal between two requests. A connection that could not be kept before, or that the keeper has
-        lost, may be kept from now on."""
+        """Clears the journal between two requests. A connection that could not be held before, or that the holder has
+        lost, may be held from now on."""
         if not is_idle:
             if self._journal is not None:
                 self._journal.spoil()  # it tells of this request as well as of the next one
@@ -90,7 +90,7 @@ class JournalObserver(Generic[C]):
 
     def closed(self, handler: asyncio.Task[None] | None) -> None:
         number, journal = self._number, self._journal
-        self._number, self._journal = NOBODY, None
+        self._number, self._journal = NOT_HELD, None
         if journal is None:
             return
         self._failover.forget(number)

@@ -18,7 +18,7 @@ from slipstream.router.http.observer import READ_BUFFER_BYTES
 NUMBER = struct.Struct("<Q")  # of the connection whose bytes these are
 HEADER_BYTES = 64
 FILE_BYTES = HEADER_BYTES + READ_BUFFER_BYTES
-NOBODY = 0  # a connection that the keeper does not have
+NOT_HELD = 0  # number of a connection that the holder does not have
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class FilledBuffer:
         return self.data[:num_bytes] if is_here else None
 
 
-NOTHING_LANDED = FilledBuffer(NOBODY, b"")
+NOTHING_READ = FilledBuffer(NOT_HELD, b"")
 
 
 class ReceiveBuffer:
@@ -52,7 +52,7 @@ class ReceiveBuffer:
         return self._data
 
     @property
-    def landed(self) -> FilledBuffer:
+    def last_read(self) -> FilledBuffer:
         """A copy of what lies here."""
         (number,) = NUMBER.unpack_from(self._memory)
         return FilledBuffer(number, self._data.tobytes())

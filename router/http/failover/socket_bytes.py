@@ -32,7 +32,7 @@ NO_BYTES = SocketBytes(0, 0, False)
 
 
 def socket_bytes(sock: socket.socket) -> SocketBytes:
-    """The counts of a connection that nobody reads from or writes to meanwhile. Raises OSError if the system does not
+    """The counts of a connection that is not read from or written to meanwhile. Raises OSError if the system does not
     tell them."""
     before = None
     while True:

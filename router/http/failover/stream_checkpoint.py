@@ -1,4 +1,4 @@
-"""What an answer leaves for the router that may have to go on with it, and what it finds of the one before."""
+"""What an answer leaves for the next router, which may have to go on with it, and what the previous one left."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class StreamCheckpoint(Protocol):
         """What comes now cannot be noted: no other router can go on with this answer."""
 
     def of_whole_answer(self) -> StreamCheckpoint:
-        """The same for an answer that is sent at its end: what is noted counts at once."""
+        """The checkpoint of an answer that is sent at its end: what is noted counts at once."""
 
 
 class NoCheckpoint:

@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
 from scripts.bench.elastic.bench_deployment import Deployment, Watched
 from scripts.bench.elastic.core_slices import NoSlices, Slices, slices
 from scripts.bench.elastic.load_calibration import load_for, measure
@@ -252,7 +254,7 @@ def run(arguments: argparse.Namespace, load: Load) -> tuple[Load, dict[str, Watc
 
 
 def calibrated(arguments: argparse.Namespace, load: Load, given: Slices | None, folder: Path) -> Load:
-    """The same phases with rates and levels of this machine."""
+    """The given phases with rates and levels of this machine."""
     prefill, _, decode = arguments.splits[0].partition("P")
     num_workers = int(prefill) + int(decode.rstrip("D"))
     with Deployment("calibration", settings_of(arguments, f"{num_workers - 1}P1D", load), given) as deployment:

@@ -41,7 +41,7 @@ from slipstream.kv_transfer.memory.pool_memory import PoolMemory
 
 SOURCE, DESTINATION = PeerId("prefill", 1), PeerId("decode", 1)
 NIXL = Path(__file__).with_name("bench_kv_nixl.py")
-OUR_WAYS = {"auto", "shared_memory", "ucx"}
+OUR_WAYS = {"auto", "shared_memory", "ucx", "nccl"}
 MEMORY_COPY = "memory copy"
 NIXL_WAYS = {"NIXL default": "default", "NIXL best": "best"}
 

@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from scripts.bench.placement.mock_world import Outcome, World
 from scripts.bench.placement.workloads import Arrival, azure, mixed, mooncake, requests

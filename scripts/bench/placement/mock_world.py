@@ -13,6 +13,7 @@ from slipstream.router.dispatch.dispatcher import Dispatcher
 from slipstream.router.dispatch.table.actions import Action, Emit, Finish, Send
 from slipstream.router.protocol.generation import AdmissionError, GenerateRequest
 from slipstream.router.protocol.messages import (
+    Credits,
     Generate,
     Hello,
     Prefill,
@@ -22,9 +23,8 @@ from slipstream.router.protocol.messages import (
     StepOutput,
     WorkerMessage,
 )
-from slipstream.workers.mock.mock_engine import MockEngine
 from slipstream.workers.mock.mock_profile import MockProfile
-from slipstream.workers.telemetry.block_events import BlockEvents
+from slipstream.workers.mock.mock_worker import MockWorker
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
 MODEL = "mock"
@@ -62,8 +62,7 @@ class Outcome:
 @dataclass(slots=True, eq=False)
 class _Worker:
     hello: Hello
-    engine: MockEngine
-    blocks: BlockEvents
+    mock: MockWorker
     wakes_s: float | None = None
 
 
@@ -137,9 +136,9 @@ class World:
 
     def _join(self, name: str, role: Role, profile: MockProfile) -> None:
         peer, address = PeerId(name, 1), TransferAddress("127.0.0.1", 1)
-        engine = MockEngine(profile, role, TicketIssuer(peer, (address,), 8, 32, 8, 4096), MODEL)
+        mock = MockWorker(profile, role, TicketIssuer(peer, (address,), 8, 32, 8, 4096), MODEL)
         hello = profile.hello(peer, role, MODEL, address)
-        worker = self.workers[peer] = _Worker(hello, engine, BlockEvents(engine.pages))
+        worker = self.workers[peer] = _Worker(hello, mock)
         self._perform(self.dispatcher.worker_joined(hello, self.now_s))
         self._tell(worker, [])
 
@@ -148,24 +147,20 @@ class World:
             asked = message.request
             sampling = asked.sampling._replace(max_tokens=self._lengths[asked.request_id])
             message = message._replace(request=asked._replace(sampling=sampling))
-        self._tell(worker, worker.engine.handle(message, self.now_s))
+        self._tell(worker, worker.mock.handle(message, self.now_s))
 
     def _wake(self, worker: _Worker, due_s: float) -> None:
         if worker.wakes_s == due_s:
             worker.wakes_s = None
-            self._tell(worker, worker.engine.advance(self.now_s))
+            self._tell(worker, worker.mock.advance(self.now_s))
 
     def _tell(self, worker: _Worker, messages: Sequence[WorkerMessage]) -> None:
-        out = list(messages)
-        engine = worker.engine
-        if (credits := engine.credits()) is not None:
-            out.append(credits)
-        if (step_times := engine.step_times(self.now_s)) is not None:
-            out.append(step_times)
-        out += worker.blocks.due(self.now_s)
+        news = worker.mock.news(self.now_s)
+        news.sort(key=lambda message: not isinstance(message, Credits))  # they come first, as from a real worker
+        out = [*messages, *news]
         if out:
             self._at(self.now_s + NETWORK_S, lambda: self._deliver(worker, out))
-        due_s = engine.next_deadline_s()
+        due_s = worker.mock.next_deadline_s()
         if due_s is not None and (worker.wakes_s is None or due_s < worker.wakes_s):
             worker.wakes_s = max(due_s, self.now_s)
             self._at(worker.wakes_s, lambda at_s=worker.wakes_s: self._wake(worker, at_s))

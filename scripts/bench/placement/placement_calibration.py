@@ -1,6 +1,6 @@
 """How true forecasts of answers are, on traces: each is made before its answer is learned.
 
-    python -m scripts.bench.placement.placement_calibration [--traces DIR]
+    python scripts/bench/placement/placement_calibration.py [--traces DIR]
 
 `within` should be the quantile. `loss` is the mean pinball loss in tokens, beside that of the empty forecaster (nothing
 is ever learned) and of the whole trace's own quantile, known in advance: less than that takes knowing the class.
@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from scripts.bench.placement.workloads import MAX_TOKENS, Arrival, azure, mooncake
 from slipstream.router.requests.output_length import QUANTILES, OutputLengths

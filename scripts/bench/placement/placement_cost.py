@@ -1,6 +1,6 @@
 """What one placement costs the router, in microseconds of one core.
 
-    python -m scripts.bench.placement.placement_cost
+    python scripts/bench/placement/placement_cost.py
 
 Workers have measured times, streams and queues; each request is another one, as none is asked for twice.
 """

@@ -1,6 +1,6 @@
 """Gaps between the tokens of running streams while long prompts arrive, by placement, in virtual time.
 
-    python -m scripts.bench.placement.stream_gaps
+    python scripts/bench/placement/stream_gaps.py
 
 The workers are those of `scripts/bench/placement/bench_placement.py`, one of each role;
 `scripts/bench/serving/bench_stall.py` measures real ones.
@@ -8,7 +8,11 @@ The workers are those of `scripts/bench/placement/bench_placement.py`, one of ea
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from scripts.bench.placement.bench_placement import PROFILE
 from scripts.bench.placement.mock_world import World

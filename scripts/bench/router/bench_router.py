@@ -263,7 +263,7 @@ def main() -> None:
     parser.add_argument("--warm-up", type=float, default=1.0)
     parser.add_argument("--quick-ack", action="store_true", help="the client acknowledges at once (TCP_QUICKACK)")
     parser.add_argument("--router", type=yaml.safe_load, default={}, help="YAML laid on the router's configuration")
-    parser.add_argument("--fronts", help="compare several numbers of front processes, as in 1,2")
+    parser.add_argument("--frontends", "--fronts", help="compare several numbers of front processes, as in 1,2")
     parser.add_argument("--url", action="append", default=[], metavar="NAME=URL", help="a server that runs already")
     parser.add_argument("--model", help="the model name that --url servers know")
     parser.add_argument("--dynamo", type=Path, metavar="VENV", help="a virtual environment that has ai-dynamo")
@@ -285,8 +285,8 @@ def main() -> None:
             disturb(running.enter_context(slipstream(model_dir, args.shape, settings, args.router)), args, vocabulary)
             return
         starters: list[AbstractContextManager[Stack]] = []
-        for count in args.fronts.split(",") if args.fronts else [""]:
-            router = args.router | ({"fronts": int(count)} if count else {})
+        for count in args.frontends.split(",") if args.frontends else [""]:
+            router = args.router | ({"frontends": int(count)} if count else {})
             starters.append(slipstream(model_dir, args.shape, settings, router))
         if args.not_kept:
             starters.append(slipstream(model_dir, args.shape, settings, args.router, kept=False))
@@ -295,8 +295,8 @@ def main() -> None:
         for mode in args.dynamo_modes.split(",") if args.dynamo else []:
             starters.append(dynamo(args.dynamo, model_dir, args.shape, mode, args.mocker_args.split()))
         stacks = [running.enter_context(starter) for starter in starters]
-        if args.fronts:
-            counts = args.fronts.split(",")
+        if args.frontends:
+            counts = args.frontends.split(",")
             stacks[: len(counts)] = [
                 replace(stack, name=f"slipstream {count} fronts") for stack, count in zip(stacks, counts, strict=False)
             ]

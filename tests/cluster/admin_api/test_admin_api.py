@@ -22,20 +22,16 @@ from slipstream.cluster.cli import main
 from slipstream.cluster.config.admin_token import read_token
 from slipstream.cluster.config.cluster_config import AdminApiConfig
 from slipstream.cluster.state.run_state import ClusterState
-from tests.support.cluster.fake_fleet import FakeFleet
+from tests.support.cluster.fake_fleet import FakeFleet, FakeRouterView
 
 TOKEN = "a-token-for-the-tests"
 JSON = {"Content-Type": "application/json"}
 SHOWN = {"Authorization": f"Bearer {TOKEN}"}
 
 
-async def router_status() -> dict[str, Any] | None:
-    return {"num_waiting": 3}
-
-
 def parts_of(fleet: FakeFleet) -> DriverParts:
     state = ClusterState("demo", 1, 2.0, "/c.yaml", "model", operator_token=TOKEN)
-    return DriverParts(fleet, state, router_status, TOKEN)
+    return DriverParts(fleet, state, FakeRouterView({"num_waiting": 3}), TOKEN)
 
 
 def asking(fleet: FakeFleet, ask: Callable[[httpx.AsyncClient], Awaitable[httpx.Response]]) -> httpx.Response:
@@ -61,9 +57,9 @@ def test_nobody_without_the_token_is_told_or_changes_anything(shown: str) -> Non
 
 
 def test_the_api_describes_itself_to_everybody() -> None:
-    told = asking(FakeFleet(), lambda client: client.get("/openapi.json", headers={"Authorization": ""})).json()
-    assert {"/v1/fleet", "/v1/fleet/scale", "/v1/workers/{name}/drain", "/v1/workers/{name}/role"} <= set(told["paths"])
-    assert told["components"]["securitySchemes"]
+    spec = asking(FakeFleet(), lambda client: client.get("/openapi.json", headers={"Authorization": ""})).json()
+    assert {"/v1/fleet", "/v1/fleet/scale", "/v1/workers/{name}/drain", "/v1/workers/{name}/role"} <= set(spec["paths"])
+    assert spec["components"]["securitySchemes"]
 
 
 def test_the_page_that_shows_the_api_needs_no_other_host() -> None:

@@ -48,9 +48,9 @@ def test_it_finds_the_cluster_lists_its_requests_and_tells_the_way_of_one(run_fo
             _, _, body = await site.post("/v1/completions", prompt="hi", max_tokens=2)
             request_id = orjson.loads(body)["id"]
             cluster_here(run_folder, "one", url)
-            told = await asyncio.to_thread(explain, request_id)
-            assert told.exit_code == 0, told.output
-            assert told.output.startswith(f"request {request_id}")
+            result = await asyncio.to_thread(explain, request_id)
+            assert result.exit_code == 0, result.output
+            assert result.output.startswith(f"request {request_id}")
             listed = await asyncio.to_thread(explain, "--last", "5")
             assert request_id in listed.output
             assert (await asyncio.to_thread(explain)).output == listed.output
@@ -74,11 +74,11 @@ def test_without_a_cluster_it_says_what_to_give(run_folder: Path) -> None:
 
 
 def test_a_router_that_is_not_there_or_is_none_is_said_in_one_line(run_folder: Path) -> None:
-    with socket.socket() as bound:  # nobody listens
+    with socket.socket() as bound:  # bound, but not listening
         bound.bind(("127.0.0.1", 0))
-        told = explain("r", "--url", f"http://127.0.0.1:{bound.getsockname()[1]}")
-    assert told.exit_code == 1
-    assert "cannot be reached" in told.output
+        result = explain("r", "--url", f"http://127.0.0.1:{bound.getsockname()[1]}")
+    assert result.exit_code == 1
+    assert "cannot be reached" in result.output
     for wrong in ("nonsense", "http://[::1"):
         assert "is not a Slipstream router" in explain("r", "--url", wrong).output
     assert explain("r", "--url", "http://x", "--name", "y").exit_code == 2
@@ -106,9 +106,9 @@ def test_what_a_router_refuses_is_told_in_its_words(run_folder: Path, status: in
 
         async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            told = await asyncio.to_thread(explain, "r", "--url", f"http://127.0.0.1:{port}", "--key", "sk-1")
-        assert told.exit_code == 1
-        assert words in told.output
+            result = await asyncio.to_thread(explain, "r", "--url", f"http://127.0.0.1:{port}", "--key", "sk-1")
+        assert result.exit_code == 1
+        assert words in result.output
         assert b"Authorization: Bearer sk-1\r\n" in seen[0]
 
     run(main)

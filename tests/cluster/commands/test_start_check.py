@@ -50,12 +50,12 @@ def decode(replicas: int = 1, **engine: Any) -> PoolConfig:
         ({"decode": decode(kv_cache_mib=4097)}, "decode.engine.kv_cache_mib: must fit into memory, got 4097"),
         ({"decode": decode(device="cuda")}, "decode.engine.device is cuda and Ray has no GPU"),
         ({"decode": decode(replicas=30), "ray": RayConfig(num_cpus=2)}, "the workers need 3.1 CPU"),
-        ({"operator": AdminApiConfig(host="198.51.100.1")}, "operator.host: nothing can listen at 198.51.100.1"),
+        ({"admin_api": AdminApiConfig(host="198.51.100.1")}, "admin_api.host: nothing can listen at 198.51.100.1"),
     ],
 )
 def test_what_does_not_fit_this_machine_is_refused(changes: dict[str, Any], refusal: str, tmp_path: Path) -> None:
-    [told] = refusals(tmp_path, **changes)
-    assert told.startswith(refusal)
+    [sentence] = refusals(tmp_path, **changes)
+    assert sentence.startswith(refusal)
     assert refusals(tmp_path, **changes | {"ray": RayConfig(address="ray.example:6379")}) == []
 
 
@@ -69,8 +69,8 @@ def test_pools_on_a_gpu_are_not_measured_by_the_hosts_memory(tmp_path: Path) -> 
 def test_a_port_counts_as_free_where_the_cluster_of_that_name_has_it(states: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        [told] = refusals(tmp_path, port)
-        assert told.startswith(f"router.http.port: port {port} at 127.0.0.1 is in use by another program")
+        [sentence] = refusals(tmp_path, port)
+        assert sentence.startswith(f"router.http.port: port {port} at 127.0.0.1 is in use by another program")
         started = process_tree.start_time(os.getpid())
         assert started is not None
         state = ClusterState("slipstream", os.getpid(), started, "/c.yaml", "m", "ready", "http://x", "/logs", [])

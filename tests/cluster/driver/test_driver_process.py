@@ -29,7 +29,8 @@ NAMED = Overrides(name="mine")
 
 @pytest.fixture
 def guardians(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[bool, GuardianLink]]:
-    """By whether there was a driver before: the guardian is the parent of this process, and links lead to nobody."""
+    """By whether there was a driver before: the guardian is the parent of this process, and the other ends of the links
+    are not read."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     ours = []
@@ -113,9 +114,9 @@ def test_operators_find_the_next_driver_by_the_port_and_the_token_of_the_one_bef
     states: list[ClusterState | None] = [None]
     for _ in range(2):
         driver = Driver(task_of(guardians[True], states[-1], folder), None, Console(StringIO()))
-        driver._begin_operator()
-        assert driver._operator_port is not None
-        driver._operator_port.close()
+        driver._services.listen()
+        assert driver._services._admin_server is not None
+        driver._services._admin_server.close()
         driver._state_file.write()
         states.append(run_state.read(path))
     _, first, second = states
@@ -141,7 +142,7 @@ def test_a_version_is_called_as_before_unless_its_files_are_others(
     before.version, before.content, before.names = "as before-2", "as before", ["march", "march-2", "as before-2"]
     console = StringIO()
     driver = Driver(task_of(guardian, before, run_state.run_folder()), None, Console(console))
-    driver._name_version(ModelContent(name, digest, Manifest(())))
+    driver._version.name(ModelContent(name, digest, Manifest(())))
     assert (driver._state.version, driver._state.content) == (version, digest)
     assert version in driver._state.names
     assert (f"they are served as version {version}" in console.getvalue()) == (digest == "other")
@@ -204,9 +205,9 @@ def test_where_the_state_has_no_configuration_that_we_know_the_file_has(
 def test_a_signal_that_came_before_the_driver_could_handle_it_is_an_end_in_order(
     guardians: dict[bool, GuardianLink], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def told() -> None:
+    def end() -> None:
         raise driver_process.Interrupted
 
-    monkeypatch.setattr(driver_process, "_end_when_told", told)
+    monkeypatch.setattr(driver_process, "_end_when_told", end)
     assert run_driver(guardians[False], LOCAL, name="mine", port=None, timings=False) == INTERRUPTED
     assert capfd.readouterr().err == "slipstream: interrupted before it was up\n"

@@ -193,7 +193,7 @@ def test_signals_are_passed_on_and_end_the_row_of_drivers(
     run.process.send_signal(sent)
     noted = run.wait_for_notes(3)[2]
     assert (noted["heard"], noted["successor"]) == (heard.name, False)
-    os.kill(driver, signal.SIGKILL)  # it had been told to end, and somebody lost patience
+    os.kill(driver, signal.SIGKILL)  # it had got a signal to end, and then is killed
     said = "slipstream: the driver was killed (SIGKILL) when it was to end; everything has been stopped\n"
     assert run.end() == (128 + signal.SIGKILL, said)
     assert len(run.notes) == 3
@@ -218,11 +218,11 @@ def test_a_driver_knows_that_a_signal_is_not_its_guardians_and_that_it_has_a_suc
 def test_a_driver_that_is_told_to_end_does_not_take_its_guardian_for_gone(begin: Callable[..., Run]) -> None:
     run = begin(
         "async def main():\n"
-        "    told = asyncio.Event()\n"
-        "    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)\n"
+        "    ordered = asyncio.Event()\n"
+        "    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ordered.set)\n"
         "    with guard.watched(lambda: note(gone=True)):\n"
         "        guard.ready(); note(); hear()\n"
-        "        await told.wait()\n"
+        "        await ordered.wait()\n"
         "        for _ in range(10): await asyncio.sleep(0)\n"  # as often as it takes to look at the link
         "asyncio.run(main())\n"
         "note(); sys.exit(0)"
@@ -295,7 +295,7 @@ def test_the_driver_hears_that_its_guardian_was_killed(begin: Callable[..., Run]
         "    with guard.watched(gone.set):\n"
         "        guard.ready(); note()\n"
         "        await gone.wait()\n"
-        "    guard.ready()\n"  # nobody listens, and that is no error
+        "    guard.ready()\n"  # there is no listener, and that is no error
         "    note(gone=True)\n"
         "asyncio.run(main())"
     )

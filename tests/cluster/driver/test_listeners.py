@@ -27,16 +27,16 @@ def test_a_port_that_is_taken_at_one_of_the_addresses_is_named(host: str) -> Non
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert why_not_there(ListenAddress("router.http", host, 0)) is None
-        told = why_not_there(ListenAddress("router.admin", host, port))
-        assert told is not None
-        assert told.startswith(f"router.admin.port: port {port} at {host} is in use")
+        reason = why_not_there(ListenAddress("router.admin", host, port))
+        assert reason is not None
+        assert reason.startswith(f"router.admin.port: port {port} at {host} is in use")
 
 
 def test_an_address_of_another_machine_and_a_name_that_is_none_are_named() -> None:
     for host in ("192.0.2.1", "no-such-host.invalid"):
-        told = why_not_there(ListenAddress("router", host, 0))
-        assert told is not None
-        assert told.startswith(f"router.worker_host: nothing can listen at {host} on this machine: ")
+        reason = why_not_there(ListenAddress("router", host, 0))
+        assert reason is not None
+        assert reason.startswith(f"router.worker_host: nothing can listen at {host} on this machine: ")
 
 
 @pytest.mark.parametrize(
@@ -52,12 +52,12 @@ def test_why_there_can_be_no_unix_socket(tmp_path: Path, make: object, why: str 
     path = tmp_path / "folder" / "http.sock"
     path.parent.mkdir()
     make(path)  # type: ignore[operator]
-    told = why_no_unix_socket(with_unix_socket(path))
+    reason = why_no_unix_socket(with_unix_socket(path))
     if why is None:
-        assert told is None
+        assert reason is None
     else:
-        assert told is not None
-        assert told.startswith(f"router.http.unix_socket: nothing can listen at {path}: {why}")
+        assert reason is not None
+        assert reason.startswith(f"router.http.unix_socket: nothing can listen at {path}: {why}")
 
 
 @pytest.mark.parametrize("host", ["::", "0.0.0.0", "127.0.0.1"])
@@ -72,8 +72,8 @@ def test_what_is_shown_leads_to_what_listens(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("listening", "told"),
+    ("listening", "expected"),
     [("::", "10.0.0.7"), ("0.0.0.0", "10.0.0.7"), ("192.0.2.9", "192.0.2.9"), ("router.example", "router.example")],
 )
-def test_others_are_told_an_address_that_leads_to_all_interfaces(listening: str, told: str) -> None:
-    assert reachable(listening, "10.0.0.7") == told
+def test_others_are_told_an_address_that_leads_to_all_interfaces(listening: str, expected: str) -> None:
+    assert reachable(listening, "10.0.0.7") == expected

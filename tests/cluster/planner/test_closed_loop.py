@@ -35,7 +35,7 @@ def steered(
     max_workers: int | None = None,
     seed: int = 1,
     scale_to_zero: bool = False,
-    told_times: Times | None = None,
+    reported_times: Times | None = None,
     starts_fail: bool = False,
     refuses: bool = False,
 ) -> Plant:
@@ -57,7 +57,7 @@ def steered(
         seed=seed,
         start_s=START_S,
         switch_s=SWITCH_S,
-        told_times=told_times,
+        reported_times=reported_times,
         starts_fail=starts_fail,
         refuses=refuses,
     )
@@ -69,8 +69,8 @@ FLIPPED = 8 + int(1200.0 / HORIZON_S)
 
 
 def changes_little(plant: Plant, most: int) -> None:
-    told = [f"{one.at_s:.0f} s: {one.why}" for one in plant.changes]
-    assert len(plant.changes) <= most, f"{len(plant.changes)} changes: {told}"
+    changes = [f"{one.at_s:.0f} s: {one.why}" for one in plant.changes]
+    assert len(plant.changes) <= most, f"{len(plant.changes)} changes: {changes}"
 
 
 def longest_lost_s(plant: Plant, from_s: float, to_s: float) -> float:
@@ -89,8 +89,8 @@ def longest_lost_s(plant: Plant, from_s: float, to_s: float) -> float:
 
 def regains(plant: Plant, within_s: float, from_s: float, to_s: float) -> None:
     lost_s = longest_lost_s(plant, from_s, to_s)
-    told = [f"{one.at_s:.0f} s: {one.why}" for one in plant.changes]
-    assert lost_s <= within_s, f"the levels were lost for {lost_s:.0f} s: {told}"
+    changes = [f"{one.at_s:.0f} s: {one.why}" for one in plant.changes]
+    assert lost_s <= within_s, f"the levels were lost for {lost_s:.0f} s: {changes}"
 
 
 def holds_from(plant: Plant, from_s: float, to_s: float, windows_s: float = 60.0) -> None:
@@ -218,7 +218,7 @@ def test_service_times_that_are_wrong_by_a_factor_of_two_are_found_out(factor: f
         num_prefill=1,
         num_decode=1,
         max_workers=8,
-        told_times=Times().slower(factor),
+        reported_times=Times().slower(factor),
     )
     plant.run(900.0)
     assert len(plant.changes) <= 10

@@ -37,7 +37,7 @@ from slipstream.cluster.state.run_state import ClusterState
 from slipstream.router.config.router_config import DispatchConfig
 from slipstream.router.dispatch.dispatcher import Dispatcher
 from slipstream.router.status.load_signals import Signals
-from tests.support.cluster.fake_fleet import FakeFleet
+from tests.support.cluster.fake_fleet import FakeFleet, FakeRouterView
 
 CHOICE = Alternative(1, 2, 0.95, 4.0, float("inf"), 0.02, 0.5, 0.5, 3.1)
 
@@ -47,7 +47,7 @@ def decision(*actions: PlannerAction) -> PlannerDecision:
 
 
 class Scripted:
-    """A planner of one's own: decides what it was told to, then holds."""
+    """A planner of one's own: decides what the test gives it, then holds."""
 
     def __init__(self, config: PlannerConfig) -> None:
         self.config = config
@@ -108,11 +108,11 @@ def test_what_is_decided_is_done_and_told() -> None:
 
 def test_a_planner_that_breaks_and_a_fleet_that_refuses_do_not_end_it() -> None:
     fleet = FakeFleet(1, 1)
-    log = steered(fleet, [ZeroDivisionError("a bug"), decision(RemoveWorker("nobody"), RemoveWorker("prefill-0"))], 2)
+    log = steered(fleet, [ZeroDivisionError("a bug"), decision(RemoveWorker("missing"), RemoveWorker("prefill-0"))], 2)
     assert fleet.asked == [("remove", "prefill-0", True)]
     assert log.num_errors == 2
     assert log.num_failed == 1
-    assert "nobody" in log.latest(10, changes_only=True)[0].failed[0]
+    assert "missing" in log.latest(10, changes_only=True)[0].failed[0]
 
 
 def test_the_planner_holds_for_as_long_as_an_update_takes() -> None:
@@ -132,13 +132,9 @@ def test_the_log_is_bounded_and_holds_do_not_push_changes_out() -> None:
     assert [one.number for one in log.latest(10, changes_only=True)] == [1]
 
 
-async def router_status() -> None:
-    return None
-
-
 def answered(log: DecisionLog | None, path: str) -> httpx.Response:
     fleet = FakeFleet(2, 1)
-    parts = DriverParts(fleet, ClusterState("demo", 1, 2.0, "/c.yaml", "model"), router_status, "token", log)
+    parts = DriverParts(fleet, ClusterState("demo", 1, 2.0, "/c.yaml", "model"), FakeRouterView(), "token", log)
 
     async def ask() -> httpx.Response:
         transport = httpx.ASGITransport(app=build_app(parts, (planner_routes(log, fleet),)))
@@ -153,14 +149,14 @@ def test_decisions_are_told_with_what_was_rejected() -> None:
     log = DecisionLog(10)
     log.add(decision(SwitchRole("prefill-0", "decode")), 100.0, ("no such worker",))
     log.add(decision(), 101.0)
-    told = answered(log, "/v1/planner/decisions?last=1&changes=true").json()
-    assert told["enabled"]
-    (one,) = told["decisions"]
+    reply = answered(log, "/v1/planner/decisions?last=1&changes=true").json()
+    assert reply["enabled"]
+    (one,) = reply["decisions"]
     assert one["actions"] == [{"action": "switch", "name": "prefill-0", "role": "decode"}]
     assert one["failed"] == ["no such worker"]
     assert one["seen"] == {"backlog": 3.0}
     assert one["alternatives"][0]["ttft_s"] is None  # never
-    text = "\n".join(lines(told["decisions"], True))
+    text = "\n".join(lines(reply["decisions"], True))
     assert "prefill-0 -> decode" in text
     assert "TTFT never" in text
     assert answered(log, "/v1/planner/decisions?last=0").status_code == 400
@@ -192,7 +188,7 @@ def test_a_planner_of_ones_own_is_a_class_in_the_configuration() -> None:
     ("key", "value", "said"),
     [
         ("class_name", "no_such_module.Planner", "cannot import no_such_module"),
-        ("class_name", f"{__name__}.Nobody", "has no class Nobody"),
+        ("class_name", f"{__name__}.Missing", "has no class Missing"),
         ("class_name", f"{__name__}.NoPlanner", "has no method decide"),
         ("class_name", "Planner", "must be module.Class, got 'Planner'"),
         ("target_attainment", 1.5, "must be over 0 and at most 1, got 1.5"),

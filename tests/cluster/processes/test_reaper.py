@@ -77,7 +77,7 @@ def test_a_reaper_leaves_alone_what_is_none_of_its_own(tmp_path: Path) -> None:
 
 
 def test_closing_ends_the_reaper() -> None:
-    reaper = Reaper("nobody")
+    reaper = Reaper("no-cluster")
     process = psutil.Process(reaper.pid)
     reaper.close()
     assert not process.is_running()
@@ -97,7 +97,7 @@ def test_a_process_that_ends_by_itself_is_not_killed() -> None:
 
 
 def test_a_process_that_has_ended_is_not_waited_for_until_its_parent_looks_after_it() -> None:
-    # The child is referred to: a Popen that nobody refers to is waited for by Python itself, if it has ended by then.
+    # The child is referred to: a Popen without a reference is waited for by Python itself, if it has ended by then.
     careless = "import subprocess, time; it = subprocess.Popen(['true']); print(it.pid, flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", careless], stdout=subprocess.PIPE, text=True) as parent:
         try:

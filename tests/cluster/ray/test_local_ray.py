@@ -88,9 +88,9 @@ def test_the_end_of_ray_start_or_of_a_core_process_is_noticed(
     below = [psutil.Process(process.pid) for process in sleepers.values()]
     sleepers["agent"].kill()
     with ThreadPoolExecutor(1) as pool:
-        told = pool.submit(local_ray.wait_for_end, sleepers["ray"], below, threading.Event())
+        ended = pool.submit(local_ray.wait_for_end, sleepers["ray"], below, threading.Event())
         sleepers[victim].kill()
-        assert told.result(10.0)
+        assert ended.result(10.0)
 
 
 def test_a_core_process_that_has_ended_before_it_is_watched_is_noticed(
@@ -98,7 +98,7 @@ def test_a_core_process_that_has_ended_before_it_is_watched_is_noticed(
 ) -> None:
     below = [psutil.Process(process.pid) for process in sleepers.values()]
     sleepers["raylet"].kill()
-    os.waitid(os.P_PID, sleepers["raylet"].pid, os.WEXITED | os.WNOWAIT)  # ended, and collected by nobody
+    os.waitid(os.P_PID, sleepers["raylet"].pid, os.WEXITED | os.WNOWAIT)  # ended, and not collected
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(local_ray.wait_for_end, sleepers["ray"], below, threading.Event()).result(10.0)
 

@@ -1,4 +1,4 @@
-"""Against Ray's own names: a hook that sets one that Ray no longer has does nothing, and nobody would notice."""
+"""Against Ray's own names: a hook that sets one that Ray no longer has does nothing, without an error."""
 
 from __future__ import annotations
 

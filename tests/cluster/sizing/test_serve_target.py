@@ -16,7 +16,7 @@ from slipstream.cluster.config.settings_file import ConfigError
 from slipstream.cluster.processes import process_tree
 from slipstream.cluster.sizing import serve_target as target_module
 from slipstream.cluster.sizing.chosen_config import config_text, name_in_hub_cache, settings_of
-from slipstream.cluster.sizing.config_choice import checked_config, config_file, write_chosen
+from slipstream.cluster.sizing.config_choice import ConfigSource, checked_config, config_source, write_chosen
 from slipstream.cluster.sizing.machine_facts import MIB, MachineFacts
 from slipstream.cluster.sizing.model_size import ModelFacts
 from slipstream.cluster.sizing.pool_choice import PoolChoice, SizingChoice
@@ -49,7 +49,7 @@ def problem_of(target: Path) -> str:
 
 
 def test_nothing_means_the_demo_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = config_file(None, None)
+    path = config_source(None, None).path
     assert path == tmp_path / "cache" / "slipstream" / "chosen" / "slipstream.yaml"
     config = load_config(path)
     assert config.model.name == "slipstream-demo"
@@ -63,13 +63,13 @@ def test_nothing_means_the_demo_model(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_a_models_directory_is_served_under_its_name(tmp_path: Path) -> None:
     model = model_in(tmp_path / "some model")
-    config = load_config(config_file(model, "mine"))
+    config = load_config(config_source(model, "mine").path)
     assert config.model.path == str(model)
     assert config.model.name == "some model"
 
 
 def test_the_file_of_a_cluster_that_runs_is_not_replaced(tmp_path: Path) -> None:
-    path = config_file(None, None)
+    path = config_source(None, None).path
     before = path.read_text()
     pid, started = os.getpid(), process_tree.start_time(os.getpid()) or 0.0
     run_state.run_folder().mkdir()
@@ -77,13 +77,13 @@ def test_the_file_of_a_cluster_that_runs_is_not_replaced(tmp_path: Path) -> None
     run_state.write(run_state.run_folder() / "slipstream.json", state)
     other = model_in(tmp_path / "other")
     with pytest.raises(run_state.AlreadyRunning, match="a cluster named slipstream runs already"):
-        config_file(other, None)
+        config_source(other, None)
     assert path.read_text() == before
-    assert config_file(other, "second").name == "second.yaml"
+    assert config_source(other, "second").path.name == "second.yaml"
 
 
 def test_a_name_that_is_none_does_not_lead_out_of_the_folder(tmp_path: Path) -> None:
-    assert config_file(None, "../../x").parent == tmp_path / "cache" / "slipstream" / "chosen"
+    assert config_source(None, "../../x").path.parent == tmp_path / "cache" / "slipstream" / "chosen"
 
 
 def test_the_newest_of_numbered_versions_is_measured(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_configuration_stays_one(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(f"model: {{path: {DEMO_MODEL}}}")
     assert chosen_for(path) is None
-    assert config_file(path, None) == path
+    assert config_source(path, None) == ConfigSource(path)
     assert checked_config(path).name == "slipstream"
 
 
@@ -149,7 +149,7 @@ def test_a_model_that_does_not_fit_is_refused_with_its_path(monkeypatch: pytest.
 def test_what_was_chosen_can_be_written_and_served_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mine.yaml"
     assert write_chosen(DEMO_MODEL, path) == 0
-    assert load_config(path) == load_config(config_file(DEMO_MODEL, None))
+    assert load_config(path) == load_config(config_source(DEMO_MODEL, None).path)
     assert f"slipstream serve {path}" in capsys.readouterr().out
     before = path.read_text()
     assert write_chosen(DEMO_MODEL, path) == 2

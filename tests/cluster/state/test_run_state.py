@@ -77,9 +77,9 @@ def test_what_changes_in_a_row_is_written_once_and_what_must_be_told_at_once(
         async with asyncio.timeout(20):
             while not written:
                 await asyncio.sleep(0.001)
-        told = run_state.read(file.path)
-        assert told is not None
-        assert len(told.members) == 100
+        state_read = run_state.read(file.path)
+        assert state_read is not None
+        assert len(state_read.members) == 100
         file.write_soon()
         file.state.phase = "ready"
         file.write()

@@ -133,9 +133,9 @@ def test_a_ray_of_our_own_says_how_many_groups_it_can_hold(pool: PoolConfig, mos
 def test_pools_that_differ_in_what_is_loaded_keep_their_workers(
     prefill: PoolConfig, decode: PoolConfig, reason: str
 ) -> None:
-    told = cannot_switch(dataclasses.replace(CONFIG, prefill=prefill, decode=decode))
-    assert told is not None
-    assert reason in told
+    found = cannot_switch(dataclasses.replace(CONFIG, prefill=prefill, decode=decode))
+    assert found is not None
+    assert reason in found
 
 
 def test_pools_that_differ_in_sizes_and_steps_may_exchange_workers() -> None:
@@ -144,23 +144,23 @@ def test_pools_that_differ_in_sizes_and_steps_may_exchange_workers() -> None:
 
 
 def test_no_group_is_added_whose_files_are_others_now(tmp_path: Path) -> None:
-    """And that is told of: in a sentence, and to Prometheus."""
+    """And that is reported: in a sentence, and to Prometheus."""
     model_dir = Path(shutil.copytree(DEMO, tmp_path / "model"))
     config = ClusterConfig(ServedModelConfig(str(model_dir)))
-    told: list[dict[str, str]] = []
+    changes: list[dict[str, str]] = []
 
     async def check(fleet: ClusterFleet) -> None:
         fleet.add_version("v2", config, Manifest.read(model_dir, DigestCache(None)))
-        watch = FilesWatch(fleet.files, lambda changed: told.append(dict(changed)))
+        watch = FilesWatch(fleet.files, lambda changed: changes.append(dict(changed)))
         watch.num_refused["v2"] += 1
         await watch.look()
-        assert told == []
+        assert changes == []
         (model_dir / "model.safetensors").write_bytes(b"")
         await watch.look()
         await watch.look()
         sentence = f"{model_dir}/model.safetensors has other content now (0 bytes, "
-        assert [sorted(one) for one in told] == [["v2"]]
-        assert told[0]["v2"].startswith(sentence)
+        assert [sorted(one) for one in changes] == [["v2"]]
+        assert changes[0]["v2"].startswith(sentence)
         for question in (fleet.add("decode"), fleet.scale("decode", 3)):
             with pytest.raises(FleetError) as caught:
                 await question
@@ -177,6 +177,6 @@ def test_no_group_is_added_whose_files_are_others_now(tmp_path: Path) -> None:
         }
         shutil.copy2(DEMO / "model.safetensors", model_dir)
         await watch.look()
-        assert told[1:] == [{}]
+        assert changes[1:] == [{}]
 
     in_fleet(check, config)

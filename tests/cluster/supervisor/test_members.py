@@ -1,4 +1,4 @@
-"""How the death of a process is put into one sentence, and at which addresses processes are told to listen."""
+"""How the death of a process is put into one sentence, and at which addresses processes listen."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_reason_is_one_sentence(error: RayError, sentence: str) -> None:
 
 
 class RouterProcess:
-    """An actor's handle: listens at the ports that it is told to, at its own choice where that is 0, unless the worker
+    """An actor's handle: listens at the ports that it is given, at its own choice where that is 0, unless the worker
     port is taken."""
 
     def __init__(self, taken: set[int], chosen: int) -> None:
@@ -216,7 +216,7 @@ def test_loopback_gives_way_to_the_address_of_the_node_when_there_are_others(
 
 
 @pytest.mark.parametrize(
-    ("spans_nodes", "configured", "told"),
+    ("spans_nodes", "configured", "expected"),
     [
         (False, "127.0.0.1", "127.0.0.1"),
         (True, "127.0.0.1", "10.0.0.7"),
@@ -225,10 +225,10 @@ def test_loopback_gives_way_to_the_address_of_the_node_when_there_are_others(
         (True, "192.168.1.1", "192.168.1.1"),
     ],
 )
-def test_peers_are_told_an_address_for_pages_that_they_can_reach(spans_nodes: bool, configured: str, told: str) -> None:
+def test_peers_get_an_address_for_pages_that_they_can_reach(spans_nodes: bool, configured: str, expected: str) -> None:
     config = ClusterConfig(model=ServedModelConfig("/m"), kv_transfer=TransferConfig(host=configured))
     pools = {pool.role: pool for pool in pool_resources(config, num_gpus=0)}
     deployment = Deployment(config, "secret", None, spans_nodes)
     member = GroupMember(deployment, "prefill-0", "prefill", pools, lambda pool: None)
     member.locations = [ProcessLocation(1, "node", "10.0.0.7")]
-    assert member._worker_config(Endpoint("10.0.0.1", 1234), 1).transfer.host == told
+    assert member._worker_config(Endpoint("10.0.0.1", 1234), 1).transfer.host == expected

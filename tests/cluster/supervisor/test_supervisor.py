@@ -1,4 +1,4 @@
-"""The supervisor with members that are only told to live and die: who is started, drained, forgotten, and when."""
+"""The supervisor with scripted members: which one is started, drained, forgotten, and when."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ async def test_a_new_group_is_wanted_at_once_and_ready_later() -> None:
 
 
 @scenario
-async def test_a_group_that_is_let_go_is_drained_and_not_started_again() -> None:
+async def test_a_group_that_is_removed_is_drained_and_not_started_again() -> None:
     async with serving("decode", "prefill") as it:
-        await it.supervisor.let_go(it.managed("decode-0"), migrate=False)
+        await it.supervisor.remove(it.managed("decode-0"), migrate=False)
         assert it.router.expected[-1] == wanted(1, 0)
         await it.until(lambda: it.supervisor.group("decode-0") is None)
         assert it.router.drained == [("decode-0", None, False)]
         gone = it.groups["decode-0"]
         assert gone.num_launches == 1
         assert not gone.is_reserved
-        assert ("decode-0", "stopped") in it.watcher.told
+        assert ("decode-0", "stopped") in it.watcher.changes
 
 
 @scenario
 async def test_a_group_that_dies_while_it_leaves_is_not_started_again() -> None:
     async with serving("decode") as it:
         it.groups["decode-0"].obeys = False
-        await it.supervisor.let_go(it.managed("decode-0"), migrate=True)
+        await it.supervisor.remove(it.managed("decode-0"), migrate=True)
         await it.until(lambda: it.state_of("decode-0") == "draining")
         it.groups["decode-0"].die("killed")
         await it.until(lambda: it.supervisor.group("decode-0") is None)
@@ -79,7 +79,7 @@ def test_a_group_that_says_nothing_any_more_is_ended_in_time(
             group = it.groups["decode-0"]
             group.hangs = True
             if next_role is None:
-                await it.supervisor.let_go(it.managed("decode-0"), migrate=True)
+                await it.supervisor.remove(it.managed("decode-0"), migrate=True)
                 await it.until(lambda: it.supervisor.group("decode-0") is None)
             else:
                 await it.supervisor.switch(it.managed("decode-0"), next_role)
@@ -152,7 +152,7 @@ async def test_a_group_that_waits_for_room_says_so_and_can_be_given_up() -> None
         await it.supervisor.add([it.group("decode-1", has_room=False)])
         await it.until(lambda: it.state_of("decode-1") == "pending")
         assert "1 CPU free" in it.managed("decode-1").status.detail
-        await it.supervisor.let_go(it.managed("decode-1"), migrate=True)
+        await it.supervisor.remove(it.managed("decode-1"), migrate=True)
         assert it.supervisor.group("decode-1") is None
         assert not it.groups["decode-1"].is_reserved
         assert it.router.drained == []
@@ -235,7 +235,7 @@ async def test_a_group_that_never_starts_is_given_up_and_the_others_serve_on() -
         assert it.managed("decode-1").status.detail == "given up after 3 tries: no memory"
         assert it.supervisor.expected == wanted(0, 1)
         assert it.state_of("decode-0") == "ready"
-        await it.supervisor.let_go(it.managed("decode-1"), migrate=True)
+        await it.supervisor.remove(it.managed("decode-1"), migrate=True)
         assert it.supervisor.group("decode-1") is None
 
 
@@ -257,7 +257,7 @@ async def test_why_a_group_has_ended_is_said_while_it_starts_again() -> None:
 @scenario
 async def test_the_next_router_hears_what_is_wanted_now() -> None:
     async with serving("prefill", "decode") as it:
-        await it.supervisor.let_go(it.managed("prefill-0"), migrate=True)
+        await it.supervisor.remove(it.managed("prefill-0"), migrate=True)
         await it.until(lambda: it.supervisor.group("prefill-0") is None)
         it.router.expected.clear()
         it.router.die("killed")

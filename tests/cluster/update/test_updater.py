@@ -27,6 +27,7 @@ from slipstream.cluster.update.updater import Updater
 from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.protocol.messages import Role
 from slipstream.router.status.version_status import VersionCounts, VersionStatus
+from tests.support.cluster.fake_fleet import FakeRouterView
 
 DEMO = Path(__file__).parents[3] / "models" / "slipstream-demo"
 
@@ -271,7 +272,7 @@ def test_sizes_and_levels_alone_exchange_nobody(lab: Lab) -> None:
         ((event, release, is_held),) = lab.shown
         assert event.text.endswith("taken up without an exchange of workers: decode.replicas, router.dispatch.policy")
         assert (event.phase, release.version, release.config.decode.replicas, is_held) == ("done", "1", 3, False)
-        assert lab.num_decode_when_shown == 3, "done was told before it was"
+        assert lab.num_decode_when_shown == 3, "done was shown before it was"
 
     run(main)
 
@@ -286,9 +287,9 @@ def test_the_admin_api_shows_the_last_update_also_if_it_exchanged_nobody(lab: La
         assert (lab.updater.status is not None) == has_exchanged_before
         path = lab.config("sizes", version, "decode: {replicas: 3}")
         await lab.updater.begin(path, UpdateOptions())
-        told = UpdateAnswer.of(lab.updater)
+        reply = UpdateAnswer.of(lab.updater)
         line = f"{path} taken up without an exchange of workers: decode.replicas"
-        assert (told.is_active, told.phase, told.line) == (False, "done", line)
+        assert (reply.is_active, reply.phase, reply.line) == (False, "done", line)
 
     run(main)
 
@@ -420,23 +421,19 @@ def test_a_tokenizer_that_was_overwritten_takes_a_new_start(
     run(main)
 
 
-async def no_status() -> None:
-    return None
-
-
 def test_the_admin_api_tells_what_has_become_of_the_update_of_the_driver_before(lab: Lab) -> None:
-    parts = DriverParts(lab.fleet, ClusterState("c", 1, 1.0, "c.yaml", "m"), no_status, "a-token-of-some-length")
+    parts = DriverParts(lab.fleet, ClusterState("c", 1, 1.0, "c.yaml", "m"), FakeRouterView(), "a-token-of-some-length")
     lab.updater.last_event = UpdateEvent(0.0, "cut_short", "cut short by the end of the driver")
     headers = {"Authorization": "Bearer a-token-of-some-length"}
     with TestClient(build_app(parts, [update_routes(lab.updater)]), headers=headers) as client:
-        told = client.get("/v1/update").json()
-    assert (told["is_active"], told["phase"]) == (False, "cut_short")
-    assert told["line"] == "cut short by the end of the driver"
+        reply = client.get("/v1/update").json()
+    assert (reply["is_active"], reply["phase"]) == (False, "cut_short")
+    assert reply["line"] == "cut short by the end of the driver"
 
 
 def test_the_admin_api_begins_shows_splits_and_refuses(lab: Lab) -> None:
     state = ClusterState("c", 1, 1.0, "c.yaml", "m")
-    parts = DriverParts(lab.fleet, state, no_status, "a-token-of-some-length")
+    parts = DriverParts(lab.fleet, state, FakeRouterView(), "a-token-of-some-length")
     headers = {"Authorization": "Bearer a-token-of-some-length"}
     with TestClient(build_app(parts, [update_routes(lab.updater)]), headers=headers) as client:
         assert client.get("/v1/update").json()["line"] == "no update yet"
@@ -459,8 +456,8 @@ def test_the_admin_api_begins_shows_splits_and_refuses(lab: Lab) -> None:
             refused = client.post("/v1/update/split", content=f'{{"weights": {weights}}}', headers=json)
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, "split")
             assert client.get("/v1/update").json()["phase"] == "canary"
-        told = client.post("/v1/update/split", json={"weights": {"2": 100.0}}).json()
-        assert told["phase"] == "rolling"
+        reply = client.post("/v1/update/split", json={"weights": {"2": 100.0}}).json()
+        assert reply["phase"] == "rolling"
         while client.get("/v1/update").json()["is_active"]:
             pass
         assert client.get("/v1/update").json()["phase"] == "done"

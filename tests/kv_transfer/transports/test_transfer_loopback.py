@@ -18,8 +18,8 @@ from slipstream.kv_transfer.api.transfer_events import Received, ReceiveFailed, 
 from slipstream.kv_transfer.api.transport import Buffer
 from slipstream.kv_transfer.handoff.message_plan import MessageTag, TicketError
 from slipstream.kv_transfer.memory.host_pages import HostPagePool
-from slipstream.kv_transfer.transports.loopback import LoopbackNetwork
 from slipstream.kv_transfer.transports.staging import StagingError
+from tests.support.kv_transfer.loopback import LoopbackNetwork
 from tests.support.kv_transfer.tickets import DECODE, PREFILL, make_ticket, pool_bytes
 
 HEADS = 8

@@ -108,7 +108,7 @@ def test_a_router_that_does_not_start_lets_go_of_the_keeper(config: RouterConfig
         with contextlib.closing(SocketHolder()) as keeper:
             with pytest.raises(ValueError, match="keys") as failure:
                 await Router(config, ModelSource(MODEL, MODEL_DIR), TOKEN, keeper=keeper.path).start()
-            following = await asyncio.to_thread(FailoverSession.of_keeper, keeper.path)  # which has to wait for that
+            following = await asyncio.to_thread(FailoverSession.of_holder, keeper.path)  # which has to wait for that
             assert following is not None
             following.farewell()
             del failure

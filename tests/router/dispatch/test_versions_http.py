@@ -22,7 +22,7 @@ from tests.support.router.fake_cluster import MODEL, MODEL_DIR, events_of, run
 @contextlib.asynccontextmanager
 async def routing(fronts: int = 1) -> AsyncIterator[tuple[Router, Addresses, dict[str, PlayedWorker]]]:
     """Ready, with a decode worker of each of two versions."""
-    config = replace(CONFIG, fronts=fronts, dispatch=replace(CONFIG.dispatch, max_attempts=3))
+    config = replace(CONFIG, frontends=fronts, dispatch=replace(CONFIG.dispatch, max_attempts=3))
     router = Router(config, ModelSource(MODEL, MODEL_DIR), TOKEN)
     addresses = await router.start()
     workers = {v: PlayedWorker("decode", addresses, name=f"decode-{v}", version=v) for v in ("v1", "v2")}

@@ -118,7 +118,7 @@ def test_where_one_front_does_not_start_none_is_left(monkeypatch: pytest.MonkeyP
     async def main() -> None:
         monkeypatch.setattr(subprocess, "Popen", one_of_two)
         with pytest.raises(OSError, match="before it listened"):
-            await Router(replace(CONFIG, fronts=NUM_FRONTS), ModelSource(MODEL, MODEL_DIR), TOKEN).start()
+            await Router(replace(CONFIG, frontends=NUM_FRONTS), ModelSource(MODEL, MODEL_DIR), TOKEN).start()
         assert len(begun) == NUM_FRONTS
         assert not any(map(psutil.pid_exists, begun))
 
@@ -177,7 +177,7 @@ async def ignore(request: Request, exchange: HttpExchange) -> None:
 
 def test_fronts_of_a_killed_dispatcher_end_their_streams_with_an_error_and_then_themselves(tmp_path: Path) -> None:
     program = {"model": MODEL, "model_dir": str(MODEL_DIR), "token": TOKEN}
-    program |= {"router": {"http": {"port": 0}, "fronts": NUM_FRONTS}}
+    program |= {"router": {"http": {"port": 0}, "frontends": NUM_FRONTS}}
     (tmp_path / "router.yaml").write_text(yaml.safe_dump(program))
 
     command = [sys.executable, "-m", "slipstream.router.main", "--config", str(tmp_path / "router.yaml")]

@@ -248,7 +248,7 @@ def test_limits_of_a_key_are_counted_once_over_all_fronts(tmp_path: Path) -> Non
 def test_a_port_that_somebody_shares_among_fronts_is_in_use() -> None:
     async def main() -> None:
         async with routing() as (_, addresses, _):
-            config = RouterConfig(http=HttpConfig(port=addresses.http.port), fronts=NUM_FRONTS)
+            config = RouterConfig(http=HttpConfig(port=addresses.http.port), frontends=NUM_FRONTS)
             with pytest.raises(OSError, match="the port is in use"):
                 await Router(config, ModelSource(MODEL, MODEL_DIR), TOKEN).start()
 
@@ -256,8 +256,8 @@ def test_a_port_that_somebody_shares_among_fronts_is_in_use() -> None:
 
 
 def test_the_number_of_fronts_is_checked() -> None:
-    with pytest.raises(ValueError, match="fronts must be 1 to 64, got 0"):
-        RouterConfig(fronts=0)
+    with pytest.raises(ValueError, match="frontends must be 1 to 64, got 0"):
+        RouterConfig(frontends=0)
 
 
 def test_a_request_travels_whole() -> None:

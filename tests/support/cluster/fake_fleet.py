@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
+from typing import Any
 
 from slipstream.cluster.fleet.fleet_port import FleetError, FleetMember, FleetState
 from slipstream.router.protocol.messages import Role
+
+
+@dataclass(frozen=True, slots=True)
+class FakeRouterView:
+    """What a router shows, for the admin API; None: there is no router."""
+
+    status: dict[str, Any] | None = None
+
+    async def cluster_status(self) -> dict[str, Any] | None:
+        return self.status
+
+    async def signals_to_show(self) -> dict[str, Any] | None:
+        return None
 
 
 class FakeFleet:

@@ -68,7 +68,7 @@ class FakeRouter(FakeMember):
     expected: list[ExpectedWorkers] = field(default_factory=list)
     drained: list[tuple[str, Role | None, bool]] = field(default_factory=list)
     groups: dict[str, FakeGroup] = field(default_factory=dict)
-    left_in: list[int] = field(default_factory=list)  # which of its incarnations were told to leave
+    left_in: list[int] = field(default_factory=list)  # which of its incarnations were asked to leave
     drained_in: list[int] = field(default_factory=list)  # which of its incarnations were drained themselves
     dies_in_drain: bool = False  # its first incarnation
     knows_workers: bool = True
@@ -116,7 +116,7 @@ class FakeGroup(FakeMember):
     role: Role = "decode"
     version: str = ""
     has_room: bool = True
-    obeys: bool = True  # when it is told to drain
+    obeys: bool = True  # when it is asked to drain
     hangs: bool = False  # and says nothing any more
     thawed: asyncio.Event = field(default_factory=asyncio.Event)
     state: WorkerState = "loading"
@@ -184,13 +184,13 @@ class FakeGroup(FakeMember):
 
 @dataclass
 class Watcher:
-    told: list[tuple[str, str]] = field(default_factory=list)
+    changes: list[tuple[str, str]] = field(default_factory=list)
     details: list[str] = field(default_factory=list)
     members: list[MemberStatus] = field(default_factory=list)
     changed_event: asyncio.Event = field(default_factory=asyncio.Event)
 
     def changed(self, member: MemberStatus, members: list[MemberStatus]) -> None:
-        self.told.append((member.name, member.state))
+        self.changes.append((member.name, member.state))
         self.details.append(member.detail)
         self.members = members
         self.changed_event.set()

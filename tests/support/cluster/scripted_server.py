@@ -55,8 +55,8 @@ class ScriptedServer:
             writer.close()
 
 
-def whole(writer: asyncio.StreamWriter, status: int, told: dict[str, Any], lines: str = "") -> None:
-    data = json.dumps(told).encode()
+def whole(writer: asyncio.StreamWriter, status: int, content: dict[str, Any], lines: str = "") -> None:
+    data = json.dumps(content).encode()
     head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\n{lines}content-length: {len(data)}\r\n\r\n"
     writer.write(head.encode() + data)
 
@@ -73,8 +73,8 @@ def end(writer: asyncio.StreamWriter) -> None:
     writer.write(b"0\r\n\r\n")
 
 
-def event(told: dict[str, Any] | str) -> bytes:
-    return b"data: %b\n\n" % (told if isinstance(told, str) else json.dumps(told)).encode()
+def event(content: dict[str, Any] | str) -> bytes:
+    return b"data: %b\n\n" % (content if isinstance(content, str) else json.dumps(content)).encode()
 
 
 def piece(text: str) -> bytes:

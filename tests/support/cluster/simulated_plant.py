@@ -3,8 +3,8 @@ router.
 
 Prompts are computed one after the other by whichever worker has it done first, decode workers beside their decoding;
 sequences of a worker share steps that grow with their number. Workers take their time to start and to change role, and
-may fail to. `true_times` is what they really take, `Signals` tell `told_times`: a planner that is told nonsense has to
-find out.
+may fail to. `true_times` is what they really take, `Signals` have `reported_times`: a planner that gets wrong values
+has to find out.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Plant:
         num_decode: int,
         seed: int = 1,
         true_times: Times | None = None,
-        told_times: Times | None = None,
+        reported_times: Times | None = None,
         start_s: float = 40.0,
         switch_s: float = 4.0,
         starts_fail: bool = False,
@@ -93,7 +93,7 @@ class Plant:
         self.planner, self.load = planner, load
         self.rng = random.Random(seed)
         self.times = true_times or Times()
-        self.told = told_times or self.times
+        self.reported_times = reported_times or self.times
         self.start_s, self.switch_s, self.starts_fail = start_s, switch_s, starts_fail
         self.interval_s, self.max_members, self.refuses = interval_s, max_members, refuses
         self.now = 0.0
@@ -256,12 +256,12 @@ class Plant:
         )
 
     def signals(self) -> Signals:
-        told = self.told
+        reported = self.reported_times
         times = tuple(
             RoleTimes(
                 role,
-                (told.step_s, told.seq_s, 1e-9),
-                (1e-4, told.prompt_token_s, 1e-12),
+                (reported.step_s, reported.seq_s, 1e-9),
+                (1e-4, reported.prompt_token_s, 1e-12),
                 (1e-3, 1e-6),
                 (1e-3, 1e-6),
                 1e-3,

@@ -98,7 +98,7 @@ def _unrest_of(worker: dict[str, Any]) -> list[str]:
     if worker["free_pages"] != worker["num_pages"]:
         found.append(f"{worker['free_pages']} of {worker['num_pages']} pages free")
     if worker["stats"] is None:
-        return [*found, "has told no statistics yet"]
+        return [*found, "has sent no statistics yet"]
     stats = worker["stats"]
     found += [f"{count} pages {state}" for state, count in stats["pages"] if count and state not in IDLE_PAGES]
     found += [f"{stats[key]} {key}" for key in ("num_running", "num_waiting") if stats[key]]

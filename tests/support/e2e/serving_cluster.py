@@ -143,15 +143,15 @@ class ServingCluster:
 
     def left_behind(self, patience_s: float, but: str | None = None) -> list[str]:
         """Processes seen below the guardian that still live after so many seconds; those with `but` in their command
-        are neither waited for nor told of. All of them are killed."""
+        are neither waited for nor notified. All of them are killed."""
         commands = {process: command_of(process) for process in self._seen}
-        told = [process for process, command in commands.items() if but is None or but not in command]
-        psutil.wait_procs(told, timeout=patience_s)
+        others = [process for process, command in commands.items() if but is None or but not in command]
+        psutil.wait_procs(others, timeout=patience_s)
         left = []
         for process, command in commands.items():
             try:
                 if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                    if process in told:
+                    if process in others:
                         left.append(f"{process.pid} {command[:120]}")
                     process.kill()
             except psutil.NoSuchProcess:

@@ -40,7 +40,7 @@ class BrokenError(Exception):
 
 
 class LeftError(Exception):
-    """The client has gone, as it had been told to."""
+    """The client has gone, as planned."""
 
 
 async def ask(url: str, job: Job, salt: str, stream: bool, deadline_s: float, leave_after: int | None = None) -> Answer:
@@ -196,7 +196,7 @@ class Load:
             answer = await ask(self._url, job, salt, stream, self._deadline_s, leave_after)
             self._judge(job, answer, time.monotonic() - begin_s)
             if answer.code in ("queue_full", "shutting_down"):
-                await asyncio.sleep(0.2)  # as a client does that was told to come back later
+                await asyncio.sleep(0.2)  # as a client does after a Retry-After
 
     def _judge(self, job: Job, answer: Answer, took_s: float) -> None:
         account = self.account

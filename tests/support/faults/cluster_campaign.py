@@ -43,7 +43,7 @@ class Plan:
     transport: str = "auto"
     corrupt_every: int = 0
     lease_s: float = LEASE_S
-    fronts: int = 1
+    frontends: int = 1
     kv_cache_mib: int = 24
     drawn: bool = False
 
@@ -55,7 +55,7 @@ class Plan:
             "prefill": {"replicas": self.num_prefill, "tp": self.tp},
             "decode": {"replicas": self.num_decode},
             "router": {
-                "fronts": self.fronts,
+                "frontends": self.frontends,
                 "dispatch": {
                     "local_prefill_max_tokens": 32,
                     "worker_lease_s": self.lease_s,

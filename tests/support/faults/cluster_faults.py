@@ -78,7 +78,7 @@ class Faults:
         """kill -9 of a worker, of any rank of it."""
         victim = self._victim()
         if victim is None:
-            return "nobody to kill"
+            return "no process to kill"
         os.kill(victim[2], signal.SIGKILL)
         return f"killed {victim[0]} rank {victim[1]}"
 
@@ -86,7 +86,7 @@ class Faults:
         """SIGSTOP, for less or for longer than the lease, then SIGCONT."""
         victim = self._victim()
         if victim is None:
-            return "nobody to freeze"
+            return "no process to freeze"
         name, rank, pid = victim
         seconds = self._lease_s * self._rng.choice((0.3, 1.6, 2.5))
         self._frozen.add(pid)
@@ -106,7 +106,7 @@ class Faults:
         status = await asyncio.to_thread(status_of, self._serving)
         workers = status["workers"]
         if not workers:
-            return "nobody to part from the router"
+            return "no worker to part from the router"
         worker = self._rng.choice(workers)
         router = self._serving.member("router").pids[0]
         connections = _connections_between(worker["pid"], router)

@@ -42,8 +42,7 @@ from slipstream.workers.engine.scheduling.sequence import SequenceState
 from slipstream.workers.engine_loop import EngineEvent, EngineLoop, LinkLost, TransferEnded
 from slipstream.workers.group.rank_parts import RankAgent
 from slipstream.workers.process.inbox import Inbox
-from slipstream.workers.roles.decode import DecodeRole
-from slipstream.workers.roles.prefill import PrefillRole
+from slipstream.workers.roles.worker_protocol import WorkerProtocol
 from slipstream.workers.telemetry.stats_collector import StatsCollector
 from slipstream.workers.transfers.group_transfers import GroupTransfers, RankOutcome
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer
@@ -288,19 +287,17 @@ class WorkerProcess(Process):
 
     def _serve(self) -> EngineLoop:
         """A role begins."""
+        engine, transfers = self.engine, self._transfers
+        stats, lease_s = StatsCollector(engine, transfers), self.transfer.lease_s
         return EngineLoop(
-            engine=self.engine,
-            role=PrefillRole(self.engine, self._transfers)
-            if self.role == "prefill"
-            else DecodeRole(self.engine, self._transfers, self.tickets, self.transfer.lease_s),
-            transfers=self._transfers,
-            stats=StatsCollector(self.engine, self._transfers),
+            engine=engine,
+            protocol=WorkerProtocol.in_role(self.role, engine, transfers, self.tickets, lease_s, stats, drain_s=10.0),
+            transfers=transfers,
             inbox=self.inbox,
             router=self,
             tickets=self.tickets,
             hello=self._greeting,
             show=lambda state, progress: None,
-            drain_s=10.0,
             clock=self.clock.time,
         )
 
@@ -334,7 +331,7 @@ class WorkerProcess(Process):
             return
         if self._checks_often or self._num_turns % 8 == 0:
             self.engine.check_integrity()
-        if self._loop.is_finished:
+        if self._loop.protocol.is_finished:
             next_role = self._loop.run()
             if next_role is None:
                 self.kill()
@@ -376,9 +373,9 @@ class WorkerProcess(Process):
     def tell_the_truth(self) -> None:
         """Credits and blocks are told when they change: a lie, or a loss, that was the last word would stand."""
         if self._told_lie:
-            self._loop._credits = None
+            self._loop.protocol._credits = None
         if self._has_lost_blocks:
-            self._loop.blocks.resync()
+            self._loop.protocol.blocks.resync()
         self.wake()
 
     def _greeting(self, worker: PeerId) -> Hello:
@@ -451,7 +448,7 @@ class WorkerProcess(Process):
         left = {state: count for state, count in self.engine.page_counts().items() if state not in ("free", "cached")}
         assert not any(left.values()), f"{self.name}: pages left: {left}"
         assert not self.engine.keys(), f"{self.name}: sequences left: {self.engine.keys()}"
-        assert self._loop.role.num_attempts == 0
+        assert self._loop.protocol.role.num_attempts == 0
         assert self._transfers.num_active == 0
         for rank in self.ranks:
             assert rank.agent.num_held == 0, f"{self.name}: transfers left: {rank.agent.stats()}"

@@ -5,7 +5,7 @@
                           '--------------- ...
 
 A host has a loopback and an `eth0` of its own; processes of two hosts meet only over the switch. The file system and
-the processor they share. A link is cut with a neighbour entry that leads nowhere: frames are sent and nobody answers,
+the processor they share. A link is cut with a neighbour entry that leads nowhere: frames are sent without an answer,
 as with a switch that has lost a port, and unlike with a firewall that refuses. Needs root and iproute2.
 """
 
@@ -24,7 +24,7 @@ from typing import IO
 
 import psutil
 
-NOBODY = "02:00:00:00:00:fe"  # a hardware address that no interface has
+UNUSED_MAC = "02:00:00:00:00:fe"  # a hardware address that no interface has
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
 
@@ -88,7 +88,7 @@ class Host:
         return [int(pid) for pid in _ip("netns", "pids", self.namespace).split()]
 
     def kill(self) -> None:
-        """As when the power fails: every process at once, and nobody can tell the others. Processes that are started
+        """As when the power fails: every process at once, without a word to the others. Processes that are started
         meanwhile go, too."""
         for _ in range(50):
             family = []
@@ -171,7 +171,7 @@ class Network:
                 "replace",
                 peer.address,
                 "lladdr",
-                NOBODY,
+                UNUSED_MAC,
                 "dev",
                 "eth0",
                 "nud",

@@ -36,7 +36,7 @@ def ask(client: openai.OpenAI, variant: int, salt: str) -> str:
 
 @dataclass
 class Load:
-    """Runs in `with`: so many clients, each with one request after the other. What they were told is in `answers`, as
+    """Runs in `with`: so many clients, each with one request after the other. What they received is in `answers`, as
     (variant, text or what went wrong, seconds)."""
 
     serving: HostsCluster

@@ -27,7 +27,7 @@ from tests.support.hosts.host_network import Host, Network
 ROOT = Path(__file__).resolve().parents[3]
 DEMO_MODEL = ROOT / "models" / "slipstream-demo"
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
-GCS_PORT, DASHBOARD_PORT = 6379, 8265  # Ray's own; on a host of its own nobody else has them
+GCS_PORT, DASHBOARD_PORT = 6379, 8265  # Ray's own; on a host of its own they are free
 START_TIMEOUT_S = 100.0
 # A check a second, of which twelve may fail: a dead host is known within half a minute instead of a whole one.
 QUICK_DEATHS = {
@@ -178,7 +178,7 @@ class HostsCluster:
         settings.setdefault("model", {"path": str(DEMO_MODEL)})
         settings.setdefault("router", {}).setdefault("http", {}).setdefault("port", 0)
         settings["router"]["http"]["host"] = ray_hosts.head.address
-        settings.setdefault("operator", {})["host"] = ray_hosts.head.address
+        settings.setdefault("admin_api", {})["host"] = ray_hosts.head.address
         self.name = settings["name"]
         self.config_path = ray_hosts.home / f"{self.name}.yaml"
         self.config_path.write_text(yaml.safe_dump(settings))

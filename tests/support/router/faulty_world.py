@@ -18,7 +18,8 @@ from slipstream.router.protocol.messages import (
     WorkerMessage,
     pack_ids,
 )
-from tests.support.router.faulty_worker import PAGE_TOKENS, FaultyWorker, expected_output
+from tests.support.router.faulty_engine import PAGE_TOKENS, expected_output
+from tests.support.router.faulty_worker import FaultyWorker
 from tests.support.router.greetings import make_hello
 
 FAULTS_END_S = 20.0
@@ -194,6 +195,7 @@ class World:
         assert len(snapshot.workers) == len(self.workers)
         for status in snapshot.workers:
             worker = self.workers[status.peer.name]
-            assert worker.sequences == {}, f"left on {status.peer}"
+            assert worker.engine.sequences == {}, f"left on {status.peer}"
+            assert worker.protocol.is_quiet, f"left on {status.peer}"
             assert (status.free_slots, status.free_pages, status.free_tokens) == worker.free
             assert status.num_requests == 0

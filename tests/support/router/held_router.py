@@ -15,8 +15,8 @@ TIMEOUT_S = 10.0
 class Router:
     """A router as far as the keeper sees it. `kill` closes what it has as the system does when a process ends."""
 
-    def __init__(self, holder: SocketHolder, place: int = 0, num_fronts: int = 0) -> None:
-        failover = FailoverSession.of_keeper(holder.path, place, num_fronts)
+    def __init__(self, holder: SocketHolder, slot: int = 0, num_fronts: int = 0) -> None:
+        failover = FailoverSession.of_holder(holder.path, slot, num_fronts)
         assert failover is not None
         self.failover = failover
         self.sockets = [*failover.listening, *failover.for_workers]

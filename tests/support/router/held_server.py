@@ -33,7 +33,7 @@ class Streaming:
 
 
 async def new_server(holder: SocketHolder, handler: Handler, check_caller: CheckCaller | None = None) -> FailoverServer:
-    failover = await asyncio.to_thread(FailoverSession.of_keeper, holder.path)
+    failover = await asyncio.to_thread(FailoverSession.of_holder, holder.path)
     assert failover is not None
     return FailoverServer(
         HttpConfig(host="127.0.0.1", port=0), handler, lambda notes: notes, failover, check_caller=check_caller

@@ -14,6 +14,7 @@ from slipstream.router.dispatch.table.actions import Action, Close, Emit, Finish
 from slipstream.router.protocol.block_hash import pack_block_ids, unpack_block_ids
 from slipstream.router.protocol.generation import GenerateRequest, GenerationFinish
 from slipstream.router.protocol.messages import (
+    BlocksChanged,
     Generate,
     Prefill,
     Reserve,
@@ -23,9 +24,8 @@ from slipstream.router.protocol.messages import (
     WorkerMessage,
     pack_ids,
 )
-from slipstream.workers.mock.mock_engine import MockEngine
 from slipstream.workers.mock.mock_profile import MockProfile
-from slipstream.workers.telemetry.block_events import BlockEvents
+from slipstream.workers.mock.mock_worker import MockWorker
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 from tests.support.router.greetings import make_hello
 
@@ -44,15 +44,14 @@ class Answer:
         return self.finish.usage.num_cached_tokens
 
 
-class MockWorker:
+class ClusterWorker(MockWorker):
     def __init__(self, peer: PeerId, role: Role, profile: MockProfile) -> None:
+        super().__init__(profile, role, TicketIssuer(peer, (TransferAddress("h", 1),), 8, 2, 2, 64), "m")
         self.peer, self.role = peer, role
-        self.engine = MockEngine(profile, role, TicketIssuer(peer, (TransferAddress("h", 1),), 8, 2, 2, 64), "m")
-        self.blocks = BlockEvents(self.engine.pages)
         self.loses_blocks = False  # what it tells of them does not arrive
 
     def due_s(self) -> float | None:
-        due = [at for at in (self.engine.next_deadline_s(), self.blocks.next_due_s()) if at is not None]
+        due = [at for at in (self.next_deadline_s(), self.protocol.next_news_s()) if at is not None]
         return min(due, default=None)
 
 
@@ -69,19 +68,19 @@ class MockCluster:
     ) -> None:
         self.dispatcher = Dispatcher(config or DispatchConfig())
         self.now_s = 0.0
-        self.workers: dict[PeerId, MockWorker] = {}
+        self.workers: dict[PeerId, ClusterWorker] = {}
         self.answers: dict[str, Answer] = {}
         self.closed: list[Close] = []
         self._profile = profile
-        self._on_their_way: deque[tuple[MockWorker, WorkerMessage]] = deque()
+        self._on_their_way: deque[tuple[ClusterWorker, WorkerMessage]] = deque()
         self._is_hearing = False
         for number in range(num_prefill):
             self.join(f"p{number}", "prefill")
         for number in range(num_decode):
             self.join(f"d{number}", "decode")
 
-    def join(self, name: str, role: Role, epoch: int = 1) -> MockWorker:
-        worker = MockWorker(PeerId(name, epoch), role, self._profile)
+    def join(self, name: str, role: Role, epoch: int = 1) -> ClusterWorker:
+        worker = ClusterWorker(PeerId(name, epoch), role, self._profile)
         profile = self._profile
         hello = make_hello(
             worker.peer,
@@ -98,7 +97,7 @@ class MockCluster:
         self._say(worker, [])
         return worker
 
-    def worker(self, name: str) -> MockWorker:
+    def worker(self, name: str) -> ClusterWorker:
         return next(worker for worker in self.workers.values() if worker.peer.name == name)
 
     def lose(self, name: str) -> None:
@@ -139,21 +138,20 @@ class MockCluster:
                 return
             self.now_s = max(self.now_s, due[peer])
             worker = self.workers[peer]
-            self._say(worker, worker.engine.advance(self.now_s))
+            self._say(worker, worker.advance(self.now_s))
             self._perform(self.dispatcher.tick(self.now_s))
 
     def check_index(self) -> None:
         """The router knows exactly what the workers' caches hold."""
         self.dispatcher.check_integrity()
         for peer, worker in self.workers.items():
-            held = set(unpack_block_ids(pack_block_ids(worker.engine.pages.digests())))
+            held = set(unpack_block_ids(pack_block_ids(worker.engine.prefix_cache.digests())))
             assert self.dispatcher.known_blocks(peer) == held, peer
 
-    def _say(self, worker: MockWorker, messages: Sequence[WorkerMessage]) -> None:
+    def _say(self, worker: ClusterWorker, messages: Sequence[WorkerMessage]) -> None:
         """Messages are heard in the order in which they were said."""
-        credits = worker.engine.credits()
-        blocks = worker.blocks.due(self.now_s)
-        said = [*messages, *([credits] if credits is not None else []), *(() if worker.loses_blocks else blocks)]
+        news = [m for m in worker.news(self.now_s) if not (worker.loses_blocks and isinstance(m, BlocksChanged))]
+        said = [*messages, *news]
         self._on_their_way += [(worker, message) for message in said]
         if not self._is_hearing:
             self._is_hearing = True
@@ -170,11 +168,11 @@ class MockCluster:
                     if worker is None:
                         continue
                     if isinstance(message, ResyncBlocks):
-                        worker.blocks.resync()
+                        worker.protocol.blocks.resync()
                         continue
                     if isinstance(message, Generate | Reserve | Prefill):
                         self.answers[message.request.request_id].workers.append(peer.name)
-                    self._say(worker, worker.engine.handle(message, self.now_s))
+                    self._say(worker, worker.handle(message, self.now_s))
                 case Emit(request_id, token_ids):
                     self.answers[request_id].token_ids += token_ids
                 case Finish(request_id, finish):

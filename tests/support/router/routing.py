@@ -35,7 +35,7 @@ async def routing(
     """Ready, with one decode worker."""
     config = replace(
         CONFIG,
-        fronts=fronts,
+        frontends=fronts,
         access=access or AccessConfig(),
         dispatch=dispatch,
         api=api,

@@ -17,7 +17,7 @@ from slipstream.router.protocol.messages import (
 )
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.native_engine import NativeEngine
-from slipstream.workers.engine.scheduling.sequence import AttemptKey
+from slipstream.workers.interface.engine import AttemptKey
 
 
 def make_limits(**overrides: Any) -> EngineLimits:

@@ -18,7 +18,7 @@ from slipstream.workers.engine.engine_builder import build_runner, engine_limits
 from slipstream.workers.engine.execution.model_runner import ModelRunner
 from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.plan.step_plan import PageSend, SendProgress
-from slipstream.workers.engine.scheduling.sequence import AttemptKey
+from slipstream.workers.interface.engine import AttemptKey
 from tests.support.workers.engine_driver import Generated, make_request, make_ticket, owned, run, tokens_of
 from tests.support.workers.tiny_models import EOS_ID, FAMILIES, PAD_ID
 

@@ -9,9 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from slipstream.workers.engine.native_engine import NativeEngine, Reservation
+from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.plan.step_plan import StepPlan
-from slipstream.workers.engine.scheduling.sequence import AttemptKey, SequenceState
+from slipstream.workers.engine.scheduling.sequence import SequenceState
+from slipstream.workers.interface.engine import AttemptKey, Reservation
 from tests.support.workers.engine_driver import make_limits, make_request, make_ticket
 from tests.support.workers.fake_executor import FakeExecutor, next_token
 

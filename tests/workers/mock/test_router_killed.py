@@ -72,7 +72,7 @@ class Serving:
             "router": {
                 "http": {"port": http_port, "tls": self._tls, "unix_socket": str(self.unix_socket)},
                 "worker_port": worker_port,
-                "fronts": self.num_fronts,
+                "frontends": self.num_fronts,
                 "admin": {"port": admin_port},
             },
         }

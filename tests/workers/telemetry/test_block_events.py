@@ -21,11 +21,11 @@ from slipstream.router.protocol.messages import (
 )
 from slipstream.router.protocol.messages import pack_ids as pack
 from slipstream.router.registry.worker_registry import WorkerState
-from slipstream.workers.engine.kv_cache.cache_changes import CacheChanges
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.native_engine import NativeEngine
-from slipstream.workers.mock.mock_engine import MockEngine
+from slipstream.workers.interface.cache_changes import CacheChanges
 from slipstream.workers.mock.mock_profile import MockProfile
+from slipstream.workers.mock.mock_worker import MockWorker
 from slipstream.workers.telemetry.block_events import INTERVAL_S, MAX_BLOCKS_A_MESSAGE, BlockEvents
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 from tests.support.router.greetings import make_hello
@@ -190,19 +190,19 @@ class Mock:
     def __init__(self) -> None:
         tickets = TicketIssuer(PeerId("d", 1), (TransferAddress("h", 1),), 8, 2, 2, 64)
         profile = MockProfile(page_tokens=PAGE_TOKENS, num_pages=NUM_PAGES, max_step_tokens=8, max_model_len=40)
-        self._engine = MockEngine(profile, "decode", tickets, "m")
-        self.cache = self._engine.pages
+        self._worker = MockWorker(profile, "decode", tickets, "m")
+        self.cache = self._worker.engine.prefix_cache
         self._seq = 0
 
     def add(self, request: EngineRequest) -> None:
         self._seq += 1
-        self._engine.handle(Generate(self._seq, request), 0.0)
+        self._worker.handle(Generate(self._seq, request), 0.0)
 
     def step(self) -> None:
-        self._engine.advance(0.0)
+        self._worker.advance(0.0)
 
     def abort(self, request_id: str) -> None:
-        self._engine.handle(Cancel(request_id, 0), 0.0)
+        self._worker.handle(Cancel(request_id, 0), 0.0)
 
 
 REQUESTS = st.tuples(

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from slipstream.kv_transfer.api.ticket import PeerId, TransferAddress
-from slipstream.router.protocol.messages import EngineRequest, Generate, SamplingParams, StepTime, pack_ids
+from slipstream.router.protocol.messages import EngineRequest, Generate, SamplingParams, StepTime, StepTimes, pack_ids
 from slipstream.router.registry.service_times import ServiceTimes
-from slipstream.workers.mock.mock_engine import MockEngine
 from slipstream.workers.mock.mock_profile import MockProfile
+from slipstream.workers.mock.mock_worker import MockWorker
 from slipstream.workers.telemetry.step_times import SAMPLE_EVERY_S, TELL_EVERY_S, StepSampler
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
@@ -133,14 +133,14 @@ def test_what_is_learned_in_a_slice_of_a_processor_is_the_mean_step(step_s, by_s
 def test_the_samples_of_a_mock_worker_are_the_times_of_its_profile():
     tickets = TicketIssuer(PeerId("mock", 1), (TransferAddress("127.0.0.1", 1),), 8, 2, 2, 64)
     profile = MockProfile(step_s=1.0, decode_token_s=0.5, prefill_token_s=0.25, context_token_s=0.001)
-    engine = MockEngine(profile, "decode", tickets)
+    worker = MockWorker(profile, "decode", tickets)
     prompt = pack_ids(array("i", range(20, 60)))
-    engine.handle(Generate(1, EngineRequest("r", 0, prompt, b"", SamplingParams(max_tokens=3))), 0.0)
+    worker.handle(Generate(1, EngineRequest("r", 0, prompt, b"", SamplingParams(max_tokens=3))), 0.0)
     samples = []
-    while (due_s := engine.next_deadline_s()) is not None:
-        engine.advance(due_s)
-        message = engine.step_times(due_s)
-        samples += message.samples if message is not None else ()
+    while (due_s := worker.next_deadline_s()) is not None:
+        worker.advance(due_s)
+        for message in worker.news(due_s):
+            samples += message.samples if isinstance(message, StepTimes) else ()
     steps = [(s.num_prefill_tokens, s.num_decoding) for s in samples]
     assert steps == [(32, 0), (32, 0), (0, 1), (0, 16), (0, 16), (40, 0), (0, 1), (0, 1)], "first what it timed before"
     for s in samples:

@@ -16,10 +16,10 @@ from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.kv_transfer.api.transfer_events import Received, ReceiveFailed, SendFailed, Sent, TransferEvent
 from slipstream.kv_transfer.memory.host_pages import HostPagePool
-from slipstream.kv_transfer.transports.loopback import LoopbackNetwork
 from slipstream.kv_transfer.transports.staging import StagingError
 from slipstream.workers.transfers import device_staging
 from slipstream.workers.transfers.device_staging import DeviceSlots, DeviceStagedMover, StagedDevicePool
+from tests.support.kv_transfer.loopback import LoopbackNetwork
 
 PREFILL, DECODE = PeerId("prefill-0", 1), PeerId("decode-0", 1)
 LAYERS, PAGES, HEADS = 3, 20, 4

@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from slipstream.router.protocol.block_hash import HashChain
-from slipstream.workers.engine.kv_cache.cache_changes import CacheChanges
+from slipstream.workers.interface.cache_changes import CacheChanges
 
 
 @dataclass(frozen=True, slots=True)

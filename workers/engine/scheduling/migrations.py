@@ -12,16 +12,14 @@ so at both ends, and the destination continues with exactly the step that the so
 from __future__ import annotations
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket
-from slipstream.workers.engine.limits.engine_errors import EngineRequestError
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
-from slipstream.workers.engine.scheduling.reservation import Reservation
 from slipstream.workers.engine.scheduling.scheduler import Scheduler
-from slipstream.workers.engine.scheduling.sequence import AttemptKey, Sequence, SequenceState
+from slipstream.workers.engine.scheduling.sequence import Sequence, SequenceState
+from slipstream.workers.interface.engine import AttemptKey, EngineRequestError, Reservation
 
 
-class EngineMigrations:
-    """Part of `NativeEngine`, for its one thread. `num_room_tokens` 0 asks only for the pages that are full at the
-    source by now; otherwise it is the number of tokens that may be added before the source has stopped."""
+class NativeMigrations:
+    """`EngineMigrations` of the native engine, for its one thread."""
 
     def __init__(self, limits: EngineLimits, scheduler: Scheduler) -> None:
         self._limits = limits
@@ -37,10 +35,6 @@ class EngineMigrations:
         return self._wanted(sequence, num_room_tokens)
 
     def extend(self, key: AttemptKey, token_ids: tuple[int, ...], num_room_tokens: int) -> Reservation | None:
-        """The sequence has grown at its source. Returns what is wanted next; None if there are too few pages now.
-
-        Raises EngineRequestError if it does not wait for that, or a token is out of range.
-        """
         sequence = self._scheduler.get(key)
         if sequence is None or not sequence.is_adopted or sequence.state is not SequenceState.RESERVED:
             raise EngineRequestError("request_id", f"{key} is not being copied here")
@@ -55,7 +49,7 @@ class EngineMigrations:
         return self._wanted(sequence, num_room_tokens)
 
     def copied(self, key: AttemptKey) -> bool:
-        """The full pages that were wanted have arrived. Returns False if there is no such reservation (any more)."""
+        """Returns False if there is no such reservation (any more)."""
         sequence = self._scheduler.get(key)
         if sequence is None or sequence.state is not SequenceState.RESERVED:
             return False
@@ -80,17 +74,16 @@ class EngineMigrations:
 
     # ---- source
 
-    def freeze(self, key: AttemptKey) -> int:
-        """Stop a sequence between two steps; returns how many tokens of output it has.
+    def interrupt(self, key: AttemptKey) -> bool:
+        return False  # it is only called between two steps
 
-        Raises EngineRequestError if it does not decode here.
-        """
+    def freeze(self, key: AttemptKey) -> int:
         sequence = self._decoding(key)
         self._scheduler.freeze(sequence)
         return sequence.num_output
 
     def resume(self, key: AttemptKey) -> bool:
-        """Lets a frozen sequence decode on. Returns False if it is not frozen here."""
+        """Returns False if it is not frozen here."""
         sequence = self._scheduler.get(key)
         if sequence is None or sequence.state is not SequenceState.FROZEN:
             return False
@@ -98,7 +91,6 @@ class EngineMigrations:
         return True
 
     def check_ticket(self, key: AttemptKey, ticket: HandoffTicket, freeze: bool) -> None:
-        """Raises EngineRequestError if the sequence does not decode here, or the ticket is not for what it has."""
         sequence = self._decoding(key)
         end_page, page_tokens = ticket.first_page + ticket.num_pages, self._limits.page_tokens
         if freeze and self._limits.pages_for(sequence.num_computed) > end_page:
@@ -111,8 +103,7 @@ class EngineMigrations:
             )
 
     def begin_send(self, key: AttemptKey, ticket: HandoffTicket) -> tuple[int, ...]:
-        """The ticket's pages, which stay in place until `end_send`. If it asks for more pages than the sequence has,
-        the last page is repeated, as those will not be read."""
+        """If the ticket asks for more pages than the sequence has, the last page is repeated: nothing reads those."""
         sequence = self._scheduler.get(key)
         assert sequence is not None
         self._scheduler.begin_send(sequence)
@@ -120,7 +111,6 @@ class EngineMigrations:
         return tuple(page_ids + sequence.pages[-1:].tolist() * (ticket.num_pages - len(page_ids)))
 
     def end_send(self, key: AttemptKey) -> None:
-        """The transfer has ended: the pages may go, unless another one still reads them."""
         sequence = self._scheduler.get(key)
         assert sequence is not None
         self._scheduler.end_send(sequence)

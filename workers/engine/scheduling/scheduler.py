@@ -8,7 +8,8 @@ from slipstream.workers.engine.kv_cache.page_states import PageState
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.scheduling.kv_cache_manager import KvCacheManager
 from slipstream.workers.engine.scheduling.scheduled_step import ScheduledStep
-from slipstream.workers.engine.scheduling.sequence import AttemptKey, Sequence, SequenceState
+from slipstream.workers.engine.scheduling.sequence import Sequence, SequenceState
+from slipstream.workers.interface.engine import AttemptKey
 
 # The states that have a slot without being in the batch.
 _RESERVED_STATES = (SequenceState.RESERVED, SequenceState.LANDED, SequenceState.STARTED, SequenceState.FROZEN)

@@ -12,8 +12,7 @@ from slipstream.router.protocol.messages import SamplingParams
 from slipstream.workers.engine.kv_cache.page_states import PageState
 from slipstream.workers.engine.plan.token_counts import TokenCounts
 from slipstream.workers.engine.structured_output.grammars import GrammarMatcher
-
-AttemptKey = tuple[str, int]  # (request_id, attempt)
+from slipstream.workers.interface.engine import AttemptKey
 
 
 class SequenceState(Enum):

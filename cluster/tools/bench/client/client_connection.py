@@ -224,13 +224,13 @@ def text_of(event: dict[str, Any]) -> str:
 def error_message(body: bytes) -> str:
     """The server's own error message, in one line."""
     try:
-        told = orjson.loads(body)
+        loaded = orjson.loads(body)
     except orjson.JSONDecodeError:
         return " ".join(body[:300].decode("utf-8", "replace").split())
     for key in ("error", "detail", "message"):
-        if isinstance(told, dict) and key in told:
-            told = told[key]
+        if isinstance(loaded, dict) and key in loaded:
+            loaded = loaded[key]
             break
-    if isinstance(told, dict):
-        told = told.get("message", told)
-    return " ".join(str(told).split())[:300]
+    if isinstance(loaded, dict):
+        loaded = loaded.get("message", loaded)
+    return " ".join(str(loaded).split())[:300]

@@ -146,15 +146,15 @@ Source = Synthetic | Replay | PromptFile
 
 def _turn(line: str, where: str, output_length: int | None) -> Turn:
     try:
-        told = json.loads(line)
+        fields = json.loads(line)
     except ValueError as error:
         raise BenchError(f"{where}: not JSON: {error}") from None
-    if not isinstance(told, dict):
+    if not isinstance(fields, dict):
         raise BenchError(f"{where}: an object was expected, got {line[:60]!r}")
-    wanted = told.get("output_length", told.get("max_tokens", output_length))
+    wanted = fields.get("output_length", fields.get("max_tokens", output_length))
     if wanted is not None and (not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1):
         raise BenchError(f"{where}: output_length must be a whole number of at least 1, got {wanted!r}")
-    text, messages = told.get("prompt", told.get("text")), told.get("messages")
+    text, messages = fields.get("prompt", fields.get("text")), fields.get("messages")
     if isinstance(text, str) and text:
         return Turn(text, wanted)
     if isinstance(messages, list) and messages and all(isinstance(message, dict) for message in messages):

@@ -84,7 +84,7 @@ def tokenizer_folder(model: dict[str, object]) -> Path | None:
 def max_model_len(folder: Path) -> int | None:
     """The longest sequence, according to the model's config."""
     try:
-        told = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("max_position_embeddings")
+        positions = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("max_position_embeddings")
     except (OSError, ValueError):
         return None
-    return told if isinstance(told, int) else None
+    return positions if isinstance(positions, int) else None

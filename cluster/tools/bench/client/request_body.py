@@ -34,11 +34,11 @@ class RequestBody:
     def _chat(turn: Turn, before: Sequence[Turn]) -> dict[str, Any]:
         if turn.messages:
             return {"messages": list(turn.messages)}
-        told = [
+        converted = [
             {"role": "assistant" if number % 2 else "user", "content": said.text}
             for number, said in enumerate((*before, turn))
         ]
-        return {"messages": told}
+        return {"messages": converted}
 
     @staticmethod
     def _completion(turn: Turn, before: Sequence[Turn]) -> dict[str, Any]:

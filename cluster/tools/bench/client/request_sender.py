@@ -45,7 +45,7 @@ class RequestSender:
             except (OSError, TimeoutError) as error:
                 return _failed(begun_s, error)
             answer = await self._answer(connection, request, keep_text)
-            # A server may close an idle connection just when it is used again, which is nobody's failure.
+            # A server may close an idle connection just when it is used again, which is not a failure.
             if is_fresh or answer.kind != "connection closed" or answer.status:
                 answer.begun_s = begun_s  # includes the time to connect, if necessary
                 return answer

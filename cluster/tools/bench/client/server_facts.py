@@ -38,7 +38,7 @@ class ServerFacts:
 
 def look_at(target: Target, model_dir: Path | None) -> ServerFacts:
     """Asks for the model and, if there is no tokenizer, measures how many tokens its words have. Raises BenchError if
-    nobody answers."""
+    no server answers."""
     cards = model_cards(target)
     names = [str(card.get("id")) for card in cards]
     if not target.model:
@@ -59,18 +59,18 @@ def look_at(target: Target, model_dir: Path | None) -> ServerFacts:
 def model_cards(target: Target) -> list[dict[str, Any]]:
     """The server's list of models; empty if it has none. Raises BenchError if it cannot answer now and no model was
     named."""
-    status, told = ask(target, f"{target.root}{target.base}/models")
+    status, answer = ask(target, f"{target.root}{target.base}/models")
     if status in (401, 403):
-        raise BenchError(f"{target.root} wants a key: {said(told)} (--key, or SLIPSTREAM_API_KEY)")
+        raise BenchError(f"{target.root} wants a key: {said(answer)} (--key, or SLIPSTREAM_API_KEY)")
     if status not in (200, *NO_LIST) and not target.model:
-        raise BenchError(f"{target.root}{target.base}/models answers with status {status}: {said(told)}")
-    cards = told.get("data") if isinstance(told, dict) else None
+        raise BenchError(f"{target.root}{target.base}/models answers with status {status}: {said(answer)}")
+    cards = answer.get("data") if isinstance(answer, dict) else None
     return [card for card in cards if isinstance(card, dict)] if status == 200 and isinstance(cards, list) else []
 
 
 def tokens_per_word(target: Target) -> float:
     """The tokens per word, by the server's own count for two prompts. Raises BenchError if it does not answer them."""
-    told = []
+    counts = []
     for count in PROBE_WORDS:
         text = " ".join(COMMON.split()[:count])
         prompt = {"messages": [{"role": "user", "content": text}]} if target.kind == "chat" else {"prompt": text}
@@ -79,15 +79,15 @@ def tokens_per_word(target: Target) -> float:
         if status != 200:
             raise BenchError(f"{target.url} answers with status {status}: {said(answer)}")
         usage = answer.get("usage") if isinstance(answer, dict) else None
-        told.append(usage.get("prompt_tokens") if isinstance(usage, dict) else None)
-    few, many = told
+        counts.append(usage.get("prompt_tokens") if isinstance(usage, dict) else None)
+    few, many = counts
     if not isinstance(few, int) or not isinstance(many, int) or many <= few:
         return 1.3  # for English, with most tokenizers
     return (many - few) / (PROBE_WORDS[1] - PROBE_WORDS[0])
 
 
 def ask(target: Target, url: str, body: dict[str, Any] | None = None, timeout_s: float = TIMEOUT_S) -> tuple[int, Any]:
-    """The status and the JSON (None if the body is not JSON) of an answer. Raises BenchError if nobody answers."""
+    """The status and the JSON (None if the body is not JSON) of an answer. Raises BenchError if no server answers."""
     headers = {"content-type": "application/json", **dict(target.headers)}
     if target.key:
         headers["authorization"] = f"Bearer {target.key}"
@@ -117,8 +117,8 @@ def parsed(data: bytes) -> Any:
         return None
 
 
-def said(told: Any) -> str:
+def said(answer: Any) -> str:
     """The server's own error message."""
-    if isinstance(told, dict) and isinstance(told.get("error"), dict):
-        return str(told["error"].get("message", told["error"]))
-    return str(told)[:200]
+    if isinstance(answer, dict) and isinstance(answer.get("error"), dict):
+        return str(answer["error"].get("message", answer["error"]))
+    return str(answer)[:200]

@@ -92,7 +92,7 @@ class _Users:
         self.quota = extent.num_requests
         self.over = asyncio.Event()
         self._gone_s = extent.gone_s
-        self._away_since_s: float | None = None  # since when nobody could connect
+        self._away_since_s: float | None = None  # since when no client could connect
         self.running: set[asyncio.Task[None]] = set()
 
     @property

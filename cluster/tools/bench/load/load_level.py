@@ -59,8 +59,8 @@ class LoadLevel:
 @dataclass(frozen=True, slots=True)
 class Extent:
     """When a level ends: after `num_requests`, or when `duration_s` have passed; running requests may then end, within
-    `grace_s`. `num_warm_up` requests come first and are not counted. If nobody can connect to the server for `gone_s`,
-    it counts as gone, and the level ends."""
+    `grace_s`. `num_warm_up` requests come first and are not counted. If no client can connect to the server for
+    `gone_s`, it counts as gone, and the level ends."""
 
     num_requests: int | None = None
     duration_s: float | None = None

@@ -78,10 +78,10 @@ def run_profile(
     """Puts load on the cluster, writes the profile and shows it. Returns the exit code; raises BenchError."""
     admin = Target.of_url(cluster.admin_url) if cluster is not None else server.target
     admin = replace(admin, key=server.target.key, check_certificate=server.target.check_certificate)
-    told = fetched_from(admin, "/cluster/profile")
-    decode: dict[str, Any] = next((role for role in told["roles"] if role["role"] == "decode"), {})
+    router_profile = fetched_from(admin, "/cluster/profile")
+    decode: dict[str, Any] = next((role for role in router_profile["roles"] if role["role"] == "decode"), {})
     max_slots, num_workers = int(decode.get("max_slots", 1)), int(decode.get("num_workers", 1))
-    max_model_len = min((int(role["max_model_len"]) for role in told["roles"]), default=2048)
+    max_model_len = min((int(role["max_model_len"]) for role in router_profile["roles"]), default=2048)
     load = list(phases(max_model_len, max_slots, num_workers))
     stages = [BenchStage(phase.level, phase.extent, phase.source) for phase in load]
     runs = uvloop.run(run_stages(stages, form, server.words, seed, sys.stderr))
@@ -94,15 +94,15 @@ def run_profile(
     for run in runs:
         if run.broke_off:
             raise BenchError(f"{run.broke_off}; no profile was written")
-    told, alone = fetched_from(admin, "/cluster/profile"), IsolatedRuns.of(load, runs)
+    router_profile, alone = fetched_from(admin, "/cluster/profile"), IsolatedRuns.of(load, runs)
     timelines = RequestTimelines(timelines_of(admin, load, runs, "prompt"), timelines_of(admin, load, runs, "beside"))
     profile = profile_of(
-        told,
+        router_profile,
         name=path.stem,
         source=f"measured by slipstream bench --profile at {server.target.root}, model {server.target.model}",
         conditions=Conditions(
             model_dir,
-            kv_bytes_per_token(admin, int(told["roles"][0]["page_tokens"])),
+            kv_bytes_per_token(admin, int(router_profile["roles"][0]["page_tokens"])),
             cluster.start_s if cluster is not None else None,
             has_gpus=is_here(admin) and NVIDIA.exists(),
             shares_cores=is_here(admin) and not NVIDIA.exists(),
@@ -114,7 +114,11 @@ def run_profile(
         console.warning(warning)
     return written(
         profile,
-        [profile_table(profile, told), steps_table(profile, alone, told), prompts_table(profile, alone, told)],
+        [
+            profile_table(profile, router_profile),
+            steps_table(profile, alone, router_profile),
+            prompts_table(profile, alone, router_profile),
+        ],
         path,
     )
 
@@ -147,9 +151,9 @@ def written(profile: WorkerProfile, tables: Sequence[Table], path: Path) -> int:
 
 
 def fetched_from(admin: Target, path: str) -> dict[str, Any]:
-    status, told = ask(admin, f"{admin.root}{path}")
-    if status == 200 and isinstance(told, dict):
-        return told
+    status, content = ask(admin, f"{admin.root}{path}")
+    if status == 200 and isinstance(content, dict):
+        return content
     if status == 404:
         raise BenchError(f"{admin.root} has no {path}: a Slipstream cluster is needed, or the URL of its router.admin")
-    raise BenchError(f"{admin.root}{path}: status {status}: {said(told)}")
+    raise BenchError(f"{admin.root}{path}: status {status}: {said(content)}")

@@ -39,15 +39,15 @@ class DecodeStep:
 
 def decode_step(num_seqs: int, answers: Iterable[ClientAnswer]) -> DecodeStep | None:
     """The step of streams that ran `num_seqs` at a time on a worker; None if too few of them are usable."""
-    told = [
+    measured = [
         (answer.num_prompt_tokens + answer.num_tokens / 2, answer.steady_gap_s)
         for answer in answers
         if answer.is_good and answer.num_prompt_tokens is not None and answer.steady_gap_s is not None
     ]
-    if len(told) < MIN_STREAMS:
+    if len(measured) < MIN_STREAMS:
         return None
-    context = statistics.fmean(tokens for tokens, _ in told)
-    return DecodeStep(num_seqs, num_seqs * context, statistics.median(seconds for _, seconds in told))
+    context = statistics.fmean(tokens for tokens, _ in measured)
+    return DecodeStep(num_seqs, num_seqs * context, statistics.median(seconds for _, seconds in measured))
 
 
 def step_times(steps: Sequence[DecodeStep]) -> tuple[float, float, float] | None:
@@ -88,15 +88,17 @@ class IsolatedPrompts:
 
 def isolated_prompts(answers: Iterable[ClientAnswer]) -> IsolatedPrompts | None:
     """The measurement of some prompts, leaving out those that were partly cached."""
-    told = [
+    measured = [
         (answer.num_prompt_tokens, answer.ttft_s)
         for answer in answers
         if answer.is_good and answer.num_prompt_tokens is not None and answer.ttft_s is not None
         if (answer.num_cached_tokens or 0) * 10 <= answer.num_prompt_tokens
     ]
-    if len(told) < MIN_STREAMS:
+    if len(measured) < MIN_STREAMS:
         return None
-    return IsolatedPrompts(statistics.median(n for n, _ in told), statistics.median(seconds for _, seconds in told))
+    return IsolatedPrompts(
+        statistics.median(n for n, _ in measured), statistics.median(seconds for _, seconds in measured)
+    )
 
 
 def prompt_times(prompts: Sequence[IsolatedPrompts]) -> tuple[float, float, float] | None:

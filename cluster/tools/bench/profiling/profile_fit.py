@@ -42,7 +42,7 @@ class Conditions:
 
 
 def profile_of(
-    told: dict[str, Any],
+    router_profile: dict[str, Any],
     name: str,
     source: str,
     conditions: Conditions,
@@ -51,13 +51,13 @@ def profile_of(
 ) -> WorkerProfile:
     """The profile, from the answer of `/cluster/profile`, the requests' own measurements, and the router's records of
     them, if there are any. Raises BenchError if the router has not measured enough."""
-    roles = {role["role"]: role for role in told.get("roles", ())}
+    roles = {role["role"]: role for role in router_profile.get("roles", ())}
     if not roles:
         raise BenchError("the cluster has no workers to tell of")
     times = {name: ServiceTimes.from_dict(role["times"]) for name, role in roles.items()}
     for kind in ("decode", "prefill"):
         if max(role["num_samples"][kind] for role in roles.values()) < NEEDED_SAMPLES:
-            raise BenchError(f"the workers told of too few {kind} steps to make a profile of")
+            raise BenchError(f"the workers reported too few {kind} steps for a profile")
     prefill, decode = roles.get("prefill") or roles["decode"], roles.get("decode") or roles["prefill"]
     page_tokens = int(decode["page_tokens"])
     num_layers, from_config = model_shape(conditions.model_dir)
@@ -118,8 +118,8 @@ def with_alone(profile: WorkerProfile, alone: IsolatedRuns, is_of_one_kind: bool
         profile = replace(profile, prefill=timed(profile.prefill), decode=timed(profile.decode))
         off = [abs(s.seconds / profile.decode.decode_s(s.num_seqs, s.context_tokens) - 1.0) for s in alone.steps]
         profile = replace(profile, noise=min(profile.noise, statistics.fmean(off)))  # a fit adds errors of its own
-    if is_of_one_kind and (told := prompt_times(alone.prompts)):
-        request_s, new_s, pair_s = told
+    if is_of_one_kind and (fitted := prompt_times(alone.prompts)):
+        request_s, new_s, pair_s = fitted
 
         def prompted(role: WorkerRoleProfile) -> WorkerRoleProfile:
             return replace(role, prefill_chunk_s=0.0, prefill_token_s=new_s, prefill_pair_s=pair_s)

@@ -10,9 +10,9 @@ from slipstream.cluster.tools.sim.hardware.hardware_profile import WorkerProfile
 from slipstream.router.registry.service_times import ServiceTimes
 
 
-def steps_table(profile: WorkerProfile, alone: IsolatedRuns, told: dict[str, Any]) -> Table:
+def steps_table(profile: WorkerProfile, alone: IsolatedRuns, router_profile: dict[str, Any]) -> Table:
     """A table of each measurement beside the profile, and beside the router's fit."""
-    fitted = {role["role"]: ServiceTimes.from_dict(role["times"]) for role in told["roles"]}
+    fitted = {role["role"]: ServiceTimes.from_dict(role["times"]) for role in router_profile["roles"]}
     router = fitted.get("decode") or next(iter(fitted.values()))
     rows: list[list[Cell]] = []
     for step in alone.steps:
@@ -23,8 +23,8 @@ def steps_table(profile: WorkerProfile, alone: IsolatedRuns, told: dict[str, Any
     return Table("Decode steps", columns, rows)
 
 
-def prompts_table(profile: WorkerProfile, alone: IsolatedRuns, told: dict[str, Any]) -> Table:
-    fitted = {role["role"]: ServiceTimes.from_dict(role["times"]) for role in told["roles"]}
+def prompts_table(profile: WorkerProfile, alone: IsolatedRuns, router_profile: dict[str, Any]) -> Table:
+    fitted = {role["role"]: ServiceTimes.from_dict(role["times"]) for role in router_profile["roles"]}
     router = fitted.get("prefill") or next(iter(fitted.values()))
     rows: list[list[Cell]] = []
     for one in alone.prompts:
@@ -36,9 +36,9 @@ def prompts_table(profile: WorkerProfile, alone: IsolatedRuns, told: dict[str, A
     return Table("Lone prompts", columns, rows, note)
 
 
-def profile_table(profile: WorkerProfile, told: dict[str, Any]) -> Table:
+def profile_table(profile: WorkerProfile, router_profile: dict[str, Any]) -> Table:
     """A table of the profile in times that are easy to interpret, with the number of samples behind them."""
-    samples = {role["role"]: role["num_samples"] for role in told["roles"]}
+    samples = {role["role"]: role["num_samples"] for role in router_profile["roles"]}
 
     def counted(role: str, kind: str) -> int:
         return samples[role][kind] if role in samples else 0

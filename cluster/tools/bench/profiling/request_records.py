@@ -18,8 +18,8 @@ NUM_RECORDS = 1000
 
 def listed_by(admin: Target) -> list[dict[str, Any]]:
     """The latest requests; none if they cannot be asked for."""
-    status, told = ask(admin, f"{admin.root}/v1/requests?limit={NUM_RECORDS}")
-    return list(told.get("data", [])) if status == 200 and isinstance(told, dict) else []
+    status, content = ask(admin, f"{admin.root}/v1/requests?limit={NUM_RECORDS}")
+    return list(content.get("data", [])) if status == 200 and isinstance(content, dict) else []
 
 
 def explained_by(admin: Target, listed: dict[str, Any]) -> dict[str, Any] | None:

@@ -23,9 +23,9 @@ MAX_NOISE = 0.25  # 0.18 was measured with nothing else running; more is caused 
 
 @dataclass(frozen=True, slots=True)
 class RequestTimeline:
-    """The passage of one request. Times are in seconds since 1970: `begun_s` is when its worker was told to compute the
-    prompt, `landed_s` when all pages had arrived at its decode worker. (That and `reserved_s` are None if the prompt
-    was computed there.)"""
+    """The passage of one request. Times are in seconds since 1970: `begun_s` is when its worker got the message to
+    compute the prompt, `landed_s` when all pages had arrived at its decode worker. (That and `reserved_s` are None if
+    the prompt was computed there.)"""
 
     worker: str
     num_tokens: int

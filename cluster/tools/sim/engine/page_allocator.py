@@ -5,7 +5,6 @@ from __future__ import annotations
 from slipstream.cluster.tools.sim.engine.decode_batch import DecodeBatch
 from slipstream.cluster.tools.sim.engine.page_names import PageNames
 from slipstream.cluster.tools.sim.engine.sim_attempt import SimAttempt
-from slipstream.workers.engine.kv_cache.cache_changes import CacheChanges
 from slipstream.workers.mock.mock_pages import Lease, MockPages
 
 
@@ -29,8 +28,8 @@ class PageAllocator:
         return self._pages.num_used + self._batch.grown // self.page_tokens
 
     @property
-    def changes(self) -> CacheChanges:
-        return self._pages.changes
+    def prefix_cache(self) -> MockPages:
+        return self._pages
 
     def lease(self, names: PageNames | None, num_tokens: int, num_room_tokens: int = 1) -> Lease[PageNames] | None:
         """For so many tokens and some that will come. None: there is no room."""

@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import Protocol
 
 from slipstream.cluster.tools.sim.engine.page_names import PageNames
-from slipstream.cluster.tools.sim.hardware.network import Nic, Transfer
+from slipstream.cluster.tools.sim.hardware.network import Nic
 from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.router.protocol.messages import FinishReason, Hello, TokenChunk
 from slipstream.workers.mock.mock_pages import Lease
@@ -22,8 +22,9 @@ class AttemptState(IntEnum):
     QUEUED = 1  # its prompt is to be computed here
     SENDING = 2  # its pages are on their way out
     DECODING = 3
-    FROZEN = 4  # it stands still: it goes on elsewhere, or here if that fails
-    GONE = 5
+    STOPPED = 4  # it is out of the batch, between two steps: it will be frozen, or decode on
+    FROZEN = 5  # it stands still: it goes on elsewhere, or here if that fails
+    GONE = 6
 
 
 class Peer(Protocol):
@@ -33,7 +34,7 @@ class Peer(Protocol):
     nic: Nic
     is_alive: bool
 
-    def landed(self, key: Key, ticket: HandoffTicket, seconds: float) -> None:
+    def landed(self, ticket: HandoffTicket, seconds: float) -> None:
         """All pages of a ticket came, `seconds` after the first of them left."""
 
 
@@ -61,9 +62,6 @@ class SimAttempt:
     has_landed: bool = False
     has_started: bool = False
     ticket: HandoffTicket | None = None
-    peer: Peer | None = None
-    transfer: Transfer | None = None
-    tail_bytes: float = 0.0
     joined_step: int = 0
     num_base: int = 0
     out_base: int = 0

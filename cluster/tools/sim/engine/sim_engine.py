@@ -37,8 +37,8 @@ class EngineOwner(Protocol):
     def answer_ended(self, job: SimAttempt) -> None:
         """Its last token has been told."""
 
-    def stopped(self, job: SimAttempt) -> None:
-        """It was asked to stand still and does, out of the batch."""
+    def stopped(self, jobs: list[SimAttempt]) -> None:
+        """They were asked to stand still and do, out of the batch."""
 
     def step_sampled(self, sample: StepTime) -> None:
         """The times of a step that begins."""
@@ -310,12 +310,12 @@ class SimEngine:
 
     def _stop(self, chunks: list[TokenChunk]) -> None:
         """Takes those that were asked to stand still out of the batch."""
-        stopping, self._stopping = self._stopping, []
+        stopping, self._stopping = [job for job in self._stopping if job.state is AttemptState.DECODING], []
         for job in stopping:
-            if job.state is AttemptState.DECODING:
-                if self.batch.take(job):
-                    self._tell(job, chunks, self.batch.output_of(job))
-                self._owner.stopped(job)
+            if self.batch.take(job):
+                self._tell(job, chunks, self.batch.output_of(job))
+            job.state = AttemptState.STOPPED
+        self._owner.stopped(stopping)
 
     def _set_busy(self, is_busy: bool) -> None:
         self.is_busy = is_busy

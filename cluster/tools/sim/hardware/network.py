@@ -18,8 +18,8 @@ Lost = Callable[[Any], object]
 
 
 class Transfer:
-    """Pages from one host to another. `head` bytes go while the prompt is computed; once `finish` has told of the last
-    ones and all are through, `done` is called with `what` and the seconds since the first byte. Where nothing gets
+    """Pages from one host to another. `head` bytes go while the prompt is computed; once `finish` has announced the
+    last ones and all are through, `done` is called with `what` and the seconds since the first byte. Where nothing gets
     through for too long it is over, and `lost` is called with `what`."""
 
     __slots__ = (
@@ -91,7 +91,7 @@ class Network:
         self._send(transfer, tail_bytes)
 
     def abort(self, transfer: Transfer) -> None:
-        """No byte moves any more, and nobody is told, also of bytes that are all through and have not landed yet."""
+        """No byte moves any more, and no end is reported, even if all bytes are through and have not landed yet."""
         transfer.is_aborted = True
         if not transfer.is_over:
             transfer.is_over = True
@@ -104,7 +104,7 @@ class Network:
         self._share(nic)
 
     def cut_link(self, one: Nic, other: Nic, is_cut: bool) -> None:
-        """The same of the link between two hosts."""
+        """Cuts the link between two hosts, or joins it again."""
         link = frozenset((one, other))
         self._cut_links[link] += 1 if is_cut else -1
         if not self._cut_links[link]:

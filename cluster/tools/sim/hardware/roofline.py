@@ -1,4 +1,5 @@
-"""Profiles of hardware that nobody has measured here: from what its data sheet allows and how much of that is reached.
+"""Profiles of hardware that has not been measured here: from what its data sheet allows and how much of that is
+reached.
 
     python -m slipstream.cluster.tools.sim.hardware.roofline        writes configs/profiles/h200-*.json anew
 

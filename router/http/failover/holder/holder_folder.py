@@ -1,4 +1,4 @@
-"""The folder of a keeper's socket. If the keeper is killed, the next one on this host removes it."""
+"""The folder of a holder's socket. If the holder is killed, the next one on this host removes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 PREFIX = "slipstream-keep-"
-NEW_S = 60.0  # a younger folder may belong to a keeper that has not locked it yet
+NEW_S = 60.0  # a younger folder may belong to a holder that has not locked it yet
 
 
 class HolderFolder:
@@ -34,9 +34,9 @@ class HolderFolder:
 
 
 def clear_left_behind(parent: Path) -> None:
-    """Removes the folders of this user's keepers that are no longer alive."""
+    """Removes the folders of this user's holders that are no longer alive."""
     for folder in parent.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # its keeper lives, or somebody else removes it
+        with suppress(OSError):  # its holder lives, or another process removes it
             found = folder.stat(follow_symlinks=False)
             if found.st_uid == os.getuid() and time.time() - found.st_mtime >= NEW_S:
                 lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -1,11 +1,11 @@
-"""What a router and the keeper say to each other, over a Unix socket (SOCK_SEQPACKET, SCM_RIGHTS):
+"""The messages between a router and the socket holder, over a Unix socket (SOCK_SEQPACKET, SCM_RIGHTS):
 
-    router -> keeper   HELLO                       with the number of its place: each of several fronts has its own
-    keeper -> router   (LISTENING | WORKERS | LANDING | CONNECTION)* READY
-    router -> keeper   LISTENING, WORKERS, LANDING, CONNECTION, FORGET, FAREWELL    with a number that the router gives
+    router -> holder   HELLO                       with the number of its slot: each of several fronts has its own
+    holder -> router   (LISTENING | WORKERS | BUFFER | CONNECTION)* READY
+    router -> holder   LISTENING, WORKERS, BUFFER, CONNECTION, FORGET, FAREWELL    with a number that the router gives
 
 Where the connection breaks while the router lives, it makes another one and says AGAIN. Then it gets the same without
-the descriptors, and tells what has changed.
+the descriptors, and says what has changed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 MESSAGE = struct.Struct("<BxxxxxxxQ")  # kind, number
-GREETING = struct.Struct("<BxxxIQ")  # kind, how many fronts its router has (0: it does not say), number of the place
+GREETING = struct.Struct("<BxxxIQ")  # kind, how many fronts its router has (0: it does not say), number of the slot
 MAX_FDS = 2  # in a message
-PATIENCE_S = 10.0  # of both sides with each other, until all that is kept has been handed over
+PATIENCE_S = 10.0  # of both sides with each other, until all that is held has been handed over
 
 
 class HolderMessageKind(IntEnum):
@@ -29,28 +29,28 @@ class HolderMessageKind(IntEnum):
     CONNECTION = 2  # a client's connection: its socket and its journal
     READY = 3  # that was all
     FORGET = 4  # the thing with that number is over
-    FAREWELL = 5  # the router ends in order: nobody comes after it
+    FAREWELL = 5  # the router ends in order, and no other one follows
     HELLO = 6
     WORKERS = 7  # a socket that listens for workers
-    AGAIN = 8  # instead of HELLO, of a router that has the place
-    LANDING = 9  # the memory in which bytes of clients arrive
+    AGAIN = 8  # instead of HELLO, of a router that has the slot
+    BUFFER = 9  # the memory in which bytes of clients arrive
 
 
-def send_greeting(sock: socket.socket, kind: HolderMessageKind, place: int, num_fronts: int) -> None:
+def send_greeting(sock: socket.socket, kind: HolderMessageKind, slot: int, num_fronts: int) -> None:
     """Raises OSError."""
-    sock.send(GREETING.pack(kind, num_fronts, place))
+    sock.send(GREETING.pack(kind, num_fronts, slot))
 
 
 def receive_greeting(sock: socket.socket) -> tuple[HolderMessageKind, int, int]:
-    """HELLO or AGAIN, the number of the router's place, and how many fronts it has. Raises OSError, and ValueError for
+    """HELLO or AGAIN, the number of the router's slot, and how many fronts it has. Raises OSError, and ValueError for
     anything else."""
     try:
-        kind, num_fronts, place = GREETING.unpack(sock.recv(GREETING.size))
+        kind, num_fronts, slot = GREETING.unpack(sock.recv(GREETING.size))
     except struct.error as error:
         raise ValueError(f"the first message is no greeting: {error}") from error
     if kind not in (HolderMessageKind.HELLO, HolderMessageKind.AGAIN):
         raise ValueError(f"the first message is of kind {kind}")
-    return HolderMessageKind(kind), place, num_fronts
+    return HolderMessageKind(kind), slot, num_fronts
 
 
 def send(sock: socket.socket, kind: HolderMessageKind, number: int, fds: Sequence[int] = ()) -> None:

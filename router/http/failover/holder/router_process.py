@@ -1,4 +1,4 @@
-"""The router at the other end of a link to the keeper, as a process that can be killed."""
+"""The router at the other end of a link to the socket holder, as a process that can be killed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Holds a router's listening sockets and client connections, so that they outlive it: the next router gets them.
 
 It lives in another process on the same host, the cluster's guardian, as threads that nearly always sleep. A router
-hands over what it has by file descriptors (`messages` is the protocol, `place` what is kept of one router).
+hands over what it has by file descriptors (`holder_messages` is the protocol, `HolderSlot` what is held of one router).
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ LEAVING_S = 3.0  # that a router may take to go while the next one waits; fronts
 
 
 class SocketHolder:
-    """At each place there is one router at a time: the next one gets what is there when the one before has gone.
+    """Each slot has one router at a time: the next one gets what is there when the previous one has gone.
 
-    keeper = Keeper()     # raises OSError
+    holder = SocketHolder()     # raises OSError
     ... start a router with `holder.path` ...
-    keeper.close()        # closes what is still open
+    holder.close()              # closes what is still open
     """
 
     def __init__(self) -> None:
         self._folder = HolderFolder()
-        self._places: dict[int, HolderSlot] = {}
-        self._num_fronts = 0  # of the latest router, if it has told
+        self._slots: dict[int, HolderSlot] = {}
+        self._num_fronts = 0  # of the latest router, if it has said so
         self._links: set[socket.socket] = set()
         self._lock = threading.Lock()  # of the three above
         self._closing = threading.Event()
@@ -51,23 +51,23 @@ class SocketHolder:
             self._remove()
             raise
         self._max_files = allow_all_files() - SPARE_FILES
-        self._thread = threading.Thread(target=self._run, name="client-keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="socket-holder", daemon=True)
         self._thread.start()
 
     @property
     def path(self) -> Path:
-        """Where a router of this host finds it; nobody but its user can open it."""
+        """Where a router of this host finds it; only its user can open it."""
         return self._folder.path / "keeper.sock"
 
     def let_go(self) -> None:
-        """The next router begins with nothing, perhaps on another host: clients of the one before hear that it is
+        """The next router begins with nothing, perhaps on another host: clients of the previous one hear that it is
         gone. Waits until it is. Raises ValueError if it does not go."""
         with self._lock:
-            places = list(self._places.values())
-        self._empty(places)
+            slots = list(self._slots.values())
+        self._empty(slots)
 
     def close(self) -> None:
-        """Lets go of everything. Idempotent."""
+        """Closes everything. Idempotent."""
         with self._lock:
             self._closing.set()
             links = list(self._links)
@@ -77,8 +77,8 @@ class SocketHolder:
         self._thread.join()
         for thread in self._threads:
             thread.join()
-        for place in self._places.values():
-            place.forget_all()
+        for slot in self._slots.values():
+            slot.forget_all()
         self._remove()
 
     def _remove(self) -> None:
@@ -100,7 +100,7 @@ class SocketHolder:
                     return
                 self._links.add(link)
             self._threads = [thread for thread in self._threads if thread.is_alive()]
-            thread = threading.Thread(target=self._serve, args=(link,), name="client-keeper-link", daemon=True)
+            thread = threading.Thread(target=self._serve, args=(link,), name="socket-holder-link", daemon=True)
             self._threads.append(thread)
             thread.start()
 
@@ -114,16 +114,16 @@ class SocketHolder:
                 if num_fronts and not is_known:
                     self._follow_num_fronts(num_fronts)
                 with self._lock:
-                    place = self._places.setdefault(number, HolderSlot(self._max_files))
+                    slot = self._slots.setdefault(number, HolderSlot(self._max_files))
                 if is_known:
-                    place.take_again(router)
+                    slot.take_again(router)
                 else:
-                    place.take(router, time.monotonic() + LEAVING_S)
+                    slot.take(router, time.monotonic() + LEAVING_S)
                 try:
-                    place.hand_over(link, has_them=is_known)
-                    place.serve(link)
+                    slot.hand_over(link, has_them=is_known)
+                    slot.serve(link)
                 finally:
-                    place.leave()
+                    slot.leave()
         except (OSError, ValueError) as error:
             log.warning("the router's connection for what outlives it broke: %s", error)
         finally:
@@ -132,22 +132,22 @@ class SocketHolder:
             link.close()
 
     def _follow_num_fronts(self, num_fronts: int) -> None:
-        """A router has come with so many fronts. What was left by fronts that it does not have, nobody goes on with;
+        """A router has come with so many fronts. What was left by fronts that it does not have ends;
         and one process and several fronts listen in different ways, so between these two everything begins anew. Only
-        the socket for workers is kept. Raises ValueError if a previous router does not go."""
+        the socket for workers stays. Raises ValueError if a previous router does not go."""
         with self._lock:
             before, self._num_fronts = self._num_fronts, num_fronts
             if before in (0, num_fronts):
                 return
             begins_anew = 1 in (before, num_fronts)
-            places = [place for number, place in self._places.items() if begins_anew or number > num_fronts]
-        log.info("the router had %d fronts, and has %d: clients that nobody can go on with end", before, num_fronts)
-        self._empty(places, but=frozenset({HolderMessageKind.WORKERS}))
+            slots = [slot for number, slot in self._slots.items() if begins_anew or number > num_fronts]
+        log.info("the router had %d fronts, and has %d: clients that no front can go on with end", before, num_fronts)
+        self._empty(slots, but=frozenset({HolderMessageKind.WORKERS}))
 
-    def _empty(self, places: Iterable[HolderSlot], but: frozenset[HolderMessageKind] = frozenset()) -> None:
-        """Closes all that is kept there, once their routers have gone. Raises ValueError if one does not go."""
+    def _empty(self, slots: Iterable[HolderSlot], but: frozenset[HolderMessageKind] = frozenset()) -> None:
+        """Closes all that is held there, once their routers have gone. Raises ValueError if one does not go."""
         until_s = time.monotonic() + LEAVING_S
-        for place in places:
-            place.take(None, until_s)
-            place.forget_all(but)
-            place.leave()
+        for slot in slots:
+            slot.take(None, until_s)
+            slot.forget_all(but)
+            slot.leave()

@@ -166,8 +166,8 @@ MODEL = "model: {path: tiny}\n"
             "c.yaml:3: router.worker_port: must differ from router.http.port, got 8000",
         ),
         (
-            MODEL + "operator:\n  port: 8000\n",
-            "c.yaml:3: operator.port: must differ from the ports of the router, got 8000",
+            MODEL + "admin_api:\n  port: 8000\n",
+            "c.yaml:3: admin_api.port: must differ from the ports of the router, got 8000",
         ),
         (
             MODEL + "router: {dispatch: {policy: best}}\n",
@@ -244,7 +244,7 @@ MODEL = "model: {path: tiny}\n"
                 ("router: {http: {host: not a host}}", "router.http.host", "not a host"),
                 ("router: {worker_host: 999.1.1.1}", "router.worker_host", "999.1.1.1"),
                 ("router: {admin: {host: '[::1]'}}", "router.admin.host", "[::1]"),
-                ("operator: {host: 'http://a'}", "operator.host", "http://a"),
+                ("admin_api: {host: 'http://a'}", "admin_api.host", "http://a"),
                 ("kv_transfer: {host: a..b}", "kv_transfer.host", "a..b"),
             )
         ),
@@ -517,10 +517,12 @@ def test_a_model_len_beyond_the_models_own_is_named_where_it_stands(folder: Path
 
 
 def test_all_mistakes_of_one_section_are_named(folder: Path) -> None:
-    text = f"{MODEL}\nrouter: {{fronts: 0, history_requests: 0, http: {{max_body_mib: 0, max_connections: 0}}, x: 1}}"
-    told = problems(folder, text)
-    for key in ("fronts", "history_requests", "http.max_body_mib", "http.max_connections", "x"):
-        assert sum(f": router.{key}: " in line for line in told) == 1, key
+    text = (
+        f"{MODEL}\nrouter: {{frontends: 0, history_requests: 0, http: {{max_body_mib: 0, max_connections: 0}}, x: 1}}"
+    )
+    sentences = problems(folder, text)
+    for key in ("frontends", "history_requests", "http.max_body_mib", "http.max_connections", "x"):
+        assert sum(f": router.{key}: " in line for line in sentences) == 1, key
 
 
 @pytest.mark.parametrize("text", ["router: &r {dispatch: *r}", "router: &r {http: {port: [1, *r]}}"])
@@ -547,11 +549,11 @@ def test_a_path_that_is_too_long_is_named_where_it_stands(folder: Path) -> None:
 
 
 def test_files_that_cannot_be_there_are_named(folder: Path) -> None:
-    text = f"{MODEL}\nrouter: {{access: {{usage_file: nowhere/usage}}}}\noperator: {{token_file: nowhere/token}}"
+    text = f"{MODEL}\nrouter: {{access: {{usage_file: nowhere/usage}}}}\nadmin_api: {{token_file: nowhere/token}}"
     usage, token = problems(folder, text)
     assert usage.startswith("c.yaml:3: router.access.usage_file: ")
     assert "there is no folder" in usage
-    assert token.startswith("c.yaml:4: operator.token_file: ")
+    assert token.startswith("c.yaml:4: admin_api.token_file: ")
     (usage,) = problems(folder, MODEL + "router: {access: {usage_file: tiny}}")
     assert usage == f"c.yaml:2: router.access.usage_file: {folder}/tiny: must be a file, is a folder"
 

@@ -53,8 +53,8 @@ def cluster(prefill: dict[str, Any], decode: dict[str, Any], **pool: int) -> Clu
     ],
 )
 def test_each_doubt_names_its_key_and_what_is_there(config: ClusterConfig, doubt: str) -> None:
-    [told] = warnings_about(config, MACHINE)
-    assert doubt in told
+    [warning] = warnings_about(config, MACHINE)
+    assert doubt in warning
 
 
 DEMO_CONFIG = Path(__file__).parents[4] / "models/slipstream-demo/config.json"  # of a model in bfloat16
@@ -74,9 +74,9 @@ def test_the_limit_of_a_container_is_named_with_the_model_and_every_pool(tmp_pat
         "prefill.engine.kv_cache_mib is 64 (64 MiB), decode.replicas is 2 (2 x 240 MiB), "
         "decode.engine.kv_cache_mib is 64 (2 x 64 MiB)"
     )
-    [told] = warnings_about(config, limited)
-    assert told.startswith(f"{asked}: together 915 MiB at least, and the memory limit of this container is 914 MiB")
-    assert "/sys/fs/cgroup/memory.max" in told
+    [warning] = warnings_about(config, limited)
+    assert warning.startswith(f"{asked}: together 915 MiB at least, and the memory limit of this container is 914 MiB")
+    assert "/sys/fs/cgroup/memory.max" in warning
     assert list(warnings_about(config, Machine(915 * 2**20, 1, "/sys/fs/cgroup/memory.max"))) == []
 
 
@@ -84,8 +84,8 @@ def test_pages_by_number_count_with_their_size(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(DEMO_CONFIG.read_bytes())
     engine = EngineConfig(num_pages=10**6)
     config = ClusterConfig(model=ServedModelConfig(str(tmp_path)), prefill=PoolConfig(engine=engine))
-    [told] = warnings_about(config, MACHINE)
-    assert told.startswith("prefill.engine.num_pages is 1000000, and this machine has 4096 MiB")
+    [warning] = warnings_about(config, MACHINE)
+    assert warning.startswith("prefill.engine.num_pages is 1000000, and this machine has 4096 MiB")
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def test_what_it_says_is_possible_and_more_load_is_never_better(
     assert 0.0 <= seen.goodput_per_s <= per_s + 1e-9
     more = outlook(num_prefill, num_decode, WORKER, WORKER, load.times(1.5))
     if seen.load < 0.9:
-        # What is overloaded is told by another formula, of the part that could be served in time.
+        # What is overloaded is predicted by another formula, of the part that could be served in time.
         assert more.attainment <= max(seen.attainment, seen.goodput_per_s / per_s) + 0.05
     bigger = outlook(num_prefill, num_decode + 1, WORKER, WORKER, load)
     assert bigger.goodput_per_s >= 0.8 * seen.goodput_per_s

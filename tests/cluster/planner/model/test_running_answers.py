@@ -89,8 +89,8 @@ def test_tokens_a_second_over_requests_a_second_are_the_length_of_answers() -> N
 
 
 def test_few_answers_that_run_say_little_and_none_nothing() -> None:
-    nobody = running_of(signals(0.0, of(3, 0)), WORKER, 100.0)
-    assert (nobody.num, nobody.in_time, nobody.osl(3.0)) == (0, 1.0, 0.0)
+    empty = running_of(signals(0.0, of(3, 0)), WORKER, 100.0)
+    assert (empty.num, empty.in_time, empty.osl(3.0)) == (0, 1.0, 0.0)
     assert running_of(signals(0.0, of(3, 1)), WORKER, 100.0).osl(3.0) == 0.0
 
 

@@ -201,7 +201,7 @@ def test_what_a_server_says_about_when_to_come_back_is_kept() -> None:
 
 
 def test_the_first_token_is_the_first_text_whatever_it_is_part_of() -> None:
-    """The role comes before, and of a token without a text (of control, or a part of a character) nobody knows."""
+    """The role comes before, and of a token without a text (of control, or a part of a character) nothing is known."""
 
     async def script(writer: asyncio.StreamWriter, body: dict[str, Any], number: int) -> None:
         begin(writer)

@@ -33,22 +33,22 @@ MODEL_DIR = Path(__file__).resolve().parents[4] / "models" / "slipstream-demo"
 
 
 def bench(*words: str | Path) -> Result:
-    told = CliRunner(env={"COLUMNS": "120"}).invoke(bench_command, [str(word) for word in words])
-    assert told.exception is None or isinstance(told.exception, SystemExit), told.output
-    return told
+    result = CliRunner(env={"COLUMNS": "120"}).invoke(bench_command, [str(word) for word in words])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+    return result
 
 
 def test_a_run_writes_its_tables_and_files(tmp_path: Path) -> None:
     files = {name: tmp_path / f"out.{name}" for name in ("json", "csv", "html", "records")}
     with scripted() as server:
         options = [word for name, path in files.items() for word in (f"--{name}", path)]
-        told = bench(
+        result = bench(
             server.url, "--goodput", "ttft:5000", "itl:5000", "--isl", 20, "--osl", 3, "--concurrency", "1,2",
             "--request-count", 6, "--warm-up", 1, "--tokenizer", MODEL_DIR, "--key", "k", *options,
         )  # fmt: skip
-    assert told.exit_code == 0, told.output
-    assert "time_to_first_token (ms)" in told.output
-    assert "Sweep" in told.output
+    assert result.exit_code == 0, result.output
+    assert "time_to_first_token (ms)" in result.output
+    assert "Sweep" in result.output
     outcome = json.loads(files["json"].read_text())
     assert [level["concurrency"] for level in outcome["levels"]] == [1, 2]
     metrics = outcome["levels"][1]["metrics"]
@@ -70,22 +70,22 @@ def test_a_run_writes_its_tables_and_files(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_loses_no_report(tmp_path: Path) -> None:
     path = tmp_path / "gone" / "out.json"
     with scripted() as server:
-        told = bench(server.url, "--osl", 2, "--request-count", 3, "--json", path)
-    assert told.exit_code == 1
-    assert "Metrics, concurrency 1" in told.output
-    assert f"{path}: No such file or directory" in told.output
+        result = bench(server.url, "--osl", 2, "--request-count", 3, "--json", path)
+    assert result.exit_code == 1
+    assert "Metrics, concurrency 1" in result.output
+    assert f"{path}: No such file or directory" in result.output
 
 
 def test_comparison_with_an_earlier_run(tmp_path: Path) -> None:
     path = tmp_path / "old.json"
     with scripted() as server:
         assert bench(server.url, "--osl", 2, "--request-count", 3, "--json", path).exit_code == 0
-        told = bench(server.url, "--osl", 2, "--request-count", 3, "--compare", path)
-        assert "request_throughput avg" in told.output
+        result = bench(server.url, "--osl", 2, "--request-count", 3, "--compare", path)
+        assert "request_throughput avg" in result.output
         path.write_text("{}")
-        told = bench(server.url, "--compare", path)
-    assert told.exit_code == 1
-    assert "is no result of" in told.output
+        result = bench(server.url, "--compare", path)
+    assert result.exit_code == 1
+    assert "is no result of" in result.output
 
 
 def test_turns_of_a_conversation_carry_what_was_answered() -> None:
@@ -104,21 +104,21 @@ def test_a_trace_is_replayed_at_its_own_times(tmp_path: Path) -> None:
     )
     records = tmp_path / "r.jsonl"
     with scripted() as server:
-        told = bench(server.url, "--workload", trace, "--speed", 10, "--records", records, "--warm-up", 0)
-    assert told.exit_code == 0, told.output
+        result = bench(server.url, "--workload", trace, "--speed", 10, "--records", records, "--warm-up", 0)
+    assert result.exit_code == 0, result.output
     due = [json.loads(line)["due_s"] for line in records.read_text().splitlines()]
     assert sorted(due) == pytest.approx([0, 0.01, 0.02, 0.03])
 
 
 def test_a_given_rate_and_whole_answers(tmp_path: Path) -> None:
     with scripted() as server:
-        told = bench(
+        result = bench(
             server.url, "--request-rate", 200, "--arrivals", "constant", "--request-count", 10, "--no-stream",
             "--endpoint", "completions", "--osl", 2,
         )  # fmt: skip
-    assert told.exit_code == 0, told.output
-    assert "time_to_first_token" not in told.output
-    assert "request_latency" in told.output
+    assert result.exit_code == 0, result.output
+    assert "time_to_first_token" not in result.output
+    assert "request_latency" in result.output
     assert "stream" not in server.bodies[-1]
     assert isinstance(server.bodies[-1]["prompt"], str)
 
@@ -132,10 +132,10 @@ async def every_second_fails(writer: asyncio.StreamWriter, body: dict[str, Any],
 
 def test_errors_are_counted_by_kind_and_shown() -> None:
     with scripted(every_second_fails) as server:
-        told = bench(server.url, "--osl", 2, "--request-count", 6, "--warm-up", 0, "--tokenizer", MODEL_DIR)
-    assert told.exit_code == 0
-    assert "HTTP 503" in told.output
-    assert "no room" in told.output
+        result = bench(server.url, "--osl", 2, "--request-count", 6, "--warm-up", 0, "--tokenizer", MODEL_DIR)
+    assert result.exit_code == 0
+    assert "HTTP 503" in result.output
+    assert "no room" in result.output
 
 
 async def all_fail(writer: asyncio.StreamWriter, body: dict[str, Any], number: int) -> None:
@@ -144,17 +144,17 @@ async def all_fail(writer: asyncio.StreamWriter, body: dict[str, Any], number: i
 
 def test_a_server_that_refuses_everything_is_said_in_one_sentence() -> None:
     with scripted(all_fail) as server:
-        told = bench(server.url, "--tokenizer", MODEL_DIR)
-    assert told.exit_code == 1
-    assert told.output.strip().count("\n") == 0
-    assert "ignore_eos: unknown" in told.output
+        result = bench(server.url, "--tokenizer", MODEL_DIR)
+    assert result.exit_code == 1
+    assert result.output.strip().count("\n") == 0
+    assert "ignore_eos: unknown" in result.output
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["http://127.0.0.1:1"], "cannot be reached"),
-        (["--name", "nobody"], "no cluster named nobody"),
+        (["--name", "missing"], "no cluster named missing"),
         ([], "give one URL"),
         (["a:1", "b:1"], "give one URL"),
         (["a:1", "--goodput", "x:1"], "--goodput"),
@@ -167,9 +167,9 @@ def test_a_server_that_refuses_everything_is_said_in_one_sentence() -> None:
     ],
 )
 def test_what_cannot_be_done_is_said(words: list[str], said: str) -> None:
-    told = bench(*words)
-    assert told.exit_code in (1, 2)
-    assert said in told.output
+    result = bench(*words)
+    assert result.exit_code in (1, 2)
+    assert said in result.output
 
 
 def test_bad_levels_are_said() -> None:
@@ -180,22 +180,22 @@ def test_bad_levels_are_said() -> None:
             ["--request-rate", "-1"],
             ["--workload", "nothing"],
         ):
-            told = bench(server.url, "--tokenizer", MODEL_DIR, *words)
-            assert told.exit_code in (1, 2), words
-            assert words[0].removeprefix("--").replace("-", " ") in told.output.replace("-", " "), told.output
+            result = bench(server.url, "--tokenizer", MODEL_DIR, *words)
+            assert result.exit_code in (1, 2), words
+            assert words[0].removeprefix("--").replace("-", " ") in result.output.replace("-", " "), result.output
 
 
 def test_a_model_that_is_not_served_is_said() -> None:
     with scripted(cards=[{"id": "a"}, {"id": "b"}]) as server:
-        told = bench(server.url, "--model", "c")
-    assert "does not serve 'c' but a, b" in told.output
+        result = bench(server.url, "--model", "c")
+    assert "does not serve 'c' but a, b" in result.output
 
 
 def test_a_server_that_wants_a_key_says_so() -> None:
     with scripted(key="right") as server:
-        told = bench(server.url, "--tokenizer", MODEL_DIR, "--key", "wrong")
-        assert told.exit_code == 1
-        assert "wants a key: a key is needed (--key, or SLIPSTREAM_API_KEY)" in told.output
+        result = bench(server.url, "--tokenizer", MODEL_DIR, "--key", "wrong")
+        assert result.exit_code == 1
+        assert "wants a key: a key is needed (--key, or SLIPSTREAM_API_KEY)" in result.output
         assert bench(server.url, "--tokenizer", MODEL_DIR, "--key", "right", "--request-count", 1).exit_code == 0
 
 
@@ -222,11 +222,11 @@ def test_what_else_listens_there_is_said(answer: bytes, said: str) -> None:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        told = bench(f"127.0.0.1:{listening.getsockname()[1]}", "--tokenizer", MODEL_DIR)
+        result = bench(f"127.0.0.1:{listening.getsockname()[1]}", "--tokenizer", MODEL_DIR)
         thread.join()
-    assert told.exit_code == 1
-    assert said in told.output
-    assert told.output.strip().count("\n") == 0
+    assert result.exit_code == 1
+    assert said in result.output
+    assert result.output.strip().count("\n") == 0
 
 
 async def limited(writer: asyncio.StreamWriter, body: dict[str, Any], number: int) -> None:
@@ -235,9 +235,9 @@ async def limited(writer: asyncio.StreamWriter, body: dict[str, Any], number: in
 
 def test_a_server_that_has_no_room_says_when_to_come_back() -> None:
     with scripted(limited) as server:
-        told = bench(server.url, "--tokenizer", MODEL_DIR, "--warm-up", 1)
-    assert told.exit_code == 1
-    assert "no request of the warm-up succeeded: HTTP 429: too many (Retry-After: 7 s)" in told.output
+        result = bench(server.url, "--tokenizer", MODEL_DIR, "--warm-up", 1)
+    assert result.exit_code == 1
+    assert "no request of the warm-up succeeded: HTTP 429: too many (Retry-After: 7 s)" in result.output
 
 
 def test_a_server_that_dies_in_a_sweep_loses_no_report(tmp_path: Path) -> None:
@@ -251,24 +251,24 @@ def test_a_server_that_dies_in_a_sweep_loses_no_report(tmp_path: Path) -> None:
         raise ConnectionError
 
     with scripted(dies) as server:
-        told = bench(
+        result = bench(
             server.url, "--concurrency", "1,2,4", "--request-count", 4, "--warm-up", 0, "--osl", 2,
             "--tokenizer", MODEL_DIR, "--json", file,
         )  # fmt: skip
-    assert told.exit_code == 0, told.output  # short levels: nobody was patient for long enough to call it gone
+    assert result.exit_code == 0, result.output  # short levels: too short for the server to count as gone
     first, second, third = json.loads(file.read_text())["levels"]
     assert first["metrics"]["request_count"]["avg"] == 4
     assert (second["metrics"]["error_count"]["avg"], third["metrics"]["error_count"]["avg"]) == (4, 4)
     assert {"connection closed", "connection refused"} >= {error["kind"] for error in second["errors"]}
 
     with scripted(dies) as server:
-        told = bench(
+        result = bench(
             server.url, "--concurrency", "1,2,4", "--request-count", 2, "--warm-up", 2, "--osl", 2,
             "--tokenizer", MODEL_DIR,
         )  # fmt: skip
-    assert told.exit_code == 1
-    assert "Metrics, concurrency 1" in told.output
-    assert "concurrency 2 broke off: no request of the warm-up succeeded: connection" in told.output
+    assert result.exit_code == 1
+    assert "Metrics, concurrency 1" in result.output
+    assert "concurrency 2 broke off: no request of the warm-up succeeded: connection" in result.output
 
 
 @pytest.mark.parametrize("level", [LoadLevel(2), LoadLevel(rate=100.0, arrivals="constant")])
@@ -305,7 +305,7 @@ def test_a_client_that_was_told_when_to_come_back_comes_no_sooner_unless_it_is_o
 
 @pytest.fixture
 def self_signed(tmp_path: Path) -> ssl.SSLContext:
-    """A certificate for 127.0.0.1 that nobody vouches for."""
+    """A certificate for 127.0.0.1 that no authority has signed."""
     key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     command += ["-days", "1", "-subj", "/CN=127.0.0.1", "-keyout", str(key), "-out", str(cert)]
@@ -318,12 +318,12 @@ def self_signed(tmp_path: Path) -> ssl.SSLContext:
 def test_a_certificate_that_nobody_vouches_for_is_taken_if_told_to(self_signed: ssl.SSLContext) -> None:
     with scripted(tls=self_signed) as server:
         options = [server.url, "--tokenizer", MODEL_DIR, "--osl", 2, "--request-count", 3]
-        told = bench(*options)
-        assert told.exit_code == 1
-        assert "(--insecure takes any certificate)" in told.output
-        told = bench(*options, "--insecure")
-    assert told.exit_code == 0, told.output
-    assert "time_to_first_token" in told.output
+        result = bench(*options)
+        assert result.exit_code == 1
+        assert "(--insecure takes any certificate)" in result.output
+        result = bench(*options, "--insecure")
+    assert result.exit_code == 0, result.output
+    assert "time_to_first_token" in result.output
 
 
 def test_a_server_that_does_not_stream_is_named() -> None:
@@ -331,9 +331,9 @@ def test_a_server_that_does_not_stream_is_named() -> None:
         await normal(writer, {**body, "stream": False}, number)
 
     with scripted(unstreamed) as server:
-        told = bench(server.url, "--osl", 2, "--request-count", 3, "--tokenizer", MODEL_DIR)
-    assert told.exit_code == 0, told.output
-    assert "3 of 3 answers were no stream: they have no TTFT and no ITL." in told.output
+        result = bench(server.url, "--osl", 2, "--request-count", 3, "--tokenizer", MODEL_DIR)
+    assert result.exit_code == 0, result.output
+    assert "3 of 3 answers were no stream: they have no TTFT and no ITL." in result.output
 
 
 def test_ctrl_c_gives_the_report_so_far() -> None:
@@ -344,10 +344,10 @@ def test_ctrl_c_gives_the_report_so_far() -> None:
         await normal(writer, body, number)
 
     with scripted(third_hangs) as server:
-        told = bench(server.url, "--osl", 2, "--warm-up", 0, "--request-count", 9, "--tokenizer", MODEL_DIR)
-    assert told.exit_code == 130, told.output
-    assert "Interrupted" in told.output
-    assert "unfinished_count" in told.output
+        result = bench(server.url, "--osl", 2, "--warm-up", 0, "--request-count", 9, "--tokenizer", MODEL_DIR)
+    assert result.exit_code == 130, result.output
+    assert "Interrupted" in result.output
+    assert "unfinished_count" in result.output
     assert len(server.bodies) == 3
 
 
@@ -357,14 +357,14 @@ def test_ctrl_c_in_the_warm_up_ends_it_without_a_report() -> None:
         await asyncio.Event().wait()
 
     with scripted(hangs) as server:
-        told = bench(server.url, "--warm-up", 1, "--tokenizer", MODEL_DIR)
-    assert told.exit_code == 130, told.output
-    assert "before anything was measured" in told.output
+        result = bench(server.url, "--warm-up", 1, "--tokenizer", MODEL_DIR)
+    assert result.exit_code == 130, result.output
+    assert "before anything was measured" in result.output
 
 
 @pytest.fixture
 def heeds_ctrl_c() -> Iterator[None]:
-    """Whoever started the tests in the background may have had SIGINT ignored."""
+    """The shell that started the tests in the background may have had SIGINT ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -383,18 +383,18 @@ def test_ctrl_c_during_the_first_look_at_the_server_is_no_failure_of_it() -> Non
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=hang, args=(server, is_over))
         thread.start()
-        told = bench(f"http://127.0.0.1:{server.getsockname()[1]}", "--tokenizer", MODEL_DIR)
+        result = bench(f"http://127.0.0.1:{server.getsockname()[1]}", "--tokenizer", MODEL_DIR)
         is_over.set()
         thread.join()
-    assert told.exit_code == 130, told.output
-    assert "before anything was measured" in told.output
+    assert result.exit_code == 130, result.output
+    assert "before anything was measured" in result.output
 
 
 def test_a_duration_ends_a_level_and_lets_answers_end() -> None:
     with scripted() as server:
-        told = bench(server.url, "--osl", 2, "--duration", 2, "--concurrency", 2, "--tokenizer", MODEL_DIR)
-    assert told.exit_code == 0, told.output
-    assert "unfinished_count" not in told.output
+        result = bench(server.url, "--osl", 2, "--duration", 2, "--concurrency", 2, "--tokenizer", MODEL_DIR)
+    assert result.exit_code == 0, result.output
+    assert "unfinished_count" not in result.output
     assert len(server.bodies) > 6
 
 

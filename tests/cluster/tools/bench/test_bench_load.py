@@ -119,36 +119,36 @@ def test_metrics_are_what_their_names_say() -> None:
     good = [answer(10.0 + i, 0.1 * (i + 1), 0.01, 11) for i in range(4)]
     bad = answer(9.0, 0.1, 0.01, 11, "HTTP 500")
     run = LevelRun(LoadLevel(2), [*good, bad], num_unfinished=1)
-    told = measures(run, Slos.parse(["ttft:250", "itl:20"]))
-    ttft = told.metrics["time_to_first_token"].values
+    measured = measures(run, Slos.parse(["ttft:250", "itl:20"]))
+    ttft = measured.metrics["time_to_first_token"].values
     assert list(ttft) == list(STATISTICS)
     assert ttft["avg"] == pytest.approx(250)
     assert ttft["p50"] == pytest.approx(250)
     assert ttft["p75"] == pytest.approx(325)
     assert ttft["p90"] == pytest.approx(370)  # interpolated
     assert ttft["std"] == pytest.approx(111.803, rel=1e-4)
-    assert told.get("inter_token_latency") == pytest.approx(10)
-    assert told.get("request_latency", "max") == pytest.approx(500)
+    assert measured.get("inter_token_latency") == pytest.approx(10)
+    assert measured.get("request_latency", "max") == pytest.approx(500)
     span_s = 13 + 0.4 + 0.1 - 9.0
-    assert told.get("benchmark_duration") == pytest.approx(span_s)
-    assert told.get("output_token_throughput") == pytest.approx(44 / span_s)
-    assert told.get("goodput") == pytest.approx(2 / span_s)
-    assert told.get("good_request_share") == pytest.approx(2 / 5)
-    assert (told.get("request_count"), told.get("error_count"), told.get("unfinished_count")) == (4, 1, 1)
-    assert told.errors == {"HTTP 500": (1, "HTTP 500")}
-    json.dumps(told.json(), allow_nan=False)
+    assert measured.get("benchmark_duration") == pytest.approx(span_s)
+    assert measured.get("output_token_throughput") == pytest.approx(44 / span_s)
+    assert measured.get("goodput") == pytest.approx(2 / span_s)
+    assert measured.get("good_request_share") == pytest.approx(2 / 5)
+    assert (measured.get("request_count"), measured.get("error_count"), measured.get("unfinished_count")) == (4, 1, 1)
+    assert measured.errors == {"HTTP 500": (1, "HTTP 500")}
+    json.dumps(measured.json(), allow_nan=False)
 
 
 def test_a_single_token_has_no_latency_between_tokens_and_keeps_its_slo() -> None:
-    told = measures(LevelRun(LoadLevel(1), [answer(0.0, 0.1, 0.0, 1)]), Slos.parse(["itl:1"]))
-    assert "inter_token_latency" not in told.metrics
-    assert told.get("good_request_share") == 1.0
+    measured = measures(LevelRun(LoadLevel(1), [answer(0.0, 0.1, 0.0, 1)]), Slos.parse(["itl:1"]))
+    assert "inter_token_latency" not in measured.metrics
+    assert measured.get("good_request_share") == 1.0
 
 
 def test_nothing_good_at_all_is_told_without_rates() -> None:
-    told = measures(LevelRun(LoadLevel(1), [answer(0.0, 0.1, 0.0, 1, "timeout")]), Slos.parse(["itl:1"]))
-    assert told.get("request_throughput") is None
-    assert told.get("goodput") == 0.0
+    measured = measures(LevelRun(LoadLevel(1), [answer(0.0, 0.1, 0.0, 1, "timeout")]), Slos.parse(["itl:1"]))
+    assert measured.get("request_throughput") is None
+    assert measured.get("goodput") == 0.0
 
 
 @pytest.mark.parametrize(

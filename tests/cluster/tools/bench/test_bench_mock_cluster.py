@@ -58,10 +58,10 @@ def url(tmp_path: Path) -> Iterator[str]:
 
 
 def bench(*words: str | Path) -> Result:
-    told = CliRunner().invoke(bench_command, [str(word) for word in words])
-    assert told.exception is None or isinstance(told.exception, SystemExit), told.output
-    assert told.exit_code == 0, told.output
-    return told
+    result = CliRunner().invoke(bench_command, [str(word) for word in words])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+    assert result.exit_code == 0, result.output
+    return result
 
 
 def test_lengths_are_exact_and_a_conversation_finds_its_prefix(url: str, tmp_path: Path) -> None:
@@ -82,8 +82,8 @@ def test_lengths_are_exact_and_a_conversation_finds_its_prefix(url: str, tmp_pat
 
 def test_a_profile_comes_of_a_cluster(url: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.json"
-    told = bench(url, "--tokenizer", MODEL_DIR, "--profile", file)
-    assert "decode step, 8 sequences" in told.output
+    result = bench(url, "--tokenizer", MODEL_DIR, "--profile", file)
+    assert "decode step, 8 sequences" in result.output
     profile = WorkerProfile.read(file)
     assert profile.name == "mine"
     assert (profile.page_tokens, profile.max_model_len, profile.decode.max_slots) == (16, 400, 4)

@@ -185,9 +185,9 @@ def test_where_measurements_contradict_each_other_none_is_left_out_and_the_profi
     alone = IsolatedRuns(steps=steps)
     prefill, decode = measured_times(False, True), measured_times(True, False)
     made = profile([role("prefill", prefill), role("decode", decode)], alone=alone)
-    told = list(profile_warnings(made, alone))
-    assert told
-    assert "was the machine busy?" in told[0]
+    warnings = list(profile_warnings(made, alone))
+    assert warnings
+    assert "was the machine busy?" in warnings[0]
 
 
 def test_a_profile_that_its_measurements_bear_out_is_not_doubted() -> None:

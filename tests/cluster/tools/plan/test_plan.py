@@ -147,10 +147,10 @@ def test_the_command_answers_and_writes_a_deployment_that_can_be_served(tmp_path
     options = ["--workload", "isl=1000,osl=20,rate=20", "--requests", "40", "--devices", "2", "--seeds", "2"]
     options += ["--policy", "slo", "--model", str(MODEL_DIR), "--write", str(deployment)]
     options += [word for name, path in files.items() for word in (f"--{name}", str(path))]
-    told = CliRunner().invoke(plan_command, options)
-    assert told.exit_code == 0, told.output
+    result = CliRunner().invoke(plan_command, options)
+    assert result.exit_code == 0, result.output
     answer = json.loads(files["json"].read_text())
-    assert told.output.split("\n\n")[1].split()[0] in ("Yes,", "No,", "It")
+    assert result.output.split("\n\n")[1].split()[0] in ("Yes,", "No,", "It")
     config = load_config(deployment)
     recommended = answer["recommended"]
     assert (config.prefill.replicas, config.decode.replicas) == (recommended["num_prefill"], recommended["num_decode"])
@@ -163,12 +163,12 @@ def test_a_deployment_keeps_what_the_user_had(tmp_path: Path) -> None:
     mine.write_text(
         f"model: {{path: {MODEL_DIR}}}\nname: mine\nrouter: {{http: {{port: 1234}}}}\nprefill: {{num_cpus: 0.5}}\n"
     )
-    told = CliRunner().invoke(
+    result = CliRunner().invoke(
         plan_command,
         ["--workload", "isl=200,osl=5,rate=5", "-n", "20", "--devices", "2", "--seeds", "1", "--policy", "slo",
          "--config", str(mine), "--write", str(new)],
     )  # fmt: skip
-    assert told.exit_code == 0, told.output
+    assert result.exit_code == 0, result.output
     config = load_config(new)
     assert (config.name, config.router.http.port, config.prefill.num_cpus) == ("mine", 1234, 0.5)
 
@@ -185,9 +185,9 @@ def test_a_deployment_keeps_what_the_user_had(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_planned_is_said(options: list[str], said: str) -> None:
-    told = CliRunner().invoke(plan_command, options)
-    assert told.exit_code == 2
-    assert said in told.output
+    result = CliRunner().invoke(plan_command, options)
+    assert result.exit_code == 2
+    assert said in result.output
 
 
 @pytest.mark.parametrize(
@@ -197,10 +197,10 @@ def test_prompts_that_no_worker_takes_are_told_of(tmp_path: Path, command: Comma
     trace = tmp_path / "long.jsonl"
     rows = [{"timestamp": 100 * at, "input_length": 140_000 if at % 4 else 100, "output_length": 5} for at in range(20)]
     trace.write_text("\n".join(map(json.dumps, rows)))
-    told = CliRunner().invoke(command, ["--workload", str(trace), "-n", "20", *options])
-    assert told.exit_code == 0, told.output
+    result = CliRunner().invoke(command, ["--workload", str(trace), "-n", "20", *options])
+    assert result.exit_code == 0, result.output
     said = "15 of 20 requests have a longer prompt than the 131,072 tokens that h200-llama-8b takes, and were refused."
-    assert said in " ".join(told.output.split())
+    assert said in " ".join(result.output.split())
 
 
 def test_requests_that_all_come_at_once_are_counted_over_the_time_that_they_take(tmp_path: Path) -> None:

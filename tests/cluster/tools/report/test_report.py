@@ -94,9 +94,9 @@ def test_numbers_have_four_significant_digits(value: float, text: str) -> None:
 
 
 def test_json_has_values_in_full_and_no_infinities() -> None:
-    told = json.loads(json.dumps(Report("r", "s", [TABLE]).json(), allow_nan=False))
-    assert told["parts"][0]["rows"][0][1] == 12.3456
-    assert told["parts"][0]["rows"][1] == ["日本", None, None, ""]
+    content = json.loads(json.dumps(Report("r", "s", [TABLE]).json(), allow_nan=False))
+    assert content["parts"][0]["rows"][0][1] == 12.3456
+    assert content["parts"][0]["rows"][1] == ["日本", None, None, ""]
 
 
 @pytest.mark.parametrize("kind", ["line", "step", "bar", "cdf", "points"])

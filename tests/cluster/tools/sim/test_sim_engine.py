@@ -44,8 +44,9 @@ class Worker:
         self.room.release(job)
         self.num_ended += 1
 
-    def stopped(self, job: SimAttempt) -> None:
-        job.state = AttemptState.FROZEN
+    def stopped(self, jobs: list[SimAttempt]) -> None:
+        for job in jobs:
+            job.state = AttemptState.FROZEN
 
     def step_sampled(self, sample: StepTime) -> None:
         self.samples.append(sample)

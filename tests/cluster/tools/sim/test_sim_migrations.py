@@ -39,12 +39,12 @@ def soon(coroutine: object) -> None:
 
 
 def check_all_is_given_back(world: World) -> None:
-    """Once nothing runs, nobody holds a page, a transfer or a move."""
+    """Once nothing runs, no worker holds a page, a transfer or a move."""
     end_s = world.clock.now_s + 30.0
     while (world.clock.next_s or end_s) < end_s:
         world.clock.step()
     for worker in world.workers.values():
-        assert not worker.jobs
+        assert not worker.attempts
         worker.check_integrity()
     assert world.network.num_in_flight == 0
     world.dispatcher.check_integrity()

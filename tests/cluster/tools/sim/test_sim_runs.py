@@ -28,16 +28,16 @@ def run(config: SimConfig, split: Split, source: str = "mixed,rate=12", number: 
     return SimRun(config, find_profile(config.profile), workload, number / 12.0).run("slo", split)
 
 
-def told(config: SimConfig, result: RunResult) -> str:
+def report_text(config: SimConfig, result: RunResult) -> str:
     return json.dumps(as_json(config, find_profile(config.profile), [result]))
 
 
 def test_the_same_seed_gives_the_same_and_another_does_not() -> None:
     config = SimConfig(faults=FaultConfig(kills=3, slow=2, cuts=2), seed=4)
-    first, again = (told(config, run(config, Split(2, 2))) for _ in range(2))
+    first, again = (report_text(config, run(config, Split(2, 2))) for _ in range(2))
     assert first == again
     other = replace(config, seed=5)
-    assert told(other, run(other, Split(2, 2))) != first
+    assert report_text(other, run(other, Split(2, 2))) != first
 
 
 def test_nothing_is_lost_when_workers_die_slow_down_and_are_cut_off() -> None:

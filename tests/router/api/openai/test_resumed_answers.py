@@ -52,7 +52,7 @@ async def router(path: Path, tokenizer: Tokenizer, hold_at: int | None) -> Async
         return Script(token_ids[num_known:], "length", hold_at=hold_at if request.choice else None)
 
     service = FakeService(script, release=Gate())
-    failover = await asyncio.to_thread(FailoverSession.of_keeper, path)
+    failover = await asyncio.to_thread(FailoverSession.of_holder, path)
     assert failover is not None
     http = HttpConfig(host="127.0.0.1", port=0, sse_ping_s=PING_S)
     handler = Front(ServedModel(MODEL, tokenizer), service, lambda: None, lambda: 0, RouterConfig(http))

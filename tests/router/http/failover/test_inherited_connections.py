@@ -254,7 +254,7 @@ def waiting(sock: socket.socket, question: int) -> int:
 
 def journals_of(holder: SocketHolder) -> list[int]:
     """Descriptors of those that have come to it."""
-    return [fds[1] for kind, fds in holder._places[0]._kept.values() if kind == HolderMessageKind.CONNECTION]
+    return [fds[1] for kind, fds in holder._slots[0]._held.values() if kind == HolderMessageKind.CONNECTION]
 
 
 def test_a_connection_that_rests_for_a_while_takes_no_memory_for_its_answers(

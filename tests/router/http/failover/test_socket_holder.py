@@ -58,7 +58,7 @@ def test_connections_and_what_was_noted_of_them_are_inherited(start: StartRouter
             second = start().failover
             assert [one.getsockname() for one in second.listening] == [address]
             (restored,) = second.connections
-            assert (restored.kept.number, restored.unsent, restored.is_running) == (number, b"wer", True)
+            assert (restored.held.number, restored.unsent, restored.is_running) == (number, b"wer", True)
             assert restored.unfinished.request == b"question"
             with second.listening[0].accept()[0]:
                 pass
@@ -105,7 +105,7 @@ def test_a_router_that_takes_no_more_clients_leaves_those_that_it_has_to_the_nex
             socket.create_connection(address, timeout=TIMEOUT_S)
         assert not following.listening
         assert len(following.for_workers) == 1
-        assert [one.kept.number for one in following.connections] == [number]
+        assert [one.held.number for one in following.connections] == [number]
         following.farewell()
         assert client.recv(1) == b""
 
@@ -119,11 +119,11 @@ def test_a_closed_keeper_lets_go_of_everything_and_leaves_no_file(holder: Socket
         holder.close()
         assert client.recv(1) == b""
     assert not holder.path.parent.exists()
-    assert FailoverSession.of_keeper(holder.path) is None
+    assert FailoverSession.of_holder(holder.path) is None
 
 
 def test_without_a_keeper_a_router_serves_and_keeps_nothing(tmp_path: Path) -> None:
-    assert FailoverSession.of_keeper(tmp_path / "nobody.sock") is None
+    assert FailoverSession.of_holder(tmp_path / "nobody.sock") is None
 
 
 def test_a_keeper_that_has_gone_is_no_reason_to_fail(holder: SocketHolder, start: StartRouter) -> None:
@@ -132,8 +132,8 @@ def test_a_keeper_that_has_gone_is_no_reason_to_fail(holder: SocketHolder, start
     holder.close()
     with connect(listening):
         sock, _ = listening.accept()
-        while (kept := router.failover.keep(sock)) is not None:  # what was under way to it may still be taken
-            kept.journal.close()
+        while (held := router.failover.keep(sock)) is not None:  # what was under way to it may still be taken
+            held.journal.close()
         router.failover.forget(1)
         sock.close()
 
@@ -156,7 +156,7 @@ def test_what_was_read_and_not_noted_ends_the_connection(start: StartRouter, rea
 def test_an_exchange_that_has_outlived_several_routers_is_given_up_if_it_has_not_ended(
     start: StartRouter, phase: AnswerPhase
 ) -> None:
-    """One that has got nothing of its answer is kept, to be told so."""
+    """One that has got nothing of its answer is held, to be told so."""
     router = start()
     listening = router.listen()
     with connect(listening):
@@ -227,7 +227,7 @@ def test_a_connection_whose_descriptors_got_lost_ends_alone(holder: SocketHolder
             link.send(MESSAGE.pack(HolderMessageKind.CONNECTION, 2))
         sock.close()
         assert is_closed(client)
-        at_other_place = FailoverSession.of_keeper(holder.path, 1)
+        at_other_place = FailoverSession.of_holder(holder.path, 1)
         assert at_other_place is not None
         assert not at_other_place.connections
         at_other_place.close()
@@ -240,7 +240,7 @@ def test_a_connection_whose_descriptors_got_lost_ends_alone(holder: SocketHolder
 def test_what_there_is_no_room_for_is_not_kept(holder: SocketHolder, start: StartRouter) -> None:
     router = start()
     listening = router.listen()
-    place = holder._places[0]
+    place = holder._slots[0]
     with connect(listening) as client:
         place._max_files = 3
         router.accept(listening)
@@ -281,16 +281,16 @@ def test_a_burst_of_clients_is_kept_to_the_last(start: StartRouter) -> None:
     async def main() -> None:
         router, served = start(), asyncio.Queue[HeldConnection | None]()
 
-        async def serve(sock: socket.socket, kept: HeldConnection | None) -> None:
+        async def serve(sock: socket.socket, held: HeldConnection | None) -> None:
             router.sockets.append(sock)
-            served.put_nowait(kept)
+            served.put_nowait(held)
 
         listener = HeldListener(router.listen(), router.failover, serve)
         clients = [socket.create_connection(listener.sock.getsockname()) for _ in range(num_clients)]
         for _ in range(num_clients):
-            kept = await asyncio.wait_for(served.get(), TIMEOUT_S)
-            assert kept is not None
-            kept.journal.close()
+            held = await asyncio.wait_for(served.get(), TIMEOUT_S)
+            assert held is not None
+            held.journal.close()
         for client in clients:
             client.close()
         listener.close()
@@ -358,7 +358,7 @@ def test_a_link_that_breaks_is_made_anew_and_the_keeper_hears_what_has_changed(
             router.kill()
             third.close()
             restored = start().failover
-            assert {one.kept.number for one in restored.connections} == {number, following.number}
+            assert {one.held.number for one in restored.connections} == {number, following.number}
             assert len(restored.listening) == 1
 
     asyncio.run(main())
@@ -395,9 +395,9 @@ def test_sockets_that_were_lost_on_their_way_to_the_keeper_are_handed_over_again
         listening = router.listen()
         with connect(listening):
             _, number, _ = router.accept(listening)
-            while not holder._places[0]._kept.keys() >= {number}:
+            while not holder._slots[0]._held.keys() >= {number}:
                 await asyncio.sleep(0)
-            holder._places[0].forget_all()
+            holder._slots[0].forget_all()
             break_links(holder)
             await rejoined(router.failover)
             assert not router.failover.has(number)
@@ -412,7 +412,7 @@ import os, signal, socket, sys
 from pathlib import Path
 from slipstream.router.http.failover.failover_session import FailoverSession
 
-failover = FailoverSession.of_keeper(Path(sys.argv[1]))
+failover = FailoverSession.of_holder(Path(sys.argv[1]))
 listening = socket.create_server(("127.0.0.1", 0))
 failover.keep_listening([listening])
 print(listening.getsockname()[1], flush=True)

@@ -58,7 +58,7 @@ def test_a_worker_is_asked_once_for_a_snapshot() -> None:
         tell(cluster, D1, seq, stored=b"12345678")
     assert cluster.dispatcher.known_blocks(D1) == frozenset()
     worker = cluster.worker("d1")
-    worker.blocks._last_seq = 8
+    worker.protocol.blocks._last_seq = 8
     cluster.run()
     assert cluster.dispatcher.known_blocks(D1) == frozenset(), "a snapshot of an empty cache"
     tell(cluster, D1, 10, stored=b"12345678")

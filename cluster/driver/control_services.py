@@ -1,0 +1,85 @@
+"""What changes a cluster while it serves: the admin API, the planner and rolling updates."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+
+from slipstream.cluster.admin_api.admin_server import AdminServer, operating
+from slipstream.cluster.admin_api.driver_parts import DriverParts
+from slipstream.cluster.config.admin_token import read_token
+from slipstream.cluster.config.served_config import as_plain
+from slipstream.cluster.driver.driver_task import DriverTask
+from slipstream.cluster.driver.supervised_cluster import SupervisedCluster
+from slipstream.cluster.driver.urls import port_of, url_of
+from slipstream.cluster.fleet.update_plan import UpdateEvent
+from slipstream.cluster.planner.decision_log import DecisionLog
+from slipstream.cluster.planner.planner_loading import load_planner
+from slipstream.cluster.planner.planner_loop import PlannerLoop, planning
+from slipstream.cluster.repository.files_watch import watching
+from slipstream.cluster.state.run_state import ClusterState
+from slipstream.cluster.terminal.console import Console
+from slipstream.cluster.update.release import Release
+from slipstream.cluster.update.updater import Updater
+from slipstream.router.process.addresses import Endpoint
+
+
+class ControlServices:
+    def __init__(self, task: DriverTask, state: ClusterState, console: Console) -> None:
+        self._task = task
+        self._state = state
+        self._console = console
+        self._admin_server: AdminServer | None = None
+
+    def listen(self) -> None:
+        """Opens the admin API's port. Raises OSError if it cannot listen, ValueError if its token cannot be read."""
+        config, before = self._task.config.admin_api, self._task.before
+        if config.port is None:
+            return
+        # Operators who have the token, or wait at the port, do not notice that there is another driver.
+        is_kept = before is not None and bool(before.operator_token) and config.token_file is None
+        self._state.operator_token = before.operator_token if before is not None and is_kept else read_token(config)
+        port = config.port or (port_of(before.operator_url) if before is not None else None)
+        self._admin_server = AdminServer(config, port or 0)
+        self._state.operator_url = url_of("http", Endpoint(config.host, self._admin_server.port))
+
+    @asynccontextmanager
+    async def running(self, cluster: SupervisedCluster) -> AsyncIterator[None]:
+        """Runs all services while the context is open."""
+        config, router = self._task.config.planner, cluster.supervisor.router
+        decisions = DecisionLog(config.log_decisions) if config.enabled else None
+        updater = self._updater(cluster)
+        token = self._state.operator_token
+        parts = DriverParts(cluster.fleet, self._state, router, token, decisions, updater, cluster.files)
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(updater.close)
+            await stack.enter_async_context(watching(cluster.files))
+            if self._admin_server is not None:
+                await stack.enter_async_context(operating(self._admin_server, parts))
+            if decisions is not None:
+                planner, say = load_planner(config), self._console.event
+                loop = PlannerLoop(config, planner, cluster.fleet, router.signals, decisions, say)
+                await stack.enter_async_context(planning(loop))
+            yield
+
+    def _updater(self, cluster: SupervisedCluster) -> Updater:
+        state = self._state
+
+        def show(event: UpdateEvent, release: Release) -> None:
+            self._console.event(f"update: {event.text}")
+            state.config, state.served = release.path, as_plain(release.config)
+            state.version, state.content = release.version, release.content.digest
+            state.names = sorted(updater.names)
+            state.update, state.update_phase = event.text, event.phase
+            cluster.reporter.wants(cluster.supervisor.expected)
+
+        def warn(text: str) -> None:
+            self._console.event(f"warning: {text}")
+
+        first = Release(state.version, self._task.config, state.config, cluster.content)
+        earlier = UpdateEvent(0.0, state.update_phase, state.update) if state.update_phase is not None else None
+        load = partial(self._task.overrides.load, warn=warn)
+        router = cluster.supervisor.router.member
+        updater = Updater(first, cluster.fleet, router, load, show, earlier, state.names)
+        return updater

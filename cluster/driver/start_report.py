@@ -1,0 +1,37 @@
+"""The lines at the terminal once a cluster is up."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Iterator
+
+from slipstream.cluster.config.cluster_config import ClusterConfig
+from slipstream.cluster.state.run_state import MemberStatus
+
+
+def first_request(config: ClusterConfig, url: str) -> Iterator[str]:
+    """Where the cluster serves, and a request to try."""
+    body = {
+        "model": config.model.name,
+        "messages": [{"role": "user", "content": "Write a function that reads a file."}],
+        "max_tokens": 100,
+        "temperature": 0.7,
+        "stream": True,
+    }
+    data = shlex.quote(json.dumps(body))
+    key = " -H 'Authorization: Bearer KEY'" if config.router.access.keys_file is not None else ""
+    yield ""
+    yield f"Ready at {url} (Ctrl-C to stop). Try:"
+    yield f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {data}"
+    yield ""
+
+
+def timings(stages: Iterable[tuple[str, float]], members: Iterable[MemberStatus]) -> Iterator[str]:
+    """Where the time of the start went: `stages` of the whole, with seconds since the command, and those of members."""
+    yield "Start, seconds since the command:"
+    for text, at_s in stages:
+        yield f"  {at_s:6.2f}  {text}"
+    for member in members:
+        for stage, took_s in member.startup_s:
+            yield f"  {took_s:6.2f}  in {member.name}: {stage}"
