@@ -1,11 +1,13 @@
 """What the model asks of a device: an `Ops` object, and for each step an `AttentionStep`.
 
-`TorchOps` is plain torch and runs anywhere; `kernels/gpu/triton_ops.py` has the same in Triton. A step in their words:
+`TorchOps` is plain torch and runs anywhere, `TritonOps` (`kernels/gpu/triton_ops.py`) runs on a GPU, and `NativeOps`
+(`kernels/cpu/native_ops.py`) records the calls for the native CPU kernels. A step in their words:
 
     step = ops.begin_step(batch, attention, kv)                 once a step, for all layers
+    x = ops.embedding(token_ids)
     for layer:  qkv = ops.norm_linear(x)
-                q = step.write(qkv, qk_norm, kv[layer])         keys and values into their pages
-                ops.linear(step.attend(q, kv[layer]), add_to=x)
+                q = step.write(qkv, qk_norm, layer)             keys and values into their pages
+                ops.linear(step.attend(q, layer), add_to=x)
                 ops.linear(ops.norm_gated(x), add_to=x)         feed-forward
     logits = ops.norm_linear(x)
 """
@@ -67,33 +69,55 @@ class StepInputs(Protocol):
     def fresh_pages(self) -> Tensor: ...  # [n]: pages that this step begins and does not fill
 
 
+class Ranks(Protocol):
+    """A tensor-parallel group, as one of its ranks sees it."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum over ranks, in place."""
+
+
 class AttentionStep(Protocol):
-    """One step's attention. `kv_layer` is one layer of the pool, [pages, kv_heads, 2, page_tokens, head_dim], or
+    """One step's attention. `layer` is one of the pool's, [pages, kv_heads, 2, page_tokens, head_dim], or
     [pages, kv_heads, head_bytes] where it is quantised (see `quantized_kv`)."""
 
-    def write(self, qkv: Tensor, qk_norm: Tensor | None, kv_layer: Tensor) -> Tensor:
+    def write(self, qkv: Tensor, qk_norm: Tensor | None, layer: int) -> Tensor:
         """Norms (`qk_norm` is [heads + kv_heads, head_dim]) and rotates queries and keys, and stores keys and values
         in their pages. `qkv` is [tokens, (heads + 2 * kv_heads) * head_dim]: query heads, key heads, value heads.
         Returns the queries, [tokens, heads, head_dim]."""
 
-    def attend(self, q: Tensor, kv_layer: Tensor, window: int | None) -> Tensor:
+    def attend(self, q: Tensor, layer: int, window: int | None) -> Tensor:
         """Causal attention of what `write` returned to all keys of each sequence, or with a `window` to its own and
-        the `window - 1` before it. Returns [tokens, heads, head_dim]."""
+        the `window - 1` before it. Returns [tokens, heads * head_dim]."""
 
 
 class Ops(Protocol):
     """`x` is [tokens, in] in the model's dtype; a weight is [out, in], from `pack_weight` or quantised, a bias
-    [out]. Norms are `rms_norm` with `norm_weight` [in].
+    [out]. Norms are `rms_norm` with `norm_weight` [in]. `ranks` None is a group of one.
     """
 
     def pack_weight(self, weight: Tensor) -> Tensor:
         """`weight` in the form that products are fastest with."""
 
-    def embedding(self, token_ids: Tensor, table: Tensor) -> Tensor:
-        """Rows `token_ids` [tokens] of `table` [vocab, dim], a new tensor."""
+    def embedding(self, token_ids: Tensor, table: Tensor, ranks: Ranks | None = None) -> Tensor:
+        """Rows `token_ids` [tokens] of the embedding, a new tensor. `table` [vocab share, dim] is the rank's run of it:
+        each rank holds as many rows."""
 
-    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, add_to: Tensor | None = None) -> Tensor:
-        """`x @ weight.T + bias`, [tokens, out]. With `add_to` [tokens, out] it is added to that, in place."""
+    def linear(
+        self,
+        x: Tensor,
+        weight: Weight,
+        bias: Tensor | None,
+        add_to: Tensor | None = None,
+        ranks: Ranks | None = None,
+    ) -> Tensor:
+        """`x @ weight.T + bias`, [tokens, out]. With `add_to` [tokens, out] the sum over ranks is added to that, in
+        place."""
 
     def norm_linear(
         self, x: Tensor, norm_weight: Tensor, eps: float, weight: Weight, bias: Tensor | None = None
@@ -109,6 +133,17 @@ class Ops(Protocol):
         """`kv` is the whole pool, [layers, ...] as in `AttentionStep`."""
 
 
+def embedding_rows(token_ids: Tensor, table: Tensor, ranks: Ranks | None) -> Tensor:
+    """`Ops.embedding` in torch."""
+    if ranks is None or ranks.size == 1:
+        return F.embedding(token_ids, table)
+    share = table.shape[0]
+    local = token_ids - ranks.rank * share
+    elsewhere = (local < 0) | (local >= share)
+    rows = F.embedding(local.clamp(0, share - 1), table)
+    return ranks.all_reduce(rows.masked_fill_(elsewhere[:, None], 0))
+
+
 class TorchOps:
     """`Ops` in plain torch, and on CPU with oneDNN's packed products. Products with quantised weights are references,
     not fast."""
@@ -116,12 +151,21 @@ class TorchOps:
     def pack_weight(self, weight: Tensor) -> Tensor:
         return pack_weight(weight)
 
-    def embedding(self, token_ids: Tensor, table: Tensor) -> Tensor:
-        return F.embedding(token_ids, table)
+    def embedding(self, token_ids: Tensor, table: Tensor, ranks: Ranks | None = None) -> Tensor:
+        return embedding_rows(token_ids, table, ranks)
 
-    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, add_to: Tensor | None = None) -> Tensor:
+    def linear(
+        self,
+        x: Tensor,
+        weight: Weight,
+        bias: Tensor | None,
+        add_to: Tensor | None = None,
+        ranks: Ranks | None = None,
+    ) -> Tensor:
         product = linear(x, weight, bias) if isinstance(weight, Tensor) else quantized_linear(x, weight, bias)
-        return product if add_to is None else add_to.add_(product)
+        if add_to is None:
+            return product
+        return add_to.add_(product if ranks is None else ranks.all_reduce(product))
 
     def norm_linear(
         self, x: Tensor, norm_weight: Tensor, eps: float, weight: Weight, bias: Tensor | None = None
@@ -152,7 +196,7 @@ class TorchOps:
             for window in shape.windows
         }
         rows = kv_rows(inputs.slots, shape.num_kv_heads, page_tokens)
-        return TorchStep(shape, cos, signed_sin, inputs.slots, rows, plans)
+        return TorchStep(shape, kv, cos, signed_sin, inputs.slots, rows, plans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +204,15 @@ class TorchStep:
     """What all layers of a step share."""
 
     shape: AttentionShape
+    kv: Tensor
     cos: Tensor
     signed_sin: Tensor
     slots: Tensor
     kv_rows: Tensor
     plans: dict[int | None, AttentionPlan]  # by window
 
-    def write(self, qkv: Tensor, qk_norm: Tensor | None, kv_layer: Tensor) -> Tensor:
-        heads = self.shape.num_heads
+    def write(self, qkv: Tensor, qk_norm: Tensor | None, layer: int) -> Tensor:
+        heads, kv_layer = self.shape.num_heads, self.kv[layer]
         by_head = qkv.view(qkv.shape[0], -1, self.shape.head_dim)
         qk, values = by_head.tensor_split((heads + self.shape.num_kv_heads,), dim=1)
         if qk_norm is not None:
@@ -179,5 +224,5 @@ class TorchStep:
             write_kv(kv_layer, qk[:, heads:], values, self.kv_rows)
         return qk[:, :heads]
 
-    def attend(self, q: Tensor, kv_layer: Tensor, window: int | None) -> Tensor:
-        return paged_attention(q, kv_layer, self.plans[window], self.shape.head_dim**-0.5)
+    def attend(self, q: Tensor, layer: int, window: int | None) -> Tensor:
+        return paged_attention(q, self.kv[layer], self.plans[window], self.shape.head_dim**-0.5).flatten(1)

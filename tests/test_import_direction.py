@@ -19,7 +19,7 @@ MAY_IMPORT = {
 
 # Bottom to top: a folder may import those that stand before it. A folder inside another is one of its own.
 FLOORS = """
-kernels/pages kernels/attention kernels/elementwise kernels/linear kernels/quantization kernels/cpu kernels
+kernels/pages kernels/attention kernels/elementwise kernels/linear kernels/quantization kernels kernels/cpu
 kernels/benchmark kernels/pages/gpu kernels/quantization/gpu kernels/attention/gpu kernels/elementwise/gpu
 kernels/linear/gpu kernels/sampling/gpu kernels/gpu
 
@@ -37,9 +37,9 @@ router/dispatch/queue router/dispatch/table router/dispatch/migration router/dis
 router/api router/api/openai/body router/api/openai router/api/admin router/api/pages
 router/frontends router
 
-workers/models/directory workers/config workers/models/interface
+workers/models/directory workers/config workers/models/interface workers/models/weights workers/models
 workers/engine/limits workers/engine/structured_output workers/engine/plan workers/engine/sampling
-workers/engine/execution workers/models/weights workers/models workers/engine/execution/gpu
+workers/engine/execution workers/engine/execution/gpu
 workers/interface workers/engine/kv_cache workers/engine/scheduling workers/engine
 workers/process workers/transfers workers/telemetry workers/group workers/roles workers workers/mock
 

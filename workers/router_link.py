@@ -149,7 +149,7 @@ class RouterLink:
                     self._put(message)
             case Rejected(reason) if self._was_welcome:
                 # Our router has died, and its port now belongs to the router of another cluster. Ours will come back
-                # elsewhere, and our supervisor will tell us where.
+                # elsewhere, and our supervisor will give us the new address.
                 log.warning("the router at %s:%d is not ours any more: %s", self._host, self._port, reason)
                 self._abort(WireError(reason))
             case Rejected(reason):

@@ -13,7 +13,7 @@ from slipstream.kernels.pages.quantized_kv import LARGEST_CODE, SCALE_BYTES, cod
 def random_pages(
     kv_lens: Sequence[int], kv_heads: int, head_dim: int, page_tokens: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(layer, page_table [seqs, max_pages], kv_lens [seqs]): every page belongs to somebody, in random order."""
+    """(layer, page_table [seqs, max_pages], kv_lens [seqs]): every page belongs to a sequence, in random order."""
     lens = torch.tensor(kv_lens, dtype=torch.int32)
     num_pages = (lens + page_tokens - 1) // page_tokens
     page_table = torch.zeros(len(kv_lens), int(num_pages.max()), dtype=torch.int32)

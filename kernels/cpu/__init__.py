@@ -1,2 +1,2 @@
-"""The native CPU library: C++ sources, the build that fits this processor, and its C interface. Imports no other
-kernels."""
+"""The native CPU library: C++ sources, the build that fits this processor, and `Ops` that record programs for it. May
+import `kernels.ops`."""

@@ -1,15 +1,16 @@
-// The C interface of the native engine (see `library.py`). Nothing here is called on a hot path but slipstream_model_run.
+// The C interface of the native kernels (see `native_library.py`). Only slipstream_model_run and
+// slipstream_samples_last_rows are on a hot path.
 #include <cstdint>
 #include <vector>
 
 #include "export.hpp"
 #include "linear.hpp"
-#include "model.hpp"
+#include "program.hpp"
 #include "team.hpp"
 
 using slipstream::Model;
 using slipstream::ModelShape;
-using slipstream::ModelWeights;
+using slipstream::Program;
 using slipstream::SourceRows;
 using slipstream::Step;
 using slipstream::WeightShape;
@@ -58,25 +59,15 @@ SLIPSTREAM_API void slipstream_pack(const PackJob* jobs, int32_t num_jobs) {
   slipstream::run_together(packing);
 }
 
-SLIPSTREAM_API Model* slipstream_model_create(const ModelShape* shape, const ModelWeights* weights) {
-  return slipstream::make_model(*shape, *weights).release();
+SLIPSTREAM_API Model* slipstream_model_create(const ModelShape* shape) {
+  return slipstream::make_model(*shape).release();
 }
 
 SLIPSTREAM_API void slipstream_model_destroy(Model* model) { delete model; }
 
-SLIPSTREAM_API void slipstream_model_run(Model* model, const Step* step, int32_t first, int32_t last) {
-  model->run(*step, first, last);
-}
+SLIPSTREAM_API int32_t slipstream_samples_last_rows(const Step* step) { return slipstream::samples_last_rows(*step); }
 
-SLIPSTREAM_API void slipstream_model_time(Model* model, int32_t is_timed) {
-  model->is_timed = is_timed != 0;
-  for (int op = 0; op < slipstream::kNumOps; ++op) model->op_ns[op] = model->op_calls[op] = 0;
-}
-
-// `ns` and `calls` are [kNumOps].
-SLIPSTREAM_API void slipstream_model_times(const Model* model, int64_t* ns, int64_t* calls) {
-  for (int op = 0; op < slipstream::kNumOps; ++op) {
-    ns[op] = model->op_ns[op];
-    calls[op] = model->op_calls[op];
-  }
+SLIPSTREAM_API void slipstream_model_run(Model* model, const Program* program, const Step* step, int32_t first,
+                                         int32_t last) {
+  model->run(*program, *step, first, last);
 }

@@ -1,6 +1,6 @@
-"""The C structs of the native library (`linear.hpp`, `model.hpp`, `api.cpp`) as ctypes sees them.
+"""The C structs of the native library (`linear.hpp`, `program.hpp`, `api.cpp`) as ctypes sees them.
 
-Pointers are addresses: the caller that fills a struct keeps the arrays alive that it points to.
+Pointers are addresses: the code that fills a struct keeps the arrays alive that it points to.
 """
 
 from __future__ import annotations
@@ -69,52 +69,69 @@ class PackJob(Structure):
     ]
 
 
-class LinearWeights(Structure):
-    _fields_ = [("weight", PackedWeight), ("bias", c_void_p)]
-
-
-class LayerWeights(Structure):
-    _fields_ = [
-        ("attention_norm", c_void_p),
-        ("qkv", LinearWeights),
-        ("qk_norm", c_void_p),
-        ("output", LinearWeights),
-        ("mlp_norm", c_void_p),
-        ("gate_up", LinearWeights),
-        ("down", LinearWeights),
-        ("window", c_int32),
-    ]
+class AttentionKind(Structure):
+    _fields_ = [("window", c_int32), ("on_samples", c_int32)]
 
 
 class ModelShape(Structure):
     _fields_ = [
         ("type", c_int32),
-        ("num_layers", c_int32),
-        ("hidden_size", c_int32),
-        ("intermediate_size", c_int32),
         ("num_heads", c_int32),
         ("num_kv_heads", c_int32),
         ("head_dim", c_int32),
         ("page_tokens", c_int32),
         ("kv_format", c_int32),
         ("first_id", c_int32),
-        ("vocab_share", c_int32),
         ("num_ids", c_int32),
-        ("is_sharded", c_int32),
-        ("norm_eps", c_float),
+        ("num_kinds", c_int32),
+        ("kinds", POINTER(AttentionKind)),
         ("attention_scale", c_float),
         ("rotary_scale", c_float),
-    ]
-
-
-class ModelWeights(Structure):
-    _fields_ = [
-        ("embedding", c_void_p),
-        ("layers", POINTER(LayerWeights)),
-        ("final_norm", c_void_p),
-        ("lm_head", LinearWeights),
         ("inv_freq", c_void_p),
     ]
+
+
+class Op(enum.IntEnum):
+    EMBED = 0
+    ROTARY = 1
+    NORM = 2
+    LINEAR = 3
+    WRITE = 4
+    ATTEND = 5
+    GATHER = 6
+    BEST = 7
+
+
+class Epilogue(enum.IntEnum):
+    STORE = 0
+    STORE_F32 = 1
+    ADD_RESIDUAL = 2
+    SILU_MUL = 3
+
+
+class Instruction(Structure):
+    _fields_ = [
+        ("op", c_int32),
+        ("source", c_int32),
+        ("target", c_int32),
+        ("on_samples", c_int32),
+        ("gathers", c_int32),
+        ("epilogue", c_int32),
+        ("layer", c_int32),
+        ("attention", c_int32),
+        ("eps", c_float),
+        ("weight", c_void_p),
+        ("packed", PackedWeight),
+        ("bias", c_void_p),
+    ]
+
+
+class BufferRow(Structure):
+    _fields_ = [("numbers", c_int32), ("bytes", c_int32)]
+
+
+class Program(Structure):
+    _fields_ = [("instructions", POINTER(Instruction)), ("rows", POINTER(BufferRow)), ("ns", POINTER(c_int64))]
 
 
 class Step(Structure):
@@ -132,31 +149,10 @@ class Step(Structure):
         ("sample_rows", c_void_p),
         ("kv", c_void_p),
         ("num_pages", c_int64),
-        ("x", c_void_p),
-        ("partial", c_void_p),
-        ("logits", c_void_p),
+        ("buffers", POINTER(c_void_p)),
         ("best_ids", c_void_p),
         ("is_sound", c_void_p),
-        ("only_samples", c_int32),
     ]
-
-
-# The kinds of phases whose times `slipstream_model_times` tells, in its order.
-OPS = (
-    "embed",
-    "rotary",
-    "attention_norm",
-    "qkv",
-    "write",
-    "attend",
-    "output",
-    "mlp_norm",
-    "gate_up",
-    "down",
-    "final_norm",
-    "logits",
-    "best",
-)
 
 
 def declare(library: ctypes.CDLL) -> None:
@@ -170,11 +166,10 @@ def declare(library: ctypes.CDLL) -> None:
         "pack_format": (c_int32, []),
         "packed_bytes": (c_int64, [POINTER(WeightShape)]),
         "pack": (None, [POINTER(PackJob), c_int32]),
-        "model_create": (c_void_p, [POINTER(ModelShape), POINTER(ModelWeights)]),
+        "model_create": (c_void_p, [POINTER(ModelShape)]),
         "model_destroy": (None, [c_void_p]),
-        "model_run": (None, [c_void_p, POINTER(Step), c_int32, c_int32]),
-        "model_time": (None, [c_void_p, c_int32]),
-        "model_times": (None, [c_void_p, POINTER(c_int64), POINTER(c_int64)]),
+        "model_run": (None, [c_void_p, POINTER(Program), POINTER(Step), c_int32, c_int32]),
+        "samples_last_rows": (c_int32, [POINTER(Step)]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, f"slipstream_{name}")

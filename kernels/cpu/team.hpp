@@ -25,7 +25,8 @@ class Work {
   // for 0, 1, 2 ..., each time by one thread, when all tiles of the phases before are done and visible to it.
   virtual int begin_phase(int phase, int thread) = 0;
 
-  // `thread` in 0 .. num_threads() - 1 tells apart threads that run at the same time, for scratch memory.
+  // `thread`, 0 .. num_threads() - 1, is another one for each of the threads that run at the same time: it selects
+  // scratch memory.
   virtual void run_tile(int phase, int tile, int thread) = 0;
 
  protected:

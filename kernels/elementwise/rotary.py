@@ -13,7 +13,7 @@ def rotary_angles(positions: Tensor, inv_freq: Tensor, scale: float, dtype: torc
     """What `rotary_embedding` needs for a step, once for all layers.
 
     `positions` is [tokens], `inv_freq` is [head_dim / 2] in float32; `scale` multiplies both results (yarn's attention
-    factor). Angles are taken in float32: at long contexts bfloat16 cannot tell neighbouring positions apart. Returns
+    factor). Angles are taken in float32: at long contexts bfloat16 rounds neighbouring positions to one number. Returns
     (cos, signed sin), each [tokens, 1, head_dim]; the sign of the first half is already turned.
     """
     angles = positions.to(torch.float32)[:, None] * inv_freq

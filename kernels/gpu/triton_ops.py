@@ -28,7 +28,7 @@ from slipstream.kernels.linear.gpu.decode_linear import MAX_ROWS, decode_linear
 from slipstream.kernels.linear.gpu.fp8_linear import fp8_linear
 from slipstream.kernels.linear.gpu.int4_linear import MIN_GROUP, int4_linear
 from slipstream.kernels.linear.gpu.int4_linear import OFFSETS as INT4_DTYPES
-from slipstream.kernels.ops import AttentionShape, AttentionStep, StepInputs, Weight
+from slipstream.kernels.ops import AttentionShape, AttentionStep, Ranks, StepInputs, Weight, embedding_rows
 from slipstream.kernels.pages.gpu.kv_layer import KvLayer
 from slipstream.kernels.quantization.quantized_weight import Fp8Weight, Int4Weight, dequantize
 
@@ -44,10 +44,19 @@ class TritonOps:
     def pack_weight(self, weight: Tensor) -> Tensor:
         return weight.contiguous()
 
-    def embedding(self, token_ids: Tensor, table: Tensor) -> Tensor:
-        return F.embedding(token_ids, table)
+    def embedding(self, token_ids: Tensor, table: Tensor, ranks: Ranks | None = None) -> Tensor:
+        return embedding_rows(token_ids, table, ranks)
 
-    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, add_to: Tensor | None = None) -> Tensor:
+    def linear(
+        self,
+        x: Tensor,
+        weight: Weight,
+        bias: Tensor | None,
+        add_to: Tensor | None = None,
+        ranks: Ranks | None = None,
+    ) -> Tensor:
+        if add_to is not None and ranks is not None and ranks.size > 1:
+            return add_to.add_(ranks.all_reduce(self.linear(x, weight, bias)))
         if isinstance(weight, Tensor | Fp8Weight) and len(x) <= MAX_ROWS:
             return decode_linear(x, weight, bias, add_to=add_to)
         if isinstance(weight, Tensor) and bias is None and add_to is not None:
@@ -93,7 +102,7 @@ class TritonOps:
         """`begin_step` of inputs that are on the device already. What earlier owners left in the pages need not be
         cleared: the kernels read nothing behind a sequence's last token."""
         cos, sin = rope_table(inputs.positions, attention.inv_freq, attention.rotary_scale)
-        return TritonStep(attention, inputs, cos, sin)
+        return TritonStep(attention, inputs, kv, cos, sin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,24 +111,25 @@ class TritonStep:
 
     shape: AttentionShape
     inputs: DeviceInputs
+    kv: Tensor
     cos: Tensor
     sin: Tensor
 
-    def write(self, qkv: Tensor, qk_norm: Tensor | None, kv_layer: Tensor) -> Tensor:
-        shape = self.shape
+    def write(self, qkv: Tensor, qk_norm: Tensor | None, layer: int) -> Tensor:
+        shape, kv_layer = self.shape, self.kv[layer]
         return rope_kv_write(
             qkv, self.cos, self.sin, self.inputs.slots, kv_layer, shape.num_heads, qk_norm=qk_norm, eps=shape.norm_eps
         )
 
-    def attend(self, q: Tensor, kv_layer: Tensor, window: int | None) -> Tensor:
+    def attend(self, q: Tensor, layer: int, window: int | None) -> Tensor:
         inputs, scale, n = self.inputs, self.shape.head_dim**-0.5, self.inputs.num_decodes
-        out = torch.empty_like(q)
+        kv_layer, out = self.kv[layer], torch.empty_like(q)
         table, starts, kv_lens = inputs.page_table, inputs.query_starts, inputs.kv_lens
         if n:
             decode_attention(q[:n], kv_layer, table[:n], kv_lens[:n], scale, window, out=out[:n])
         if n < inputs.num_seqs:
             prefill_attention(q, kv_layer, table[n:], starts[n:], kv_lens[n:], scale, window, out=out)
-        return out
+        return out.flatten(1)
 
 
 def _product(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:

@@ -98,8 +98,8 @@ def _step(shape: str, form: Form, num_seqs: int, query_len: int) -> None:
     inputs = DeviceInputs(
         ints(num_tokens), ints(num_tokens), ints(num_seqs + 1), ints(num_seqs), table, num_decodes, query_len, query_len
     )
-    step = ops.begin_device_step(inputs, model.attention, kv)
-    hidden = model.run(ints(num_tokens), step, kv)
+    step = ops.begin_device_step(inputs, model.decoder.attention, kv)
+    hidden = model.decoder.run(ints(num_tokens), step)
     logits = model.logits(hidden[:num_seqs])
     assert logits is not None
     sampling.sample(logits, None)

@@ -16,7 +16,9 @@ from slipstream.kernels.pages.quantized_kv import codes_and_scales, head_bytes
 from slipstream.kernels.quantization.quantized_weight import Fp8Weight, quantize_fp8
 from slipstream.workers.models.directory.model_config import ModelConfig
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
-from slipstream.workers.models.llama import LayerWeights, Linear, Llama, LlamaWeights
+from slipstream.workers.models.interface.weight_source import Linear
+from slipstream.workers.models.llama import LayerWeights, Llama, LlamaWeights
+from slipstream.workers.models.ops_model import OpsModel
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -99,7 +101,7 @@ def read_config(name: str) -> ModelConfig:
         return ModelConfig.read(folder)
 
 
-def random_model(config: ModelConfig, ops: Ops, device: torch.device, *, fp8: bool) -> Llama:
+def random_model(config: ModelConfig, ops: Ops, device: torch.device, *, fp8: bool) -> OpsModel:
     """In bfloat16, with `fp8` all products of the layers in fp8 with a scale a channel (the head stays as it is)."""
     maker = _Maker(ops, device, fp8)
     embedding = maker.matrix(config.vocab_size, config.hidden_size)
@@ -110,7 +112,8 @@ def random_model(config: ModelConfig, ops: Ops, device: torch.device, *, fp8: bo
         final_norm=maker.norm(config.hidden_size),
         lm_head=ops.pack_weight(head),
     )
-    return Llama(config, weights, TensorParallel(), ops)
+    tp = TensorParallel()
+    return OpsModel(config, Llama(config, weights, tp, ops), tp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +144,12 @@ class _Maker:
         return Linear(quantize_fp8(weight) if self.fp8 else self.ops.pack_weight(weight), None)
 
 
-def weight_bytes(model: Llama) -> int:
+def weight_bytes(model: OpsModel) -> int:
     """What a decode step must read of the weights: all products, and nothing of an embedding that is not the head."""
-    linears = [linear for layer in model.weights.layers for linear in _linears(layer)]
-    return sum(_bytes(weight) for weight in [*(linear.weight for linear in linears), model.weights.lm_head])
+    assert isinstance(model.decoder, Llama)
+    weights = model.decoder.weights
+    linears = [linear for layer in weights.layers for linear in _linears(layer)]
+    return sum(_bytes(weight) for weight in [*(linear.weight for linear in linears), weights.lm_head])
 
 
 def kv_token_bytes(config: ModelConfig, form: Form) -> int:

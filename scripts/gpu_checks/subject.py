@@ -20,7 +20,7 @@ from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.plan.executor import Executor
 from slipstream.workers.engine.plan.step_plan import StepPlan
 from slipstream.workers.models.interface.step_arrays import SequenceSlice, StepArrays
-from slipstream.workers.models.llama import Llama
+from slipstream.workers.models.ops_model import OpsModel
 
 PAGE_TOKENS = 16
 
@@ -46,7 +46,7 @@ class Work:
 class Subject:
     """A runner with a pool full of random keys and values, so that any context can be stepped upon."""
 
-    model: Llama
+    model: OpsModel
     form: Form
     executor: Executor
     limits: EngineLimits
@@ -114,7 +114,7 @@ def requests(work: Work, vocab_size: int) -> list[EngineRequest]:
     ]
 
 
-def _executor(model: Llama, ops: Ops, kv: torch.Tensor, limits: EngineLimits) -> Executor:
+def _executor(model: OpsModel, ops: Ops, kv: torch.Tensor, limits: EngineLimits) -> Executor:
     if isinstance(ops, TorchOps):
         return ModelRunner(model, kv)
     runner = GpuRunner(

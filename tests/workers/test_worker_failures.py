@@ -1,4 +1,4 @@
-"""Worker programs that are killed, cut off, drained or badly set up: nothing leaks, nobody is left waiting."""
+"""Worker programs that are killed, cut off, drained or badly set up: nothing leaks, and no request is left waiting."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def prompt(num_tokens: int) -> list[int]:
 
 
 def wait_gone(pid: int) -> None:
-    """Until no process has this id. A zombie that nobody has waited for yet is gone enough."""
+    """Until no process has this id. A zombie that its parent has not waited for yet is gone enough."""
     deadline = time.monotonic() + END_TIMEOUT_S
     while time.monotonic() < deadline:
         try:

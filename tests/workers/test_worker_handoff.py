@@ -229,9 +229,9 @@ def test_a_request_that_is_cancelled_in_any_phase_gives_all_pages_back_on_both_s
 
 
 def test_an_unknown_request_may_be_cancelled(workers: Workers) -> None:
-    workers.decode.cancel(request("nobody", [1]))
-    workers.prefill.cancel(request("nobody", [1]))
-    assert generate(workers.decode, request("after-nobody", prompt(5)))
+    workers.decode.cancel(request("unknown", [1]))
+    workers.prefill.cancel(request("unknown", [1]))
+    assert generate(workers.decode, request("after-unknown", prompt(5)))
 
 
 # ---- refusals

@@ -13,7 +13,7 @@ from slipstream.router.process.container_limits import num_cores
 from slipstream.router.protocol.messages import EngineRequest, SamplingParams, pack_ids
 from slipstream.workers.config.worker_config import EngineConfig
 from slipstream.workers.engine.execution.gpu.gpu_build import build_gpu_runner
-from slipstream.workers.engine.execution.model_runner import Model, ModelRunner
+from slipstream.workers.engine.execution.model_runner import ModelRunner
 from slipstream.workers.engine.kv_cache.kv_memory import KvMemory
 from slipstream.workers.engine.limits.engine_errors import EngineConfigError
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
@@ -27,10 +27,11 @@ from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.model_config import ModelConfig
 from slipstream.workers.models.directory.steady_files import SteadyFiles
 from slipstream.workers.models.interface.kv_shape import kv_dtype, kv_shape
+from slipstream.workers.models.interface.model import Model
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
-from slipstream.workers.models.llama import Llama
 from slipstream.workers.models.model_loader import TORCH_DTYPES, load_model
-from slipstream.workers.models.native_llama import is_native, load_native
+from slipstream.workers.models.native_model import is_native, load_native
+from slipstream.workers.models.ops_model import OpsModel
 from slipstream.workers.models.weights.weight_cache import default_directory
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,8 @@ def engine_limits(
 
     `kv_cache_mib` is the memory of one rank; where it is `auto`, a group's ranks call this together, and
     `ranks_on_host` share the host's memory. Without `max_model_len` it is what the model allows and the pool holds.
-    `model_id` tells the prefix cache which KV is compatible; by default the directory, the dtypes and the quantisation.
+    The prefix cache shares KV only between engines of one `model_id`, by default the directory, the dtypes and the
+    quantisation.
 
     Raises ModelError if the directory cannot be served and EngineConfigError, naming the key, if the settings do not
     fit the model.
@@ -125,7 +127,7 @@ def build_runner(
         kv = memory.zeros(shape, of_pages)
     else:
         kv = torch.empty(shape, dtype=of_pages, device=device).zero_()
-    if isinstance(model, Llama) and device.type == "cuda":
+    if isinstance(model, OpsModel) and device.type == "cuda":
         longest = min(model.config.max_position_embeddings, num_pages * config.page_tokens)
         max_model_len = min(longest, config.max_model_len or longest)
         return build_gpu_runner(

@@ -1,1 +1,2 @@
-"""The model families over `kernels.ops`, and the loading of their weights. May import its own folders."""
+"""The model families over `kernels.ops`, each a file, and the two kinds of models that run them: op by op, or natively
+as recorded programs. May import its own folders."""

@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.linear.packed_linear import pack_weight
-from slipstream.kernels.ops import Weight
+from slipstream.kernels.ops import TorchOps, Weight
 from slipstream.kernels.quantization.quantized_weight import QuantizedWeight, dequantize
 from slipstream.workers.models.directory.model_config import DtypeName, ModelConfig
-from slipstream.workers.models.directory.rank_share import LayerShare, LinearShare, RankShare, TensorPart
+from slipstream.workers.models.directory.rank_share import LinearShare, RankShare, TensorPart
 from slipstream.workers.models.directory.stored_quantization import OnLoad
 from slipstream.workers.models.directory.tensor_check import checked_vocabulary
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
-from slipstream.workers.models.llama import LayerWeights, Linear, Llama, LlamaWeights
+from slipstream.workers.models.interface.weight_source import Linear
+from slipstream.workers.models.ops_model import OpsModel
+from slipstream.workers.models.registry import FAMILIES
 from slipstream.workers.models.weights.checkpoint import Checkpoint, open_checkpoint
 from slipstream.workers.models.weights.quantized_reader import QuantizedReader, quantized_on_load
 
@@ -35,7 +37,7 @@ def load_model(
     tp: TensorParallel | None = None,
     quantization: OnLoad = "none",
     keep_codes: bool | None = None,
-) -> Llama:
+) -> OpsModel:
     """Loads a local directory in Hugging Face layout (config.json and safetensors).
 
     `dtype` None takes the one that config.json names; `tp` None is a group of one. `quantization` is what to make of
@@ -50,7 +52,7 @@ def load_model(
     with open_checkpoint(model_dir) as checkpoint:
         device = torch.device(device)
         quantized = None if config.quantization is None else QuantizedReader(checkpoint, config.quantization)
-        reader = _Reader(
+        source = TensorSource(
             checkpoint,
             dtype or TORCH_DTYPES[config.dtype],
             device,
@@ -58,12 +60,12 @@ def load_model(
             quantization,
             device.type != "cpu" if keep_codes is None else keep_codes,
         )
-        return Llama(config, reader.model(share), tp)
+        return OpsModel(config, FAMILIES[config.family](config, share, source, tp, TorchOps()), tp)
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
-    """Reads a rank's share of the weights."""
+class TensorSource:
+    """A `WeightSource` of tensors on `device`, for the ops of torch and Triton."""
 
     checkpoint: Checkpoint
     dtype: torch.dtype
@@ -72,32 +74,25 @@ class _Reader:
     quantization: OnLoad
     keep_codes: bool
 
-    def model(self, share: RankShare) -> LlamaWeights:
-        embedding = self._vocabulary(share.embedding, share.vocab_share)
-        lm_head = embedding if share.is_tied else self._vocabulary(share.lm_head, share.vocab_share)
-        if torch.equal(lm_head, embedding):  # tied, but stored twice
-            lm_head = embedding
-        return LlamaWeights(
-            embedding=embedding,
-            layers=tuple(self._layer(layer) for layer in share.layers),
-            final_norm=self._stacked(share.final_norm),
-            lm_head=pack_weight(lm_head),
-        )
+    def vector(self, part: TensorPart) -> Tensor:
+        return self._stacked(part)
 
-    def _layer(self, share: LayerShare) -> LayerWeights:
-        return LayerWeights(
-            attention_norm=self._stacked(share.attention_norm),
-            qkv=self._linear(share.qkv),
-            qk_norm=self._qk_norm(share),
-            output=self._linear(share.output),
-            mlp_norm=self._stacked(share.mlp_norm),
-            gate_up=self._linear(share.gate_up),
-            down=self._linear(share.down),
-        )
+    def head_vectors(self, parts: list[TensorPart]) -> Tensor:
+        return self._stacked(*parts).view(len(parts), -1)
 
-    def _linear(self, share: LinearShare) -> Linear:
+    def linear(self, share: LinearShare, *, gated: bool = False) -> Linear:
+        del gated  # gate and up lie one below the other
         biases = None if share.biases is None else self._stacked(*share.biases)
         return Linear(self._weight(share), biases)
+
+    def embedding(self, part: TensorPart, num_rows: int) -> Tensor:
+        weight = torch.zeros(num_rows, part.num_columns, dtype=self.dtype, device=self.device)
+        self.checkpoint.copy_into(weight[: part.num_rows], part)
+        return weight
+
+    def output_layer(self, part: TensorPart, num_rows: int, embedding: Tensor, *, is_tied: bool) -> Weight:
+        lm_head = embedding if is_tied else self.embedding(part, num_rows)
+        return pack_weight(embedding if torch.equal(lm_head, embedding) else lm_head)  # it may be stored twice
 
     def _weight(self, share: LinearShare) -> Weight:
         weight: Tensor | QuantizedWeight | None = None if self.quantized is None else self.quantized.read(share)
@@ -109,20 +104,6 @@ class _Reader:
             return pack_weight(weight)
         weight = weight.to(self.device)
         return weight if self.keep_codes else pack_weight(dequantize(weight, self.dtype))
-
-    def _qk_norm(self, share: LayerShare) -> Tensor | None:
-        """[heads + kv_heads, head_dim]: the same weight for all query heads, another for all key heads."""
-        if share.query_norm is None or share.key_norm is None:
-            return None
-        head_dim = share.query_norm.num_rows
-        num_heads, num_kv_heads = (part.num_rows // head_dim for part in share.qkv.weights[:2])
-        q, k = self._stacked(share.query_norm), self._stacked(share.key_norm)
-        return torch.stack([q] * num_heads + [k] * num_kv_heads)
-
-    def _vocabulary(self, part: TensorPart, num_rows: int) -> Tensor:
-        weight = torch.zeros(num_rows, part.num_columns, dtype=self.dtype, device=self.device)
-        self.checkpoint.copy_into(weight[: part.num_rows], part)
-        return weight
 
     def _stacked(self, *parts: TensorPart) -> Tensor:
         """Parts of equal width, one below the other."""

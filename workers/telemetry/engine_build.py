@@ -10,7 +10,7 @@ import torch
 from slipstream.kernels.cpu.native_library import native_library
 from slipstream.router.protocol.messages import Build
 from slipstream.workers.engine.execution.model_runner import ModelRunner
-from slipstream.workers.models.native_llama import NativeLlama
+from slipstream.workers.models.native_model import NativeModel
 from slipstream.workers.telemetry.plain_build import plain_build
 
 DRIVER_FILE = Path("/sys/module/nvidia/version")
@@ -43,7 +43,7 @@ def _instructions(runner: ModelRunner) -> str:
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return f"cuda {major}.{minor}"
-    library = native_library() if isinstance(runner.model, NativeLlama) else None
+    library = native_library() if isinstance(runner.model, NativeModel) else None
     if library is not None:
         return Path(library._name).stem.removeprefix("_")
     return f"torch {torch.backends.cpu.get_cpu_capability()}"

@@ -1,7 +1,7 @@
 """The kernels of `decode_linear`, which says what they compute and how the work is cut.
 
 The number of rows changes from step to step and is not specialised on: Triton would compile a kernel for 1, one for
-multiples of 16 and one for all others, each while somebody waits for a token.
+multiples of 16 and one for all others, each while a request waits for a token.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ from slipstream.workers.models.directory.stored_quantization import KvCacheDtype
 from slipstream.workers.models.interface.kv_shape import kv_dtype, kv_shape
 from slipstream.workers.models.interface.step_arrays import SequenceSlice
 from slipstream.workers.models.interface.step_batch import StepBatch
-from slipstream.workers.models.native_llama import NativeLlama, load_native
+from slipstream.workers.models.native_model import NativeModel, load_native
 
 ROOT = Path(__file__).resolve().parents[3]
 DEMO_MODEL = ROOT / "models" / "slipstream-demo"
@@ -167,7 +167,7 @@ def rounded_checkpoint(model_dir: Path, group: int | None) -> Iterator[Path]:
         yield Path(folder)
 
 
-def load(model_dir: Path, library: ctypes.CDLL, variant: Variant) -> NativeLlama:
+def load(model_dir: Path, library: ctypes.CDLL, variant: Variant) -> NativeModel:
     return load_native(
         model_dir,
         library,
@@ -178,7 +178,7 @@ def load(model_dir: Path, library: ctypes.CDLL, variant: Variant) -> NativeLlama
     )
 
 
-def window_losses(model: NativeLlama, windows: Tensor, chunk_tokens: int) -> Tensor:
+def window_losses(model: NativeModel, windows: Tensor, chunk_tokens: int) -> Tensor:
     """Mean negative log-likelihood of each window's tokens, the first of which is given: [windows] in float64."""
     num_tokens = windows.shape[1]
     pages_of_window = -(-num_tokens // PAGE_TOKENS)

@@ -29,10 +29,9 @@ import torch
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "bench" / "engine")]
 
-from timed_ops import time_ops  # noqa: E402
+from timed_ops import OPS, time_ops  # noqa: E402
 from yardstick_models import make_model  # noqa: E402
 
-from slipstream.kernels.cpu.c_interface import OPS  # noqa: E402
 from slipstream.kernels.cpu.native_library import native_library  # noqa: E402
 from slipstream.router.protocol.messages import EngineRequest, SamplingParams, pack_ids  # noqa: E402
 from slipstream.workers.config.worker_config import EngineConfig  # noqa: E402
@@ -42,7 +41,7 @@ from slipstream.workers.engine.native_engine import NativeEngine  # noqa: E402
 from slipstream.workers.models.directory.model_config import ModelConfig  # noqa: E402
 from slipstream.workers.models.interface.kv_shape import kv_shape  # noqa: E402
 from slipstream.workers.models.model_loader import TORCH_DTYPES, load_model  # noqa: E402
-from slipstream.workers.models.native_llama import load_native  # noqa: E402
+from slipstream.workers.models.native_model import load_native  # noqa: E402
 from slipstream.workers.models.weights.weight_cache import default_directory  # noqa: E402
 
 FORMS = ("torch", "native")
@@ -75,7 +74,7 @@ class Subject:
         before, begin = self.seconds(), time.perf_counter()
         run()
         wall_ms, after = 1e3 * (time.perf_counter() - begin) / num_steps, self.seconds()
-        ops = {op: 1e3 * (after.get(op, 0.0) - before.get(op, 0.0)) / num_steps for op in OPS}
+        ops = {op: 1e3 * (after.get(op, 0.0) - before.get(op, 0.0)) / num_steps for op in OPS.values()}
         return {**ops, "engine": wall_ms - sum(ops.values()), "step": wall_ms}
 
 
@@ -101,7 +100,7 @@ def load(model_dir: Path, form: str, num_threads: int) -> Subject:
     kv = torch.zeros(kv_shape(model.config, model.tp, limits.num_pages, config.page_tokens), dtype=dtype)
     engine = build_engine(limits, ModelRunner(model, kv))
     model.time_ops(True)
-    return Subject(engine, lambda: {op: s for op, (s, _) in model.op_times().items()}, limits.vocab_size)
+    return Subject(engine, lambda: {OPS[op]: s for op, s in model.op_times().items()}, limits.vocab_size)
 
 
 def decode_profile(subject: Subject, batch: int) -> list[Times]:
@@ -153,7 +152,7 @@ def table(model: str, found: dict[str, dict[str, Times]]) -> str:
         ["---", *["---:"] * len(CASES) * len(forms)],
         *(
             [op, *(f"{found[form][case][op]:.3f}" for case in CASES for form in forms)]
-            for op in (*OPS, "engine", "step")
+            for op in (*OPS.values(), "engine", "step")
         ),
     ]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -1,4 +1,4 @@
-"""`TorchOps` that keeps the time of each op, under the names that the native kernels use (`interface.OPS`)."""
+"""`TorchOps` that keeps the time of each op, under names for those of a Llama that native models know, too."""
 
 from __future__ import annotations
 
@@ -12,8 +12,27 @@ from torch import Tensor
 
 from slipstream.kernels.elementwise.rms_norm import rms_norm
 from slipstream.kernels.elementwise.silu_mul import silu_mul
-from slipstream.kernels.ops import AttentionShape, AttentionStep, Ops, StepInputs, TorchOps, Weight
+from slipstream.kernels.ops import AttentionShape, AttentionStep, Ops, Ranks, StepInputs, TorchOps, Weight
 from slipstream.workers.models.llama import Llama
+from slipstream.workers.models.ops_model import OpsModel
+
+# The names of `NativeModel.op_times`, in the order of a step.
+OPS = {
+    "embed_tokens": "embed",
+    "rotary": "rotary",
+    "input_layernorm": "attention_norm",
+    "q_proj": "qkv",
+    "write": "write",
+    "attend": "attend",
+    "gather": "gather",
+    "o_proj": "output",
+    "post_attention_layernorm": "mlp_norm",
+    "gate_proj": "gate_up",
+    "down_proj": "down",
+    "norm": "final_norm",
+    "lm_head": "logits",
+    "best": "best",
+}
 
 
 class OpClock:
@@ -44,13 +63,20 @@ class TimedOps:
     def pack_weight(self, weight: Tensor) -> Tensor:
         return self._ops.pack_weight(weight)
 
-    def embedding(self, token_ids: Tensor, table: Tensor) -> Tensor:
+    def embedding(self, token_ids: Tensor, table: Tensor, ranks: Ranks | None = None) -> Tensor:
         with self._clock.time("embed"):
-            return self._ops.embedding(token_ids, table)
+            return self._ops.embedding(token_ids, table, ranks)
 
-    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, add_to: Tensor | None = None) -> Tensor:
+    def linear(
+        self,
+        x: Tensor,
+        weight: Weight,
+        bias: Tensor | None,
+        add_to: Tensor | None = None,
+        ranks: Ranks | None = None,
+    ) -> Tensor:
         with self._clock.time(self._op_of_weight[id(weight)]):
-            return self._ops.linear(x, weight, bias, add_to)
+            return self._ops.linear(x, weight, bias, add_to, ranks)
 
     def norm_linear(
         self, x: Tensor, norm_weight: Tensor, eps: float, weight: Weight, bias: Tensor | None = None
@@ -76,18 +102,19 @@ class TimedStep:
     step: AttentionStep
     clock: OpClock
 
-    def write(self, qkv: Tensor, qk_norm: Tensor | None, kv_layer: Tensor) -> Tensor:
+    def write(self, qkv: Tensor, qk_norm: Tensor | None, layer: int) -> Tensor:
         with self.clock.time("write"):
-            return self.step.write(qkv, qk_norm, kv_layer)
+            return self.step.write(qkv, qk_norm, layer)
 
-    def attend(self, q: Tensor, kv_layer: Tensor, window: int | None) -> Tensor:
+    def attend(self, q: Tensor, layer: int, window: int | None) -> Tensor:
         with self.clock.time("attend"):
-            return self.step.attend(q, kv_layer, window)
+            return self.step.attend(q, layer, window)
 
 
-def time_ops(model: Llama) -> OpClock:
+def time_ops(model: OpsModel) -> OpClock:
     """From here on `model` counts its ops on the clock that is returned."""
     clock = OpClock()
-    ops: Ops = TimedOps(model, clock)
-    model.ops = ops
+    assert isinstance(model.decoder, Llama)
+    ops: Ops = TimedOps(model.decoder, clock)
+    model.decoder.ops = ops
     return clock

@@ -19,7 +19,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2}
 
 @dataclass
 class Step:
-    """Sequences in scattered pages of one layer. Pages of nobody are nan; behind a sequence's last token are zeros."""
+    """Sequences in scattered pages of one layer. Free pages are nan; behind a sequence's last token are zeros."""
 
     query_lens: list[int]
     kv_lens: list[int]

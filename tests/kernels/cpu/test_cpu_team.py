@@ -153,7 +153,7 @@ back.submit(compute, 7).result()
 helpers = threads() - before
 assert [nice(helper) for helper in helpers] == [7, 7], helpers
 other.submit(compute, 0).result()
-while threads() & helpers:  # told to end, and awaited but for the last step in the kernel
+while threads() & helpers:  # asked to end, and awaited but for the last step in the kernel
     os.sched_yield()
 assert [nice(helper) for helper in threads() - before] == [0, 0]
 """

@@ -20,11 +20,12 @@ from slipstream.workers.models.interface.step_arrays import SequenceSlice, StepA
 from slipstream.workers.models.interface.step_batch import StepBatch
 from slipstream.workers.models.llama import Llama
 from slipstream.workers.models.model_loader import load_model
+from slipstream.workers.models.ops_model import OpsModel
 
 PAGE_TOKENS, NUM_PAGES = 8, 24
 
 
-def scores(model: Llama, kv: torch.Tensor) -> list[torch.Tensor]:
+def scores(model: OpsModel, kv: torch.Tensor) -> list[torch.Tensor]:
     """Of all tokens of a prompt of two chunks, the second beside another sequence that decodes, then of both decoding.
     The pool starts out as whatever it is."""
     rng = np.random.default_rng(0)
@@ -49,7 +50,7 @@ def scores(model: Llama, kv: torch.Tensor) -> list[torch.Tensor]:
     return found
 
 
-def pool(model: Llama, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def pool(model: OpsModel, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     config = model.config
     if dtype in (torch.int8, torch.float8_e4m3fn):
         shape = (config.num_layers, NUM_PAGES, config.num_kv_heads, head_bytes(PAGE_TOKENS, config.head_dim))
@@ -113,8 +114,9 @@ def test_padding_stores_nothing_and_leaves_the_other_rows_alone(
     before = kv.clone()
 
     def run(inputs: DeviceInputs, num_rows: int, kv: torch.Tensor) -> torch.Tensor:
-        step = model.ops.begin_device_step(inputs, model.attention, kv)  # type: ignore[attr-defined]
-        return model.run(memory.token_ids(num_rows), step, kv)
+        decoder = model.decoder
+        step = decoder.ops.begin_device_step(inputs, decoder.attention, kv)  # type: ignore[attr-defined]
+        return decoder.run(memory.token_ids(num_rows), step)
 
     padded = run(memory.inputs(5, 64), 5, kv)
     changed = (kv != before).flatten(4).any(4).nonzero()[:, 1].unique().tolist()
@@ -128,21 +130,24 @@ def test_more_query_heads_than_a_program_takes_are_refused_before_the_first_step
 ) -> None:
     model = load_model(tiny_model_dir("llama"), dtype=torch.float32)
     kv = pool(model, torch.float32, device)
-    check_pool(kv, model.attention)
+    check_pool(kv, model.decoder.attention)
+    attention = model.decoder.attention
     with pytest.raises(ValueError, match="serve up to 32 each"):
-        check_pool(kv, replace(model.attention, num_heads=33 * model.attention.num_kv_heads))
+        check_pool(kv, replace(attention, num_heads=33 * attention.num_kv_heads))
 
 
-def on_triton(model_dir: Path, device: torch.device) -> Llama:
+def on_triton(model_dir: Path, device: torch.device) -> OpsModel:
     model = load_model(model_dir, dtype=torch.float32, device=device)
-    model.ops = TritonOps()
+    model.decoder.ops = TritonOps()
     if device.type == "cpu":  # interpreted: the loader has packed the weights for the CPU's own products
         unpack(model)
     return model
 
 
-def unpack(model: Llama) -> None:
-    for layer in model.weights.layers:
+def unpack(model: OpsModel) -> None:
+    assert isinstance(model.decoder, Llama)
+    weights = model.decoder.weights
+    for layer in weights.layers:
         for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
             object.__setattr__(linear, "weight", linear.weight.to_dense())  # type: ignore[union-attr]
-    object.__setattr__(model.weights, "lm_head", model.weights.lm_head.to_dense())  # type: ignore[union-attr]
+    object.__setattr__(weights, "lm_head", weights.lm_head.to_dense())  # type: ignore[union-attr]

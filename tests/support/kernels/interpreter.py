@@ -7,7 +7,7 @@ number only on `item()`.
 
 And it takes long over what is no part of the kernel. It patches all of the language again for each call of a function
 inside a kernel, which takes longer than the function. It asks for the type of each tuple, and every tensor has one that
-nobody asks for: its shape. Sums and products of integers it computes again in tensors of 64 bits, to see that none
+is not needed: its shape. Sums and products of integers it computes again in tensors of 64 bits, to see that none
 overflows; numpy does that here. Together these were two fifths of the time.
 """
 

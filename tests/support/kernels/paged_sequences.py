@@ -22,7 +22,7 @@ NAN_BYTE = 0x7F  # nan as fp8; four of them, or two, are nan in every other type
 
 @dataclass
 class PagedSequences:
-    """Sequences of random keys and values. All else in the layer is nan: pages of nobody, what lies behind a sequence's
+    """Sequences of random keys and values. All else in the layer is nan: free pages, what lies behind a sequence's
     last token, and page 0, where the page table points behind a sequence's last page."""
 
     query_lens: list[int]

@@ -5,8 +5,8 @@
 Of a module of this folder, `launches()` gives calls by name; of a kernel's file, its benchmark and tuning cases are
 taken. The tensors are on the meta device: what the wrappers launch then is what they would launch on a GPU, in the same
 shapes and constants. Prints a JSON line for each kernel compiled, with its resources as ptxas reports them, and which
-instructions for matrices its PTX has: what the machine code has instead of them, HGMMA and HMMA, takes half a second a
-kernel to be told.
+instructions for matrices its PTX has: to look for what the machine code has instead of them, HGMMA and HMMA, would take
+half a second a kernel.
 """
 
 from __future__ import annotations

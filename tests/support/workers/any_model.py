@@ -9,9 +9,9 @@ import torch
 
 from slipstream.kernels.cpu.native_library import native_library
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
-from slipstream.workers.models.llama import Llama
 from slipstream.workers.models.model_loader import load_model
-from slipstream.workers.models.native_llama import NativeLlama, load_native
+from slipstream.workers.models.native_model import NativeModel, load_native
+from slipstream.workers.models.ops_model import OpsModel
 
 KINDS = ("torch", "native")
 PAGE_TOKENS = 8
@@ -23,7 +23,7 @@ def load(
     dtype: torch.dtype = torch.float32,
     tp: TensorParallel | None = None,
     codes: torch.dtype | None = None,
-) -> Llama | NativeLlama:
+) -> OpsModel | NativeModel:
     """For pages of PAGE_TOKENS, in `codes` or the same dtype. `kind` is one of KINDS; the test is skipped where the
     machine has no native kernels."""
     if kind == "torch":

@@ -13,8 +13,8 @@ from torch import Tensor
 from slipstream.workers.models.interface.kv_shape import kv_shape
 from slipstream.workers.models.interface.step_arrays import SequenceSlice
 from slipstream.workers.models.interface.step_batch import StepBatch
-from slipstream.workers.models.llama import Llama
-from slipstream.workers.models.native_llama import NativeLlama
+from slipstream.workers.models.native_model import NativeModel
+from slipstream.workers.models.ops_model import OpsModel
 
 NUM_PAGES = 96
 
@@ -24,7 +24,7 @@ class PagedRun:
     """Sequences by name; each `step` computes the next tokens of some. The pool is in the model's dtype or in codes of
     `codes`, and starts out as nan."""
 
-    model: Llama | NativeLlama
+    model: OpsModel | NativeModel
     page_tokens: int = 8
     codes: torch.dtype | None = None
     positions: dict[str, int] = field(default_factory=dict)

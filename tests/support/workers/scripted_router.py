@@ -134,7 +134,7 @@ class Connection:
         with self._changed:
             return len(self._messages)
 
-    # ---- what the worker is told
+    # ---- messages to the worker
 
     def send(self, message: RouterMessage) -> None:
         self._router.call(self._protocol.send, message)
@@ -280,7 +280,7 @@ class ScriptedRouter:
 
 @contextmanager
 def held_port() -> Iterator[int]:
-    """A port of 127.0.0.1 on which nobody listens so far, and which nobody gets who does not ask for it."""
+    """A port of 127.0.0.1 on which no program listens so far, and which only a program that asks for it gets."""
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server may take it
         held.bind(("127.0.0.1", 0))

@@ -33,14 +33,14 @@ pytestmark = pytest.mark.skipif(native_library() is None, reason="no native kern
 
 
 class Kind:
-    """A model in a form of its own, and `answers`: what each request is told that has an engine to itself."""
+    """A model in a form of its own, and `answers`: of each request in an engine of its own."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._settings = {**settings, "device": "cpu", "num_pages": NUM_PAGES}
         self._runner = build_runner(DEMO, EngineConfig(**self._settings), NUM_PAGES)
         self.answers: dict[str, list[Any]] = {}
         for number in range(len(PROMPT_LENGTHS)):
-            self.answers |= told(self.engine(), asked(number))
+            self.answers |= answers_of(self.engine(), asked(number))
 
     def engine(self, **limits: Any) -> NativeEngine:
         return NativeEngine(engine_limits(DEMO, EngineConfig(**{**self._settings, **limits})), self._runner)
@@ -57,7 +57,7 @@ def asked(number: int, known: tuple[int, ...] = ()) -> EngineRequest:
     return make_request(f"r{number}", prompt, known, seed=7 * number, **DRAWN)
 
 
-def told(engine: NativeEngine, *requests: EngineRequest) -> dict[str, list[Any]]:
+def answers_of(engine: NativeEngine, *requests: EngineRequest) -> dict[str, list[Any]]:
     """Of each request its tokens, each with its log-probability and those of the four best."""
     for request in requests:
         engine.add(request)
@@ -71,10 +71,10 @@ def _pairs(generated: Generated) -> list[Any]:
 def test_scores_depend_neither_on_the_batch_nor_on_chunks_nor_on_preemption(kind: Kind) -> None:
     requests = [asked(number) for number in range(len(PROMPT_LENGTHS))]
     for limits in ({"max_num_seqs": 3}, {"max_step_tokens": 24}, {"prefix_caching": False}):
-        assert told(kind.engine(**limits), *requests) == kind.answers, limits
+        assert answers_of(kind.engine(**limits), *requests) == kind.answers, limits
     # Just enough pages for the longest, so that the others come and go.
     crowded = kind.engine(num_pages=15, prefix_caching=False)
-    assert told(crowded, *requests) == kind.answers
+    assert answers_of(crowded, *requests) == kind.answers
     assert crowded.stats().total_preemptions > 0
 
 
@@ -86,4 +86,4 @@ def test_an_answer_that_is_resumed_goes_on_with_the_same_scores(kind: Kind) -> N
             asked(number, tuple(token for token, _ in kind.answers[f"r{number}"][:num_known]))
             for number in range(len(PROMPT_LENGTHS))
         ]
-        assert told(kind.engine(**limits), *resumed) == rest, (num_known, limits)
+        assert answers_of(kind.engine(**limits), *resumed) == rest, (num_known, limits)

@@ -41,14 +41,14 @@ def dial(address: GroupAddress, secret: str | None = None, rank: int = 1) -> Con
 
 @contextmanager
 def linked() -> Iterator[tuple[RemoteRank, ControlLink, queue.SimpleQueue[object]]]:
-    """Rank 0's view of rank 1, rank 1's end of the link, and what rank 0 is told."""
+    """Rank 0's view of rank 1, rank 1's end of the link, and what rank 0 hears of it."""
     meeting = MeetingPoint("127.0.0.1", 2)
     end = dial(meeting.address)
     (rank,) = meeting.gather()
-    told: queue.SimpleQueue[object] = queue.SimpleQueue()
-    rank.listen(lambda number, outcome: told.put((number, outcome)), told.put)
+    heard: queue.SimpleQueue[object] = queue.SimpleQueue()
+    rank.listen(lambda number, outcome: heard.put((number, outcome)), heard.put)
     try:
-        yield rank, end, told
+        yield rank, end, heard
     finally:
         end.close()
         rank.close()
@@ -77,7 +77,7 @@ def test_only_who_knows_the_secret_is_admitted() -> None:
 def test_every_message_arrives_as_it_was_sent() -> None:
     arrays = StepArrays.build([SequenceSlice(4, (1, 2), b"\x01\0\0\0\x03\0\0\0", True)], page_tokens=4)
     plan = StepPlan(arrays, progress=(SendProgress(5, 1, "d", 2),))
-    with linked() as (rank, end, told):
+    with linked() as (rank, end, heard):
         sent: list[GroupMessage] = [Execute.of(plan), CancelTransfer(KEY)]
         for message in sent:
             rank.link.send(message)
@@ -86,27 +86,27 @@ def test_every_message_arrives_as_it_was_sent() -> None:
         assert rank.wait_until_ready() == READY
         outcome = RankOutcome(KEY, None, 100, 0.5, 2)
         end.send(outcome)
-        assert told.get(timeout=TIMEOUT_S) == (1, outcome)
+        assert heard.get(timeout=TIMEOUT_S) == (1, outcome)
 
 
 def test_a_rank_that_gives_up_while_loading_says_why() -> None:
-    with linked() as (rank, end, told):
+    with linked() as (rank, end, heard):
         end.send_last(RankFailed("no such model"))
         with pytest.raises(WorkerFailed, match="rank 1: no such model"):
             rank.wait_until_ready()
-        assert told.get(timeout=TIMEOUT_S) == "rank 1: no such model"
+        assert heard.get(timeout=TIMEOUT_S) == "rank 1: no such model"
 
 
 def test_a_rank_that_vanishes_is_noticed_at_once() -> None:
-    with linked() as (_, end, told):
+    with linked() as (_, end, heard):
         end.close()
-        reason = told.get(timeout=TIMEOUT_S)
+        reason = heard.get(timeout=TIMEOUT_S)
         assert isinstance(reason, str)
         assert reason.startswith("rank 1 (pid 4711) is gone")
 
 
 def test_an_orderly_end_is_no_failure() -> None:
-    with linked() as (rank, end, told):
+    with linked() as (rank, end, heard):
 
         def answer() -> None:
             assert end.receive() == Shutdown()
@@ -116,7 +116,7 @@ def test_an_orderly_end_is_no_failure() -> None:
         thread.start()
         rank.close()
         thread.join(TIMEOUT_S)
-        assert told.empty()
+        assert heard.empty()
 
 
 def test_a_link_waits_for_the_hangup_of_the_other_end_without_reading() -> None:

@@ -119,9 +119,9 @@ def test_workers_that_are_drained_for_another_role_come_back_in_it_and_serve(rou
                 """The epochs of the workers, when they have these roles and none of them drains."""
                 while True:
                     assert workers.poll() is None
-                    told = operator.get("/cluster/status").json()["workers"]
-                    if {one["peer"]["name"]: one["role"] for one in told if not one["draining"]} == roles:
-                        return {one["peer"]["name"]: one["peer"]["epoch"] for one in told}
+                    listed = operator.get("/cluster/status").json()["workers"]
+                    if {one["peer"]["name"]: one["role"] for one in listed if not one["draining"]} == roles:
+                        return {one["peer"]["name"]: one["peer"]["epoch"] for one in listed}
 
             def ask(prompt: list[int], num_tokens: int) -> None:
                 answer = client.post("/v1/completions", json={"model": "m", "prompt": prompt, "max_tokens": num_tokens})

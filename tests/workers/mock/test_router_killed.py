@@ -98,7 +98,7 @@ class Serving:
         self.router.communicate()
 
     def begin_anew(self) -> None:
-        """After a router that was told to end."""
+        """After a router that was asked to end."""
         self.router.communicate(timeout=TIMEOUT_S)
         self.start_router()
         self.wait_until_ready()
@@ -128,7 +128,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
 
 
 @dataclass
-class Told:
+class Received:
     """What a stream came to."""
 
     texts: dict[int, str]
@@ -137,23 +137,23 @@ class Told:
     usage: int
 
 
-def read_stream(client: httpx.Client, first: threading.Event, **fields: Any) -> Told:
-    told = Told({}, set(), 0, 0)
+def read_stream(client: httpx.Client, first: threading.Event, **fields: Any) -> Received:
+    received = Received({}, set(), 0, 0)
     body = {"model": "m", "stream": True, "stream_options": {"include_usage": True}, **fields}
     with client.stream("POST", "/v1/completions", json=body) as answer:
         assert answer.status_code == 200
         for line in answer.iter_lines():
             if line == "data: [DONE]":
-                told.num_done += 1
+                received.num_done += 1
             elif line:
                 event = json.loads(line.removeprefix("data: "))
                 assert "error" not in event
-                told.heads.add((event["id"], event["created"]))
+                received.heads.add((event["id"], event["created"]))
                 for choice in event["choices"]:
-                    told.texts[choice["index"]] = told.texts.get(choice["index"], "") + choice["text"]
-                told.usage = (event.get("usage") or {}).get("completion_tokens", 0)
+                    received.texts[choice["index"]] = received.texts.get(choice["index"], "") + choice["text"]
+                received.usage = (event.get("usage") or {}).get("completion_tokens", 0)
                 first.set()
-    return told
+    return received
 
 
 @contextmanager
@@ -167,7 +167,7 @@ def held(process: subprocess.Popen[Any]) -> Iterator[None]:
 
 
 def wait_for_requests(client: httpx.Client, num_requests: int) -> None:
-    """So many choices wait or run. Whoever is killed with a client that it has just accepted may take it along."""
+    """So many choices wait or run. A process that is killed may take a client along that it has just accepted."""
     status: dict[str, Any] = {"num_waiting": 0, "num_running": 0}
     while status["num_waiting"] + status["num_running"] < num_requests:
         status = client.get("/cluster/status").json()
@@ -196,9 +196,9 @@ def test_streams_and_whole_answers_go_on_after_the_last_byte(serving: Serving) -
             serving.wait_until_ready()
             time.sleep(0.3)  # so that the second kill finds other tokens sent than the first
         for number, (prompt, stream) in enumerate(zip(prompts, streams, strict=True)):
-            told = stream.result(TIMEOUT_S)
-            assert told.texts == {choice: text_of(prompt, 900) for choice in range(1 + number % 2)}
-            assert (len(told.heads), told.num_done, told.usage) == (1, 1, 900 * (1 + number % 2))
+            received = stream.result(TIMEOUT_S)
+            assert received.texts == {choice: text_of(prompt, 900) for choice in range(1 + number % 2)}
+            assert (len(received.heads), received.num_done, received.usage) == (1, 1, 900 * (1 + number % 2))
         for prompt, request in zip(prompts, whole, strict=True):
             answer = request.result(TIMEOUT_S)
             assert answer.status_code == 200
@@ -229,8 +229,8 @@ def test_an_answer_outlives_as_many_routers_as_bring_it_forward(serving: Serving
             serving.kill()
             serving.start_router()
         assert whole.result(TIMEOUT_S).json()["choices"][0]["text"] == text_of(prompts[0], max_tokens)
-        told = stream.result(TIMEOUT_S)
-        assert (told.texts, told.num_done, told.usage) == ({0: text_of(prompts[1], max_tokens)}, 1, max_tokens)
+        got = stream.result(TIMEOUT_S)
+        assert (got.texts, got.num_done, got.usage) == ({0: text_of(prompts[1], max_tokens)}, 1, max_tokens)
 
 
 def test_a_killed_front_is_followed_by_one_that_goes_on(serving: Serving) -> None:
@@ -277,7 +277,7 @@ def test_connections_without_a_request_and_clients_to_come_wait_for_the_next_rou
         with ThreadPoolExecutor(2) as threads:
             known = threads.submit(client.post, "/v1/completions", json=body)  # on the connection that is there
             new = threads.submit(httpx.post, f"{serving.url}/v1/completions", json=body, timeout=TIMEOUT_S)
-            with socket.create_connection(serving.address):  # and nobody is refused
+            with socket.create_connection(serving.address):  # and none is refused
                 serving.start_router()
             for request in (known, new):
                 answer = request.result(TIMEOUT_S)
@@ -413,8 +413,8 @@ def test_the_routers_after_one_that_was_killed_while_it_drained_let_its_requests
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(serving.address, timeout=TIMEOUT_S)
         for prompt, stream in zip(prompts, streams, strict=True):
-            told = stream.result(TIMEOUT_S)
-            assert (told.texts, told.num_done) == ({0: text_of(prompt, 1500)}, 1)
+            received = stream.result(TIMEOUT_S)
+            assert (received.texts, received.num_done) == ({0: text_of(prompt, 1500)}, 1)
         assert whole.result(TIMEOUT_S).json()["choices"][0]["text"] == text_of([90] * 20, 1500)
     serving.begin_anew()
 

@@ -53,12 +53,12 @@ def test_running_clients_hear_of_a_kill_before_there_is_another_router_and_new_o
         assert streaming.recv(15) == b"HTTP/1.1 200 OK"
         waiting.sendall(request_of([31] * 20, 1500))
         serving.kill()
-        told = [read_to_the_end(sock) for sock in (streaming, waiting, idle)]  # or the test ends with a TimeoutError
-    assert told[2] == b""
+        received = [read_to_the_end(sock) for sock in (streaming, waiting, idle)]  # or a TimeoutError
+    assert received[2] == b""
     if serving.num_fronts > 1:  # which have survived, and can say why
-        last_event = told[0].rpartition(b"data: ")[2].partition(b"\n")[0]
+        last_event = received[0].rpartition(b"data: ")[2].partition(b"\n")[0]
         assert json.loads(last_event)["error"]["code"] == "shutting_down"
-        assert json.loads(told[1].rpartition(b"\r\n")[2])["error"]["code"] == "shutting_down"
+        assert json.loads(received[1].rpartition(b"\r\n")[2])["error"]["code"] == "shutting_down"
     with ThreadPoolExecutor(1) as threads:
         following = threads.submit(connect, serving)
         serving.start_router()

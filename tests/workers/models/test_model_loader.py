@@ -51,13 +51,13 @@ def test_shards_and_a_single_file_are_the_same_model(model_dir: Path, sharded_di
 def test_weights_take_the_dtype_asked_for_or_else_that_of_the_config(model_dir: Path) -> None:
     assert load_model(model_dir).dtype == torch.float32
     half = load_model(model_dir, dtype=torch.bfloat16)
-    assert half.dtype == half.weights.layers[0].qkv.weight.dtype == torch.bfloat16
+    assert half.dtype == half.decoder.weights.layers[0].qkv.weight.dtype == torch.bfloat16
     stored = load_file(model_dir / SINGLE)["model.layers.0.self_attn.q_proj.weight"]
-    assert torch.equal(half.weights.layers[0].qkv.weight.to_dense()[: len(stored)], stored.bfloat16())
+    assert torch.equal(half.decoder.weights.layers[0].qkv.weight.to_dense()[: len(stored)], stored.bfloat16())
 
 
 def test_tied_embeddings_score_with_the_embedding(tiny_model_dir: Callable[[str], Path]) -> None:
-    weights = load_model(tiny_model_dir("llama_tied")).weights
+    weights = load_model(tiny_model_dir("llama_tied")).decoder.weights
     assert torch.equal(weights.lm_head.to_dense(), weights.embedding)
 
 

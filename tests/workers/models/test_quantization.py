@@ -23,7 +23,7 @@ from slipstream.workers.models.directory.tensor_check import check_ranks
 from slipstream.workers.models.directory.weight_files import WeightFiles
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
 from slipstream.workers.models.model_loader import load_model
-from slipstream.workers.models.native_llama import load_native
+from slipstream.workers.models.native_model import load_native
 from slipstream.workers.models.weights.checkpoint import open_checkpoint
 from slipstream.workers.models.weights.quantized_reader import QuantizedReader
 from tests.support.kernels.stored_codes import awq_tensors, gptq_tensors
@@ -135,7 +135,7 @@ def test_a_quantised_checkpoint_computes_what_its_numbers_do(
 ) -> None:
     stored, plain = quantized_dirs(scheme)
     model = load_model(stored, dtype=torch.float32, keep_codes=keep_codes)
-    assert isinstance(model.weights.layers[0].qkv.weight, Tensor) is not keep_codes
+    assert isinstance(model.decoder.weights.layers[0].qkv.weight, Tensor) is not keep_codes
     torch.testing.assert_close(logits(stored, keep_codes=keep_codes), logits(plain), atol=1e-4, rtol=1e-4)
 
 
@@ -161,7 +161,7 @@ def test_native_kernels_compute_what_the_numbers_of_a_quantised_checkpoint_do(
     scores = PagedRun(model).step({"a": [3, 1, 2, 5]})
     assert scores is not None
     torch.testing.assert_close(scores, logits(plain), atol=2e-4, rtol=2e-4)
-    kinds = {slot.form.kind for slot in model.weights.layout.linear_slots()}
+    kinds = {slot.form.kind for slot in model.weights.linears}
     assert (len(kinds) == 1) is (name in ("fp8 by block", "awq", "gptq", "gptq_v2") or "activation order" in name)
 
 
@@ -244,8 +244,8 @@ def test_what_the_checkpoint_left_unquantised_stays_so(
     tensors[f"{name}.weight"] = wide[f"{name}.weight"]
     save_file(tensors, stored / "model.safetensors")
     model = load_model(stored, dtype=torch.float32, keep_codes=True)
-    assert isinstance(model.weights.layers[0].down.weight, Tensor)
-    assert isinstance(model.weights.layers[1].down.weight, Int4Weight)
+    assert isinstance(model.decoder.weights.layers[0].down.weight, Tensor)
+    assert isinstance(model.decoder.weights.layers[1].down.weight, Int4Weight)
     torch.testing.assert_close(logits(stored), logits(plain), atol=1e-4, rtol=1e-4)
 
 
@@ -267,7 +267,7 @@ def test_a_plain_checkpoint_is_quantised_while_it_is_loaded(
     directory = tiny_model_dir("qwen2")
     model = load_model(directory, quantization=kind, keep_codes=True)
     plain = load_model(directory)
-    for layer, plain_layer in zip(model.weights.layers, plain.weights.layers, strict=True):
+    for layer, plain_layer in zip(model.decoder.weights.layers, plain.decoder.weights.layers, strict=True):
         for name in ("qkv", "output", "gate_up", "down"):
             weight = getattr(layer, name).weight
             assert isinstance(weight, form)

@@ -70,8 +70,8 @@ def test_two_ranks_compute_the_logits_of_one(tiny_model_dir: Callable[[str], Pat
 
 
 def test_ranks_hold_their_share_and_no_more(tiny_model_dir: Callable[[str], Path]) -> None:
-    whole = load_model(tiny_model_dir("llama")).weights
-    shares = [load_model(tiny_model_dir("llama"), tp=lone_rank(rank, 2)).weights for rank in range(2)]
+    whole = load_model(tiny_model_dir("llama")).decoder.weights
+    shares = [load_model(tiny_model_dir("llama"), tp=lone_rank(rank, 2)).decoder.weights for rank in range(2)]
     assert [share.embedding.shape[0] for share in shares] == [130, 130]  # of 259, the last row is padding
     assert not shares[1].embedding[-1].any()
     assert torch.equal(torch.cat([share.embedding for share in shares])[:259], whole.embedding)

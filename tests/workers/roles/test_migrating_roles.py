@@ -40,7 +40,7 @@ def tokens_of(messages: Sequence[WorkerMessage]) -> list[int]:
 
 
 class Pair:
-    """A source that decodes one request, and a destination. `output` are the tokens that it has told."""
+    """A source that decodes one request, and a destination. `output` are the tokens that it has reported."""
 
     def __init__(self, max_tokens: int = 30, num_prompt: int = 10) -> None:
         self.source, self.destination = Bench("decode"), Bench("decode")
@@ -144,7 +144,7 @@ def test_a_frozen_sequence_that_is_resumed_goes_on_as_if_nothing_had_been() -> N
     pair.source.say(Resume(*OLD))
     assert pair.source.ranks[0].cancelled == [ticket.key]
     pair.go_on(3)
-    assert pair.source.end(ticket.key, "cancelled") == []  # nobody asks any more
+    assert pair.source.end(ticket.key, "cancelled") == []  # it was given up before
     pair.destination.end(ticket.key, "cancelled")
     assert pair.output + tokens_of(pair.source.run()) == undisturbed()
     pair.check_all_given_back()
@@ -257,12 +257,12 @@ def test_a_sequence_whose_pages_are_sent_is_not_preempted_but_waits_for_a_page()
     pool = bench.engine._scheduler.pages._pool
     taken = pool.acquire((), bench.engine.page_counts()["free"], PageState.HELD)
     assert taken is not None
-    told = bench.run()
+    messages = bench.run()
     assert bench.engine.state(("a", 0)) is SequenceState.RUNNING
-    assert len(tokens_of(told)) < 29
+    assert len(tokens_of(messages)) < 29
     pool.release(taken, PageState.HELD)
     bench.end(ticket.key)
     assert bench.engine.has_work
-    told += bench.run()
+    messages += bench.run()
     assert bench.engine.stats().total_preemptions == 0
     assert bench.busy_pages() == {}

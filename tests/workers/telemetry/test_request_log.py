@@ -31,10 +31,10 @@ SAID = [
 
 def lines(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
     with caplog.at_level(level, "slipstream.workers.telemetry.request_log"):
-        told = RequestLog()
+        log = RequestLog()
         for message in (Generate(1, REQUEST), Start("r-1", 2, (5,)), Cancel("r-9", 0)):
-            told.heard(message)
-        told.said(SAID)
+            log.heard(message)
+        log.said(SAID)
     return [record.getMessage() for record in caplog.records]
 
 

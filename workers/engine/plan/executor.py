@@ -1,4 +1,4 @@
-"""The interface of whatever runs step plans."""
+"""The interface of what runs step plans."""
 
 from __future__ import annotations
 

@@ -67,8 +67,8 @@ class GrammarCompiler:
         if compiled is None or (compiled.done() and self._tokenizer is None):  # which may be readable by now
             compiled = self._compiled[grammar] = self._pool.submit(self._compile, grammar)
             if self._on_ready is not None:
-                tell = self._on_ready
-                compiled.add_done_callback(lambda compiled: tell())
+                on_ready = self._on_ready
+                compiled.add_done_callback(lambda compiled: on_ready())
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(grammar)

@@ -4,7 +4,7 @@
     ... load ...
     files.check()                                       and have been so all the time
 
-Whatever was opened in between had the content that was verified, because a file that is written, replaced or put back
+What was opened in between had the content that was verified, because a file that is written, replaced or put back
 has another stamp afterwards.
 """
 
@@ -27,7 +27,7 @@ class SteadyFiles:
 
     @classmethod
     def of(cls, model_dir: Path) -> SteadyFiles:
-        """For a directory without a manifest: what is in it is served, whatever that is."""
+        """For a directory without a manifest: its files are served unchecked."""
         return cls(model_dir, _stamps(model_dir))
 
     @classmethod

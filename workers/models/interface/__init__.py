@@ -1,2 +1,2 @@
-"""What an engine and a model say to each other: the arrays of a step, the shape of the KV pool, the tensor-parallel
-group. May import models/directory."""
+"""What an engine asks of a model, and a model of its family: the arrays of a step, the shape of the KV pool, the
+tensor-parallel group, the source of weights. May import models/directory."""

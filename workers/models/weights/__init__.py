@@ -1,2 +1,2 @@
 """The weights of a rank: read from a checkpoint, packed for the native kernels, shared between the workers of a host.
-May import models/directory."""
+May import models/directory and models/interface."""

@@ -1,32 +1,37 @@
 """A rank's share of a model in the form that the native kernels read, as one contiguous block of bytes.
 
-    embedding | layer 0: norms, qkv, qk norms, output, gate_up, down | layer 1 | ... | final norm | lm_head
-
-Weight matrices are packed (`kernels/cpu/linear.hpp`) straight from the mapped checkpoint, by all threads of the team;
-quantised ones as codes and scales. The rest is unchanged, in the model's dtype, except that biases are float32.
+The model family decides what is in it, and in which order: it reads its weights from `PackedSource`, which returns the
+place of each and remembers what has to go there. Weight matrices are packed (`kernels/cpu/linear.hpp`) straight from
+the mapped checkpoint, by all threads of the team; quantised ones as codes and scales. The rest is unchanged, in the
+model's dtype, except that biases are float32.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from slipstream.kernels.cpu.c_interface import PackedWeight, PackJob, SourceRows, WeightShape
-from slipstream.workers.models.directory.rank_share import LayerShare, LinearShare, RankShare, TensorPart
+from slipstream.kernels.cpu.c_interface import PackJob, SourceRows, WeightShape
+from slipstream.kernels.cpu.native_ops import NativeTensor, NativeWeight
+from slipstream.kernels.ops import Weight
+from slipstream.workers.models.directory.rank_share import LinearShare, TensorPart
 from slipstream.workers.models.directory.steady_files import SteadyFiles
 from slipstream.workers.models.directory.stored_quantization import OnLoad, Stored
+from slipstream.workers.models.interface.weight_source import Linear, WeightSource
 from slipstream.workers.models.weights.checkpoint import Checkpoint, open_checkpoint
 from slipstream.workers.models.weights.packed_form import KINDS, LinearReader, PackedForm
 from slipstream.workers.models.weights.quantized_reader import QuantizedReader
 from slipstream.workers.models.weights.weight_cache import Bytes, cached
 
 ALIGNMENT = 64
+M = TypeVar("M")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,7 @@ class PlainSlot:
 
 @dataclass(frozen=True, slots=True)
 class LinearSlot:
-    """The place of a packed weight. `paired`: gate and up, side by side."""
+    """The place of a packed weight. `paired`: gate and up, side by side. The output layer is never quantised."""
 
     offset: int
     num_bytes: int
@@ -52,78 +57,90 @@ class LinearSlot:
     paired: bool
     share: LinearShare
     bias: PlainSlot | None
+    is_output_layer: bool
 
     @property
     def shape(self) -> WeightShape:
-        return _weight_shape(self.share, self.form, self.paired)
+        return WeightShape(self.form.kind, self.paired, self.share.num_rows, self.share.num_columns, self.form.group)
+
+
+class PackedSource:
+    """A `WeightSource` of places, which it assigns one after the other. They depend only on the rank's share, the
+    dtype, the forms of linear layers, and the library."""
+
+    def __init__(self, reader: LinearReader, library: ctypes.CDLL) -> None:
+        self.plain: list[PlainSlot] = []
+        self.linears: list[LinearSlot] = []
+        self.num_bytes = 0
+        self._reader = reader
+        self._library = library
+
+    def vector(self, part: TensorPart) -> Tensor:
+        return self._tensor(part.num_rows, part)
+
+    def head_vectors(self, parts: list[TensorPart]) -> Tensor:
+        return self._tensor(parts[0].num_rows, *parts)
+
+    def linear(self, share: LinearShare, *, gated: bool = False) -> Linear:
+        slot = self._linear(share, self._reader.form(share), paired=gated)
+        bias = None if slot.bias is None else NativeTensor(slot.bias.offset, share.num_rows, slot.bias.parts[0].name)
+        return Linear(self._weight(slot), cast(Tensor | None, bias))
+
+    def embedding(self, part: TensorPart, num_rows: int) -> Tensor:
+        del num_rows  # the kernels know where the rank's rows end
+        return self._tensor(part.num_columns, part)
+
+    def output_layer(self, part: TensorPart, num_rows: int, embedding: Tensor, *, is_tied: bool) -> Weight:
+        del embedding, is_tied  # products read another form
+        share, form = LinearShare((part,), None), PackedForm(KINDS[self._reader.dtype])
+        return self._weight(self._linear(share, form, is_output_layer=True), num_rows)
+
+    def _tensor(self, width: int, *parts: TensorPart) -> Tensor:
+        slot = self._plain(parts, self._reader.dtype)
+        return cast(Tensor, NativeTensor(slot.offset, width, parts[0].name, slot.dtype))
+
+    def _weight(self, slot: LinearSlot, num_outputs: int | None = None) -> Weight:
+        name = slot.share.weights[0].name
+        return cast(Tensor, NativeWeight(slot.offset, slot.shape, num_outputs or slot.shape.outputs, name))
+
+    def _plain(self, parts: tuple[TensorPart, ...], dtype: torch.dtype) -> PlainSlot:
+        slot = PlainSlot(self.num_bytes, dtype, parts)
+        self.plain.append(slot)
+        self._take(slot.num_bytes)
+        return slot
+
+    def _linear(
+        self, share: LinearShare, form: PackedForm, *, paired: bool = False, is_output_layer: bool = False
+    ) -> LinearSlot:
+        shape = WeightShape(form.kind, paired, share.num_rows, share.num_columns, form.group)
+        offset, num_bytes = self.num_bytes, self._library.slipstream_packed_bytes(shape)
+        self._take(num_bytes)
+        bias = None if share.biases is None else self._plain(share.biases, torch.float32)
+        slot = LinearSlot(offset, num_bytes, form, paired, share, bias, is_output_layer)
+        self.linears.append(slot)
+        return slot
+
+    def _take(self, num_bytes: int) -> None:
+        self.num_bytes += -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
-class LayerSlots:
-    attention_norm: PlainSlot
-    qkv: LinearSlot
-    qk_norm: PlainSlot | None  # [heads + kv_heads, head_dim]
-    output: LinearSlot
-    mlp_norm: PlainSlot
-    gate_up: LinearSlot
-    down: LinearSlot
-
-
-@dataclass(frozen=True, slots=True)
-class PackedLayout:
-    """The layout of the block. It depends only on the rank's share, the dtype, the forms of linear layers, and the
-    library."""
-
-    embedding: PlainSlot
-    layers: tuple[LayerSlots, ...]
-    final_norm: PlainSlot
-    lm_head: LinearSlot  # never quantised
-    num_bytes: int
-
-    @staticmethod
-    def of(share: RankShare, reader: LinearReader, library: ctypes.CDLL) -> PackedLayout:
-        planner = _LayoutBuilder(reader, library)
-        lm_head = LinearShare((share.lm_head,), None)
-        return PackedLayout(
-            embedding=planner.plain(share.embedding),
-            layers=tuple(planner.layer(layer) for layer in share.layers),
-            final_norm=planner.plain(share.final_norm),
-            lm_head=planner.linear(lm_head, PackedForm(KINDS[reader.dtype])),
-            num_bytes=planner.num_bytes,
-        )
-
-    def plain_slots(self) -> Iterator[PlainSlot]:
-        yield self.embedding
-        for layer in self.layers:
-            yield from (layer.attention_norm, layer.mlp_norm)
-            if layer.qk_norm is not None:
-                yield layer.qk_norm
-        yield self.final_norm
-        yield from (linear.bias for linear in self.linear_slots() if linear.bias is not None)
-
-    def linear_slots(self) -> Iterator[LinearSlot]:
-        for layer in self.layers:
-            yield from (layer.qkv, layer.output, layer.gate_up, layer.down)
-        yield self.lm_head
-
-
 class PackedWeights:
-    """`contents` with its `layout`; either mapped and shared, or private to this process (see `weight_cache`)."""
+    """What `PackedSource` has assigned, in memory: mapped and shared, or private to this process (see
+    `weight_cache`)."""
 
-    def __init__(self, layout: PackedLayout, contents: Bytes) -> None:
-        self.layout = layout
-        self._contents = contents
+    linears: tuple[LinearSlot, ...]
+    contents: Bytes
 
-    def address(self, slot: PlainSlot | None) -> int | None:
-        return None if slot is None else self._contents.ctypes.data + slot.offset
-
-    def packed(self, slot: LinearSlot) -> PackedWeight:
-        return PackedWeight(slot.shape, self._contents.ctypes.data + slot.offset)
+    @property
+    def address(self) -> int:
+        address: int = self.contents.ctypes.data
+        return address
 
 
 def load_packed(
     model_dir: Path,
-    share: RankShare,
+    read: Callable[[WeightSource], M],
     dtype: torch.dtype,
     library: ctypes.CDLL,
     cache_dir: Path | None,
@@ -131,36 +148,39 @@ def load_packed(
     stored: Stored | None = None,
     on_load: OnLoad = "none",
     files: SteadyFiles | None = None,
-) -> PackedWeights:
-    """Maps a rank's packed weights, after packing them if no worker of this host has done so before.
+) -> tuple[M, PackedWeights]:
+    """Maps the packed weights that `read` asks for, after packing them if no worker of this host has done so before;
+    and returns what `read` has made of their places.
 
     `stored` says how the checkpoint is quantised, `on_load` what to make of it if it is not. `files` are those of the
-    directory, as they were before anything was read. Raises ModelError if the checkpoint is not what `share` says, and
-    FilesChanged if it is exchanged while it is packed; then nothing of it stays in the cache.
+    directory, as they were before anything was read. Raises ModelError if the checkpoint is not what `read` asks for,
+    and FilesChanged if it is exchanged while it is packed; then nothing of it stays in the cache.
     """
     files = SteadyFiles.of(model_dir) if files is None else files
 
     def fill(contents: Bytes) -> None:
-        _fill(contents, layout, reader, library)
+        _fill(contents, source, reader, library)
         files.check()
 
     with open_checkpoint(model_dir) as checkpoint:
         quantized = None if stored is None else QuantizedReader(checkpoint, stored)
         reader = LinearReader(checkpoint, dtype, quantized, on_load)
-        layout = PackedLayout.of(share, reader, library)
+        source = PackedSource(reader, library)
+        made = read(source)
+        layout = (source.plain, source.linears, source.num_bytes)
         identity = (library.slipstream_pack_format(), files.weights_key, stored, on_load, layout)
         key = hashlib.blake2b(repr(identity).encode(), digest_size=32).digest()
-        contents = cached(cache_dir, key, layout.num_bytes, fill)
-    return PackedWeights(layout, contents)
+        contents = cached(cache_dir, key, source.num_bytes, fill)
+    return made, PackedWeights(tuple(source.linears), contents)
 
 
-def _fill(contents: Bytes, layout: PackedLayout, reader: LinearReader, library: ctypes.CDLL) -> None:
-    for slot in layout.plain_slots():
+def _fill(contents: Bytes, source: PackedSource, reader: LinearReader, library: ctypes.CDLL) -> None:
+    for slot in source.plain:
         _copy(contents, slot, reader.checkpoint)
     plain = replace(reader, quantized=None, on_load="none")
-    for linear in layout.linear_slots():
+    for linear in source.linears:
         keep: list[Tensor] = []
-        rows = list((plain if linear is layout.lm_head else reader).rows(linear.share, linear.form, keep))
+        rows = list((plain if linear.is_output_layer else reader).rows(linear.share, linear.form, keep))
         job = PackJob(linear.shape, (SourceRows * len(rows))(*rows), len(rows), contents.ctypes.data + linear.offset)
         library.slipstream_pack(job, 1)
 
@@ -174,53 +194,5 @@ def _copy(contents: Bytes, slot: PlainSlot, checkpoint: Checkpoint) -> None:
         first += count * slot.dtype.itemsize
 
 
-def _weight_shape(share: LinearShare, form: PackedForm, paired: bool) -> WeightShape:
-    return WeightShape(form.kind, paired, share.num_rows, share.num_columns, form.group)
-
-
 def _num_elements(part: TensorPart) -> int:
     return part.num_rows * (1 if len(part.stored_shape) == 1 else part.num_columns)
-
-
-class _LayoutBuilder:
-    """Assigns places, one after the other."""
-
-    def __init__(self, reader: LinearReader, library: ctypes.CDLL) -> None:
-        self.num_bytes = 0
-        self._reader = reader
-        self._library = library
-
-    def layer(self, share: LayerShare) -> LayerSlots:
-        return LayerSlots(
-            attention_norm=self.plain(share.attention_norm),
-            qkv=self.linear(share.qkv),
-            qk_norm=self._qk_norm(share),
-            output=self.linear(share.output),
-            mlp_norm=self.plain(share.mlp_norm),
-            gate_up=self.linear(share.gate_up, paired=True),
-            down=self.linear(share.down),
-        )
-
-    def plain(self, *parts: TensorPart, dtype: torch.dtype | None = None) -> PlainSlot:
-        slot = PlainSlot(self.num_bytes, dtype or self._reader.dtype, parts)
-        self._take(slot.num_bytes)
-        return slot
-
-    def linear(self, share: LinearShare, form: PackedForm | None = None, *, paired: bool = False) -> LinearSlot:
-        form = self._reader.form(share) if form is None else form
-        offset = self.num_bytes
-        num_bytes = self._library.slipstream_packed_bytes(_weight_shape(share, form, paired))
-        self._take(num_bytes)
-        bias = None if share.biases is None else self.plain(*share.biases, dtype=torch.float32)
-        return LinearSlot(offset, num_bytes, form, paired, share, bias)
-
-    def _qk_norm(self, share: LayerShare) -> PlainSlot | None:
-        """The same weight for all query heads, another for all key heads."""
-        if share.query_norm is None or share.key_norm is None:
-            return None
-        head_dim = share.query_norm.num_rows
-        num_heads, num_kv_heads = (part.num_rows // head_dim for part in share.qkv.weights[:2])
-        return self.plain(*[share.query_norm] * num_heads, *[share.key_norm] * num_kv_heads)
-
-    def _take(self, num_bytes: int) -> None:
-        self.num_bytes += -(-num_bytes // ALIGNMENT) * ALIGNMENT

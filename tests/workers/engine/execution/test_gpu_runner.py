@@ -45,7 +45,7 @@ class Subject:
         self.recorder = recorder or Rerunner()
         self.ops = TorchDeviceOps()
         model = load_model(model_dir, dtype=torch.float32)
-        model.ops = self.ops
+        model.decoder.ops = self.ops
         shape = kv_shape(model.config, model.tp, 96, CONFIG.page_tokens)
         self.kv = torch.full(shape, float("nan"))
         self.runner = GpuRunner(

@@ -12,8 +12,8 @@ import torch
 from slipstream.workers.config.worker_config import EngineConfig
 from slipstream.workers.engine.engine_builder import build_engine, build_runner, engine_limits
 from slipstream.workers.engine.native_engine import NativeEngine
-from slipstream.workers.models.llama import Llama
-from slipstream.workers.models.native_llama import NativeLlama
+from slipstream.workers.models.native_model import NativeModel
+from slipstream.workers.models.ops_model import OpsModel
 from tests.support.workers.engine_driver import make_request, tokens_of
 
 NAMES: tuple[Any, ...] = ("fp8", "int8")
@@ -56,7 +56,7 @@ def test_tokens_do_not_depend_on_batch_chunks_or_preemption(name: Any, kernels: 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_both_kernels_serve_it(name: Any, model_dir: Path) -> None:
-    for kernels, model in (("auto", NativeLlama), ("off", Llama)):
+    for kernels, model in (("auto", NativeModel), ("off", OpsModel)):
         config = EngineConfig(cpu_kernels=kernels, weight_cache_dir=None, kv_cache_dtype=name)
         runner = build_runner(model_dir, config, 4)
         assert isinstance(runner.model, model)

@@ -1,4 +1,5 @@
-"""Structured sequences: the masks are right, every output fits its grammar, and whoever moves goes on identically."""
+"""Structured sequences: the masks are right, every output fits its grammar, and a sequence that moves goes on
+identically."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ from slipstream.workers.config.worker_config import EngineConfig
 from slipstream.workers.engine.engine_builder import build_runner, engine_limits
 from slipstream.workers.engine.execution.gpu.gpu_sampler import GpuSampler
 from slipstream.workers.engine.execution.model_runner import ModelRunner
-from slipstream.workers.engine.limits.engine_errors import EngineRequestError
 from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.structured_output.grammars import GrammarCompiler
+from slipstream.workers.interface.engine import EngineRequestError
 from tests.support.workers.engine_driver import Generated, make_request, make_ticket, run
 
 DEMO = Path(__file__).parents[4] / "models" / "slipstream-demo"
@@ -293,7 +294,7 @@ def test_the_sampler_of_a_gpu_masks_alike(runner: ModelRunner) -> None:
 
 
 class SlowBook(GrammarCompiler):
-    """Compiles when it is told to."""
+    """Compiles when the test lets it."""
 
     def __init__(self, on_ready: Callable[[], None]) -> None:
         limits = engine_limits(DEMO, EngineConfig(num_pages=64))
@@ -306,8 +307,8 @@ class SlowBook(GrammarCompiler):
 
 
 def test_who_waits_for_a_grammar_holds_up_nobody_and_goes_on_when_it_is_ready(runner: ModelRunner) -> None:
-    told = threading.Event()
-    book = SlowBook(told.set)
+    ready = threading.Event()
+    book = SlowBook(ready.set)
     engine = NativeEngine(make_engine(runner).limits, runner, book)
     engine.add(constrained("waits", REGEX))
     engine.add(make_request("goes on", PROMPT[:5], max_tokens=20, priority=7, ignore_eos=True))
@@ -323,7 +324,7 @@ def test_who_waits_for_a_grammar_holds_up_nobody_and_goes_on_when_it_is_ready(ru
     engine.add(constrained("waits too", REGEX))
     assert run(engine) == {}
     book.may_compile.set()
-    assert told.wait(60)
+    assert ready.wait(60)
     engine.grammar_ready()
     after = {key[0]: text_of(result) for key, result in run(engine).items()}
     assert re.fullmatch(DATE, after["waits too"])

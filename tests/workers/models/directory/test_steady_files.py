@@ -22,7 +22,7 @@ from slipstream.workers.engine.structured_output.grammars import GrammarCompiler
 from slipstream.workers.group.rank_parts import rank_parts
 from slipstream.workers.models.directory.steady_files import SteadyFiles
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
-from slipstream.workers.models.native_llama import NativeLlama, load_native
+from slipstream.workers.models.native_model import NativeModel, load_native
 from slipstream.workers.models.weights import packed_weights
 
 SINGLE = "model.safetensors"
@@ -70,7 +70,7 @@ def test_files_that_change_while_they_are_loaded_are_noticed(change: Callable[[P
         files.check()
 
 
-def native(model_dir: Path, cache_dir: Path, files: SteadyFiles | None = None) -> NativeLlama:
+def native(model_dir: Path, cache_dir: Path, files: SteadyFiles | None = None) -> NativeModel:
     library = native_library()
     if library is None:
         pytest.skip("no native kernels here")

@@ -10,13 +10,13 @@ from slipstream.kernels.gpu_modules import gpu_module
 from slipstream.workers.engine.execution.gpu.cuda_graphs import CudaGraphRecorder
 from slipstream.workers.engine.execution.gpu.gpu_runner import GpuRunner
 from slipstream.workers.engine.execution.model_runner import ModelRunner
-from slipstream.workers.models.llama import Llama
+from slipstream.workers.models.ops_model import OpsModel
 
 log = logging.getLogger(__name__)
 
 
 def build_gpu_runner(
-    model: Llama, kv: Tensor, *, max_num_seqs: int, max_model_len: int, max_step_tokens: int
+    model: OpsModel, kv: Tensor, *, max_num_seqs: int, max_model_len: int, max_step_tokens: int
 ) -> ModelRunner:
     """A runner with Triton kernels and recorded decode steps; or, after a warning, one with plain torch, if the kernels
     are missing or do not support the model."""
@@ -25,15 +25,15 @@ def build_gpu_runner(
         log.warning("triton is not installed: the GPU is used with plain torch, at a fraction of its speed")
         return ModelRunner(model, kv)
     try:
-        ops.check_pool(kv, model.attention)
+        ops.check_pool(kv, model.decoder.attention)
     except ValueError as error:
         log.warning("the GPU is used with plain torch, at a fraction of its speed: %s", error)
         return ModelRunner(model, kv)
     triton_ops = ops.TritonOps()
-    on_triton = Llama(model.config, model.weights, model.tp, triton_ops)
+    model.decoder.ops = triton_ops
     recorder = CudaGraphRecorder(kv.device)
     runner = GpuRunner(
-        on_triton,
+        model,
         triton_ops,
         kv,
         max_num_seqs=max_num_seqs,

@@ -20,9 +20,10 @@ from slipstream.workers.engine.execution.gpu.batch_buckets import batch_buckets
 from slipstream.workers.engine.execution.gpu.cuda_graphs import DecodeGraphs, Recorder
 from slipstream.workers.engine.execution.gpu.gpu_inputs import PAD_SLOT, DecodeInputs, StepUpload
 from slipstream.workers.engine.execution.gpu.gpu_sampler import GpuSampler
-from slipstream.workers.engine.execution.model_runner import Model, ModelRunner
+from slipstream.workers.engine.execution.model_runner import ModelRunner
 from slipstream.workers.engine.plan.step_plan import SampledTokens, SamplingRow, StepPlan
 from slipstream.workers.models.interface.step_arrays import StepArrays
+from slipstream.workers.models.ops_model import OpsModel
 
 SHORT_PROMPT_TOKENS = 80  # more than the matrix products for decoding support
 
@@ -32,28 +33,18 @@ class DeviceOps(Protocol):
         """`Ops.begin_step` of inputs that are on the device already; queues work at most."""
 
 
-class DeviceModel(Model, Protocol):
-    """What the runner needs of a model: `workers.models.llama` with ops that are `DeviceOps`."""
-
-    attention: AttentionShape
-
-    def run(
-        self, token_ids: Tensor, step: AttentionStep, kv: Tensor, layer_done: Callable[[int], None] | None = None
-    ) -> Tensor:
-        """`forward` of a step that has begun."""
-
-
 class GpuRunner(ModelRunner):
     """A `ModelRunner` that waits for the device only to get the tokens of a step.
 
-    `sampling` is `kernels.sampling.gpu.sampling`, if it is there. `record` makes the graphs; without it, and where
-    recording fails, every step is queued kernel by kernel. `max_step_tokens` are the most of a prompt that a step
-    computes. All ranks of a group must call the same methods in the same order.
+    `ops` are those that the model computes with. `sampling` is `kernels.sampling.gpu.sampling`, if it is there.
+    `record` makes the graphs; without it, and where recording fails, every step is queued kernel by kernel.
+    `max_step_tokens` are the most of a prompt that a step computes. All ranks of a group must call the same methods in
+    the same order.
     """
 
     def __init__(
         self,
-        model: DeviceModel,
+        model: OpsModel,
         ops: DeviceOps,
         kv: Tensor,
         *,
@@ -64,7 +55,7 @@ class GpuRunner(ModelRunner):
         sampling: Any = None,
     ) -> None:
         super().__init__(model, kv)
-        self._device_model = model
+        self._decoder = model.decoder
         self._ops = ops
         self._max_model_len = max_model_len
         self._longest_prompt = min(max_step_tokens, max_model_len)
@@ -75,7 +66,7 @@ class GpuRunner(ModelRunner):
 
     def record(self) -> None:
         """Records decode steps for all batch buckets, and computes what else a step may consist of once: kernels are
-        compiled now and not while somebody waits for a token, and a step that the memory does not suffice for is known
+        compiled now and not while a request waits for a token, and a step that the memory does not suffice for is known
         now. Takes seconds and no pages. Raises torch.OutOfMemoryError."""
         with torch.inference_mode():
             self._graphs.record()
@@ -107,8 +98,8 @@ class GpuRunner(ModelRunner):
             self._inputs.load(arrays, bucket)
             return self._graphs.replay(bucket)[:num_seqs]
         step = self._upload.send(arrays)
-        attention = self._ops.begin_device_step(step.inputs, self._device_model.attention, self.kv)
-        hidden = self._device_model.run(step.token_ids, attention, self.kv, layer_done)
+        attention = self._ops.begin_device_step(step.inputs, self._decoder.attention, self.kv)
+        hidden = self._decoder.run(step.token_ids, attention, layer_done)
         return hidden.index_select(0, step.sample_rows) if len(step.sample_rows) else None
 
     def _padding_prompt(self, num_tokens: int) -> StepArrays:
@@ -126,5 +117,5 @@ class GpuRunner(ModelRunner):
     def _decode(self, num_rows: int) -> Tensor:
         """A decode step over the static inputs, [rows, hidden_size]."""
         inputs = self._inputs.inputs(num_rows, self._max_model_len)
-        attention = self._ops.begin_device_step(inputs, self._device_model.attention, self.kv)
-        return self._device_model.run(self._inputs.token_ids(num_rows), attention, self.kv)
+        attention = self._ops.begin_device_step(inputs, self._decoder.attention, self.kv)
+        return self._decoder.run(self._inputs.token_ids(num_rows), attention)

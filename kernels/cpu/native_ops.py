@@ -1,0 +1,264 @@
+"""`Ops` that computes nothing and records: what a model computes in a step becomes a program of the native kernels.
+
+A model is run once with `NativeOps`. Each call appends one or two instructions, and returns a `Value` in place of a
+tensor: a name for what the instruction will have computed.
+
+    norm_linear(x, ...)           norm x -> a;  linear a -> b                       b of the model's type
+    norm_gated(x, ...)            norm x -> a;  linear a -> b, epilogue silu * up
+    linear(a, ..., add_to=x)      linear a, added to x                              x is the float32 residual stream
+    step.write(qkv, ...)          write, in place
+    step.attend(q, ...)           attend q -> b
+
+Where ranks add up or a layer's pages are complete, the record has a `ProgramStop`: the program is run up to there, and
+then something else has to happen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from slipstream.kernels.cpu.c_interface import Epilogue, Op, WeightShape
+from slipstream.kernels.ops import AttentionShape, Ranks, StepInputs, Weight
+
+
+@dataclass(frozen=True, slots=True)
+class NativeTensor:
+    """A tensor in the packed weights, with rows of `width` numbers. `name` is that of the stored tensor."""
+
+    offset: int  # bytes from the beginning of the weights
+    width: int
+    name: str
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class NativeWeight:
+    """A matrix in the packed weights. `name` is that of the first stored tensor in it."""
+
+    offset: int  # bytes from the beginning of the weights
+    shape: WeightShape
+    num_outputs: int  # those that are missing up to there are not written
+    name: str
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """[tokens, width], or [samples, width] if `on_samples`, in float32 or in the model's type."""
+
+    width: int
+    is_f32: bool
+    on_samples: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """The rows of `value` that are sampled, before anything has gathered them."""
+
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """An instruction before its values have buffers (see `Instruction` in program.hpp)."""
+
+    op: Op
+    source: Value | None = None
+    target: Value | None = None
+    on_samples: bool = False
+    gathers: bool = False
+    epilogue: Epilogue = Epilogue.STORE
+    layer: int = 0
+    window: int | None = None
+    eps: float = 0.0
+    weight: NativeTensor | None = None
+    linear: NativeWeight | None = None
+    bias: NativeTensor | None = None
+
+    @property
+    def label(self) -> str:
+        """What the time of the instruction is counted as: its weight's name without the layer, or the op."""
+        named = self.linear if self.linear is not None else self.weight
+        if named is None or self.op is Op.WRITE:
+            return self.op.name.lower()
+        return named.name.removesuffix(".weight").rpartition(".")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramStop:
+    """Before instruction `index`: the keys and values of `layer` are in their pages; or `reduced` is to be summed over
+    ranks, and then added to `add_to`."""
+
+    index: int
+    layer: int | None = None
+    reduced: Value | None = None
+    add_to: Value | None = None
+
+
+@dataclass
+class NativeOps:
+    """Weights are `NativeTensor` and `NativeWeight`, activations `Value`."""
+
+    instructions: list[Recorded] = field(default_factory=list)
+    stops: list[ProgramStop] = field(default_factory=list)
+
+    def pack_weight(self, weight: Tensor) -> Tensor:
+        raise TypeError("native weights are packed when they are loaded")
+
+    def embedding(self, token_ids: Tensor, table: Tensor, ranks: Ranks | None = None) -> Tensor:
+        del token_ids  # those of the step
+        rows = _of(table, NativeTensor)
+        x = Value(rows.width, is_f32=True)
+        self.instructions.append(Recorded(Op.EMBED, target=x, weight=rows))
+        if ranks is not None and ranks.size > 1:
+            self.stops.append(ProgramStop(len(self.instructions), reduced=x))
+        return _tensor(x)
+
+    def linear(
+        self,
+        x: Tensor,
+        weight: Weight,
+        bias: Tensor | None,
+        add_to: Tensor | None = None,
+        ranks: Ranks | None = None,
+    ) -> Tensor:
+        if add_to is None:
+            return self._product(x, weight, bias, Epilogue.STORE)
+        total = _of(add_to, Value)
+        if ranks is None or ranks.size == 1:
+            self._append_product(x, weight, bias, Epilogue.ADD_RESIDUAL, total)
+        else:
+            partial = _of(self._product(x, weight, bias, Epilogue.STORE_F32), Value)
+            self.stops.append(ProgramStop(len(self.instructions), reduced=partial, add_to=total))
+        return add_to
+
+    def norm_linear(
+        self, x: Tensor, norm_weight: Tensor, eps: float, weight: Weight, bias: Tensor | None = None
+    ) -> Tensor:
+        return self._product(self._norm(x, norm_weight, eps), weight, bias, Epilogue.STORE)
+
+    def norm_gated(
+        self, x: Tensor, norm_weight: Tensor, eps: float, weight: Weight, bias: Tensor | None = None
+    ) -> Tensor:
+        return self._product(self._norm(x, norm_weight, eps), weight, bias, Epilogue.SILU_MUL)
+
+    def begin_step(self, inputs: StepInputs, attention: AttentionShape, kv: Tensor) -> NativeStep:
+        del inputs, kv  # those that the program is run with
+        self.instructions.append(Recorded(Op.ROTARY))
+        return NativeStep(self, attention)
+
+    def record_layer_done(self, layer: int) -> None:
+        self.stops.append(ProgramStop(len(self.instructions), layer=layer))
+
+    def record_scores(self, run: Callable[[Tensor], Tensor], hidden: Value) -> Value:
+        """Records how `run` makes scores of the sampled rows of `hidden`. Returns them: float32, [samples, width]."""
+        scores: Value = _of(run(cast(Tensor, SampledRows(hidden))), Value)
+        last = self.instructions[-1]
+        if last.target is not scores or last.epilogue is not Epilogue.STORE:
+            raise TypeError("the scores of a model must be the product with its output layer")
+        scores.is_f32 = True
+        self.instructions[-1] = replace(last, epilogue=Epilogue.STORE_F32)
+        return scores
+
+    def _norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        source: object = x
+        gathers = isinstance(source, SampledRows)
+        value: Value = source.value if isinstance(source, SampledRows) else _of(x, Value)
+        if not value.is_f32:
+            raise TypeError("a norm takes the residual stream")
+        on_samples = gathers or value.on_samples
+        normed = Value(value.width, is_f32=False, on_samples=on_samples)
+        self.instructions.append(
+            Recorded(Op.NORM, value, normed, on_samples, gathers, eps=eps, weight=_of(weight, NativeTensor))
+        )
+        return _tensor(normed)
+
+    def _product(self, x: Tensor, weight: Weight, bias: Tensor | None, epilogue: Epilogue) -> Tensor:
+        num_outputs: int = _of(weight, NativeWeight).num_outputs
+        width = num_outputs // 2 if epilogue is Epilogue.SILU_MUL else num_outputs
+        product = Value(width, epilogue is Epilogue.STORE_F32, _of(x, Value).on_samples)
+        self._append_product(x, weight, bias, epilogue, product)
+        return _tensor(product)
+
+    def _append_product(
+        self, x: Tensor, weight: Weight, bias: Tensor | None, epilogue: Epilogue, target: Value
+    ) -> None:
+        source = _of(x, Value)
+        if source.is_f32:
+            raise TypeError("a product takes what a norm, a product or attention has made")
+        self.instructions.append(
+            Recorded(
+                Op.LINEAR,
+                source,
+                target,
+                source.on_samples,
+                epilogue=epilogue,
+                linear=_of(weight, NativeWeight),
+                bias=None if bias is None else _of(bias, NativeTensor),
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NativeStep:
+    ops: NativeOps
+    attention: AttentionShape
+
+    def write(self, qkv: Tensor, qk_norm: Tensor | None, layer: int) -> Tensor:
+        norm = None if qk_norm is None else _of(qk_norm, NativeTensor)
+        self.ops.instructions.append(
+            Recorded(Op.WRITE, _of(qkv, Value), layer=layer, eps=self.attention.norm_eps, weight=norm)
+        )
+        return qkv
+
+    def attend(self, q: Tensor, layer: int, window: int | None) -> Tensor:
+        attended = Value(self.attention.num_heads * self.attention.head_dim, is_f32=False)
+        self.ops.instructions.append(Recorded(Op.ATTEND, _of(q, Value), attended, layer=layer, window=window))
+        return _tensor(attended)
+
+
+def only_samples(instructions: Sequence[Recorded]) -> tuple[Recorded, ...]:
+    """The program for steps that want nothing but scores, and only of last rows of sequences: behind the last keys and
+    values, whatever the sampled rows need is gathered once and computed for these rows alone."""
+    last_write = max(i for i, one in enumerate(instructions) if one.op is Op.WRITE)
+    short = list(instructions[: last_write + 1])
+    gathered: dict[Value, Value] = {}
+
+    def of_samples(value: Value) -> Value:
+        if value.on_samples:
+            return value
+        if value not in gathered:
+            gathered[value] = Value(value.width, value.is_f32, on_samples=True)
+            short.append(Recorded(Op.GATHER, value, gathered[value], on_samples=True))
+        return gathered[value]
+
+    for one in instructions[last_write + 1 :]:
+        if one.op is Op.ATTEND:  # reads the queries of all rows, and writes where they are
+            short.append(replace(one, on_samples=True))
+            continue
+        source = None if one.source is None else of_samples(one.source)
+        target = one.target
+        if target is not None and not target.on_samples:
+            if one.epilogue is not Epilogue.ADD_RESIDUAL:
+                gathered.setdefault(target, Value(target.width, target.is_f32, on_samples=True))
+            target = of_samples(target)
+        short.append(replace(one, source=source, target=target, on_samples=True, gathers=False))
+    return tuple(short)
+
+
+def _tensor(value: Value) -> Tensor:
+    return cast(Tensor, value)
+
+
+def _of(value: object, kind: type[Any]) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"only what native ops return can be handed to them, got a {type(value).__name__}")
+    return value

@@ -1,0 +1,251 @@
+#include "program.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "clock.hpp"
+#include "elementwise.hpp"
+#include "team.hpp"
+
+namespace slipstream {
+namespace {
+
+// Numbers that a tile of an elementwise phase reads: a few microseconds of work.
+constexpr int kTileNumbers = 16384;
+
+// Memory that a step writes: grows to what the largest step needs, and its contents do not matter in between.
+template <typename T>
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { std::free(data_); }
+
+  T* data() const { return data_; }
+
+  void reserve(size_t size) {
+    if (size <= size_) return;
+    std::free(data_);
+    const size_t bytes = (size * sizeof(T) + 63) / 64 * 64;
+    data_ = static_cast<T*>(std::aligned_alloc(64, bytes));
+    if (data_ == nullptr) std::abort();
+    size_ = size;
+  }
+
+ private:
+  T* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// Each instruction is a phase: at its end all threads meet.
+template <typename T>
+class TypedModel final : public Model, private Work {
+ public:
+  explicit TypedModel(const ModelShape& shape);
+
+  void run(const Program& program, const Step& step, int first, int last) override;
+
+ private:
+  int begin_phase(int phase, int thread) override;
+  void run_tile(int phase, int tile, int thread) override;
+
+  void count_time(int phase);
+  int begin(const Instruction& instruction);
+  int begin_rows(int rows, int numbers_of_row);
+  int begin_linear(const Instruction& instruction);
+  void gather(const Instruction& instruction) const;
+
+  const Instruction& instruction(int phase) const { return program_.instructions[first_ + phase]; }
+  int num_rows(const Instruction& instruction) const {
+    return instruction.on_samples ? step_.num_samples : step_.num_tokens;
+  }
+  template <typename U>
+  U* buffer(int number) const {
+    return reinterpret_cast<U*>(step_.buffers[number]);
+  }
+  int width(int number) const { return program_.rows[number].numbers; }
+  std::byte* kv_layer(int layer) const { return step_.kv + layer * step_.num_pages * page_bytes_; }
+  std::byte* scratch(int thread) const { return scratch_.data() + thread * scratch_bytes_; }
+
+  ModelShape shape_;
+  std::vector<float> inv_freq_;
+  std::vector<AttentionKind> kinds_;
+  std::vector<AttentionPlan> plans_;  // one a kind of attention
+  KvShape kv_shape_;
+  int64_t page_bytes_;
+  Buffer<float> cosines_, sines_;
+  Buffer<std::byte> scratch_;
+  int64_t scratch_bytes_;
+
+  // The step at hand.
+  Program program_ = {};
+  Step step_ = {};
+  int first_ = 0, last_ = 0;
+  LinearCall call_ = {};
+  int rows_ = 0, rows_of_tile_ = 1;
+  int64_t phase_began_ns_ = 0;
+};
+
+template <typename T>
+TypedModel<T>::TypedModel(const ModelShape& shape)
+    : shape_(shape),
+      inv_freq_(shape.inv_freq, shape.inv_freq + shape.head_dim / 2),
+      kinds_(shape.kinds, shape.kinds + shape.num_kinds),
+      kv_shape_{shape.num_kv_heads, shape.head_dim, shape.page_tokens, shape.kv_format},
+      page_bytes_(static_cast<int64_t>(shape.num_kv_heads * kv_shape_.head_bytes(sizeof(T)))) {
+  size_t attention_bytes = 0;
+  for (const AttentionKind& kind : kinds_) {
+    const AttentionShape attention{kv_shape_, shape.num_heads, kind.window, shape.attention_scale};
+    plans_.emplace_back(attention);
+    attention_bytes = std::max(attention_bytes, attention_scratch_bytes(attention));
+  }
+  scratch_bytes_ = (std::max<int64_t>(kLinearScratchBytes, attention_bytes) + 63) / 64 * 64;
+}
+
+template <typename T>
+void TypedModel<T>::run(const Program& program, const Step& step, int first, int last) {
+  program_ = program;
+  step_ = step;
+  first_ = first;
+  last_ = last;
+  const auto angles = static_cast<size_t>(step.num_tokens) * shape_.head_dim / 2;
+  cosines_.reserve(angles);
+  sines_.reserve(angles);
+  if (first == 0) {
+    const AttentionBatch batch{step.num_seqs, step.query_starts, step.kv_lens, step.page_table, step.page_table_stride};
+    const bool has_last_rows = samples_last_rows(step);
+    for (size_t i = 0; i < plans_.size(); ++i) {
+      if (!kinds_[i].on_samples) {
+        plans_[i].build(batch);
+      } else if (has_last_rows) {
+        plans_[i].build(batch, step.sample_rows, step.num_samples);
+      }
+    }
+  }
+  run_together(*this);
+}
+
+template <typename T>
+void TypedModel<T>::count_time(int phase) {
+  const int64_t now = now_ns();
+  if (phase > 0) program_.ns[first_ + phase - 1] += now - phase_began_ns_;
+  phase_began_ns_ = now;
+}
+
+template <typename T>
+int TypedModel<T>::begin_phase(int phase, int) {
+  // Here, where the number of threads is that of this work.
+  if (phase == 0) scratch_.reserve(static_cast<size_t>(num_threads() * scratch_bytes_));
+  if (program_.ns != nullptr) count_time(phase);
+  if (first_ + phase == last_) return kWorkEnds;
+  return begin(instruction(phase));
+}
+
+template <typename T>
+int TypedModel<T>::begin(const Instruction& instruction) {
+  const int rows = num_rows(instruction);
+  switch (instruction.op) {
+    case Op::embed: return begin_rows(rows, width(instruction.target));
+    case Op::rotary: return begin_rows(rows, 8 * shape_.head_dim);  // a sine costs more than a product
+    case Op::norm:
+    case Op::write: return begin_rows(rows, width(instruction.source));
+    case Op::linear: return begin_linear(instruction);
+    case Op::attend: return plans_[static_cast<size_t>(instruction.attention)].num_tiles();
+    case Op::gather: gather(instruction); return 0;
+    case Op::best: return shape_.num_ids == 0 ? 0 : begin_rows(rows, shape_.num_ids);
+  }
+  return 0;
+}
+
+template <typename T>
+int TypedModel<T>::begin_rows(int rows, int numbers_of_row) {
+  rows_ = rows;
+  rows_of_tile_ = std::max(1, kTileNumbers / std::max(1, numbers_of_row));
+  return (rows + rows_of_tile_ - 1) / rows_of_tile_;
+}
+
+template <typename T>
+int TypedModel<T>::begin_linear(const Instruction& instruction) {
+  const WeightShape& weight = instruction.packed.shape;
+  if (weight.outputs == 0) return 0;  // a rank without a share of the vocabulary
+  call_ = {&instruction.packed,
+           instruction.bias,
+           shape_.type,
+           buffer<T>(instruction.source),
+           weight.inputs,
+           num_rows(instruction),
+           instruction.epilogue,
+           buffer<std::byte>(instruction.target),
+           width(instruction.target),
+           threads_of_queue()};
+  return num_tiles(call_);
+}
+
+// Few rows, so the thread that begins the phase copies them.
+template <typename T>
+void TypedModel<T>::gather(const Instruction& instruction) const {
+  const int64_t bytes = program_.rows[instruction.source].bytes;
+  const std::byte* source = step_.buffers[instruction.source];
+  std::byte* target = step_.buffers[instruction.target];
+  for (int i = 0; i < step_.num_samples; ++i) {
+    std::memcpy(target + i * bytes, source + step_.sample_rows[i] * bytes, static_cast<size_t>(bytes));
+  }
+}
+
+template <typename T>
+void TypedModel<T>::run_tile(int phase, int tile, int thread) {
+  const Instruction& now = instruction(phase);
+  const int first = tile * rows_of_tile_, last = std::min(first + rows_of_tile_, rows_);
+  switch (now.op) {
+    case Op::embed:
+      embed(static_cast<const T*>(now.weight), step_.token_ids, shape_.first_id, shape_.num_ids,
+            buffer<float>(now.target), width(now.target), first, last);
+      return;
+    case Op::rotary:
+      rotary_table(step_.positions, inv_freq_.data(), shape_.head_dim / 2, shape_.rotary_scale, cosines_.data(),
+                   sines_.data(), first, last);
+      return;
+    case Op::norm:
+      if (now.gathers) {
+        rms_norm_gathered(buffer<float>(now.source), step_.sample_rows, static_cast<const T*>(now.weight),
+                          buffer<T>(now.target), width(now.source), now.eps, first, last);
+      } else {
+        rms_norm(buffer<float>(now.source), static_cast<const T*>(now.weight), buffer<T>(now.target), width(now.source),
+                 now.eps, first, last);
+      }
+      return;
+    case Op::linear: slipstream::run_tile(call_, tile, scratch(thread)); return;
+    case Op::write: {
+      const KvWrite<T> write{kv_shape_,       shape_.num_heads, buffer<T>(now.source),
+                             cosines_.data(), sines_.data(),    static_cast<const T*>(now.weight),
+                             now.eps,         step_.slots,      kv_layer(now.layer)};
+      write_keys_values(write, first, last);
+      return;
+    }
+    case Op::attend:
+      slipstream::attend(plans_[static_cast<size_t>(now.attention)], buffer<T>(now.source), width(now.source),
+                         kv_layer(now.layer), buffer<T>(now.target), width(now.target), tile, scratch(thread));
+      return;
+    case Op::best:
+      argmax(buffer<float>(now.source), width(now.source), shape_.num_ids, step_.best_ids, step_.is_sound, first, last);
+      return;
+    case Op::gather: return;
+  }
+}
+
+}  // namespace
+
+bool samples_last_rows(const Step& step) {
+  return step.num_samples < step.num_tokens &&
+         are_last_rows(step.sample_rows, step.num_samples, step.query_starts, step.num_seqs);
+}
+
+std::unique_ptr<Model> make_model(const ModelShape& shape) {
+  if (shape.type == Scalar::f32) return std::make_unique<TypedModel<float>>(shape);
+  return std::make_unique<TypedModel<Bf16>>(shape);
+}
+
+}  // namespace slipstream

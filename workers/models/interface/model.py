@@ -1,0 +1,55 @@
+"""What an engine asks of a model on one rank. All ranks of a group call the same methods with the same batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from slipstream.workers.models.directory.model_config import ModelConfig
+from slipstream.workers.models.interface.step_batch import StepBatch
+
+
+class Model(Protocol):
+    """What the runner needs of a model: `models.ops_model`, `models.native_model`."""
+
+    config: ModelConfig
+    dtype: torch.dtype  # of weights and activations
+
+    def forward(self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None) -> Tensor:
+        """The last hidden states of a step, [tokens, hidden_size]. Its keys and values are written into `kv`, and
+        `layer_done` is called as soon as those of a layer are complete."""
+
+    def logits(self, hidden: Tensor) -> Tensor | None:
+        """[n, vocab_size] in float32 for rows of what `forward` returned; None on ranks other than 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class GreedyTokens:
+    """The best token of each row that samples. `is_sound` is false if the highest score is not a finite number. Both
+    may be views of memory that the next step overwrites."""
+
+    token_ids: NDArray[np.int32]  # [n]
+    is_sound: NDArray[np.bool_]  # [n]
+
+
+@runtime_checkable
+class ScoringModel(Model, Protocol):
+    """A model that computes a step and its scores in one call, and so can skip what would only affect the hidden states
+    of other rows."""
+
+    def scores(self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None) -> Tensor | None:
+        """Like `forward`, then `logits` of `batch.arrays.sample_rows`. None where there are none, and on ranks other
+        than 0."""
+
+    def greedy(
+        self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None
+    ) -> GreedyTokens | None:
+        """Like `scores` (of at least one row), and then the highest of each row; among equals, that with the lowest
+        token id. It is called if every row of a step is plainly greedy, so that nothing else is wanted of the scores.
+        None on ranks other than 0."""

@@ -1,0 +1,43 @@
+"""A decoder that computes with torch or Triton, op by op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from slipstream.workers.models.directory.model_config import ModelConfig
+from slipstream.workers.models.interface.decoder import Decoder
+from slipstream.workers.models.interface.step_batch import StepBatch
+from slipstream.workers.models.interface.tensor_parallel import TensorParallel
+
+
+class OpsModel:
+    """A `Model`. What it computes with is `decoder.ops`."""
+
+    def __init__(self, config: ModelConfig, decoder: Decoder, tp: TensorParallel) -> None:
+        self.config = config
+        self.decoder = decoder
+        self.tp = tp
+        self.dtype = decoder.attention.dtype
+        self.device = decoder.attention.inv_freq.device
+
+    @torch.inference_mode()
+    def forward(self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None) -> Tensor:
+        """The last hidden states of a step, [tokens, hidden_size], before the final norm.
+
+        `kv` is the rank's pool (see `kv_shape`), plain or quantised; the step's keys and values are written into it.
+        `layer_done(layer)` is called as soon as that layer's are there.
+        """
+        step = self.decoder.ops.begin_step(batch, self.decoder.attention, kv)
+        return self.decoder.run(batch.token_ids, step, layer_done)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor | None:
+        """Scores of every token, [n, vocab_size] in float32, for rows [n, hidden_size] of what `forward` returned.
+
+        A collective call; the whole vocabulary comes together on rank 0, the other ranks get None.
+        """
+        gathered = self.tp.gather_columns(self.decoder.scores(hidden))
+        return None if gathered is None else gathered[:, : self.config.vocab_size].float()

@@ -1,0 +1,14 @@
+"""Which module has which model family. `directory.model_config` knows the architectures, and refuses all others."""
+
+from __future__ import annotations
+
+from slipstream.workers.models.directory.model_config import Family
+from slipstream.workers.models.interface.decoder import DecoderFamily
+from slipstream.workers.models.llama import Llama
+
+FAMILIES: dict[Family, DecoderFamily] = {
+    "llama": Llama.read,
+    "mistral": Llama.read,
+    "qwen2": Llama.read,
+    "qwen3": Llama.read,
+}
