@@ -40,7 +40,7 @@ SLOW_FILES = (
     "workers/test_worker_handoff.py",
     "router/frontends/test_fronts.py",
     "cluster/driver/test_guardian.py",
-    "router/api/openai/test_guides.py",
+    "router/api/openai/test_structured_output.py",
     "router/protocol/test_wire_codec.py",
     "cluster/test_cli.py",
     "router/dispatch/test_worker_port_fuzz.py",

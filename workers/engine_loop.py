@@ -38,7 +38,7 @@ class TransferEnded:
 
 @dataclass(frozen=True, slots=True)
 class GrammarReady:
-    """A sequence that has waited for its guide can continue."""
+    """A sequence that has waited for its grammar can continue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class EngineLoop:
                 if ended is not None:
                     self._out += protocol.transfer_ended(ended, self.clock())
             case GrammarReady():
-                self.engine.guide_ready()
+                self.engine.grammar_ready()
             case Welcome():
                 self._connected, self._connecting = True, False
                 self.show("draining" if protocol.is_draining else "ready", "")

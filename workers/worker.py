@@ -244,14 +244,14 @@ class Worker:
         """An engine that has generated tokens, and how long its steps take."""
         limits = parts.limits
         eos_ids = [token_id for token_id in limits.eos_token_ids if token_id < limits.vocab_size]
-        guides = GrammarCompiler(
+        grammars = GrammarCompiler(
             parts.files.model_dir,
             limits.vocab_size,
             eos_ids,
             on_ready=lambda: self._inbox.put_always(GrammarReady()),
             manifest=parts.files.manifest,
         )
-        engine = build_engine(limits, executor, guides)
+        engine = build_engine(limits, executor, grammars)
         profile = time_steps(limits, executor)
         # What is loaded stays. Without this, the garbage collector would scan all of torch every now and then.
         gc.collect()

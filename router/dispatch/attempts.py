@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from slipstream.router.dispatch.table.actions import emit_of
 from slipstream.router.dispatch.table.request_table import RequestTable
-from slipstream.router.placement import progress
 from slipstream.router.placement.placer import Placer
 from slipstream.router.placement.prefix.index import PrefixIndex
 from slipstream.router.placement.prefix.sessions import Sessions
@@ -23,6 +22,7 @@ from slipstream.router.protocol.messages import (
     Start,
     TokenChunk,
 )
+from slipstream.router.registry.broken_links import Links
 from slipstream.router.registry.capacity import decode_charge, prefill_charge
 from slipstream.router.registry.credits import Charge
 from slipstream.router.registry.worker_registry import WorkerState
@@ -35,8 +35,11 @@ from slipstream.router.requests.request_state import RequestState
 class AttemptFlow:
     """Moves requests in the book from one state to the next."""
 
-    def __init__(self, table: RequestTable, placer: Placer, index: PrefixIndex, sessions: Sessions) -> None:
+    def __init__(
+        self, table: RequestTable, placer: Placer, index: PrefixIndex, sessions: Sessions, links: Links
+    ) -> None:
         self._table = table
+        self._links = links
         self._placer = placer
         self._index = index
         self._sessions = sessions
@@ -48,14 +51,15 @@ class AttemptFlow:
         self._table.leave_queue(state, now)
         self._table.totals.placements[placement.decision.reason] += 1
         state.enter("placed", now, decision=placement.decision)
-        self._foresee(state, decode, group, now)
+        num_predicted_cached = self._foresee(state, decode, group, now)
         state.decode = decode
         decode.request_ids.add(request_id)
-        self._placer.begin(state, placement, now)
+        placed = self._placer.begin(state, placement, now)
+        placed.num_predicted_cached = num_predicted_cached
         num_tokens = state.num_tokens
         charge = decode_charge(decode, num_tokens)
         if group is None:
-            charge = charge._replace(tokens=num_tokens - state.decode_cached_tokens)
+            charge = charge._replace(tokens=num_tokens - placed.decode_cached_tokens)
         seq = decode.ledger.spend(charge)
         if group is None:
             self._table.send(decode, Generate(seq, state.engine_request()))
@@ -79,12 +83,11 @@ class AttemptFlow:
         charge = group.ledger.release(state.request_id)
         assert charge is not None
         state.enter("reserved", now, f"{message.num_cached_tokens} tokens cached")
-        progress.reserved(state, message.ticket.num_pages, now)
+        self._table.placed[state.request_id].reserved(message.ticket.num_pages, now)
         decision = self._placer.reconsider(state, worker, group, message.num_cached_tokens, now)
         if decision is not None:
             group.request_ids.discard(state.request_id)
             state.prefill = None
-            state.num_predicted_cached = None  # the prediction was for the prefill group
             self._placer.stay(state, worker, message.num_cached_tokens, now)
             self._table.totals.placements[decision.reason] += 1
             # The reservation has been charged; converting it takes nothing more.
@@ -111,9 +114,10 @@ class AttemptFlow:
             detail = f"{worker.name} sent tokens of a request that it was only asked to reserve"
             self._table.fail_attempt(state, now, "bad_output", detail, blamed=[worker])
             return
-        if state.num_predicted_cached is not None:
-            self._index.observe(state.num_predicted_cached, chunk.num_cached_tokens)
-            state.num_predicted_cached = None
+        placed = self._table.placed[state.request_id] if state.phase == "prefill" else None
+        if placed is not None and placed.num_predicted_cached is not None:
+            self._index.observe(placed.num_predicted_cached, chunk.num_cached_tokens)
+            placed.num_predicted_cached = None
         try:
             ready = state.output.add(chunk)
         except OutputError as error:
@@ -124,7 +128,12 @@ class AttemptFlow:
                 self._table.end_pause(state, now)
             is_one = len(ready) == 1  # nearly always true
             num_new = len(ready[0].token_ids) if is_one else sum([len(part.token_ids) for part in ready])
-            progress.tokens_came(state, num_new, now)
+            assert state.decode is not None
+            load = state.decode.load
+            load.context_tokens += num_new
+            load.remaining_tokens -= num_new
+            if placed is not None:
+                placed.prefill_done(now)
         for part in ready:
             self._emit(state, part, now)
             if part.finish_reason is not None or (part is ready[-1] and state.output.is_full):
@@ -145,8 +154,8 @@ class AttemptFlow:
             return
         state.handed_off = True
         if state.prefill is not None:
-            self._placer.links.worked(state.prefill.hello, worker.hello)
-        progress.handed_off(state, message.seconds, now)
+            self._links.worked(state.prefill.hello, worker.hello)
+        self._table.placed[state.request_id].handed_off(message.seconds, now)
         state.record.landed = PagesLanded(now, state.attempt, message.num_bytes, message.seconds)
         totals = self._table.totals
         totals.num_transfers += 1
@@ -172,7 +181,7 @@ class AttemptFlow:
             return
         if message.is_unreachable and state.prefill is not None and state.prefill_sent:
             assert state.decode is not None
-            self._placer.links.failed(state.prefill.hello, state.decode.hello, now)
+            self._links.failed(state.prefill.hello, state.decode.hello, now)
             state.num_unreachable += 1
             # The prefill group cannot do it, but the decode worker can still prefill by itself.
             detail = f"{worker.name}: {message.reason}"
@@ -192,15 +201,16 @@ class AttemptFlow:
             detail = f"{worker.name} is lost: {reason}"
             self._table.fail_attempt(state, now, "worker_lost", detail, silent=worker)
 
-    def _foresee(self, state: RequestState, decode: WorkerState, group: WorkerState | None, now: float) -> None:
+    def _foresee(self, state: RequestState, decode: WorkerState, group: WorkerState | None, now: float) -> int:
         """Note in advance that the request's KV, and its conversation, will be on the workers it is placed on."""
-        state.num_predicted_cached = self._index.cached_tokens(group or decode, state)
+        num_predicted_cached = self._index.cached_tokens(group or decode, state)
         session = state.request.session
         for worker in (decode, group):
             if worker is not None:
                 self._index.expect(worker, state, now)
                 if session:
                     self._sessions.note(session, worker, state.request.tenant)
+        return num_predicted_cached
 
     def _current(self, worker: WorkerState, message: Reserved | TokenChunk | HandedOff | Failed) -> RequestState | None:
         """The request that a message is about; None if it belongs to an old attempt or the worker has no part in it."""
@@ -230,6 +240,7 @@ class AttemptFlow:
             detail = f"{group.name} began with token {chunk.index} when {len(state.output)} were known"
             self._table.fail_attempt(state, now, "bad_output", detail, blamed=[group])
             return
+        self._table.placed[state.request_id].prefill_done(now)
         state.record.note("first_token", now, state.attempt)
         self._table.send(state.decode, Start(state.request_id, state.attempt, chunk.token_ids))
         state.enter("transfer", now)
@@ -243,5 +254,5 @@ class AttemptFlow:
         if state.prefill is not None:
             state.prefill.request_ids.discard(state.request_id)
             state.prefill = None
-        progress.decoding(state)
+        self._table.placed[state.request_id].decoding()
         state.enter("decode", now)

@@ -11,7 +11,7 @@ from typing import Protocol
 from slipstream.router.dispatch.worker_port import WorkerPort
 from slipstream.router.protocol.generation import AdmissionError, GenerateRequest
 from slipstream.router.protocol.messages import SamplingParams
-from slipstream.router.requests.history import RequestRecord
+from slipstream.router.requests.history import History
 from slipstream.router.requests.stream import GenerationStream
 from slipstream.router.status.status import Snapshot
 
@@ -26,11 +26,12 @@ class CanaryTarget(Protocol):
     """What the canary needs of `GenerationService`."""
 
     @property
+    def history(self) -> History: ...
+    @property
     def is_ready(self) -> bool: ...
     @property
     def max_model_len(self) -> int | None: ...
     def submit(self, request: GenerateRequest) -> GenerationStream: ...
-    def explain(self, request_id: str) -> RequestRecord | None: ...
     def snapshot(self) -> Snapshot: ...
     @property
     def worker_port(self) -> WorkerPort: ...
@@ -57,7 +58,7 @@ class Canary:
                 await self._wait_for_change()
                 continue
             self.missing = "the first token is still being waited for"
-            failure = await self._sing()
+            failure = await self._probe()
             if failure is None:
                 self.missing = None
                 return
@@ -80,7 +81,7 @@ class Canary:
             return "no prefill worker has connected yet"
         return None
 
-    async def _sing(self) -> str | None:
+    async def _probe(self) -> str | None:
         """Sends one request. Returns the reason of its failure, or None."""
         longest = (self._service.max_model_len or 0) - NUM_TOKENS
         num_tokens = max(1, min(PROMPT_TOKENS, longest))
@@ -101,7 +102,7 @@ class Canary:
         finish = stream.finish
         if finish is None or finish.error is not None or num_received != NUM_TOKENS:
             return finish.error.message if finish is not None and finish.error else f"{num_received} tokens arrived"
-        record = self._service.explain(request.request_id)
+        record = self._service.history.get(request.request_id)
         if self._needs_prefill_group() and record is not None and record.decisions[-1].prefill is None:
-            return f"it did not take the way over a prefill worker: {record.why}"
+            return f"it was not placed on a prefill worker: {record.why}"
         return None

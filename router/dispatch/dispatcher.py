@@ -13,7 +13,7 @@ The rules are in docs/design/attempts.md and admission.md. The parts, in the ord
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import assert_never
 
 from slipstream.kv_transfer.api.ticket import PeerId
@@ -22,10 +22,10 @@ from slipstream.router.dispatch.attempts import AttemptFlow
 from slipstream.router.dispatch.matching import match_credits
 from slipstream.router.dispatch.membership import Membership
 from slipstream.router.dispatch.migration.destinations import Destinations
+from slipstream.router.dispatch.migration.migration_flow import MigrationFlow
 from slipstream.router.dispatch.migration.migration_requests import MigrationRequests
-from slipstream.router.dispatch.migration.migrations import Migrations
+from slipstream.router.dispatch.migration.migration_scheduler import MigrationScheduler
 from slipstream.router.dispatch.migration.rebalancer import Rebalancer
-from slipstream.router.dispatch.migration.running_moves import RunningMigrations
 from slipstream.router.dispatch.snapshot import signals_of, snapshot_of
 from slipstream.router.dispatch.table.actions import Action
 from slipstream.router.dispatch.table.request_table import RequestTable
@@ -52,13 +52,9 @@ from slipstream.router.protocol.messages import (
     StepTimes,
     WorkerMessage,
 )
-from slipstream.router.registry.worker_profile import RoleProfile, worker_profiles
 from slipstream.router.registry.worker_registry import WorkerRegistry, WorkerState
-from slipstream.router.requests.history import RequestRecord
-from slipstream.router.requests.rejections import RejectedRequest
 from slipstream.router.status.load_signals import Signals
 from slipstream.router.status.status import Snapshot
-from slipstream.router.status.version_status import VersionStatus
 
 
 class Dispatcher:
@@ -69,19 +65,26 @@ class Dispatcher:
         self, config: DispatchConfig, history_capacity: int = 1024, name_pages: NamePages | None = None
     ) -> None:
         self._slo, self._local_prefill_max_tokens = config.slo, config.local_prefill_max_tokens
-        registry = self._registry = WorkerRegistry()
-        versions = self._versions = Versions(config.versions, registry)
+        registry = self.registry = WorkerRegistry()
+        versions = self.versions = Versions(config.versions, registry)
         index = self._index = PrefixIndex(name_pages=name_pages)
         table = self._table = RequestTable(config, history_capacity, versions, index)
+        self.history = table.history
         sessions = Sessions()
-        self._placer = Placer(config, registry, index, sessions)
-        self._flow = AttemptFlow(table, self._placer, index, sessions)
-        wishes = self._wishes = MigrationRequests()
-        moves = self._moves = Migrations(config.migration, registry, table, index, sessions, wishes)
-        destinations = Destinations(config.migration, registry, index, sessions)
-        migrations = self._migrations = RunningMigrations(config.migration, table, destinations, wishes, moves)
-        self._rebalancer = Rebalancer(config, registry, table, wishes, migrations)
-        self._membership = Membership(registry, table, index, sessions, versions, migrations, moves, self._flow)
+        self._placer = Placer(config, registry, index, sessions, table.placed)
+        self._flow = AttemptFlow(table, self._placer, index, sessions, registry.links)
+        migration_requests = self._migration_requests = MigrationRequests()
+        migration_flow = self._migration_flow = MigrationFlow(
+            config.migration, registry, table, index, sessions, migration_requests
+        )
+        destinations = Destinations(config.migration, registry, index, sessions, table.placed)
+        migration_scheduler = self._migration_scheduler = MigrationScheduler(
+            config.migration, table, destinations, migration_requests, migration_flow
+        )
+        self._rebalancer = Rebalancer(config, registry, table, migration_requests, migration_scheduler)
+        self._membership = Membership(
+            registry, table, index, sessions, versions, migration_scheduler, migration_flow, self._flow
+        )
         self._wake_s: float | None = None  # when a request will have waited long enough for a better worker
 
     @property
@@ -94,68 +97,32 @@ class Dispatcher:
         """How many of them are on no worker."""
         return len(self._table.queue)
 
-    @property
-    def has_decode_worker(self) -> bool:
-        """Whether a decode worker that takes new work is connected."""
-        return bool(self._registry.decode_workers)
-
-    @property
-    def max_model_len(self) -> int | None:
-        """The longest sequence, prompt and output, that a connected decode worker takes; None: none is connected."""
-        return self._registry.max_model_len
-
-    @property
-    def versions(self) -> tuple[str, ...]:
-        """The versions of the model that some decode worker takes requests for."""
-        return self._versions.live
-
-    @property
-    def version_status(self) -> tuple[VersionStatus, ...]:
-        """The state and the counts of each version of the model."""
-        return self._versions.status(self._table.queue.num_waiting)
-
     def next_deadline(self) -> float | None:
         """When `tick` is due next; None: nothing is waiting for a deadline."""
         first = self._table.next_deadline()
-        for due in (self._versions.next_deadline(), self._wake_s if self._table.queue.waiting else None):
+        for due in (self.versions.next_deadline(), self._wake_s if self._table.queue.waiting else None):
             if due is not None and (first is None or due < first):
                 first = due
         return first
 
     def known_blocks(self, peer: PeerId) -> frozenset[int]:
         """Ids of the blocks that a connected worker has said it holds."""
-        worker = self._registry.get(peer)
+        worker = self.registry.get(peer)
         assert worker is not None, peer
         return self._index.held_blocks(worker)
 
-    def record(self, request_id: str) -> RequestRecord | None:
-        """The record of a request that is running, or that has finished or was refused recently."""
-        return self._table.history.get(request_id)
-
-    def records(self) -> Iterator[RequestRecord]:
-        """All records that are kept, newest request first."""
-        return self._table.history.latest()
-
     def snapshot(self, now: float) -> Snapshot:
-        return snapshot_of(self._table, self._registry, self._index, self._versions, now)
-
-    def worker_profiles(self) -> tuple[RoleProfile, ...]:
-        """What was measured of each role's workers."""
-        return tuple(worker_profiles(self._registry))
+        return snapshot_of(self._table, self.registry, self._index, self.versions, now)
 
     def signals(self, now: float, router_id: str = "") -> Signals:
         """The present load and service levels, for the planner. `router_id` identifies the router's process."""
-        return signals_of(self._table, self._registry, self._slo, self._local_prefill_max_tokens, now, router_id)
+        return signals_of(self._table, self.registry, self._slo, self._local_prefill_max_tokens, now, router_id)
 
     def submit(self, request: GenerateRequest, now: float) -> list[Action]:
         """Queues a request. Raises AdmissionError if it is refused; then that is counted and can be explained, and
         nothing else has changed."""
-        self._table.admit(request, self._registry.decode_workers, now)
+        self._table.admit(request, self.registry.decode_workers, now)
         return self._settle(now)
-
-    def note_refused(self, refused: RejectedRequest) -> None:
-        """A request was refused before it came here, and can be explained from now on."""
-        self._table.history.refuse(refused)
 
     def cancel(self, request_id: str, now: float, reason: EarlyEnd = "abort") -> list[Action]:
         """Ends a request because its client has left or needs no more tokens. Unknown ids are ignored."""
@@ -172,7 +139,7 @@ class Dispatcher:
 
     def tick(self, now: float) -> list[Action]:
         """Handles the deadlines that have come. Call it at `next_deadline`; earlier or later does no harm."""
-        self._moves.expire(now)
+        self._migration_flow.expire(now)
         self._table.expire(now)
         self._table.find_versions(now)
         return self._settle(now)
@@ -189,7 +156,7 @@ class Dispatcher:
         """Sets each version's share of new requests; None: in proportion to the size of their pools. Requests that wait
         for a version without a share, and have no token yet, go to another one. Raises ValueError if the split makes no
         sense; then nothing has changed."""
-        self._versions.set_split(split)
+        self.versions.set_split(split)
         self._table.find_versions(now)
         return self._settle(now)
 
@@ -200,7 +167,7 @@ class Dispatcher:
 
     def worker_lost(self, peer: PeerId, now: float, reason: str = "connection lost") -> list[Action]:
         """A worker's connection has ended. Unknown workers are ignored."""
-        worker = self._registry.get(peer)
+        worker = self.registry.get(peer)
         if worker is not None:
             self._membership.lose(worker, now, reason)
         return self._settle(now)
@@ -211,7 +178,7 @@ class Dispatcher:
         With `migrate` its running sequences move to other decode workers as these have room. Without it, or if there
         never is room, they run to their end where they are. Unknown workers are ignored.
         """
-        worker = self._registry.get(peer)
+        worker = self.registry.get(peer)
         if worker is not None and not worker.draining:
             self._membership.drain(worker, now, next_role, migrate)
         return self._settle(now)
@@ -221,12 +188,12 @@ class Dispatcher:
         Unknown ids are ignored."""
         state = self._table.get(request_id)
         if state is not None:
-            self._wishes.add(state, to)
+            self._migration_requests.add(state, to)
         return self._settle(now)
 
     def worker_message(self, peer: PeerId, message: WorkerMessage, now: float) -> list[Action]:
         """Handles a worker's message. Those of unknown workers, and about old attempts, are ignored."""
-        worker = self._registry.get(peer)
+        worker = self.registry.get(peer)
         if worker is None:
             return []
         match message:  # the most frequent kinds first
@@ -239,7 +206,7 @@ class Dispatcher:
             case Reserved() | HandedOff() | Copied() | Failed():
                 self._on_progress(worker, message, now)
             case Frozen():
-                self._moves.on_frozen(worker, message, now)
+                self._migration_flow.on_frozen(worker, message, now)
             case Stats():
                 worker.stats = message
                 return []
@@ -261,7 +228,7 @@ class Dispatcher:
         num_waiting = len(self._table.queue.waiting)
         for chunk in message.chunks:
             self._flow.on_chunk(worker, chunk, now)
-        if len(self._table.queue.waiting) == num_waiting and not (worker.draining and self._wishes):
+        if len(self._table.queue.waiting) == num_waiting and not (worker.draining and self._migration_requests):
             return self._take_actions()
         return self._settle(now)
 
@@ -283,9 +250,9 @@ class Dispatcher:
     def _on_progress(self, worker: WorkerState, message: Reserved | HandedOff | Copied | Failed, now: float) -> None:
         """Handles a message about an attempt. Where it is about the move of a request, the moves take it; else the
         flow, which drops those about old attempts."""
-        moving = self._moves.find(worker, message.request_id, message.attempt)
-        if moving is not None:
-            self._moves.on_message(moving, worker, message, now)
+        migrating = self._migration_flow.find(worker, message.request_id, message.attempt)
+        if migrating is not None:
+            self._migration_flow.on_message(migrating, worker, message, now)
             return
         match message:
             case Reserved():
@@ -296,20 +263,20 @@ class Dispatcher:
                 state = self._table.get(request_id)
                 # A sequence that has already left continues at its destination; if it cannot, that worker will say so.
                 own = state if state is not None and state.attempt == attempt and worker is state.decode else None
-                if own is None or not self._moves.on_lost(own, worker, now, reason):
+                if own is None or not self._migration_flow.on_lost(own, worker, now, reason):
                     self._flow.on_failed(worker, message, now)
 
     def _settle(self, now: float) -> list[Action]:
         """Starts the moves and places the requests that fit now, and returns the collected actions."""
         table = self._table
         self._wake_s = None
-        if self._wishes:
-            self._migrations.begin_what_fits(now)
-        self._rebalancer.look(now)
-        if table.queue.waiting and self._registry.decode_workers:
+        if self._migration_requests:
+            self._migration_scheduler.begin_what_fits(now)
+        self._rebalancer.rebalance(now)
+        if table.queue.waiting and self.registry.decode_workers:
             self._index.expire(now)
-            for version, lane in table.queue:
-                wake_s = match_credits(table, version, lane, self._registry, self._placer, self._flow.start, now)
+            for version, queue in table.queue:
+                wake_s = match_credits(table, version, queue, self.registry, self._placer, self._flow.start, now)
                 if wake_s is not None:
                     self._wake_s = wake_s if self._wake_s is None else min(wake_s, self._wake_s)
         return self._take_actions()
@@ -321,6 +288,6 @@ class Dispatcher:
     def check_integrity(self) -> None:
         """Raises AssertionError if two parts of the state contradict each other."""
         self._table.check_integrity()
-        self._moves.check_integrity()
+        self._migration_flow.check_integrity()
         self._index.check_integrity()
         self._membership.check_integrity()

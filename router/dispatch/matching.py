@@ -17,14 +17,12 @@ from slipstream.router.requests.request_state import RequestState
 MAX_PASSED = 32
 # How many requests that do not fit are skipped in search of one that does, which bounds the work per event.
 LOOKAHEAD = 32
-# A request waits at least this long for a better worker: waits of nanoseconds would only cost turns of the event loop.
-MIN_WAIT_S = 1e-3
 
 
 def match_credits(
     table: RequestTable,
     version: str,
-    lane: WorkQueue,
+    queue: WorkQueue,
     registry: WorkerRegistry,
     placer: Placer,
     start: Callable[[RequestState, Placement, float], None],
@@ -39,22 +37,22 @@ def match_credits(
     A request that could start now but waits for a better worker delays no other request. Returns the time at which the
     first of those will have waited long enough; None if there is none.
     """
-    stall = placer.waits.stall(version, lane.version, now)
-    if stall is not None:
-        return stall.wake_s
+    hold = placer.holds.queue_hold(version, queue.version, now)
+    if hold is not None:
+        return hold.wake_s
     passed: list[tuple[RequestState, Wait]] = []
-    choosy: list[tuple[RequestState, Wait]] = []
-    queue_version = lane.version
+    held_back: list[tuple[RequestState, Wait]] = []
+    queue_version = queue.version
     has_room = True
     wake_s: float | None = None
     prefill_closed = False
-    for state in lane.candidates(now):
-        if len(passed) + len(choosy) > LOOKAHEAD:
+    for state in queue.candidates(now):
+        if len(passed) + len(held_back) > LOOKAHEAD:
             break
         has_room = registry.has_decode_room(version)
         if not has_room:
             break
-        found = placer.place(state, now, len(choosy))
+        found = placer.place(state, now, len(held_back))
         if isinstance(found, Placement) and found.prefill is not None and prefill_closed:
             found = Wait("prefill")
         if isinstance(found, Placement):
@@ -67,18 +65,17 @@ def match_credits(
             assert message is not None
             table.finish(state, now, "error", error=GenerationError("prompt_too_long", message))
         elif found.saving_s is not None:
-            if state.wait_until_s is None:
-                state.wait_until_s = now + max(found.saving_s, MIN_WAIT_S)
-            choosy.append((state, found))
-            wake_s = state.wait_until_s if wake_s is None else min(wake_s, state.wait_until_s)
+            held_back.append((state, found))
+            until_s = placer.wait(state, found.saving_s, now)
+            wake_s = until_s if wake_s is None else min(wake_s, until_s)
         else:
             passed.append((state, found))
-        if not lane:
+        if not queue:
             break
         exhausted = {wait.lacks for other, wait in passed if other.num_passed >= MAX_PASSED}
         if "decode" in exhausted:
             break
         prefill_closed = "prefill" in exhausted
-    if lane.version == queue_version:
-        placer.waits.note_stall(version, queue_version, wake_s, [*passed, *choosy], has_room, now)
+    if queue.version == queue_version:
+        placer.holds.hold_queue(version, queue_version, wake_s, [*passed, *held_back], has_room, now)
     return wake_s

@@ -4,14 +4,13 @@ versions of the model have to follow."""
 from __future__ import annotations
 
 from slipstream.router.dispatch.attempts import AttemptFlow
-from slipstream.router.dispatch.migration.migrations import Migrations
-from slipstream.router.dispatch.migration.running_moves import RunningMigrations
+from slipstream.router.dispatch.migration.migration_flow import MigrationFlow
+from slipstream.router.dispatch.migration.migration_scheduler import MigrationScheduler
 from slipstream.router.dispatch.table.actions import Close
 from slipstream.router.dispatch.table.request_table import RequestTable
 from slipstream.router.dispatch.table.versions import Versions
 from slipstream.router.placement.prefix.index import PrefixIndex
 from slipstream.router.placement.prefix.sessions import Sessions
-from slipstream.router.placement.progress import check_load
 from slipstream.router.protocol.messages import Drain, Hello, PeerLost, Role
 from slipstream.router.registry.worker_registry import WorkerRegistry, WorkerState
 from slipstream.router.requests.request_state import RequestState
@@ -27,8 +26,8 @@ class Membership:
         index: PrefixIndex,
         sessions: Sessions,
         versions: Versions,
-        migrations: RunningMigrations,
-        moves: Migrations,
+        migration_scheduler: MigrationScheduler,
+        migration_flow: MigrationFlow,
         flow: AttemptFlow,
     ) -> None:
         self._registry = registry
@@ -36,8 +35,8 @@ class Membership:
         self._index = index
         self._sessions = sessions
         self._versions = versions
-        self._migrations = migrations
-        self._moves = moves
+        self._migration_scheduler = migration_scheduler
+        self._migration_flow = migration_flow
         self._flow = flow
 
     def join(self, hello: Hello, now: float) -> None:
@@ -46,7 +45,7 @@ class Membership:
         self._registry.add(worker)
         self._index.add(worker)
         self._sessions.add(worker)
-        self._versions.roster_changed(now)
+        self._versions.workers_changed(now)
         self._table.find_versions(now)
 
     def drain(self, worker: WorkerState, now: float, next_role: Role | None, migrate: bool) -> None:
@@ -59,8 +58,10 @@ class Membership:
             if self._only_waits_for(worker, state):
                 self._table.place_anew(state, now, f"{worker.name} is draining")
         if migrate:
-            self._migrations.leave(worker, [state for state in reversed(states) if state.phase != "queued"], now)
-        self._versions.roster_changed(now, sent_away=worker.version if next_role is None else None)
+            self._migration_scheduler.leave(
+                worker, [state for state in reversed(states) if state.phase != "queued"], now
+            )
+        self._versions.workers_changed(now, sent_away=worker.version if next_role is None else None)
         self._table.find_versions(now)
 
     def lose(self, worker: WorkerState, now: float, reason: str) -> None:
@@ -71,9 +72,9 @@ class Membership:
         for other in self._registry:
             self._table.send(other, PeerLost(worker.peer))
         for state in self._table.latest_first(worker.request_ids):
-            if not self._moves.on_lost(state, worker, now, reason):
+            if not self._migration_flow.on_lost(state, worker, now, reason):
                 self._flow.on_lost(state, worker, now, reason)
-        self._versions.roster_changed(now, sent_away=worker.version if worker.draining else None)
+        self._versions.workers_changed(now, sent_away=worker.version if worker.draining else None)
         self._table.find_versions(now)
 
     def expel(self, worker: WorkerState, now: float, reason: str) -> None:
@@ -84,18 +85,18 @@ class Membership:
     def check_integrity(self) -> None:
         """Raises AssertionError if a request is on a worker that does not know of it, or the other way round."""
         for state in self._table:
-            destination = state.move.destination if state.move is not None else None
+            destination = state.migration.destination if state.migration is not None else None
             for involved in (state.decode, state.prefill, destination):
                 assert involved is None or self._registry.get(involved.peer) is involved, state.request_id
         for worker in self._registry:
             worker.ledger.check_integrity()
             states = [self._table[request_id] for request_id in worker.request_ids]
             for state in states:
-                destination = state.move.destination if state.move is not None else None
+                destination = state.migration.destination if state.migration is not None else None
                 assert worker in (state.decode, state.prefill, destination), worker.name
             held = {s.request_id for s in states if worker is s.prefill and not s.prefill_sent}
             assert worker.ledger.held == held, worker.name
-            check_load(worker, states)
+            self._table.placed.check_load(worker, states)
 
     def _only_waits_for(self, worker: WorkerState, state: RequestState) -> bool:
         """Whether the worker has computed nothing of the request yet, so that another one can do it instead."""
@@ -106,6 +107,7 @@ class Membership:
         if state.phase == "placed":
             return True
         # A worker computes prompts one after the other, so all but the first have only waited.
-        waiting = [s for s in map(self._table.get, worker.request_ids) if s is not None and s.pending_on is worker]
-        first = min(waiting, key=lambda s: (s.request.priority, s.placed_s or 0.0, s.request_id), default=None)
+        placed = filter(None, map(self._table.placed.get, worker.request_ids))
+        waiting = {one.state: one.placed_s or 0.0 for one in placed if one.pending_on is worker}
+        first = min(waiting, key=lambda s: (s.request.priority, waiting[s], s.request_id), default=None)
         return state in waiting and state is not first

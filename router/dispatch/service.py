@@ -7,7 +7,7 @@ import logging
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import msgpack
@@ -27,14 +27,13 @@ from slipstream.router.protocol.generation import (
     ShuttingDownError,
 )
 from slipstream.router.protocol.messages import EngineRequest, TokenLogprob
-from slipstream.router.registry.worker_profile import RoleProfile
+from slipstream.router.registry.worker_profile import RoleProfile, worker_profiles
 from slipstream.router.requests.history import RequestRecord
 from slipstream.router.requests.rejections import RejectedRequest
 from slipstream.router.requests.stages import attempts_of
 from slipstream.router.requests.stream import GenerationStream, Handouts
 from slipstream.router.status.load_signals import Signals
 from slipstream.router.status.status import Snapshot
-from slipstream.router.status.version_status import VersionStatus
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +63,8 @@ class GenerationService:
 
     def __init__(self, config: RouterConfig, *, model: str, token: str) -> None:
         self._dispatcher = Dispatcher(config.dispatch, config.history_requests)
+        self.history = self._dispatcher.history
+        self.note_refused = self.history.refuse
         self._router_id = uuid.uuid4().hex
         self.worker_port = WorkerPort(
             self._dispatcher,
@@ -92,13 +93,13 @@ class GenerationService:
     @property
     def is_ready(self) -> bool:
         """Whether requests are accepted and a decode worker is connected to serve them."""
-        return self._is_admitting and self._dispatcher.has_decode_worker
+        return self._is_admitting and bool(self._dispatcher.registry.decode_workers)
 
     @property
     def max_model_len(self) -> int | None:
         """The longest sequence (prompt and output) that a connected decode worker takes. While none is connected, the
         longest that an expected one will take; None: not known."""
-        return self._dispatcher.max_model_len or self._coming_max_model_len
+        return self._dispatcher.registry.max_model_len or self._coming_max_model_len
 
     def expect_max_model_len(self, max_model_len: int) -> None:
         """Sets the longest sequence that the decode workers will accept, before the first of them has connected."""
@@ -112,12 +113,7 @@ class GenerationService:
     @property
     def versions(self) -> tuple[str, ...]:
         """The versions of the model that some decode worker takes requests for."""
-        return self._dispatcher.versions
-
-    @property
-    def version_status(self) -> tuple[VersionStatus, ...]:
-        """The state and the counts of each version of the model."""
-        return self._dispatcher.version_status
+        return self._dispatcher.versions.live
 
     def follow(self, config: DispatchConfig) -> None:
         """Takes over changed settings of the dispatcher, as far as that is possible without a restart."""
@@ -140,23 +136,19 @@ class GenerationService:
             refusal = ShuttingDownError()
             self.note_refused(RejectedRequest.of(request, refusal.error, time.monotonic()))
             raise refusal
-        if self._hindrance and request.resumed is None and not self._dispatcher.has_decode_worker:
+        if self._hindrance and request.resumed is None and not self._dispatcher.registry.decode_workers:
             hindered = NoWorkersError(self._hindrance)
             self.note_refused(RejectedRequest.of(request, hindered.error, time.monotonic()))
             raise hindered
         self._check_sendable(request)
         actions = self._dispatcher.submit(request, time.monotonic())
-        record = self._dispatcher.record(request.request_id)
+        record = self.history.get(request.request_id)
         assert record is not None
         receiver = receiver_of(record)
         self._receivers[request.request_id] = receiver
         self._idle.clear()
         self.worker_port.perform(actions)
         return receiver
-
-    def note_refused(self, refused: RejectedRequest) -> None:
-        """A request that was refused without being submitted can be explained from now on, too."""
-        self._dispatcher.note_refused(refused)
 
     def cancel(self, request_id: str, reason: EarlyEnd = "abort") -> None:
         """Ends a request early. Unknown ids are ignored."""
@@ -172,16 +164,7 @@ class GenerationService:
 
     def worker_profiles(self) -> tuple[RoleProfile, ...]:
         """The service times and the sizes of each role's workers, from which a profile is made."""
-        return self._dispatcher.worker_profiles()
-
-    def explain(self, request_id: str) -> RequestRecord | None:
-        """The record of a recent request, by its id or by one of its names; None if there is none. `record.lines()` is
-        its story as text, `record.decisions` are its placements."""
-        return self._dispatcher.record(request_id)
-
-    def latest(self) -> Iterator[RequestRecord]:
-        """The records of the requests that can be explained, newest request first."""
-        return self._dispatcher.records()
+        return tuple(worker_profiles(self._dispatcher.registry))
 
     def stop_admission(self) -> None:
         """From now on `submit` raises ShuttingDownError, but for requests that the previous router has admitted."""

@@ -27,9 +27,11 @@ from slipstream.router.status.load_signals import Signals
 from slipstream.router.status.status import Snapshot
 
 
-class DispatcherView(Generations, Records, Protocol):
+class DispatcherView(Generations, Protocol):
     """What the front needs of `GenerationService`."""
 
+    @property
+    def history(self) -> Records: ...
     def snapshot(self) -> Snapshot: ...
     def worker_profiles(self) -> tuple[RoleProfile, ...]: ...
     def signals(self) -> Signals: ...
@@ -75,7 +77,7 @@ class Front(ApiFront):
         has_keys = self._access.keys.is_on
         if has_keys and not has_admin_port:  # only with keys: a stranger must not be able to drain workers
             workers.add_to(self._routes)
-        pages = RequestPages(service)
+        pages = RequestPages(service.history)
         pages.add_to(self._admin_routes)
         if has_keys or not has_admin_port:  # with keys, each caller may ask about its own requests
             pages.add_to(self._routes)

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from slipstream.router.placement.placed_request import PlacedRequests
 from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.capacity import fits_decode, fits_prefill
 from slipstream.router.registry.worker_registry import FEW, WorkerRegistry, WorkerState
@@ -38,15 +39,16 @@ class Hold:
 class HoldPolicy:
     """Sans-IO, and bounded: a request that is forgotten is merely rated again."""
 
-    def __init__(self, registry: WorkerRegistry) -> None:
+    def __init__(self, registry: WorkerRegistry, placed: PlacedRequests) -> None:
         self._registry = registry
-        self._stalls: dict[str, Hold] = {}  # by version of the model
+        self._placed = placed
+        self._queue_holds: dict[str, Hold] = {}  # by version of the model
         self._known: OrderedDict[str, tuple[int, Wait, float, float]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def still(self, state: RequestState, now: float) -> Wait | None:
+    def request_hold(self, state: RequestState, now: float) -> Wait | None:
         """The last answer for the request, if it still holds; None: the request has to be rated."""
         known = self._known.get(state.request_id)
         if known is None:
@@ -54,28 +56,30 @@ class HoldPolicy:
         attempt, wait, until_s, _ = known
         if attempt != state.attempt or now >= until_s:
             return None
-        if wait.saving_s is not None and (state.wait_until_s is None or now >= state.wait_until_s):
-            return None
+        if wait.saving_s is not None:
+            wait_until_s = self._placed.of(state).wait_until_s
+            if wait_until_s is None or now >= wait_until_s:
+                return None
         better = wait.better
         role = _side(wait)
         workers = [better] if better is not None else self._registry.least_loaded(role, FEW, state.version)
         fits, num_tokens = FITS[role], state.num_tokens
         return None if any(fits(worker, num_tokens) for worker in workers) else wait
 
-    def stall(self, version: str, queue_version: int, now: float) -> Hold | None:
+    def queue_hold(self, version: str, queue_version: int, now: float) -> Hold | None:
         """The last look at the queue of a version, if it still holds; None: the queue has to be looked at."""
-        stall = self._stalls.get(version)
-        if stall is None or stall.queue_version != queue_version or now >= stall.until_s:
+        hold = self._queue_holds.get(version)
+        if hold is None or hold.queue_version != queue_version or now >= hold.until_s:
             return None
-        for role, num_tokens in stall.tokens.items():
+        for role, num_tokens in hold.tokens.items():
             fits = FITS[role]
             if any(fits(worker, num_tokens) for worker in self._registry.least_loaded(role, FEW, version)):
                 return None
-        if any(FITS[worker.hello.role](worker, num_tokens) for worker, num_tokens in stall.better):
+        if any(FITS[worker.hello.role](worker, num_tokens) for worker, num_tokens in hold.better):
             return None
-        return stall
+        return hold
 
-    def note_stall(
+    def hold_queue(
         self,
         version: str,
         queue_version: int,
@@ -99,9 +103,9 @@ class HoldPolicy:
             else:
                 role = _side(wait)
                 tokens[role] = min(tokens.get(role, state.num_tokens), state.num_tokens)
-        self._stalls[version] = Hold(queue_version, wake_s, until_s, tokens, better)
+        self._queue_holds[version] = Hold(queue_version, wake_s, until_s, tokens, better)
 
-    def note(self, state: RequestState, wait: Wait, now: float) -> None:
+    def hold_request(self, state: RequestState, wait: Wait, now: float) -> None:
         """The request has been rated, and has to wait."""
         if wait.lacks == "worker":
             return
@@ -112,7 +116,7 @@ class HoldPolicy:
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
 
-    def forget(self, request_id: str) -> None:
+    def release(self, request_id: str) -> None:
         """It has been placed."""
         self._known.pop(request_id, None)
 

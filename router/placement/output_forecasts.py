@@ -10,7 +10,7 @@ from slipstream.router.requests.request_state import RequestState
 def forecast(lengths: OutputLengths, state: RequestState) -> OutputForecast:
     """How long the answer will probably be. Nothing is guessed if only max_tokens can end it."""
     request, sampling = state.request, state.request.sampling
-    if sampling.ignore_eos and sampling.guide is None and not sampling.stop_token_ids:
+    if sampling.ignore_eos and sampling.grammar is None and not sampling.stop_token_ids:
         return prescribed(sampling.max_tokens)
     return lengths.predict(request.tenant, state.num_prompt_tokens, sampling.max_tokens, request.expected_output_tokens)
 
@@ -21,7 +21,7 @@ def learn(lengths: OutputLengths, state: RequestState, reason: FinishReason) -> 
     if num_tokens == 0 or request.sampling.ignore_eos:
         return
     if reason in ("stop", "length"):
-        lengths.score(state.forecast, num_tokens)
+        lengths.calibration.score(state.forecast, num_tokens)
     lengths.learn(
         request.tenant,
         state.num_prompt_tokens,

@@ -6,6 +6,7 @@ from itertools import islice
 
 from slipstream.router.config.router_config import DispatchConfig, PlacementConfig, PolicyName, SloConfig
 from slipstream.router.placement.hold_policy import HoldPolicy
+from slipstream.router.placement.placed_request import PlacedRequest, PlacedRequests
 from slipstream.router.placement.policies.estimate import estimate_decode, estimate_prefill
 from slipstream.router.placement.policies.isl_threshold import IslThreshold
 from slipstream.router.placement.policies.kv import Kv
@@ -14,12 +15,13 @@ from slipstream.router.placement.policies.policy import PlacementJob, PlacementP
 from slipstream.router.placement.policies.round_robin import RoundRobin
 from slipstream.router.placement.policies.shortlist import PrefixView, SessionView, Shortlist, reachable, shortlist
 from slipstream.router.placement.policies.slo import SloPolicy
-from slipstream.router.placement.progress import placed, prefill_placed, prefill_withdrawn
-from slipstream.router.registry.broken_links import Links
 from slipstream.router.registry.worker_load import PendingPrefill
 from slipstream.router.registry.worker_registry import WorkerRegistry, WorkerState
 from slipstream.router.requests.placement_decision import Decision, Placement, PromptTimes, Wait, where_to
 from slipstream.router.requests.request_state import RequestState
+
+# A request waits at least this long for a better worker: waits of nanoseconds would only cost turns of the event loop.
+MIN_WAIT_S = 1e-3
 
 
 def make_policy(name: PolicyName, parameters: PlacementConfig, slo: SloConfig) -> PlacementPolicy:
@@ -40,18 +42,20 @@ class Placer:
     """Places requests by the policy, and keeps the load of the workers up to date. Sans-IO."""
 
     def __init__(
-        self, config: DispatchConfig, registry: WorkerRegistry, index: PrefixView, sessions: SessionView
+        self,
+        config: DispatchConfig,
+        registry: WorkerRegistry,
+        index: PrefixView,
+        sessions: SessionView,
+        placed: PlacedRequests,
     ) -> None:
         self._config = config
         self._registry = registry
         self._index = index
         self._sessions = sessions
-        self.waits = HoldPolicy(registry)
+        self._placed = placed
+        self.holds = HoldPolicy(registry, placed)
         self._policy = make_policy(config.policy, config.placement, config.slo)
-
-    @property
-    def links(self) -> Links:
-        return self._registry.links
 
     def follow(self, config: DispatchConfig) -> None:
         """Uses these settings from now on."""
@@ -61,17 +65,17 @@ class Placer:
             self._config.slo,
         ):
             self._policy = make_policy(config.policy, config.placement, config.slo)
-            self.waits = HoldPolicy(self._registry)
+            self.holds = HoldPolicy(self._registry, self._placed)
         self._config = config
 
     def place(self, state: RequestState, now: float, num_waiting_before: int = 0) -> Placement | Wait:
         """Where the request goes now. `num_waiting_before` requests ahead of it wait for a better worker."""
-        wait = self.waits.still(state, now)
+        wait = self.holds.request_hold(state, now)
         if wait is not None:
             return wait
         found = self._rate(state, now, num_waiting_before)
         if isinstance(found, Wait):
-            self.waits.note(state, found, now)
+            self.holds.hold_request(state, found, now)
         return found
 
     def _rate(self, state: RequestState, now: float, num_waiting_before: int) -> Placement | Wait:
@@ -81,10 +85,10 @@ class Placer:
         if not candidates.decodes:
             return Wait("worker")
         candidates = reachable(candidates, state, self._registry.links, now)
-        job = self._job(state, now)
-        job.may_wait = state.wait_until_s is None or now < state.wait_until_s
+        job, placed = self._job(state, now), self._placed.of(state)
+        job.may_wait = placed.wait_until_s is None or now < placed.wait_until_s
         job.num_waiting_before = num_waiting_before
-        state.shortlist_cached = candidates.cached
+        placed.cached = candidates.cached
         found = self._policy.place(job, candidates, now)
         if isinstance(found, Placement) and found.decision.reason == "prefill_incompatible":
             return self._with_mismatch(found)
@@ -95,26 +99,34 @@ class Placer:
         does not fit it."""
         decode, decision = placement.decode, placement.decision
         groups = self._registry.workers_of("prefill", decode.version)
-        reasons = filter(None, (self.links.mismatch(group.hello, decode.hello) for group in groups))
+        reasons = filter(None, (self._registry.links.mismatch(group.hello, decode.hello) for group in groups))
         why = "; ".join((decision.why, *islice(reasons, 1)))
         return placement._replace(decision=decision._replace(why=why))
 
-    def begin(self, state: RequestState, placement: Placement, now: float) -> None:
+    def wait(self, state: RequestState, saving_s: float, now: float) -> float:
+        """The request waits for a better worker, which saves `saving_s`. Returns until when it may."""
+        placed = self._placed.of(state)
+        if placed.wait_until_s is None:
+            placed.wait_until_s = now + max(saving_s, MIN_WAIT_S)
+        return placed.wait_until_s
+
+    def begin(self, state: RequestState, placement: Placement, now: float) -> PlacedRequest:
         """The request takes this placement. Adds it to the load of its workers."""
-        self.waits.forget(state.request_id)
+        self.holds.release(state.request_id)
         decode, group, _, prompt = placement
-        cached, num_output = state.shortlist_cached, len(state.output)
-        state.decode_cached_tokens = cached.get(decode, 0)
+        placed, num_output = self._placed.of(state), len(state.output)
+        cached, placed.cached = placed.cached, {}
+        placed.decode_cached_tokens = cached.get(decode, 0)
         worker = group if group is not None else decode
         num_cached = cached.get(worker, 0)
         if prompt is None:
             prompt = self._predicted(state, worker, num_cached, now)
         pending = _pending(state.num_tokens, worker, num_cached, prompt, now)
         if group is not None:
-            self.links.used(group.hello, decode.hello, now)
-        placed(state, decode, num_output + state.forecast.remaining(num_output), now)
-        prefill_placed(state, worker, pending)
-        state.shortlist_cached = {}
+            self._registry.links.used(group.hello, decode.hello, now)
+        placed.placed(decode, num_output + state.forecast.remaining(num_output), now)
+        placed.prefill_placed(worker, pending)
+        return placed
 
     def reconsider(
         self, state: RequestState, decode: WorkerState, group: WorkerState, num_cached_tokens: int, now: float
@@ -128,7 +140,7 @@ class Placer:
             return self._cached_prefix(
                 Decision(decode.peer, None, "cached_prefix", "", ()), state, decode, num_cached_tokens
             )
-        if num_cached_tokens <= state.decode_cached_tokens:
+        if num_cached_tokens <= self._placed.of(state).decode_cached_tokens:
             return None  # no more than when remote was better
         job = self._job(state, now)
         job.may_wait = False
@@ -141,9 +153,11 @@ class Placer:
 
     def stay(self, state: RequestState, decode: WorkerState, num_cached_tokens: int, now: float) -> None:
         """The prompt is computed on the decode worker after all."""
-        prefill_withdrawn(state)
+        placed = self._placed.of(state)
+        placed.prefill_withdrawn()
+        placed.num_predicted_cached = None  # the prediction was for the prefill group
         prompt = self._predicted(state, decode, num_cached_tokens, now)
-        prefill_placed(state, decode, _pending(state.num_tokens, decode, num_cached_tokens, prompt, now))
+        placed.prefill_placed(decode, _pending(state.num_tokens, decode, num_cached_tokens, prompt, now))
 
     def _cached_prefix(
         self, decision: Decision, state: RequestState, decode: WorkerState, num_cached_tokens: int
@@ -179,4 +193,6 @@ class Placer:
 
 def _pending(num_tokens: int, worker: WorkerState, num_cached: int, prompt: PromptTimes, now: float) -> PendingPrefill:
     new = max(num_tokens - num_cached, 1)
-    return PendingPrefill(new, new * (num_tokens - 0.5 * new), prompt.own_s / worker.times.reality, prompt.raw_s, now)
+    return PendingPrefill(
+        new, new * (num_tokens - 0.5 * new), prompt.own_s / worker.times.correction, prompt.raw_s, now
+    )

@@ -4,7 +4,7 @@ llguidance is imported when the first grammar is used, so other processes need n
 and bounds its own work by counting lexer states, Earley items and symbols; the trial and the workers use the same
 limits, `parser_limits`. What it does not count is refused here (a `multipleOf` of many digits, which becomes an
 automaton of as many states, and unbounded repetition), or ends the process in which grammars are tried
-(`guide_trial.py`).
+(`grammar_trial.py`).
 
 A JSON schema comes as `router.json_schema` has rewritten it, with llguidance's options in it (`x-guidance`). One
 without them comes from an older router, and allows white space between the parts of JSON. There are at most
@@ -49,32 +49,34 @@ class GrammarError(ValueError):
     """A grammar cannot be used; the text says why in one sentence."""
 
 
-def grammar_of(guide: GrammarSpec) -> str:
+def grammar_of(grammar_spec: GrammarSpec) -> str:
     """The grammar in llguidance's format. Raises GrammarError if it cannot be converted; other faults only show when
     the grammar is used."""
     from llguidance import LLMatcher
 
-    match guide.kind:
+    match grammar_spec.kind:
         case "json":
-            _check_divisors(guide.spec)
-            if '"x-guidance":' in guide.spec:
-                return LLMatcher.grammar_from_json_schema(guide.spec)
-            _check_repeats(guide)
+            _check_divisors(grammar_spec.spec)
+            if '"x-guidance":' in grammar_spec.spec:
+                return LLMatcher.grammar_from_json_schema(grammar_spec.spec)
+            _check_repeats(grammar_spec)
             white_space = rf"[ \t\n\r]{{1,{MAX_WHITE_SPACE}}}"
             try:
-                return LLMatcher.grammar_from_json_schema(guide.spec, overrides={"whitespace_pattern": white_space})
+                return LLMatcher.grammar_from_json_schema(
+                    grammar_spec.spec, overrides={"whitespace_pattern": white_space}
+                )
             except ValueError as error:
                 raise GrammarError(str(error)) from error
         case "regex":
-            _check_repeats(guide)
-            return LLMatcher.grammar_from_regex(guide.spec)
+            _check_repeats(grammar_spec)
+            return LLMatcher.grammar_from_regex(grammar_spec.spec)
         case "choice":
             # Strings in Lark's syntax have the escapes of JSON.
-            choices = map(json.dumps, json.loads(guide.spec))
+            choices = map(json.dumps, json.loads(grammar_spec.spec))
             return LLMatcher.grammar_from_lark(f"start: {' | '.join(choices)}")
         case "grammar":
-            _check_repeats(guide)
-            return LLMatcher.grammar_from_lark(_as_lark(guide.spec))
+            _check_repeats(grammar_spec)
+            return LLMatcher.grammar_from_lark(_as_lark(grammar_spec.spec))
 
 
 def json_options(style: JsonStyle) -> dict[str, Any]:
@@ -99,9 +101,9 @@ def parser_limits() -> LLParserLimits:
     return LLParserLimits(step_lexer_fuel=MAX_STEP_FUEL, verbose_errors=False)
 
 
-def _check_repeats(guide: GrammarSpec) -> None:
+def _check_repeats(grammar_spec: GrammarSpec) -> None:
     """Raises GrammarError if a regular expression repeats something too often."""
-    for count in re.findall(r"\{\s*(\d{0,9}\s*,\s*\d{7,}|\d{7,})", guide.spec):
+    for count in re.findall(r"\{\s*(\d{0,9}\s*,\s*\d{7,}|\d{7,})", grammar_spec.spec):
         digits = count.rpartition(",")[2].strip().lstrip("0") or "0"
         if len(digits) > len(str(MAX_REPEATS)) or int(digits) > MAX_REPEATS:
             raise GrammarError(f"'{{{count[:40]}}}' is too often: {MAX_REPEATS} times is the most")
@@ -156,14 +158,14 @@ def _as_lark(text: str) -> str:
         raise GrammarError(f"it is neither a Lark nor a GBNF grammar: {error}") from error
 
 
-def complaint(guide: GrammarSpec) -> str | None:
+def complaint(grammar_spec: GrammarSpec) -> str | None:
     """Why no output could match this grammar, in the form that workers get, with any vocabulary, or only at too high a
-    cost; None if it is fine. To be called in a process that may be killed (`guide_trial.py`): most grammars take
+    cost; None if it is fine. To be called in a process that may be killed (`grammar_trial.py`): most grammars take
     milliseconds, but nothing here bounds the time."""
     from llguidance import LLMatcher, LLTokenizer
 
     try:
-        grammar = grammar_of(guide)
+        grammar = grammar_of(grammar_spec)
     except GrammarError as error:
         return str(error)
     tokenizer = LLTokenizer("byte")  # one token per byte: the verdict does not depend on a model's vocabulary

@@ -13,14 +13,14 @@ def why_refused(hello: Hello, token: str, model: str, connected: Iterable[Hello]
     None if it can."""
     if not hmac.compare_digest(hello.token.encode(), token.encode()):
         return "wrong token"
-    if (reason := _foreign_protocol(hello)) is not None:
+    if (reason := _protocol_mismatch(hello)) is not None:
         return reason
     if hello.model != model:
         return f"model {hello.model!r}, this router serves {model!r}"
-    return _own_fault(hello) or next(filter(None, (_conflict(hello, other) for other in connected)), None)
+    return _invalid_field(hello) or next(filter(None, (_conflict(hello, other) for other in connected)), None)
 
 
-def _foreign_protocol(hello: Hello) -> str | None:
+def _protocol_mismatch(hello: Hello) -> str | None:
     """Why the two cannot understand each other: each understands a range of versions, and these must overlap."""
     oldest = hello.oldest_version or hello.version
     if oldest <= PROTOCOL_VERSION and hello.version >= OLDEST_PROTOCOL_VERSION:
@@ -35,7 +35,7 @@ def _spell_range(oldest: int, newest: int) -> str:
     return f"{newest}" if oldest >= newest else f"{oldest} to {newest}"
 
 
-def _own_fault(hello: Hello) -> str | None:
+def _invalid_field(hello: Hello) -> str | None:
     """What about the worker itself makes no sense."""
     if not hello.worker.name:
         return "worker.name is empty"

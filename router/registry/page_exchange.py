@@ -94,15 +94,17 @@ def drift(hellos: Iterable[Hello], router_version: str = "") -> tuple[str, ...]:
 def about_newcomer(hello: Hello, connected: Iterable[Hello]) -> Iterator[str]:
     """At most two sentences for the log about a worker that joins: with whom it exchanges no pages, and in what it
     differs from the others of its version."""
-    kin = [other for other in connected if other.model_version == hello.model_version and other.worker != hello.worker]
-    strangers = [other for other in kin if other.role != hello.role and mismatch(hello, other)]
-    if strangers:
-        reason = mismatch(hello, strangers[0])
-        yield f"{hello.worker.name} exchanges no pages with {_names(_of(strangers))}: {reason}"
+    same_version = [
+        other for other in connected if other.model_version == hello.model_version and other.worker != hello.worker
+    ]
+    incompatible = [other for other in same_version if other.role != hello.role and mismatch(hello, other)]
+    if incompatible:
+        reason = mismatch(hello, incompatible[0])
+        yield f"{hello.worker.name} exchanges no pages with {_names(_of(incompatible))}: {reason}"
     found = []
     for field in fields(Build):
         ours = getattr(hello.build, field.name)
-        for other in kin:
+        for other in same_version:
             theirs = getattr(other.build, field.name)
             if ours and theirs and ours != theirs:
                 found.append(f"{field.name} {ours} ({theirs} on {other.worker.name})")

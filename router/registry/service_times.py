@@ -8,7 +8,7 @@
 
 A worker without samples of a kind is assumed to be like its pool, a pool without samples like the other pool (same
 model, most likely the same hardware); without any samples, priors hold. What a worker reports of its steps may be
-wrong: `reality` compares the first tokens predicted from it with those that came, and corrects within bounds.
+wrong: `correction` compares the first tokens predicted from it with those that came, and corrects within bounds.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _PRIORS: dict[str, Sequence[float]] = {
     "gap": GAP_PRIOR,
     "reserve": RESERVE_PRIOR,
 }
-REALITY_RATE = 0.1
-REALITY_STEP = 8.0  # the largest error that one first token may show; it changes `reality` by 8 ** 0.1 = 1.23
-MIN_REALITY, MAX_REALITY = 0.25, 1e6  # a worker that is slower than it says does harm, a faster one none
+CORRECTION_RATE = 0.1
+CORRECTION_STEP = 8.0  # the largest error that one first token may show; it changes `correction` by 8 ** 0.1 = 1.23
+MIN_CORRECTION, MAX_CORRECTION = 0.25, 1e6  # a worker that is slower than it says does harm, a faster one none
 HAND_OFF_KINDS = ("transfer", "gap", "reserve")
 SETTLED_SAMPLES, SETTLED_EVERY = 100, 4  # every fourth, no multiple of 3, so that all three kinds have their turn
 POOLED_SAMPLES, POOLED_EVERY = 16, 8  # a pool learns a worker's first 16 samples, then every eighth
@@ -48,14 +48,14 @@ class ServiceTimes:
     """The times of one worker, or of a pool. `pool` learns what this one learns, and is used for kinds of which this
     one has no samples. `stand_in`, another pool, is used for kinds of which that one has none either."""
 
-    __slots__ = ("_fits", "_num_offered", "_pool", "_stand_in", "reality")
+    __slots__ = ("_fits", "_num_offered", "_pool", "_stand_in", "correction")
 
     def __init__(self, pool: ServiceTimes | None = None, stand_in: ServiceTimes | None = None) -> None:
         self._pool = pool
         self._stand_in = stand_in
         self._fits: dict[str, LinearFit] = {}
         self._num_offered = 0
-        self.reality = 1.0  # first tokens come so many times later than the worker's own times say
+        self.correction = 1.0  # first tokens come so many times later than the worker's own times say
 
     def observe_step(self, sample: StepTime) -> None:
         """A step, or the sum of some. Samples that cannot be true are dropped."""
@@ -84,13 +84,13 @@ class ServiceTimes:
         self._observe("reserve", (1.0,), seconds)
 
     def observe_first_token(self, predicted_s: float, seconds: float) -> None:
-        """A first token came after `seconds`; the worker's own times, without `reality`, had predicted
+        """A first token came after `seconds`; the worker's own times, without `correction`, had predicted
         `predicted_s`."""
         if not (0.0 <= seconds < math.inf and 0.0 <= predicted_s < math.inf):
             return
-        error = (seconds + MESSAGE_S) / (predicted_s + MESSAGE_S) / self.reality
-        moved = self.reality * min(max(error, 1.0 / REALITY_STEP), REALITY_STEP) ** REALITY_RATE
-        self.reality = min(max(moved, MIN_REALITY), MAX_REALITY)
+        error = (seconds + MESSAGE_S) / (predicted_s + MESSAGE_S) / self.correction
+        moved = self.correction * min(max(error, 1.0 / CORRECTION_STEP), CORRECTION_STEP) ** CORRECTION_RATE
+        self.correction = min(max(moved, MIN_CORRECTION), MAX_CORRECTION)
 
     def _observe(self, kind: str, features: Sequence[float], seconds: float) -> None:
         fit = self._fits.get(kind)
@@ -187,7 +187,7 @@ class ServiceTimes:
         """Plain values: a profile from which the simulator makes workers."""
         return {
             "fits": {kind: fit.to_dict() for kind, fit in self._fits.items()},
-            "reality": self.reality,
+            "reality": self.correction,
         }
 
     @classmethod
@@ -200,10 +200,10 @@ class ServiceTimes:
             times._fits[kind] = LinearFit.from_dict(fit)
             if len(times._fits[kind].coefficients) != len(_PRIORS[kind]):
                 raise ValueError(f"the times of {kind!r} have {len(_PRIORS[kind])} coefficients")
-        reality = float(values["reality"])
-        if not MIN_REALITY <= reality <= MAX_REALITY:
-            raise ValueError(f"reality must be in {MIN_REALITY} .. {MAX_REALITY}, got {reality}")
-        times.reality = reality
+        correction = float(values["reality"])
+        if not MIN_CORRECTION <= correction <= MAX_CORRECTION:
+            raise ValueError(f"reality must be in {MIN_CORRECTION} .. {MAX_CORRECTION}, got {correction}")
+        times.correction = correction
         return times
 
 

@@ -17,7 +17,8 @@ WINDOW_S = 10.0  # over which prompts a second and the share of prefill are aver
 class PendingPrefill:
     """A prompt whose first token has not come yet: what it adds to its worker's load, and what was predicted when it
     was placed. `num_pairs` counts pairs of a new token and one before it. `work_s` is the time that the prompt takes,
-    `predicted_s` the time until its first token, prompts ahead of it included; both without the worker's `reality`."""
+    `predicted_s` the time until its first token, prompts ahead of it included; both without the worker's `correction`.
+    """
 
     num_tokens: int
     num_pairs: float
@@ -48,7 +49,7 @@ class WorkerLoad:
         self.num_pending += 1
         self.pending_tokens += pending.num_tokens
         self.pending_pairs += pending.num_pairs
-        prompts_per_s, share = self.lately(pending.begun_s)
+        prompts_per_s, share = self.recent_prefills(pending.begun_s)
         self._prompts_per_s = prompts_per_s + 1.0 / WINDOW_S
         self._prefill_share = share + pending.work_s / WINDOW_S
         self._at_s = pending.begun_s
@@ -60,12 +61,12 @@ class WorkerLoad:
         if self.num_pending == 0:
             self.pending_pairs = 0.0  # what rounding has left
 
-    def abandon_chunk(self, pending: PendingPrefill, chunk_tokens: int, reality: float, now: float) -> None:
+    def abandon_chunk(self, pending: PendingPrefill, chunk_tokens: int, correction: float, now: float) -> None:
         """The prompt is not wanted any more, and was the only one there: a worker ends its step first, of which half is
         over on the mean."""
         if self.num_pending == 0:
             share = min(chunk_tokens / max(pending.num_tokens, 1), 1.0)
-            until_s = now + 0.5 * share * pending.work_s * reality
+            until_s = now + 0.5 * share * pending.work_s * correction
             self._abandoned_until_s = max(self._abandoned_until_s, until_s)
 
     def abandoned_s(self, now: float) -> float:
@@ -84,7 +85,7 @@ class WorkerLoad:
         if self.num_seqs == 0:
             self.remaining_tokens = 0.0  # what rounding has left
 
-    def lately(self, now: float) -> tuple[float, float]:
+    def recent_prefills(self, now: float) -> tuple[float, float]:
         """Prompts a second given to the worker, and the share of its time that they take."""
         if not self._prompts_per_s:
             return 0.0, 0.0

@@ -25,7 +25,7 @@ class WorkerState:
     ledger: CreditLedger = field(default_factory=CreditLedger)
     request_ids: set[str] = field(default_factory=set)
     draining: bool = False
-    num_moves: int = 0  # sequences that are moving away from here or to here
+    num_migrations: int = 0  # sequences that are moving away from here or to here
     stats: Stats | None = None
     load: WorkerLoad = field(default_factory=WorkerLoad)
     times: ServiceTimes = field(default_factory=ServiceTimes)

@@ -1,4 +1,4 @@
-"""The record of each request's way through the cluster, kept for a while after its end so that it can be explained.
+"""The record of what happened to each request, kept for a while after its end so that it can be explained.
 
 Each record is bounded, and so is `History`: a request that is refused and placed again a hundred times keeps only its
 first and its latest events, and only the first few decisions keep all of their candidates. A request that was never let

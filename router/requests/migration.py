@@ -1,4 +1,4 @@
-"""A running sequence on its way from one decode worker to another, as the router sees it.
+"""The migration of a running sequence from one decode worker to another, as the router sees it.
 
     asked --Reserved--> copying --Copied--> asked (again: pages that have become full, or the last ones)
       '---Reserved of the last round--> freezing --Frozen--> starting --HandedOff--> moved
@@ -36,7 +36,7 @@ class Migration:
     num_full_pages: int = 0  # full pages that the rounds so far asked for
     num_rounds: int = 1
     transfer_id: int | None = None  # of the round under way
-    is_source_told: bool = False
+    source_has_ticket: bool = False
     has_landed: bool = False  # whether the pages of the last round have landed
     num_bytes: int = 0
     frozen_s: float | None = None

@@ -161,10 +161,6 @@ class OutputLengths:
         at = min(bisect_left(EDGES, length), NUM_BINS - 1)
         self._add(_finest(tenant, num_prompt_tokens), at, is_whole)
 
-    def score(self, forecast: OutputForecast, num_output_tokens: int) -> None:
-        """How a forecast, made with the request's max_tokens, came out."""
-        self.calibration.score(forecast, num_output_tokens)
-
     def _add(self, key: _Key, at: int, is_whole: bool) -> None:
         shares = [(at, 1.0)] if is_whole else _beyond(self._shares(key), at)
         for one in _from_fine_to_coarse(key):

@@ -44,7 +44,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way the request could have gone: prefill at `prefill` (None: at `decode`), then decoding at `decode`.
+    """A possible placement: prefill at `prefill` (None: at `decode`), then decoding at `decode`.
 
     The lower the `cost` the better; it is the sum of the `terms`. `fits`: its workers had the credits at that moment.
     `excluded` says why a worker was out of the question whatever its cost ("failed this request before").
@@ -77,8 +77,9 @@ option_of: Callable[[tuple[float, WorkerState, WorkerState | None, bool, tuple[f
 
 
 class Candidates(Sequence[Candidate]):
-    """Options, best first, which become candidates only when they are read, and then the ways that have failed the
-    request before. At most `MAX_CANDIDATES` in all; the first option that fits is among them. Keeps no worker alive."""
+    """Options, best first, which become candidates only when they are read, and then the placements that have failed
+    the request before. At most `MAX_CANDIDATES` in all; the first option that fits is among them. Keeps no worker
+    alive."""
 
     __slots__ = ("_excluded", "_names", "_options")
 

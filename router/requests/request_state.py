@@ -15,10 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from slipstream.kv_transfer.api.ticket import PeerId
-from slipstream.router.protocol.block_hash import BlockChain
 from slipstream.router.protocol.generation import Deadline, GenerateRequest, Levels, Phase, Usage
 from slipstream.router.protocol.messages import EngineRequest
-from slipstream.router.registry.worker_load import PendingPrefill
 from slipstream.router.registry.worker_registry import WorkerState
 from slipstream.router.requests.history import RequestRecord, Sampling, Timeline
 from slipstream.router.requests.migration import Migration
@@ -48,9 +46,9 @@ class RequestState:
     prefill_sent: bool = False
     handed_off: bool = False
     is_converted: bool = False  # its reservation was turned into a local prefill at the same worker
-    move: Migration | None = None  # if it is on its way to another decode worker
+    migration: Migration | None = None  # if it is on its way to another decode worker
     paused_since_s: float | None = None  # set if it has moved and its next token has not come yet
-    num_output_at_move: int = 0  # tokens that it had when it moved last
+    num_output_at_migration: int = 0  # tokens that it had when it moved last
     num_failures: int = 0  # attempts that failed, not counting those that a worker refused to begin
     num_refusals: int = 0
     num_unreachable: int = 0  # attempts that failed because the workers could not reach each other
@@ -60,19 +58,6 @@ class RequestState:
     failed_on: set[PeerId] = field(default_factory=set)
     failed_versions: set[str] = field(default_factory=set)  # versions that may have been at fault for a failure
     forecast: OutputForecast = UNFORESEEN  # of the length of its answer, made on arrival
-    # Kept for placement: what the current attempt has added to the load of its workers (`placement.progress`).
-    expected_output_tokens: float = 0.0  # of the whole answer, as it counts in the load of its worker
-    pending: PendingPrefill | None = None
-    pending_on: WorkerState | None = None
-    is_decoding: bool = False
-    placed_s: float | None = None
-    first_token_s: float | None = None  # of this attempt
-    transfer_pages: int | None = None
-    decode_cached_tokens: int = 0  # on the decode worker, as known when that was chosen
-    shortlist_cached: dict[WorkerState, int] = field(default_factory=dict)  # between choice and start
-    wait_until_s: float | None = None  # how long it may wait for a better worker than those with room now
-    num_predicted_cached: int | None = None  # at the worker that prefills, until its first chunk
-    blocks: BlockChain | None = None  # the block ids of prompt and output, as far as the prefix index needed them
 
     def __post_init__(self) -> None:
         self.request_id = self.request.request_id
@@ -146,11 +131,8 @@ class RequestState:
         self.record.note(phase, now, self.attempt, detail, decision, moved_to)
 
     def adopt(self, version: str) -> None:
-        """Changes the version of a request that is on no worker. Pages of another version have other block ids."""
+        """Changes the version of a request that is on no worker."""
         self.record.version = version
-        self.blocks = None
-        self.shortlist_cached = {}
-        self.wait_until_s = None
         self.num_passed = 0
 
     def begin_next_attempt(self) -> None:
@@ -162,6 +144,4 @@ class RequestState:
         self.decode = self.prefill = None
         self.prefill_sent = self.handed_off = self.is_converted = False
         self.num_passed = 0
-        self.wait_until_s = None
-        self.num_predicted_cached = None
         self.output.drop_early()

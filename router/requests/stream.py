@@ -8,7 +8,7 @@ from types import TracebackType
 
 from slipstream.router.protocol.generation import Delta, EarlyEnd, GenerationFinish
 from slipstream.router.protocol.messages import TokenLogprob
-from slipstream.router.requests.history import RequestRecord, Timeline
+from slipstream.router.requests.history import RequestRecord
 
 Take = Callable[[Delta], bool]
 
@@ -48,7 +48,7 @@ class GenerationStream:
     """
 
     def __init__(self, record: RequestRecord, cancel: Callable[[str, EarlyEnd], None], handouts: Handouts) -> None:
-        self._record = record
+        self.record = record
         self._cancel = cancel
         self._handouts = handouts
         self._pending: Delta = []
@@ -57,27 +57,10 @@ class GenerationStream:
         self._is_handed_out_soon = False
         self.finish: GenerationFinish | None = None
 
-    @property
-    def request_id(self) -> str:
-        return self._record.request_id
-
-    @property
-    def record(self) -> RequestRecord:
-        return self._record
-
-    @property
-    def timeline(self) -> Timeline:
-        return self._record.timeline
-
-    @property
-    def num_attempts(self) -> int:
-        """How often the request was placed on a worker so far."""
-        return self._record.num_attempts
-
     def cancel(self, reason: EarlyEnd = "abort") -> None:
         """Ends the request with this finish reason, and frees everything it holds. Idempotent."""
         if self.finish is None:
-            self._cancel(self._record.request_id, reason)
+            self._cancel(self.record.request_id, reason)
 
     def deliver(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None:
         """Called by the service with more tokens, in order."""

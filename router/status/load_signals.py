@@ -127,7 +127,7 @@ class RoleTimes:
     def of(cls, role: Role, pool: ServiceTimes, other: ServiceTimes, workers: Iterable[WorkerState]) -> RoleTimes:
         """The times of a pool. One without samples is assumed to be like the other pool, as in placement."""
         times = ServiceTimes(pool, other)
-        realities = [worker.times.reality for worker in workers]
+        realities = [worker.times.correction for worker in workers]
         base_s, by_seq_s, by_token_s = times.decode
         chunk_s, token_s, pair_s = times.prefill
         transfer_s, page_s = times.coefficients("transfer")
@@ -201,7 +201,7 @@ class WorkerSignals:
             remaining_tokens=max(load.remaining_tokens, 0.0),
             num_pending=load.num_pending,
             pending_tokens=load.pending_tokens,
-            prefill_share=min(load.lately(now)[1] * worker.times.reality, 1.0),
+            prefill_share=min(load.recent_prefills(now)[1] * worker.times.correction, 1.0),
         )
 
 

@@ -106,7 +106,7 @@ class WorkerStatus:
             ),
             build=hello.build,
             layout=hello.layout,
-            reality=worker.times.reality,
+            reality=worker.times.correction,
         )
 
 

@@ -36,7 +36,7 @@ TOO_COMPLEX = f"it is too complex: trying it takes more than {MAX_CPU_S:g} s or 
 class GrammarVerdict(NamedTuple):
     """The grammar in the form for workers, or else the reason of its refusal."""
 
-    guide: GrammarSpec | None
+    grammar: GrammarSpec | None
     fault: str | None = None
 
 
@@ -52,20 +52,20 @@ class GrammarTrials:
         self._process: subprocess.Popen[bytes] | None = None
         self._finish: Callable[[], object]  # ends that process
 
-    def verdict(self, guide: GrammarSpec, style: JsonStyle = COMPACT_JSON) -> GrammarVerdict:
+    def verdict(self, grammar: GrammarSpec, style: JsonStyle = COMPACT_JSON) -> GrammarVerdict:
         """The verdict on the grammar of a request. Raises TrialError."""
         process = self._process or self._begin()
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(json.dumps([*guide, style]).encode() + b"\n")
+            process.stdin.write(json.dumps([*grammar, style]).encode() + b"\n")
             process.stdin.flush()
             answer = _line(process.stdout)
         except BrokenPipeError:
             answer = b""
         if answer:
             spec, fault = json.loads(answer)
-            return GrammarVerdict(None if spec is None else GrammarSpec(guide.kind, spec), fault)
+            return GrammarVerdict(None if spec is None else GrammarSpec(grammar.kind, spec), fault)
         self._process = None
         process.kill()  # if it has not ended by itself
         self._finish()
@@ -103,12 +103,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def verdict(guide: GrammarSpec, style: JsonStyle) -> GrammarVerdict:
+def verdict(grammar: GrammarSpec, style: JsonStyle) -> GrammarVerdict:
     """Tries a grammar. This may take for ever, or all memory."""
-    from slipstream.router.structured_output.json_grammar import json_guide  # only this process needs it
+    from slipstream.router.structured_output.json_grammar import json_grammar_spec  # only this process needs it
 
     try:
-        final = json_guide(guide.spec, style) if guide.kind == "json" else guide
+        final = json_grammar_spec(grammar.spec, style) if grammar.kind == "json" else grammar
         fault = complaint(final)
     except GrammarError as error:
         return GrammarVerdict(None, str(error))
@@ -125,9 +125,9 @@ def main() -> int:
     for line in sys.stdin.buffer:
         kind, spec, style = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
-        guide, fault = verdict(GrammarSpec(kind, spec), JsonStyle(*style))
+        grammar, fault = verdict(GrammarSpec(kind, spec), JsonStyle(*style))
         signal.setitimer(signal.ITIMER_PROF, 0)
-        sys.stdout.write(json.dumps([None if guide is None else guide.spec, fault]) + "\n")
+        sys.stdout.write(json.dumps([None if grammar is None else grammar.spec, fault]) + "\n")
         sys.stdout.flush()
     return 0
 

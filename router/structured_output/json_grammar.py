@@ -32,7 +32,7 @@ UNDECIDED = "Unable to determine if regex is empty"  # as llguidance says it, wi
 TOO_INTRICATE = "it is too complex: patterns, formats and lengths of a text that apply together"
 
 
-def json_guide(schema: str, style: JsonStyle) -> GrammarSpec:
+def json_grammar_spec(schema: str, style: JsonStyle) -> GrammarSpec:
     """Raises GrammarError, with the pointer to the keyword that is the reason."""
     try:
         value = json.loads(schema, parse_int=_integer)

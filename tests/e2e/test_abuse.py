@@ -89,7 +89,7 @@ BAD_CHATS: list[tuple[str, dict[str, Any], str]] = [
     ("an image", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type"),
     ("tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ("no json_schema", {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-    ("a bad guide", {"guided_regex": "(("}, "guided_regex"),
+    ("a bad grammar", {"guided_regex": "(("}, "guided_regex"),
     ("top_logprobs without logprobs", {"top_logprobs": 2}, "top_logprobs"),
     ("two different limits", {"max_completion_tokens": 5}, "max_tokens"),
 ]

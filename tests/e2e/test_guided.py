@@ -1,4 +1,4 @@
-"""Guided answers of a real cluster: they fit, streamed or not, and neither kills nor drains change them."""
+"""Structured answers of a real cluster: they fit, streamed or not, and neither kills nor drains change them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def streams_of(serving: ServingCluster, salt: str) -> list[BackgroundStream]:
     return [BackgroundStream(serving, max_tokens=NUM_TOKENS, salt=salt, **asked) for asked in ASKED]
 
 
-def test_guided_answers_fit_whole_and_streamed(cluster: ServingCluster) -> None:
+def test_structured_answers_fit_whole_and_streamed(cluster: ServingCluster) -> None:
     with client_of(cluster) as client:
         form: Any = {"type": "json_schema", "json_schema": {"name": "ship", "schema": SCHEMA, "strict": True}}
         for seed in range(3):
@@ -56,7 +56,7 @@ def test_guided_answers_fit_whole_and_streamed(cluster: ServingCluster) -> None:
         jsonschema.validate(json.loads(plain.text), SCHEMA)
 
 
-def test_moves_and_kills_do_not_change_guided_answers(fleet: ServingCluster) -> None:
+def test_moves_and_kills_do_not_change_structured_answers(fleet: ServingCluster) -> None:
     wait_for_fleet(fleet, 1, 2)
     alone = streams_of(fleet, "alone")
     with streaming(alone):

@@ -151,4 +151,4 @@ class BatchBuilder:
 
 def _sampling_row(sequence: Sequence) -> SamplingRow:
     masked = tuple(sequence.stop_ids) if len(sequence.tokens) < sequence.min_tokens else ()
-    return SamplingRow(sequence.params, sequence.num_output, sequence.counts, masked, sequence.guide)
+    return SamplingRow(sequence.params, sequence.num_output, sequence.counts, masked, sequence.grammar)

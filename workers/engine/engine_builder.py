@@ -140,11 +140,11 @@ def build_runner(
     return ModelRunner(model, kv)
 
 
-def build_engine(limits: EngineLimits, executor: Executor, guides: GrammarCompiler | None = None) -> NativeEngine:
+def build_engine(limits: EngineLimits, executor: Executor, grammars: GrammarCompiler | None = None) -> NativeEngine:
     """A new engine that is ready to serve: tokens have already been generated with `executor` (in another engine, of
     which nothing is left but warm caches)."""
     warm_up(limits, executor)
-    return NativeEngine(limits, executor, guides)
+    return NativeEngine(limits, executor, grammars)
 
 
 def warm_up(limits: EngineLimits, executor: Executor) -> None:

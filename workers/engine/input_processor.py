@@ -19,11 +19,11 @@ from slipstream.workers.interface.engine import EngineRequestError
 
 
 class InputProcessor:
-    """Sequences are numbered in order of arrival. Without `guides`, guided requests are refused."""
+    """Sequences are numbered in order of arrival. Without `grammars`, requests with a grammar are refused."""
 
-    def __init__(self, limits: EngineLimits, guides: GrammarCompiler | None) -> None:
+    def __init__(self, limits: EngineLimits, grammars: GrammarCompiler | None) -> None:
         self.limits = limits
-        self._guides = guides
+        self._grammars = grammars
         self._arrivals = count()
         # A model directory may name tokens that the model does not have, which can be ignored.
         self._eos_ids = frozenset(t for t in limits.eos_token_ids if t < limits.vocab_size)
@@ -46,11 +46,11 @@ class InputProcessor:
         for token_id, _ in params.logit_bias:
             if not 0 <= token_id < self.limits.vocab_size:
                 raise EngineRequestError("logit_bias", f"token id {token_id} is not in the vocabulary")
-        if params.guide is not None and self._guides is None:
-            raise EngineRequestError("guide", "is not served by this engine")
+        if params.grammar is not None and self._grammars is None:
+            raise EngineRequestError("grammar", "is not served by this engine")
         tokens = array("i", request.prompt_ids)
         tokens.frombytes(request.output_ids)
-        ignores_eos = params.ignore_eos and params.guide is None  # a guide determines where the output ends
+        ignores_eos = params.ignore_eos and params.grammar is None  # a grammar determines where the output ends
         in_vocabulary = [t for t in params.stop_token_ids if 0 <= t < self.limits.vocab_size]
         return Sequence(
             key=(request.request_id, request.attempt),
@@ -64,7 +64,9 @@ class InputProcessor:
             counts=_token_counts(params, prompt, resumed),
             max_model_len=self.limits.max_model_len,
             is_plainly_greedy=is_plainly_greedy(params),
-            guide=self._guides.follow(params.guide, tokens, len(prompt)) if self._guides and params.guide else None,
+            grammar=self._grammars.follow(params.grammar, tokens, len(prompt))
+            if self._grammars and params.grammar
+            else None,
             ticket=ticket,
         )
 

@@ -21,12 +21,12 @@ from slipstream.workers.interface.engine import AttemptKey, Capacity, EngineRequ
 
 class NativeEngine:
     """This project's own `SteppedEngine`. It queues what it has no room for. It is owned by one thread. Without
-    `guides`, guided requests are refused."""
+    `grammars`, requests with a grammar are refused."""
 
-    def __init__(self, limits: EngineLimits, executor: Executor, guides: GrammarCompiler | None = None) -> None:
+    def __init__(self, limits: EngineLimits, executor: Executor, grammars: GrammarCompiler | None = None) -> None:
         self.limits = limits
         self._executor = executor
-        self._input_processor = InputProcessor(limits, guides)
+        self._input_processor = InputProcessor(limits, grammars)
         self._scheduler = Scheduler(limits)
         self.migrations = NativeMigrations(limits, self._scheduler)
         self._composer = BatchBuilder(limits)
@@ -126,7 +126,7 @@ class NativeEngine:
         sequence = self._scheduler.get(key)
         return sequence is not None and self._scheduler.abort(sequence, keep_pages)
 
-    def guide_ready(self) -> None:
+    def grammar_ready(self) -> None:
         self._scheduler.look_again()
 
     # ---- steps
@@ -229,10 +229,10 @@ class NativeEngine:
         num_before = len(sequence.tokens)
         sequence.append(token_id)
         self._num_sampled_tokens += 1
-        guide = sequence.guide
-        is_stop = token_id in sequence.stop_ids and (num_before >= sequence.min_tokens or guide is not None)
+        grammar = sequence.grammar
+        is_stop = token_id in sequence.stop_ids and (num_before >= sequence.min_tokens or grammar is not None)
         reason: FinishReason | None = None
-        if is_stop or (guide is not None and guide.is_at_end):
+        if is_stop or (grammar is not None and grammar.is_at_end):
             reason = "stop"
         elif num_before + 1 >= sequence.max_tokens:
             reason = "length"

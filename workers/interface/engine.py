@@ -194,8 +194,8 @@ class SteppedEngine(Engine, Protocol):
         """Computes one step. Empty if nothing could be sampled; see `has_work`. Whatever it raises is the end of the
         engine."""
 
-    def guide_ready(self) -> None:
-        """A guide was compiled, for which a sequence may have been waiting."""
+    def grammar_ready(self) -> None:
+        """A grammar was compiled, for which a sequence may have been waiting."""
 
     @property
     def last_step_has_prefill(self) -> bool:

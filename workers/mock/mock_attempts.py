@@ -44,8 +44,8 @@ class MockAttempts:
         key = (request.request_id, request.attempt)
         if key in self._attempts:
             raise EngineRequestError("request_id", f"{key} is here already")
-        if request.sampling.guide is not None:
-            raise EngineRequestError("guide", "is not served by a mock worker")
+        if request.sampling.grammar is not None:
+            raise EngineRequestError("grammar", "is not served by a mock worker")
         num_prompt = len(request.prompt_ids) // _ID_BYTES
         num_output = len(request.output_ids) // _ID_BYTES
         num_tokens = num_prompt + num_output

@@ -200,7 +200,7 @@ class RouterHost(ProcessHost):
 
     def versions(self) -> tuple[VersionStatus, ...]:
         """The state and the counts of each version of the model."""
-        return self._ask(lambda router: router.service.version_status)
+        return self._ask(lambda router: router.service.snapshot().versions)
 
     def stop(self) -> None:
         """Ends `run`."""

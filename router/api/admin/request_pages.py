@@ -32,9 +32,9 @@ EXPLAIN_FIELDS = ("format",)
 
 
 class Records(Protocol):
-    """What the pages need of `GenerationService`."""
+    """What the pages need of `History`."""
 
-    def explain(self, request_id: str) -> RequestRecord | None: ...
+    def get(self, request_id: str) -> RequestRecord | None: ...
     def latest(self) -> Iterable[RequestRecord]: ...
 
 
@@ -71,7 +71,7 @@ class RequestPages:
     async def explain(self, request: Request, exchange: ApiExchange, request_id: str) -> None:
         """The way one request took through the cluster, and why."""
         as_text = wants_text(request, query_fields(request, EXPLAIN_FIELDS))
-        record = self._records.explain(request_id)
+        record = self._records.get(request_id)
         may_see = exchange.context.caller.may_see
         if record is not None and not may_see(record.tenant):
             # Another tenant may have used the same X-Request-Id since.

@@ -38,7 +38,7 @@ class Choice:
         reason = self.reason or (finish.reason if finish is not None else "abort")
         usage = finish.usage if finish is not None else None
         self.meter.served_by(self.stream.record.version)  # also of one that got no token
-        self.meter.finish(reason, self.output.num_tokens, usage, self.stream.timeline)
+        self.meter.finish(reason, self.output.num_tokens, usage, self.stream.record.timeline)
 
 
 class HeldBack(NamedTuple):

@@ -80,7 +80,7 @@ class OpenAiApi:
         self._prompts = PromptReader(model.tokenizer)
         self._bodies = BodyParser(config.unknown_fields == "ignore", metrics.ignored_fields)
         self._clamps = config.overlong == "clamp"
-        self._guides = StructuredOutputs()
+        self._grammars = StructuredOutputs()
         self._convoy = GenerationBatch()
         self._created_s = int(time.time())
 
@@ -144,12 +144,12 @@ class OpenAiApi:
         limit = self._prompts.limit(max_model_len)
         await self._convoy.next_stage()
         packed_ids = await self._prompts.of_chat(body.messages, limit, body.template_variables)
-        guide = await self._guides.of(body)
+        grammar = await self._grammars.of(body)
         asked_for = self._defaults.max_tokens(body.stated_max_tokens)
         default = self._defaults.default_max_tokens(None)
         max_tokens = room(packed_ids, limit, asked_for, default, "messages", self._clamps)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        prompts = [Prompt(packed_ids, self._sampling(body, max_tokens, logprobs, guide, asked.seed))]
+        prompts = [Prompt(packed_ids, self._sampling(body, max_tokens, logprobs, grammar, asked.seed))]
         form = ChatFormat(asked.head, self._tokenizer.pieces, logprobs is not None, body.wants_usage)
         return RequestContext(asked, prompts, "messages", form)
 
@@ -159,7 +159,7 @@ class OpenAiApi:
         for token_ids in body.id_lists:
             check_token_ids("prompt", token_ids, self._tokenizer.vocab_size)
         await self._convoy.next_stage()
-        guide = await self._guides.of(body)
+        grammar = await self._grammars.of(body)
         prompts: list[Prompt] = []
         limit = self._prompts.limit(max_model_len)
         id_lists = [*map(pack_ids, body.id_lists)] or await self._prompts.of_texts(body.texts, limit, "prompt")
@@ -168,7 +168,7 @@ class OpenAiApi:
         for packed_ids in id_lists:
             max_tokens = room(packed_ids, limit, asked_for, default, "prompt", self._clamps)
             seed = (asked.seed + len(prompts) * SEED_STEP) & SEED_MASK
-            prompts.append(Prompt(packed_ids, self._sampling(body, max_tokens, body.logprobs, guide, seed)))
+            prompts.append(Prompt(packed_ids, self._sampling(body, max_tokens, body.logprobs, grammar, seed)))
         if body.echo:
             texts = body.texts or await self._tokenizer.decode(body.id_lists)
             prompts = [prompt._replace(text=text) for prompt, text in zip(prompts, texts, strict=True)]
@@ -312,7 +312,7 @@ class OpenAiApi:
         )
 
     def _sampling(
-        self, body: GenerationFields, max_tokens: int, logprobs: int | None, guide: GrammarSpec | None, own_seed: int
+        self, body: GenerationFields, max_tokens: int, logprobs: int | None, grammar: GrammarSpec | None, own_seed: int
     ) -> SamplingParams:
         seed = own_seed if body.seed is None else body.seed
         return sampling_params(
@@ -321,7 +321,7 @@ class OpenAiApi:
             logprobs=logprobs,
             seed=seed,
             vocab_size=self._tokenizer.vocab_size,
-            guide=guide,
+            grammar=grammar,
             defaults=self._defaults,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from slipstream.router.config.router_config import MigrationConfig
 from slipstream.router.dispatch.migration.migration_requests import MigrationRequest
+from slipstream.router.placement.placed_request import PlacedRequests
 from slipstream.router.placement.policies.shortlist import PrefixView, SessionView, shortlist
 from slipstream.router.registry.worker_registry import WorkerRegistry, WorkerState
 from slipstream.router.requests.request_state import RequestState
@@ -14,27 +15,35 @@ MAX_CANDIDATES = 32
 
 class Destinations:
     def __init__(
-        self, config: MigrationConfig, registry: WorkerRegistry, index: PrefixView, sessions: SessionView
+        self,
+        config: MigrationConfig,
+        registry: WorkerRegistry,
+        index: PrefixView,
+        sessions: SessionView,
+        placed: PlacedRequests,
     ) -> None:
         self._config = config
         self._registry = registry
         self._index = index
         self._sessions = sessions
+        self._placed = placed
 
-    def best(self, state: RequestState, wish: MigrationRequest, num_room_tokens: int, now: float) -> WorkerState | None:
+    def best(
+        self, state: RequestState, request: MigrationRequest, num_room_tokens: int, now: float
+    ) -> WorkerState | None:
         """The worker where the rest of the answer takes the fewest seconds: pages that are not in its prefix cache have
         to be sent, and its steps take their time. None if no worker has room now. `num_room_tokens` more tokens than
         the sequence has must fit."""
         if not self._registry.has_decode_room(state.version):
             return None
-        if wish.to is not None:
-            wanted = self._registry.get(wish.to)
-            return wanted if wanted is not None and self.takes(wanted, state, wish, num_room_tokens, now) else None
+        if request.to is not None:
+            wanted = self._registry.get(request.to)
+            return wanted if wanted is not None and self.takes(wanted, state, request, num_room_tokens, now) else None
         candidates = shortlist(state, self._registry, self._index, self._sessions, MAX_CANDIDATES)
-        num_left = max(state.expected_output_tokens - len(state.output), 1.0)
+        num_left = max(self._placed[state.request_id].remaining_tokens, 1.0)
         best: tuple[float, WorkerState] | None = None
         for worker in candidates.decodes:
-            if not self.takes(worker, state, wish, num_room_tokens, now):
+            if not self.takes(worker, state, request, num_room_tokens, now):
                 continue
             num_pages = worker.pages_for(state.num_tokens + num_room_tokens)
             num_missing = num_pages - candidates.cached.get(worker, 0) // worker.hello.page_tokens
@@ -46,25 +55,25 @@ class Destinations:
         return best[1] if best is not None else None
 
     def takes(
-        self, worker: WorkerState, state: RequestState, wish: MigrationRequest, num_room_tokens: int, now: float
+        self, worker: WorkerState, state: RequestState, request: MigrationRequest, num_room_tokens: int, now: float
     ) -> bool:
         """Whether the sequence can continue on the worker, and there is room for it now."""
         ledger = worker.ledger
         return (
-            worker is not wish.source
-            and worker.peer not in wish.avoid
+            worker is not request.source
+            and worker.peer not in request.avoid
             and worker in self._registry.workers_of("decode", state.version)
             and ledger.free_slots > 0
             and ledger.free_pages >= worker.pages_for(state.num_tokens + num_room_tokens)
-            and may_move(worker, self._config)
-            and _suits(state, wish.source, worker)
-            and self._registry.links.is_open(wish.source.hello, worker.hello, now)
+            and may_migrate(worker, self._config)
+            and _suits(state, request.source, worker)
+            and self._registry.links.is_open(request.source.hello, worker.hello, now)
         )
 
 
-def may_move(worker: WorkerState, config: MigrationConfig) -> bool:
+def may_migrate(worker: WorkerState, config: MigrationConfig) -> bool:
     """Whether one more sequence may leave the worker or come to it: at most `max_at_once` do so at a time."""
-    return worker.num_moves < config.max_at_once
+    return worker.num_migrations < config.max_at_once
 
 
 def _suits(state: RequestState, source: WorkerState, destination: WorkerState) -> bool:

@@ -38,14 +38,14 @@ class MigrationRequests(dict[str, MigrationRequest]):
 
     def add(self, state: RequestState, to: PeerId | None = None) -> None:
         """The request is to continue elsewhere, as soon as it decodes and there is room."""
-        if state.decode is not None and state.move is None:
+        if state.decode is not None and state.migration is None:
             self[state.request_id] = MigrationRequest(state.decode, to)
 
     def failed(self, request_id: str, destination: WorkerState, result: MigrationResult) -> None:
         """The present try has failed. Unless the tries are used up, there will be another one: elsewhere, if it was not
         only for want of room."""
-        wish = self[request_id]
+        request = self[request_id]
         if result != "refused":
-            wish.avoid.add(destination.peer)
-        if wish.is_spent:
+            request.avoid.add(destination.peer)
+        if request.is_spent:
             del self[request_id]

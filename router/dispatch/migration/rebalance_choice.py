@@ -30,7 +30,7 @@ from slipstream.router.placement.policies.slo import STEP_NOISE, miss
 FASTER = 0.85  # of its step time at most at the destination: a smaller difference is within the error of step times
 MUCH_FASTER = 0.5  # for an answer whose level is not at stake
 AT_STAKE = 0.8  # of its level: with longer steps an answer may well miss it
-MOVE_S = 0.02  # that a move's messages take; it pauses the stream by this and a step at either end
+MIGRATION_S = 0.02  # that a move's messages take; it pauses the stream by this and a step at either end
 CANDIDATES = 3  # streams of a worker that are looked at closely: those that themselves gain most
 
 
@@ -89,25 +89,25 @@ def filled_after_s(target: Station, lead_s: float, arrivals_per_s: float) -> flo
     return lead_s / filled_per_s if filled_per_s > 0.0 else math.inf
 
 
-def best_move(
+def best_migration(
     source: Station,
     target: Station,
-    movable: Iterable[MigratableStream],
+    candidates: Iterable[MigratableStream],
     here: Sequence[MigratableStream],
     there: Sequence[MigratableStream],
     horizon_s: float = math.inf,
 ) -> Gain | None:
-    """The answer of `movable` whose move from `source` to `target` saves most within `horizon_s`. `here` and `there`
+    """The answer of `candidates` whose move from `source` to `target` saves most within `horizon_s`. `here` and `there`
     are all streams of each of them. None if no move saves anything, or too little to be sure of it."""
     step_s = source.step_s()
     own = []
-    for stream in movable:
+    for stream in candidates:
         to_s = target.step_s(1, stream.num_tokens)
         # It decodes at the source while its pages travel.
         left = min(stream.remaining_tokens, horizon_s / step_s) - target.transfer_s(stream.num_tokens) / step_s
         needed = FASTER if step_s > AT_STAKE * stream.itl_slo_s else MUCH_FASTER
         if to_s <= needed * step_s and left > 0.0:
-            pause_s = step_s + to_s + MOVE_S
+            pause_s = step_s + to_s + MIGRATION_S
             own.append((_cost_of(stream, step_s, left * (to_s - step_s) + pause_s), stream, to_s, left))
     own.sort(key=lambda one: one[0])
     best: Gain | None = None

@@ -1,9 +1,9 @@
 """Moves running answers from decode workers that are slow for them to those that are faster.
 
-Every `LOOK_S`, while there are events, the slowest worker of a version is compared with the fastest; of many workers
-also the second slowest with the second fastest, and so on (`placement.rebalance`). A move that pays begins at once, as
-a `migration`, or is forgotten. An answer that has moved stays until it is twice as long, so none moves more than a few
-times.
+Every `REBALANCE_INTERVAL_S`, while there are events, the slowest worker of a version is compared with the fastest; of
+many workers also the second slowest with the second fastest, and so on (`placement.rebalance`). A move that pays begins
+at once, as a `migration`, or is forgotten. An answer that has moved stays until it is twice as long, so none moves more
+than a few times.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from collections import defaultdict
 from itertools import accumulate
 
 from slipstream.router.config.router_config import DispatchConfig
-from slipstream.router.dispatch.migration.destinations import may_move
+from slipstream.router.dispatch.migration.destinations import may_migrate
 from slipstream.router.dispatch.migration.migration_requests import MigrationRequests
+from slipstream.router.dispatch.migration.migration_scheduler import MigrationScheduler
 from slipstream.router.dispatch.migration.rebalance_choice import (
     FASTER,
     MigratableStream,
     Station,
-    best_move,
+    best_migration,
     filled_after_s,
 )
-from slipstream.router.dispatch.migration.running_moves import RunningMigrations
 from slipstream.router.dispatch.table.request_table import RequestTable
 from slipstream.router.registry.worker_registry import WorkerRegistry, WorkerState
 from slipstream.router.requests.request_state import RequestState
 
-LOOK_S = 0.25  # between two looks
+REBALANCE_INTERVAL_S = 0.25  # between two looks
 ENDS = 16  # one worker in so many, at least one, is looked at at either end: between the others there is little to gain
 SURE_SAMPLES = 32  # steps that have to be measured on a worker before its own times are used
 # An answer that has outlived its forecast is expected to grow by half. By the prior of `output_length` that holds for
@@ -42,26 +42,26 @@ class Rebalancer:
         config: DispatchConfig,
         registry: WorkerRegistry,
         table: RequestTable,
-        wishes: MigrationRequests,
-        migrations: RunningMigrations,
+        requests: MigrationRequests,
+        scheduler: MigrationScheduler,
     ) -> None:
         self._config = config.migration
         self._registry = registry
         self._table = table
-        self._wishes = wishes
-        self._migrations = migrations
+        self._requests = requests
+        self._scheduler = scheduler
         self._due_s = float("-inf")
 
-    def look(self, now: float) -> None:
+    def rebalance(self, now: float) -> None:
         """Begins the moves that pay, if a look is due."""
         if now < self._due_s or not self._config.rebalance:
             return
-        self._due_s = now + LOOK_S
+        self._due_s = now + REBALANCE_INTERVAL_S
         for version in self._registry.decode_slots:
             workers = self._registry.workers_of("decode", version)
             if len(workers) > 1:
                 arrivals_per_s = sum(
-                    worker.load.lately(now)[0]
+                    worker.load.recent_prefills(now)[0]
                     for role in ("prefill", "decode")
                     for worker in self._registry.workers_of(role, version)
                 )
@@ -86,17 +86,17 @@ class Rebalancer:
         """The workers as they will be when the moves under way have ended."""
         num_seqs: dict[WorkerState, int] = defaultdict(int)
         context: dict[WorkerState, int] = defaultdict(int)
-        for request_id in self._wishes:
+        for request_id in self._requests:
             state = self._table.get(request_id)
-            if state is not None and state.move is not None:
-                for worker, sign in ((state.move.source, -1), (state.move.destination, 1)):
+            if state is not None and state.migration is not None:
+                for worker, sign in ((state.migration.source, -1), (state.migration.destination, 1)):
                     num_seqs[worker] += sign
                     context[worker] += sign * state.num_tokens
         # If one of them is new and known by its pool's times only, so are all: fits differ more than workers do.
         are_known = all(worker.times.num_samples("decode") >= SURE_SAMPLES for worker in workers)
         pool = self._registry.pools["decode"]
         # Which worker computes prompts changes faster than answers end, so a worker's own share does not predict.
-        share = sum(worker.load.lately(now)[1] for worker in workers) / len(workers)
+        share = sum(worker.load.recent_prefills(now)[1] for worker in workers) / len(workers)
         return {
             worker: Station(
                 (worker.times if are_known else pool).coefficients("decode"),
@@ -124,20 +124,24 @@ class Rebalancer:
         movable = {
             state.request_id: state
             for state in here
-            if state.move is None and state.phase == "decode" and len(state.output) >= 2 * state.num_output_at_move
+            if state.migration is None
+            and state.phase == "decode"
+            and len(state.output) >= 2 * state.num_output_at_migration
         }
-        staying = [streams[state.request_id] for state in here if state.move is None]
-        meeting = [streams[state.request_id] for state in there if state.move is None or state.decode is not target]
-        while may_move(source, self._config) and may_move(target, self._config):
+        staying = [streams[state.request_id] for state in here if state.migration is None]
+        meeting = [
+            streams[state.request_id] for state in there if state.migration is None or state.decode is not target
+        ]
+        while may_migrate(source, self._config) and may_migrate(target, self._config):
             going = [streams[request_id] for request_id in movable]
-            gain = best_move(source_station, target_station, going, staying, meeting, horizon_s)
+            gain = best_migration(source_station, target_station, going, staying, meeting, horizon_s)
             if gain is None:
                 return
             stream = gain.stream
             state = movable.pop(stream.request_id)
             pace = f"{gain.to_step_s * 1e3:.3g} instead of {gain.from_step_s * 1e3:.3g} ms a step"
             why = f"{pace}, saves {gain.seconds:.3g} s"
-            if self._migrations.move_now(state, target, why, now):
+            if self._scheduler.begin_now(state, target, why, now):
                 self._table.totals.num_rebalanced += 1
                 staying.remove(stream)
                 meeting.append(stream)
@@ -153,7 +157,7 @@ class Rebalancer:
             for state in states
             if state is not None
             and state.record.timeline.first_token is not None
-            and (state.decode is worker or (state.move is not None and state.move.destination is worker))
+            and (state.decode is worker or (state.migration is not None and state.migration.destination is worker))
         ]
         return sorted(on_it, key=lambda state: (state.record.timeline.queued, state.request_id))
 
@@ -161,7 +165,7 @@ class Rebalancer:
         num_output, sampling, levels = len(state.output), state.request.sampling, state.levels
         first_s = state.record.timeline.first_token
         assert first_s is not None
-        remaining = max(state.expected_output_tokens - num_output, OUTLIVED * num_output)
+        remaining = max(self._table.placed[state.request_id].remaining_tokens, OUTLIVED * num_output)
         remaining = max(min(remaining, sampling.max_tokens - num_output), 1.0)
         return MigratableStream(
             state.request_id,

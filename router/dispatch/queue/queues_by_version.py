@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from slipstream.router.dispatch.queue.work_queue import WorkQueue
 from slipstream.router.requests.request_state import RequestState
 
-MAX_EMPTY_LANES = 8
+MAX_EMPTY_QUEUES = 8
 
 
 class QueuesByVersion:
@@ -56,11 +56,11 @@ class QueuesByVersion:
         """See `WorkQueue.num_before`; summed over all versions, because the pace of placements is that of all."""
         return sum(queue.num_before(tenant, priority) for queue in self._queues.values())
 
-    def push(self, state: RequestState, late_s: float = 0.0) -> None:
-        self._lane_for(state).push(state, late_s)
+    def push(self, state: RequestState, delay_s: float = 0.0) -> None:
+        self._queue_for(state).push(state, delay_s)
 
     def push_front(self, state: RequestState) -> None:
-        self._lane_for(state).push_front(state)
+        self._queue_for(state).push_front(state)
 
     def take(self, request_id: str, now: float) -> None:
         version = self.waiting.pop(request_id)
@@ -75,7 +75,7 @@ class QueuesByVersion:
         if queue is not None:
             queue.settle(state, num_tokens)
 
-    def move(self, state: RequestState, version: str) -> None:
+    def change_version(self, state: RequestState, version: str) -> None:
         """Moves a waiting request to another version's queue. If it has been on a worker before, it goes ahead of all
         others of its class there."""
         self.remove(state.request_id)
@@ -85,11 +85,11 @@ class QueuesByVersion:
         else:
             self.push(state)
 
-    def _lane_for(self, state: RequestState) -> WorkQueue:
+    def _queue_for(self, state: RequestState) -> WorkQueue:
         version = state.version
         queue = self._queues.get(version)
         if queue is None:
-            if len(self._queues) >= MAX_EMPTY_LANES:
+            if len(self._queues) >= MAX_EMPTY_QUEUES:
                 self._queues = dict(self)
             queue = self._queues[version] = WorkQueue(self._ageing_s)
         self.waiting[state.request_id] = version

@@ -33,14 +33,14 @@ class WorkQueue:
     """Requests that wait to be placed. Their number is bounded at admission, not here, so that retries always fit.
 
     Every operation is O(log n). While the cluster has room, each request is pushed, looked at and taken before the next
-    one arrives. So a request that comes to an empty queue is kept in `_alone`, and put into a fair queue only when
+    one arrives. So a request that comes to an empty queue is kept in `_single`, and put into a fair queue only when
     another one arrives.
     """
 
     def __init__(self, ageing_s: float) -> None:
         self._ageing_s = ageing_s
-        self._formed: dict[int, FairQueue] = {}  # by class, without the request in `_alone`; no line is empty
-        self._alone: tuple[RequestState, float] | None = None  # the request and its deadline
+        self._formed_queues: dict[int, FairQueue] = {}  # by class, without the request in `_single`; no line is empty
+        self._single: tuple[RequestState, float] | None = None  # the request and its deadline
         self._waiting: dict[str, RequestState] = {}
         self._aged_had_turn = True  # so that the first turn is the most urgent class's
         self._now = 0.0
@@ -63,48 +63,48 @@ class WorkQueue:
 
     @property
     def depth_by_priority(self) -> dict[int, int]:
-        return {priority: len(line) for priority, line in sorted(self._lines.items())}
+        return {priority: len(fair_queue) for priority, fair_queue in sorted(self._fair_queues.items())}
 
     def oldest_by_priority(self) -> dict[int, float]:
         """When the oldest waiting request of each class arrived."""
-        return {priority: line.oldest_s for priority, line in sorted(self._lines.items())}
+        return {priority: fair_queue.oldest_s for priority, fair_queue in sorted(self._fair_queues.items())}
 
     def num_waiting_of(self, tenant: str) -> int:
-        return sum(line.num_waiting_of(tenant) for line in self._lines.values())
+        return sum(fair_queue.num_waiting_of(tenant) for fair_queue in self._fair_queues.values())
 
     def num_before(self, tenant: str, priority: int) -> int:
         """About how many requests would have their turn before a new one of this tenant, and rather too few than too
         many: each other tenant counts with as many requests as this one has, but no more than it has waiting."""
         num_others = num_own = num_tenants = 0
         own_class = priority_class(priority)
-        for line_class, line in self._lines.items():
-            if line_class <= own_class:
-                own = line.num_waiting_of(tenant)
+        for queue_class, fair_queue in self._fair_queues.items():
+            if queue_class <= own_class:
+                own = fair_queue.num_waiting_of(tenant)
                 num_own += own
-                num_others += len(line) - own
-                num_tenants += line.num_tenants - bool(own)
+                num_others += len(fair_queue) - own
+                num_tenants += fair_queue.num_tenants - bool(own)
         return num_own + min(num_others, num_tenants * (num_own + 1))
 
-    def push(self, state: RequestState, late_s: float = 0.0) -> None:
-        """Adds a new request, which is treated as if it had arrived `late_s` later than it did."""
-        due_s = state.record.timeline.queued + min(state.levels.ttft_s, MAX_TTFT_S) + late_s
+    def push(self, state: RequestState, delay_s: float = 0.0) -> None:
+        """Adds a new request, which is treated as if it had arrived `delay_s` later than it did."""
+        due_s = state.record.timeline.queued + min(state.levels.ttft_s, MAX_TTFT_S) + delay_s
         is_first = not self._waiting
         self._enter(state)
         if is_first:
-            self._alone = state, due_s
+            self._single = state, due_s
         else:
-            self._line_for(state).push(state, due_s)
+            self._fair_queue_for(state).push(state, due_s)
 
     def push_front(self, state: RequestState) -> None:
         """Adds a request that comes back, ahead of all others of its class."""
         self._enter(state)
-        self._line_for(state).push_front(state)
+        self._fair_queue_for(state).push_front(state)
 
     def take(self, request_id: str, now: float) -> None:
         """Removes a request whose turn has come, and charges its tenant."""
         state = self._waiting.pop(request_id)
-        if self._alone is not None:  # does what a line would do
-            self._alone = None
+        if self._single is not None:  # does what a line would do
+            self._single = None
             state.charged_tokens = expected_tokens(state)
             self._aged_had_turn = True
             self._now = now
@@ -114,14 +114,14 @@ class WorkQueue:
         aged = self._aged_class(now)
         self._aged_had_turn = aged is None or own_class == aged
         self._now = now
-        self._lines[own_class].take(state)
+        self._fair_queues[own_class].take(state)
         self._left(own_class)
 
     def remove(self, request_id: str) -> None:
         """Removes a request that has not had its turn."""
         state = self._waiting.pop(request_id)
         own_class = priority_class(state.request.priority)
-        self._lines[own_class].remove(state)
+        self._fair_queues[own_class].remove(state)
         self._left(own_class)
 
     def settle(self, state: RequestState, num_tokens: int) -> None:
@@ -129,10 +129,10 @@ class WorkQueue:
         waits any more, debts have been forgotten."""
         if not self._waiting:
             return
-        line = self._lines.get(priority_class(state.request.priority))
-        if line is not None and state.charged_tokens:
+        fair_queue = self._fair_queues.get(priority_class(state.request.priority))
+        if fair_queue is not None and state.charged_tokens:
             self._version += 1
-            line.settle(state, num_tokens)
+            fair_queue.settle(state, num_tokens)
 
     def candidates(self, now: float) -> Iterator[RequestState]:
         """The waiting requests in the order of their turns, each once. They may be taken or removed during the
@@ -151,29 +151,29 @@ class WorkQueue:
 
     def _walk(self, now: float) -> Iterator[RequestState]:
         self._now = now
-        if self._alone is not None:
-            yield self._alone[0]
+        if self._single is not None:
+            yield self._single[0]
             return
         aged = self._aged_class(now)
-        if len(self._lines) == 1:
-            yield from next(iter(self._lines.values()))
+        if len(self._fair_queues) == 1:
+            yield from next(iter(self._fair_queues.values()))
             return
-        lines = {priority: iter(line) for priority, line in sorted(self._lines.items())}
+        fair_queues = {priority: iter(fair_queue) for priority, fair_queue in sorted(self._fair_queues.items())}
         is_aged_turn = not self._aged_had_turn
-        while lines:
-            if aged not in lines:
+        while fair_queues:
+            if aged not in fair_queues:
                 aged = None
-            turn = aged if aged is not None and is_aged_turn else next(iter(lines))
-            state = next(lines[turn], None)
+            turn = aged if aged is not None and is_aged_turn else next(iter(fair_queues))
+            state = next(fair_queues[turn], None)
             if state is None:
-                del lines[turn]
+                del fair_queues[turn]
                 continue
             is_aged_turn = aged is not None and turn != aged
             yield state
 
     def _aged_class(self, now: float) -> int | None:
         """The class that gets every second turn, if one has waited long enough for that."""
-        if len(self._lines) < 2:
+        if len(self._fair_queues) < 2:
             return None
         oldest = self.oldest_by_priority()
         top = next(iter(oldest))
@@ -182,12 +182,12 @@ class WorkQueue:
         return aged if now - oldest[aged] >= (aged - top) * self._ageing_s else None
 
     @property
-    def _lines(self) -> dict[int, FairQueue]:
-        """The line of each class, after `_alone` has been put into its line."""
-        if self._alone is not None:
-            (state, due_s), self._alone = self._alone, None
-            self._line_for(state).push(state, due_s)
-        return self._formed
+    def _fair_queues(self) -> dict[int, FairQueue]:
+        """The line of each class, after `_single` has been put into its line."""
+        if self._single is not None:
+            (state, due_s), self._single = self._single, None
+            self._fair_queue_for(state).push(state, due_s)
+        return self._formed_queues
 
     def _enter(self, state: RequestState) -> None:
         assert state.request_id not in self._waiting
@@ -195,14 +195,14 @@ class WorkQueue:
         self._waiting[state.request_id] = state
         self._now = max(self._now, state.record.timeline.queued)
 
-    def _line_for(self, state: RequestState) -> FairQueue:
-        own_class, lines = priority_class(state.request.priority), self._lines
-        line = lines.get(own_class)
-        if line is None:
-            line = lines[own_class] = FairQueue()
-        return line
+    def _fair_queue_for(self, state: RequestState) -> FairQueue:
+        own_class, fair_queues = priority_class(state.request.priority), self._fair_queues
+        fair_queue = fair_queues.get(own_class)
+        if fair_queue is None:
+            fair_queue = fair_queues[own_class] = FairQueue()
+        return fair_queue
 
     def _left(self, own_class: int) -> None:
         self._version += 1
-        if not self._lines[own_class]:
-            del self._lines[own_class]
+        if not self._fair_queues[own_class]:
+            del self._fair_queues[own_class]

@@ -26,7 +26,7 @@ from slipstream.router.protocol.generation import (
 from slipstream.router.registry.capacity import refusal
 from slipstream.router.registry.worker_registry import WorkerState
 
-HOPE = 0.5  # the share of the predicted wait that a deadline is compared with
+WAIT_SHARE = 0.5  # the share of the predicted wait that a deadline is compared with
 
 
 def check_request(request: GenerateRequest, versions: Versions, decode_workers: Sequence[WorkerState]) -> bytes:
@@ -53,27 +53,27 @@ def check_request(request: GenerateRequest, versions: Versions, decode_workers: 
 def check_load(
     request: GenerateRequest,
     queue: QueuesByVersion,
-    pace: PlacementRate,
-    ahead: BacklogEstimate,
+    placement_rate: PlacementRate,
+    backlog: BacklogEstimate,
     config: DispatchConfig,
     now: float,
 ) -> None:
     """Raises AdmissionError if there is too much load for the request. While the pace of the queue is not known, the
-    work `ahead` says which of its own deadlines are out of reach."""
+    work `backlog` says which of its own deadlines are out of reach."""
     if not queue:
         return
     if len(queue) >= config.max_queued_requests:
-        raise QueueFullError(len(queue), config.max_queued_requests, pace.retry_after_s(len(queue), now))
+        raise QueueFullError(len(queue), config.max_queued_requests, placement_rate.retry_after_s(len(queue), now))
     num_own = queue.num_waiting_of(request.tenant)
     most_own = most_queued_of(request.tenant, config)
     if num_own >= most_own:
-        raise TenantQueueFullError(num_own, most_own, pace.retry_after_s(num_own, now))
+        raise TenantQueueFullError(num_own, most_own, placement_rate.retry_after_s(num_own, now))
     num_before = queue.num_before(request.tenant, request.priority)
     own_deadlines = own_deadlines_of(request, config)
-    wait_s = pace.wait_s(num_before, now)
-    if num_before and own_deadlines and not pace.is_known:
-        wait_s = max(wait_s, ahead.seconds(num_before))
-    least_wait_s = wait_s * HOPE
+    wait_s = placement_rate.wait_s(num_before, now)
+    if num_before and own_deadlines and not placement_rate.is_known:
+        wait_s = max(wait_s, backlog.seconds(num_before))
+    least_wait_s = wait_s * WAIT_SHARE
     for deadline in (Deadline("queue_timeout_s", config.queue_timeout_s), *own_deadlines):
         if least_wait_s > deadline.limit_s:
             late_s = least_wait_s - deadline.limit_s

@@ -17,7 +17,8 @@ from slipstream.router.dispatch.table.actions import Action, Finish, Send
 from slipstream.router.dispatch.table.admission import check_load, check_request
 from slipstream.router.dispatch.table.request_signals import RequestSignals
 from slipstream.router.dispatch.table.versions import Versions
-from slipstream.router.placement import output_forecasts, progress
+from slipstream.router.placement import output_forecasts
+from slipstream.router.placement.placed_request import PlacedRequests
 from slipstream.router.placement.prefix.index import PrefixIndex
 from slipstream.router.protocol.generation import (
     AdmissionError,
@@ -55,11 +56,12 @@ class RequestTable:
         self._queue_deadlines = DeadlineRing(config.queue_timeout_s)
         self._request_deadlines = Deadlines()
         self.reserve_deadlines = DeadlineRing(config.reserve_timeout_s)
-        self.move_deadlines = Deadlines()
+        self.migration_deadlines = Deadlines()
         self.queue = QueuesByVersion(config.ageing_s)
+        self.placed = PlacedRequests()
         self.history = History(history_capacity)
         self.totals = Totals()
-        self.pace = PlacementRate()
+        self.placement_rate = PlacementRate()
         self.outputs = OutputLengths()
         self.signals = RequestSignals()
         self.actions: list[Action] = []
@@ -79,7 +81,7 @@ class RequestTable:
 
     def next_deadline(self) -> float | None:
         first = None  # a plain loop, because this is called after every message
-        for ring in (self._queue_deadlines, self.reserve_deadlines, self._request_deadlines, self.move_deadlines):
+        for ring in (self._queue_deadlines, self.reserve_deadlines, self._request_deadlines, self.migration_deadlines):
             due = ring.first
             if due is not None and (first is None or due < first):
                 first = due
@@ -119,9 +121,9 @@ class RequestTable:
         if request.choice:
             # Choice k of an answer queues as if it had come k placements later, so that the choices of one client do
             # not delay all requests that come shortly after.
-            late_s = request.choice * (self.pace.interval_s(now) or UNKNOWN_INTERVAL_S)
+            late_s = request.choice * (self.placement_rate.interval_s(now) or UNKNOWN_INTERVAL_S)
         if not self.queue:
-            self.pace.begin(now)
+            self.placement_rate.begin(now)
         self.queue.push(state, late_s)
         state.enter("queued", now, f"continued with {len(state.output)} tokens" if request.resumed else "")
 
@@ -131,8 +133,8 @@ class RequestTable:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use")
         prompt_ids = check_request(request, self._versions, decode_workers)
         if request.resumed is None:
-            ahead = BacklogEstimate(self.queue.waiting, decode_workers, self.get)
-            check_load(request, self.queue, self.pace, ahead, self._config, now)
+            backlog = BacklogEstimate(self.queue.waiting, decode_workers, self.get)
+            check_load(request, self.queue, self.placement_rate, backlog, self._config, now)
         return prompt_ids
 
     def _deadline_of(self, request: GenerateRequest) -> Deadline:
@@ -149,7 +151,7 @@ class RequestTable:
             self.signals.placed(state, wait_s, now)
         self.queue.take(state.request_id, now)
         self._queue_deadlines.drop(state.request_id)
-        self.pace.note(len(self.queue.waiting), now)
+        self.placement_rate.note(len(self.queue.waiting), now)
 
     def fail_attempt(
         self,
@@ -193,19 +195,19 @@ class RequestTable:
         """Puts a request back into the queue although nothing failed, because its worker is draining."""
         self._requeue(state, now, "worker_drained", detail, None)
 
-    def end_move(self, state: RequestState, result: MigrationResult, silent: WorkerState | None = None) -> None:
+    def end_migration(self, state: RequestState, result: MigrationResult, silent: WorkerState | None = None) -> None:
         """The one place where a move ends. Unless the sequence has moved, the destination gets a Cancel (not if it is
         `silent`)."""
-        move = state.move
-        assert move is not None
-        state.move = None
-        self.move_deadlines.drop(state.request_id)
-        for worker in (move.source, move.destination):
-            worker.num_moves -= 1
-        move.destination.request_ids.discard(state.request_id)
+        migration = state.migration
+        assert migration is not None
+        state.migration = None
+        self.migration_deadlines.drop(state.request_id)
+        for worker in (migration.source, migration.destination):
+            worker.num_migrations -= 1
+        migration.destination.request_ids.discard(state.request_id)
         self.totals.migrations[result] += 1
-        if result != "moved" and move.destination is not silent:
-            self.send(move.destination, Cancel(state.request_id, move.attempt))
+        if result != "moved" and migration.destination is not silent:
+            self.send(migration.destination, Cancel(state.request_id, migration.attempt))
 
     def end_pause(self, state: RequestState, now: float) -> None:
         """The first token after a move has arrived."""
@@ -223,7 +225,7 @@ class RequestTable:
         state.begin_next_attempt()
         state.enter("queued", now, detail)
         if not self.queue:
-            self.pace.begin(now)
+            self.placement_rate.begin(now)
         self.queue.push_front(state)
         self._queue_deadlines.set(state.request_id, now)
 
@@ -231,10 +233,10 @@ class RequestTable:
         """Moves waiting requests away from versions that will not serve them. To be called when a worker joined or
         left, when the split changed, and when a version has been without decode workers for too long."""
         self._versions.expire(now)
-        for version, lane in self.queue:
+        for version, queue in self.queue:
             if self._versions.serves(version):
                 continue
-            for state in list(lane.candidates(now)):
+            for state in list(queue.candidates(now)):
                 other = self._versions.next_version(state)
                 if other is not None:
                     self.change_version(state, other, now, f"version {version} does not serve it" if version else "")
@@ -247,7 +249,9 @@ class RequestTable:
         if state.version:
             state.record.note("queued", now, state.attempt, f"continues with version {version}: {why}")
         self._versions.moved(state, version)
-        self.queue.move(state, version)
+        self.placed.pop(state.request_id, None)
+        self._index.forget(state.request_id)  # pages of another version have other block ids
+        self.queue.change_version(state, version)
 
     def finish(
         self,
@@ -268,6 +272,7 @@ class RequestTable:
         self.queue.settle(state, usage.num_prompt_tokens + usage.num_output_tokens - usage.num_cached_tokens)
         self._queue_deadlines.drop(request_id)
         self._request_deadlines.drop(request_id)
+        self._index.forget(request_id)
         del self._requests[request_id]
         finish = GenerationFinish(reason, usage, stop_token_id, error)
         state.record.end(finish)
@@ -289,7 +294,9 @@ class RequestTable:
             message = f"no worker had room within {timeout_s:g} s (queue_timeout_s)"
             num_waiting = len(self.queue)
             figures = (Figure("num_waiting", num_waiting), Figure("deadline_s", timeout_s))
-            error = GenerationError("queue_timeout", message, self.pace.retry_after_s(num_waiting, now), figures)
+            error = GenerationError(
+                "queue_timeout", message, self.placement_rate.retry_after_s(num_waiting, now), figures
+            )
             self.finish(self._requests[request_id], now, "error", error=error)
         for request_id in self.reserve_deadlines.pop_due(now):
             state = self._requests[request_id]
@@ -300,14 +307,16 @@ class RequestTable:
     def _leave_workers(self, state: RequestState, now: float, silent: WorkerState | None) -> None:
         """Takes the request off its workers, and sends Cancel to those that know it, except `silent`."""
         request_id = state.request_id
-        if state.move is not None:
-            self.end_move(state, "ended", silent)
+        if state.migration is not None:
+            self.end_migration(state, "ended", silent)
         self.reserve_deadlines.drop(request_id)
-        if state.pending is not None:  # its prompt was still to be computed, which no longer happens there
-            for worker in (state.decode, state.prefill):
-                if worker is not None:
-                    self._index.give_up(worker, state)
-        progress.leave(state, now)
+        placed = self.placed.pop(request_id, None)
+        if placed is not None:
+            if placed.pending is not None and placed.placed_s is not None:  # the prompt will not be computed there
+                for worker in (state.decode, state.prefill):
+                    if worker is not None:
+                        self._index.give_up(worker, state, placed.placed_s)
+            placed.leave(now)
         involved = []
         if state.decode is not None:
             involved.append(state.decode)
@@ -338,3 +347,4 @@ class RequestTable:
         assert len(self.queue) == len(self._queue_deadlines) == num_queued
         assert len(self.reserve_deadlines) == num_placed
         assert len(self._request_deadlines) == len(self._requests)
+        assert self.placed.keys() <= self._requests.keys()

@@ -74,7 +74,7 @@ class Versions:
         self._split = dict(split) if split is not None else None
         self._debts.clear()
 
-    def roster_changed(self, now: float, sent_away: str | None = None) -> None:
+    def workers_changed(self, now: float, sent_away: str | None = None) -> None:
         """A worker joined or left. If one was drained, `sent_away` is its version: it is not expected back."""
         live = self._registry.decode_slots
         for version in live:

@@ -34,12 +34,12 @@ class DecodeEstimate(NamedTuple):
     decode_s: float  # all of its own steps
     reserve_s: float
     overflow_s: float  # to compute again what will have to give way when all grow as predicted
-    lately: tuple[float, float]  # prompts a second given to the worker, and the share of its time that they take
+    recent_prefills: tuple[float, float]  # prompts a second given to the worker, and the share of its time they take
 
 
 class PrefillEstimate(NamedTuple):
     """The prompt is computed on `worker`. All in seconds: `queue_s` for the prompts ahead of it and `own_s` for itself,
-    both corrected by `reality`; `raw_s` is their sum without that. `added_s` is what it adds to the steps of the
+    both corrected by `correction`; `raw_s` is their sum without that. `added_s` is what it adds to the steps of the
     streams that decode there."""
 
     worker: WorkerState
@@ -76,8 +76,8 @@ def estimate_decode(worker: WorkerState, job: PlacementJob, now: float) -> Decod
         num_here -= 1
         context -= num_tokens
         remaining = max(remaining - job_remaining, 0.0)
-    lately = load.lately(now)
-    share = 1.0 - (lately[1] if lately[1] < MAX_SHARE else MAX_SHARE)
+    recent_prefills = load.recent_prefills(now)
+    share = 1.0 - (recent_prefills[1] if recent_prefills[1] < MAX_SHARE else MAX_SHARE)
     step_before_s = (base_s + by_seq_s * num_here + by_token_s * context) / share if num_here else 0.0
     with_it = context + num_tokens + 0.5 * job_remaining
     step_s = (base_s + by_seq_s * (num_here + 1) + by_token_s * with_it) / share
@@ -113,7 +113,7 @@ def estimate_decode(worker: WorkerState, job: PlacementJob, now: float) -> Decod
             job_remaining * step_s,
             times.coefficients("reserve")[0],
             overflow_s,
-            lately,
+            recent_prefills,
         )
     )
 
@@ -133,7 +133,7 @@ def estimate_prefill(
         chunk_tokens -= num_streams
     if chunk_tokens < 1:
         chunk_tokens = 1
-    queue_s = load.abandoned_s(now) / times.reality
+    queue_s = load.abandoned_s(now) / times.correction
     queued, queued_pairs = queue_of(worker) if load.pending_tokens > 0 else (0, 0.0)
     if queued:
         queue_s += queued / chunk_tokens * (chunk_s + beside_s) + queued * token_s + queued_pairs * pair_s
@@ -147,7 +147,7 @@ def estimate_prefill(
     if decoding is not None:
         if num_streams and not queued:
             queue_s += 0.5 * (base_s + beside_s)  # a step is under way
-        prompts_per_s, share = decoding.lately
+        prompts_per_s, share = decoding.recent_prefills
     else:
         fits = fits_prefill(worker, num_tokens)
         if not fits:
@@ -155,21 +155,21 @@ def estimate_prefill(
             lacking = worker.pages_for(num_tokens) - ledger.free_pages
             if lacking > 0:  # pages are free when they are sent: about when what is queued has been computed
                 queue_s = max(queue_s, own_s) * (1.0 + lacking / hello.num_pages)
-        prompts_per_s, share = load.lately(now)
-    reality, raw_s = times.reality, queue_s + own_s
+        prompts_per_s, share = load.recent_prefills(now)
+    correction, raw_s = times.correction, queue_s + own_s
     added_s = alone_s - chunks * base_s
     return _prefill_estimate(
         (
             worker,
             fits,
             num_cached,
-            queue_s * reality,
-            own_s * reality,
+            queue_s * correction,
+            own_s * correction,
             raw_s,
-            (own_s / chunks) * reality,
-            added_s * reality if added_s > 0.0 else 0.0,
+            (own_s / chunks) * correction,
+            added_s * correction if added_s > 0.0 else 0.0,
             prompts_per_s / (1.0 - (share if share < MAX_SHARE else MAX_SHARE)),
-            share / prompts_per_s * reality if prompts_per_s else 0.0,
+            share / prompts_per_s * correction if prompts_per_s else 0.0,
             noise if noise > 0.1 else 0.1,
         )
     )

@@ -48,7 +48,7 @@ class PlacementJob:
             return shortlist.no_prefill or "no_prefill_group"
         return "long_prompt" if self.local_max_tokens is not None else None
 
-    def limit_told(self, reason: PlacementReason) -> str:
+    def limit_reason(self, reason: PlacementReason) -> str:
         """What the line that explains a decision says of the limit, if that was the reason."""
         if self.local_max_tokens is None or reason not in ("short_prompt", "long_prompt"):
             return ""

@@ -1,4 +1,4 @@
-"""For policies that rate decode workers and prefill groups each on their own: a way costs the sum of its two ends."""
+"""For policies that rate decode workers and prefill groups each on their own: a placement costs the sum of the two."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RankingRule:
     remote_reason: PlacementReason = "policy_remote"
 
 
-class _Rated(NamedTuple):
+class RankedWorker(NamedTuple):
     cost: float
     worker: WorkerState
     fits: bool
@@ -50,14 +50,14 @@ class _Rated(NamedTuple):
 
 
 def place_by(rule: RankingRule, job: PlacementJob, shortlist: Shortlist, now: float) -> Placement | Wait:
-    """Of the ways that have room the one that costs least; of equal ones the one whose worker comes first."""
+    """The cheapest placement that has room; of equal ones the one whose worker comes first."""
     num_tokens, cached = job.num_tokens, shortlist.cached
     decodes = _rate(rule.decode, shortlist.decodes, fits_decode, job, cached)
     groups = _best(_rate(rule.prefill, shortlist.prefills, fits_prefill, job, cached))
     no_prefill_terms = (0.0,) * len(rule.prefill_terms)
     options: list[Option] = []
     reasons: dict[WorkerState, PlacementReason] = {}
-    remote: list[_Rated] = []
+    remote: list[RankedWorker] = []
     forced = job.forced_reason(shortlist)
     for rated in decodes:
         reason = forced or rule.local(job, num_tokens - rated.num_cached, shortlist) or rule.remote_reason
@@ -69,7 +69,7 @@ def place_by(rule: RankingRule, job: PlacementJob, shortlist: Shortlist, now: fl
             options.append(Option(rated.cost, rated.worker, None, rated.fits, terms, rated.num_cached))
     for rated in _best(remote):
         for group in groups:
-            if shortlist.cut and (rated.worker, group.worker) in shortlist.cut:
+            if shortlist.no_link and (rated.worker, group.worker) in shortlist.no_link:
                 continue
             fits = rated.fits and group.fits
             terms = rated.terms + group.terms
@@ -88,17 +88,17 @@ def _rate(
     fits: Callable[[WorkerState, int], bool],
     job: PlacementJob,
     cached: dict[WorkerState, int],
-) -> list[_Rated]:
+) -> list[RankedWorker]:
     rated = []
     for worker in workers:
         num_cached = cached.get(worker, 0)
         terms = rate(worker, job, num_cached)
         has_room = worker is job.placed_on or fits(worker, job.num_tokens)
-        rated.append(_Rated(sum(terms), worker, has_room, terms, num_cached))
+        rated.append(RankedWorker(sum(terms), worker, has_room, terms, num_cached))
     return rated
 
 
-def _best(rated: list[_Rated]) -> list[_Rated]:
+def _best(rated: list[RankedWorker]) -> list[RankedWorker]:
     """Those that fit before those that do not: these are only there to be shown."""
     if len(rated) <= PAIRS:
         return rated
@@ -131,8 +131,8 @@ def _decision(
         None if prefill is None else prefill.hello.worker,
         reason,
         f"{where_to(decode, prefill)}: {reason}; {job.num_tokens - chosen.num_cached_tokens} of {job.num_tokens} "
-        f"tokens to prefill; room on {num_fitting} of {len(options)} ways{job.limit_told(reason)}",
-        Candidates(options, rule.decode_terms + rule.prefill_terms, shortlist.excluded_ways(decode)),
+        f"tokens to prefill; room on {num_fitting} of {len(options)} ways{job.limit_reason(reason)}",
+        Candidates(options, rule.decode_terms + rule.prefill_terms, shortlist.excluded_pairs(decode)),
         rule.policy,
         margin_of(options, chosen),
         ttft_s,

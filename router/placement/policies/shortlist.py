@@ -19,7 +19,7 @@ from slipstream.router.registry.worker_registry import WorkerRegistry, WorkerSta
 from slipstream.router.requests.placement_decision import PlacementReason
 from slipstream.router.requests.request_state import RequestState
 
-MAX_UNREACHABLE = 2  # attempts whose pages found no way; then the decode worker prefills
+MAX_UNREACHABLE = 2  # attempts whose workers could not reach each other; then the decode worker prefills
 
 # Of many workers that nothing but their room speaks for, those with most of it: the next ones are hardly any better.
 FRESH = 4
@@ -43,29 +43,29 @@ class SessionView(Protocol):
 @dataclass(slots=True)
 class Shortlist:
     """`cached` are leading tokens that a worker's cache holds, of workers that hold some. `no_prefill` says why
-    `prefills` is empty. `familiar` are workers on which the conversation ran last, `excluded` those that failed the
-    request before."""
+    `prefills` is empty. `session_workers` are workers on which the conversation ran last, `excluded` those that failed
+    the request before."""
 
     decodes: list[WorkerState]
     prefills: list[WorkerState]
     no_prefill: PlacementReason | None = None
     cached: dict[WorkerState, int] = field(default_factory=dict)
-    familiar: frozenset[WorkerState] = frozenset()
+    session_workers: frozenset[WorkerState] = frozenset()
     excluded: tuple[WorkerState, ...] = ()
     num_decodes: int = 0  # connected, not only those here
     num_prefills: int = 0
-    cut: frozenset[tuple[WorkerState, WorkerState]] = frozenset()  # (decode, prefill) that do not reach each other now
+    no_link: frozenset[tuple[WorkerState, WorkerState]] = frozenset()  # (decode, prefill), out of reach of each other
 
-    def excluded_ways(self, decode: WorkerState) -> list[tuple[PeerId, PeerId | None]]:
+    def excluded_pairs(self, decode: WorkerState) -> list[tuple[PeerId, PeerId | None]]:
         """As (decode, prefill), where `decode` is the one that was chosen."""
         return [(w.peer, None) if w.hello.role == "decode" else (decode.peer, w.peer) for w in self.excluded]
 
 
 def reachable(candidates: Shortlist, state: RequestState, links: Links, now: float) -> Shortlist:
-    """The shortlist without ways that the pages cannot go."""
+    """The shortlist without pairs of workers that cannot exchange pages now."""
     if not candidates.prefills or not (links.may_refuse or state.num_unreachable):
         return candidates
-    cut = [
+    no_link = [
         (decode, group)
         for group in candidates.prefills
         for decode in candidates.decodes
@@ -74,12 +74,12 @@ def reachable(candidates: Shortlist, state: RequestState, links: Links, now: flo
     if state.num_unreachable >= MAX_UNREACHABLE:
         groups = []
     else:
-        groups = [g for g in candidates.prefills if any((d, g) not in cut for d in candidates.decodes)]
+        groups = [g for g in candidates.prefills if any((d, g) not in no_link for d in candidates.decodes)]
     no_prefill = candidates.no_prefill
     if not groups:
         ever = any(links.fits(g.hello, d.hello) for g in candidates.prefills for d in candidates.decodes)
         no_prefill = "prefill_unreachable" if ever else "prefill_incompatible"
-    return replace(candidates, prefills=groups, no_prefill=no_prefill, cut=frozenset(cut))
+    return replace(candidates, prefills=groups, no_prefill=no_prefill, no_link=frozenset(no_link))
 
 
 def shortlist(
@@ -93,10 +93,10 @@ def shortlist(
     version, session = state.version, state.request.session
     all_decodes, all_prefills = registry.workers_of("decode", version), registry.workers_of("prefill", version)
     cached: dict[WorkerState, int] = {}
-    familiar: list[WorkerState] = []
+    session_workers: list[WorkerState] = []
     found: list[list[WorkerState]] = []
     sides: tuple[tuple[Role, list[WorkerState]], ...] = (("decode", all_decodes), ("prefill", all_prefills))
-    for role, everybody in sides:
+    for role, all_workers in sides:
         hits = index.best(state, role, max_candidates // 2)
         if role == "prefill":  # where prompts are computed in the order they come: what is expected will be there
             cached.update(hits)
@@ -106,9 +106,9 @@ def shortlist(
         if known is not None and known.version != version:
             known = None
         if known is not None:
-            familiar.append(known)
-        if len(everybody) <= min(max_candidates, FEW):
-            found.append(everybody)
+            session_workers.append(known)
+        if len(all_workers) <= min(max_candidates, FEW):
+            found.append(all_workers)
             continue
         first = dict.fromkeys([worker for worker, _ in hits])
         if known is not None:
@@ -129,22 +129,22 @@ def shortlist(
         decodes = others or decodes
     prefills, no_prefill = _prefills(found[1], all_prefills, num_tokens, avoid, max_candidates)
     return Shortlist(
-        decodes, prefills, no_prefill, cached, frozenset(familiar), excluded, len(all_decodes), len(all_prefills)
+        decodes, prefills, no_prefill, cached, frozenset(session_workers), excluded, len(all_decodes), len(all_prefills)
     )
 
 
 def _prefills(
     candidates: list[WorkerState],
-    everybody: list[WorkerState],
+    all_workers: list[WorkerState],
     num_tokens: int,
     avoid: Set[PeerId],
     max_candidates: int,
 ) -> tuple[list[WorkerState], PlacementReason | None]:
-    if not everybody:
+    if not all_workers:
         return [], "no_prefill_group"
     large = [g for g in candidates if can_ever_hold(g, num_tokens)]
-    if not large and len(everybody) > max_candidates:
-        large = [g for g in everybody if can_ever_hold(g, num_tokens)][:max_candidates]
+    if not large and len(all_workers) > max_candidates:
+        large = [g for g in all_workers if can_ever_hold(g, num_tokens)][:max_candidates]
     if not large:
         return [], "prefill_too_small"
     if avoid:

@@ -1,9 +1,9 @@
 """The default policy: the cost of a placement for all requests together, in seconds.
 
-For every way a request could go, all that it changes is added up: the seconds its own client waits, the seconds that
-the clients already there wait longer, and the risk that one of them misses its service level. Nothing is weighed
-against anything by hand. There is one exchange rate, and it is not a free one: an answer that misses its level is worth
-nothing for goodput, so a miss costs as many seconds as the level allows the whole answer to take.
+For every possible placement of a request, all that it changes is added up: the seconds its own client waits, the
+seconds that the clients already there wait longer, and the risk that one of them misses its service level. Nothing is
+weighed against anything by hand. There is one exchange rate, and it is not a free one: an answer that misses its level
+is worth nothing for goodput, so a miss costs as many seconds as the level allows the whole answer to take.
 
     room         s  until a slot and pages are free there (0: they are)
     reserve      s  until the landing place is there (remote)
@@ -66,9 +66,9 @@ PAIRS = 4  # of each side, the best are tried with each other; what is worse on 
 LOCALS = 8  # of decode workers without anything cached, so many are looked at for local prefill
 STEP_NOISE = 0.1  # relative, of a mean time between tokens
 
-_Landing = tuple[float, DecodeEstimate, tuple[float, float, float], int]
-_Group = tuple[float, PrefillEstimate, float]
-Rated = TypeVar("Rated", _Landing, _Group)
+_RatedDecode = tuple[float, DecodeEstimate, tuple[float, float, float], int]
+_RatedPrefill = tuple[float, PrefillEstimate, float]
+RatedWorker = TypeVar("RatedWorker", _RatedDecode, _RatedPrefill)
 
 
 def miss(value: float, level: float, noise: float) -> float:
@@ -98,17 +98,17 @@ class SloPolicy:
     def place(self, job: PlacementJob, shortlist: Shortlist, now: float) -> Placement | Wait:
         cached = shortlist.cached
         options: list[Option] = []
-        landing: list[_Landing] = []
+        decodes: list[_RatedDecode] = []
         prompts: dict[WorkerState, PrefillEstimate] = {}
         forced = job.forced_reason(shortlist)
         for worker in shortlist.decodes:
             there = estimate_decode(worker, job, now)
             harm = self._harm(job, there)
             cost = there.decode_s + there.room_s + harm[0] + harm[1] + harm[2]
-            landing.append((cost, there, harm, cached.get(worker, 0)))
+            decodes.append((cost, there, harm, cached.get(worker, 0)))
         next_prompts = NextPrompts(self._ttft_s, self._ttft_s + job.remaining_tokens * self._itl_s)
         if forced not in REMOTE_REASONS:
-            local = _worth_a_look(landing)
+            local = _local_candidates(decodes)
             for _, there, _, num_cached in local:
                 beside = prompts[there.worker] = estimate_prefill(there.worker, job, num_cached, now, there)
                 next_prompts.could_go_to(beside, there.num_streams)
@@ -116,16 +116,16 @@ class SloPolicy:
                 terms = self._local(job, there, prompts[there.worker], harm[0], next_prompts, shortlist)
                 options.append(option_of((sum(terms), there.worker, None, there.fits, terms, num_cached)))
         if forced is None or forced in REMOTE_REASONS:
-            options += self._remote(job, landing, next_prompts, shortlist, prompts, now)
+            options += self._remote(job, decodes, next_prompts, shortlist, prompts, now)
         else:
-            landing = []
+            decodes = []
         if not options:
             return Wait("prefill")
         options.sort(key=_cost)
         best = options[0]
         chosen = best if best.fits else next((option for option in options if option[3]), None)
         if chosen is None:
-            return Wait("prefill" if any(there.fits for _, there, _, _ in landing) else "decode")
+            return Wait("prefill" if any(there.fits for _, there, _, _ in decodes) else "decode")
         if chosen is not best and job.may_wait:
             saving_s = chosen.cost - best.cost
             if best.prefill is None or best.terms[0] > 0.0:
@@ -163,21 +163,21 @@ class SloPolicy:
             self._others_risk(there, added_s),
             next_prompts.loss_s(beside),
             there.overflow_s,
-            -0.5 * step_s if there.worker in shortlist.familiar else 0.0,
+            -0.5 * step_s if there.worker in shortlist.session_workers else 0.0,
         )
 
     def _remote(
         self,
         job: PlacementJob,
-        landing: list[_Landing],
+        decodes: list[_RatedDecode],
         next_prompts: NextPrompts,
         shortlist: Shortlist,
         prompts: dict[WorkerState, PrefillEstimate],
         now: float,
     ) -> list[Option]:
         """The best groups, each with the best decode workers. Adds what is predicted for each group to `prompts`."""
-        cached, familiar = shortlist.cached, shortlist.familiar
-        groups: list[_Group] = []
+        cached, session_workers = shortlist.cached, shortlist.session_workers
+        groups: list[_RatedPrefill] = []
         for worker in shortlist.prefills:
             there = prompts[worker] = estimate_prefill(worker, job, cached.get(worker, 0), now)
             ttft_s = there.queue_s + there.own_s
@@ -185,13 +185,13 @@ class SloPolicy:
             groups.append((ttft_s + later, there, later))
         if len(groups) > PAIRS:
             groups = _best_of(groups)
-        if len(landing) > PAIRS:
-            landing = _best_of(landing)
+        if len(decodes) > PAIRS:
+            decodes = _best_of(decodes)
         options = []
-        cut, allowed_s, left_s = shortlist.cut, _allowed_s(job), job.ttft_slo_s - job.waited_s
+        no_link, allowed_s, left_s = shortlist.no_link, _allowed_s(job), job.ttft_slo_s - job.waited_s
         is_late = left_s <= 0.0
         ends = [(g.worker, g.fits, g.queue_s, g.own_s, g.noise, g.num_cached, later) for _, g, later in groups]
-        for _, decode, (slowdown, others_risk, overflow), num_cached in landing:
+        for _, decode, (slowdown, others_risk, overflow), num_cached in decodes:
             worker, fits, room_s, reserve_s, decode_s = (
                 decode.worker,
                 decode.fits,
@@ -202,9 +202,9 @@ class SloPolicy:
             handoff = gap_s(worker, job, num_cached)
             step_s = decode.step_s + handoff / max(job.remaining_tokens, 1.0)
             itl_risk = miss(step_s, job.itl_slo_s, STEP_NOISE) * allowed_s
-            affinity = -0.5 * decode.step_s if worker in familiar else 0.0
+            affinity = -0.5 * decode.step_s if worker in session_workers else 0.0
             for group, group_fits, queue_s, own_s, noise, num_group_cached, later in ends:
-                if cut and (worker, group) in cut:
+                if no_link and (worker, group) in no_link:
                     continue
                 terms = (
                     room_s,
@@ -221,7 +221,7 @@ class SloPolicy:
                     others_risk,
                     later,
                     overflow,
-                    affinity - 0.5 * decode.step_s if group in familiar else affinity,
+                    affinity - 0.5 * decode.step_s if group in session_workers else affinity,
                 )
                 options.append(option_of((sum(terms), worker, group, fits and group_fits, terms, num_group_cached)))
         return options
@@ -266,13 +266,13 @@ class SloPolicy:
             why += f", {-margin:.3g} s more than the best of {len(options)}, which has no room"
         elif margin is not None:
             why += f", {margin:.3g} s less than the next best of {len(options)}"
-        why += job.limit_told(reason)
+        why += job.limit_reason(reason)
         decision = Decision(
             decode.hello.worker,
             None if prefill is None else prefill.hello.worker,
             reason,
             why,
-            Candidates(options, TERMS, shortlist.excluded_ways(decode)),
+            Candidates(options, TERMS, shortlist.excluded_pairs(decode)),
             "slo",
             margin,
             room + reserve + queue + own,
@@ -286,18 +286,18 @@ def _cost(option: Option) -> float:
     return option[0]
 
 
-def _worth_a_look(landing: list[_Landing]) -> list[_Landing]:
+def _local_candidates(decodes: list[_RatedDecode]) -> list[_RatedDecode]:
     """For local prefill: those that are good to decode on, those with a short queue, and all with something cached."""
-    if len(landing) <= LOCALS:
-        return landing
-    by_cost = sorted(landing, key=itemgetter(0))[: LOCALS // 2]
-    by_queue = sorted(landing, key=lambda one: (not one[1].fits, one[1].worker.load.pending_tokens))[: LOCALS // 2]
+    if len(decodes) <= LOCALS:
+        return decodes
+    by_cost = sorted(decodes, key=itemgetter(0))[: LOCALS // 2]
+    by_queue = sorted(decodes, key=lambda one: (not one[1].fits, one[1].worker.load.pending_tokens))[: LOCALS // 2]
     chosen = {one[1].worker: one for one in (*by_cost, *by_queue)}
-    chosen.update({one[1].worker: one for one in landing if one[3]})
+    chosen.update({one[1].worker: one for one in decodes if one[3]})
     return list(chosen.values())
 
 
-def _best_of(rated: list[Rated]) -> list[Rated]:
+def _best_of(rated: list[RatedWorker]) -> list[RatedWorker]:
     """Those that cost least on their own, but at least one that fits if there is any."""
     rated = sorted(rated, key=itemgetter(0))
     best = rated[:PAIRS]

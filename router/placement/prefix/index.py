@@ -51,6 +51,7 @@ class PrefixIndex:
         self._lost: list[Holder] = []  # their entries no longer count, and are removed bit by bit
         self._placements: deque[tuple[float, Holder, list[int]]] = deque()  # expected blocks, soonest to expire first
         self._num_entries = 0  # blocks times their holders
+        self._chains: dict[str, BlockChain] = {}  # the blocks of prompt and output, by request id
         # The last result of `_hits`, and what it was for: the chain, its number of tokens and the version of the map.
         self._latest: tuple[BlockChain, int, int, list[tuple[int, int]]] | None = None
         self._status = PrefixIndexStatus()
@@ -130,14 +131,18 @@ class PrefixIndex:
         if len(self._placements) > MAX_PLACEMENTS_REMEMBERED:
             self._expire_first()
 
-    def give_up(self, worker: WorkerState, state: RequestState) -> None:
-        """The worker will not compute what was expected of a request, which was cancelled or has to go elsewhere.
-        Blocks that a later request will compute as well are still expected."""
-        holder = self._holders.get(worker)
-        if holder is None or state.blocks is None or state.placed_s is None:
+    def give_up(self, worker: WorkerState, state: RequestState, placed_s: float) -> None:
+        """The worker will not compute what was expected of a request placed at `placed_s`, which was cancelled or has
+        to go elsewhere. Blocks that a later request will compute as well are still expected."""
+        holder, chain = self._holders.get(worker), self._chains.get(state.request_id)
+        if holder is None or chain is None:
             return
-        until, expected = state.placed_s + EXPECTED_S, holder.expected
-        self._stop_expecting(holder, [block for block in state.blocks.ids if expected.get(block) == until])
+        until, expected = placed_s + EXPECTED_S, holder.expected
+        self._stop_expecting(holder, [block for block in chain.ids if expected.get(block) == until])
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended, or gets other blocks because its version has changed."""
+        self._chains.pop(request_id, None)
 
     def expire(self, now: float) -> None:
         """Drops the blocks that have been expected for too long. To be called before lookups; costs next to nothing."""
@@ -220,19 +225,19 @@ class PrefixIndex:
             assert self._role_masks[worker.hello.role] & holder.bit, worker.name
             assert not holder.held & holder.expected.keys(), f"{worker.name} holds what is expected of it"
             assert len(holder.held) <= worker.hello.num_pages, worker.name
-        everybody = (*self._holders.values(), *self._lost)
-        self._map.check_integrity((holder.bit, (*holder.held, *holder.expected)) for holder in everybody)
-        assert sum(holder.num_entries for holder in everybody) == self._num_entries <= self._max_entries
-        assert len({holder.bit for holder in everybody}) == len(everybody)
+        all_holders = (*self._holders.values(), *self._lost)
+        self._map.check_integrity((holder.bit, (*holder.held, *holder.expected)) for holder in all_holders)
+        assert sum(holder.num_entries for holder in all_holders) == self._num_entries <= self._max_entries
+        assert len({holder.bit for holder in all_holders}) == len(all_holders)
         assert len(self._by_bit) == len(self._holders)
         assert sum(mask.bit_count() for mask in self._role_masks.values()) == len(self._holders)
 
     def _chain(self, state: RequestState, num_tokens: int) -> BlockChain:
         """The request's blocks, up to the last full page of its present `num_tokens`."""
         hello = next(iter(self._holders)).hello  # all have the same model name and page size
-        chain = state.blocks
+        chain = self._chains.get(state.request_id)
         if chain is None or chain.page_tokens != hello.page_tokens:
-            chain = state.blocks = self._name_pages(state, hello)
+            chain = self._chains[state.request_id] = self._name_pages(state, hello)
         if len(chain.ids) != num_tokens // hello.page_tokens:
             chain.extend(state.prompt_ids + state.output.packed_ids)
         return chain
@@ -242,7 +247,11 @@ class PrefixIndex:
         if not self._map or not self._holders:
             return []
         num_tokens, latest = state.num_tokens, self._latest
-        if latest is not None and latest[0] is state.blocks and latest[1:3] == (num_tokens, self._map.version):
+        if (
+            latest is not None
+            and latest[0] is self._chains.get(state.request_id)
+            and latest[1:3] == (num_tokens, self._map.version)
+        ):
             return latest[3]
         chain = self._chain(state, num_tokens)
         # The last token is always computed, because the next one is sampled from its scores.

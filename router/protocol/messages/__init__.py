@@ -54,8 +54,8 @@ from slipstream.router.protocol.messages.presence import (
 )
 from slipstream.router.protocol.messages.request import (
     EngineRequest,
+    GrammarKind,
     GrammarSpec,
-    GuideKind,
     SamplingParams,
     pack_ids,
     unpack_ids,
@@ -80,8 +80,8 @@ __all__ = [
     "FinishReason",
     "Frozen",
     "Generate",
+    "GrammarKind",
     "GrammarSpec",
-    "GuideKind",
     "HandedOff",
     "Hello",
     "Migrate",

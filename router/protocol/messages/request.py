@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-GuideKind = Literal["json", "regex", "choice", "grammar"]
+GrammarKind = Literal["json", "regex", "choice", "grammar"]
 
 
 def pack_ids(token_ids: Iterable[int]) -> bytes:
@@ -28,7 +28,7 @@ class GrammarSpec(NamedTuple):
     """What the output has to conform to. `spec` is a JSON schema, a regular expression, a JSON array of strings, or a
     grammar in the syntax of Lark or GBNF (see `router.grammar`)."""
 
-    kind: GuideKind
+    kind: GrammarKind
     spec: str
 
 
@@ -54,7 +54,7 @@ class SamplingParams(NamedTuple):
     logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    guide: GrammarSpec | None = None
+    grammar: GrammarSpec | None = None
 
 
 class EngineRequest(NamedTuple):

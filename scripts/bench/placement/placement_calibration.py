@@ -30,7 +30,7 @@ def score(name: str, arrivals: Sequence[Arrival]) -> None:
     actual = [min(one.output_length, MAX_TOKENS) for one in arrivals]
     for one, length in zip(arrivals, actual, strict=True):
         for forecaster in (outputs, empty):
-            forecaster.score(forecaster.predict("", one.input_length, MAX_TOKENS), length)
+            forecaster.calibration.score(forecaster.predict("", one.input_length, MAX_TOKENS), length)
         outputs.learn("", one.input_length, length, is_whole=True)
     count = len(actual)
     cuts = statistics.quantiles(actual, n=100, method="inclusive")

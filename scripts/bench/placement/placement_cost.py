@@ -13,10 +13,11 @@ from typing import get_args
 
 from slipstream.kv_transfer.api.ticket import PeerId, TransferAddress
 from slipstream.router.config.router_config import DispatchConfig, PolicyName
+from slipstream.router.placement.placed_request import PlacedRequests
 from slipstream.router.placement.placer import Placer
 from slipstream.router.placement.prefix.index import PrefixIndex
 from slipstream.router.placement.prefix.sessions import Sessions
-from slipstream.router.protocol.generation import GenerateRequest
+from slipstream.router.protocol.generation import Deadline, GenerateRequest, Levels
 from slipstream.router.protocol.messages import (
     PROTOCOL_VERSION,
     Credits,
@@ -28,8 +29,6 @@ from slipstream.router.protocol.messages import (
 )
 from slipstream.router.registry.worker_load import PendingPrefill
 from slipstream.router.registry.worker_registry import WorkerRegistry, WorkerState
-from slipstream.router.requests.history import RequestRecord, Timeline
-from slipstream.router.requests.output_log import OutputLog
 from slipstream.router.requests.placement_decision import Placement
 from slipstream.router.requests.request_state import RequestState
 
@@ -75,13 +74,12 @@ def microseconds(policy: PolicyName, num_a_side: int) -> tuple[float, float]:
             for at in range(20):
                 worker.times.observe_step(StepTime(0, 0, 1 + at, 700 * (1 + at), 0.01 + 1e-4 * at))
                 worker.times.observe_step(StepTime(50 + 50 * at, 25 * at, 0, 0, 0.005 + 5e-3 * at))
-    placer = Placer(DispatchConfig(policy=policy), roster, index, sessions)
+    placer = Placer(DispatchConfig(policy=policy), roster, index, sessions, PlacedRequests())
     choosing, taking = [], []
     for number in range(NUM_REQUESTS):
         prompt = pack_ids(range(number, number + 300 + 17 * (number % 50)))
         request = GenerateRequest(f"r{number}", prompt, SamplingParams(max_tokens=500), session=f"s{number % 40}")
-        record = RequestRecord(request.request_id, "", 0, len(prompt) // 4, Timeline(1.0))
-        state = RequestState(request, prompt, OutputLog(500), record)
+        state = RequestState.of(request, prompt, Levels(0.5, 0.05), Deadline("request_timeout_s", 600.0), 1.0)
         index.cached_tokens(roster.decode_workers[0], state)  # hashing the prompt is not what is measured
         began = time.perf_counter()
         found = placer.place(state, 1.0)

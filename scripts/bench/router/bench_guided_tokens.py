@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 from scripts.bench.router.guided_schemas import SCHEMAS  # noqa: E402
 from slipstream.router.protocol.grammar import JsonStyle  # noqa: E402
 from slipstream.router.protocol.messages import EngineRequest, SamplingParams, pack_ids  # noqa: E402
-from slipstream.router.structured_output.json_grammar import json_guide  # noqa: E402
+from slipstream.router.structured_output.json_grammar import json_grammar_spec  # noqa: E402
 from slipstream.workers.config.worker_config import EngineConfig  # noqa: E402
 from slipstream.workers.engine.engine_builder import build_runner, engine_limits  # noqa: E402
 from slipstream.workers.engine.native_engine import NativeEngine  # noqa: E402
@@ -74,10 +74,10 @@ class Subject:
 
     def answer(self, schema: dict[str, Any], style: JsonStyle, seeds: int, tally: Tally) -> None:
         engine = NativeEngine(self._limits, self._runner, self._book)
-        guide = json_guide(json.dumps(schema), style)
+        grammar = json_grammar_spec(json.dumps(schema), style)
         prompt = self._tokenizer.encode(f"Answer in JSON with {', '.join(map(str, schema))}.\n").ids
         for seed in range(seeds):
-            params = SamplingParams(self._max_tokens, temperature=1.0, seed=seed, guide=guide)
+            params = SamplingParams(self._max_tokens, temperature=1.0, seed=seed, grammar=grammar)
             engine.add(EngineRequest(str(seed), 0, pack_ids(prompt), b"", params))
         token_ids: dict[str, list[int]] = {str(seed): [] for seed in range(seeds)}
         while engine.has_work:

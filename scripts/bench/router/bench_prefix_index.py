@@ -16,11 +16,10 @@ from array import array
 
 from slipstream.kv_transfer.api.ticket import PeerId, TransferAddress
 from slipstream.router.placement.prefix.index import PrefixIndex, hash_pages
-from slipstream.router.protocol.generation import GenerateRequest
+from slipstream.router.protocol.block_hash import BlockChain
+from slipstream.router.protocol.generation import Deadline, GenerateRequest, Levels
 from slipstream.router.protocol.messages import PROTOCOL_VERSION, BlocksChanged, Hello, Role, SamplingParams, pack_ids
 from slipstream.router.registry.worker_registry import WorkerState
-from slipstream.router.requests.history import RequestRecord, Timeline
-from slipstream.router.requests.output_log import OutputLog
 from slipstream.router.requests.request_state import RequestState
 
 PAGE_TOKENS, NUM_PAGES = 16, 65_536
@@ -46,16 +45,17 @@ def worker(name: str, role: Role) -> WorkerState:
     return WorkerState(hello, 0.0)
 
 
-def request(prompt: list[int]) -> RequestState:
+def request(request_id: str, prompt: list[int]) -> RequestState:
     packed = pack_ids(prompt)
-    record = RequestRecord("r", "", 0, len(prompt), Timeline(0.0))
-    return RequestState(GenerateRequest("r", packed, SamplingParams(max_tokens=16)), packed, OutputLog(16), record)
+    asked = GenerateRequest(request_id, packed, SamplingParams(max_tokens=16))
+    return RequestState.of(asked, packed, Levels(0.5, 0.05), Deadline("request_timeout_s", 600.0), 0.0)
 
 
 def cost_of_requests(num_tokens: int, num_workers: int, num_requests: int) -> dict[str, float]:
     """Mean microseconds of each step."""
     rng = random.Random(1)
-    index = PrefixIndex()
+    chains: dict[str, BlockChain] = {}
+    index = PrefixIndex(name_pages=lambda state, hello: chains[state.request_id])
     prefills = [worker(f"p{i}", "prefill") for i in range(num_workers)]
     decodes = [worker(f"d{i}", "decode") for i in range(num_workers)]
     seqs = dict.fromkeys((*prefills, *decodes), 0)
@@ -68,13 +68,14 @@ def cost_of_requests(num_tokens: int, num_workers: int, num_requests: int) -> di
         if number == 64:
             spent = dict.fromkeys(STEPS, 0.0)
         state = request(
-            [*rng.choice(beginnings), *(rng.randrange(50_000) for _ in range(num_tokens - num_tokens // 2))]
+            f"r{number}",
+            [*rng.choice(beginnings), *(rng.randrange(50_000) for _ in range(num_tokens - num_tokens // 2))],
         )
         now += 0.001
         pair = rng.choice(prefills), rng.choice(decodes)
         times = [time.perf_counter()]
-        state.blocks = hash_pages(state, prefills[0].hello)
-        state.blocks.extend(state.prompt_ids)
+        chain = chains[state.request_id] = hash_pages(state, prefills[0].hello)
+        chain.extend(state.prompt_ids)
         times.append(time.perf_counter())
         index.expire(now)
         index.best(state, "prefill", 16)
@@ -86,8 +87,7 @@ def cost_of_requests(num_tokens: int, num_workers: int, num_requests: int) -> di
         for one in pair:
             index.expect(one, state, now)
         times.append(time.perf_counter())
-        assert state.blocks is not None
-        packed = array("Q", state.blocks.ids).tobytes()
+        packed = array("Q", chain.ids).tobytes()
         for stored, removed in ((packed, b""), (b"", packed[len(packed) // 2 :])):
             for one in pair:
                 seqs[one] += 1

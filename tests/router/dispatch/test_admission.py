@@ -109,8 +109,8 @@ def test_a_record_tells_the_levels_that_its_request_is_judged_by():
     lab = Lab(slo=SloConfig(ttft_ms=400.0, itl_ms=40.0))
     lab.submit("plain")
     lab.submit("impatient", slo=Slo(ttft_s=0.2))
-    assert lab.dispatcher.record("plain").levels == Levels(0.4, 0.04)
-    assert lab.dispatcher.record("impatient").levels == Levels(0.2, 0.04)
+    assert lab.dispatcher.history.get("plain").levels == Levels(0.4, 0.04)
+    assert lab.dispatcher.history.get("impatient").levels == Levels(0.2, 0.04)
 
 
 def test_where_nobody_waits_nobody_is_refused_whatever_the_pace_was():
@@ -296,7 +296,7 @@ def test_a_crowd_of_a_lower_class_puts_no_deadline_of_a_higher_one_out_of_reach(
 def test_slots_that_a_worker_has_refused_to_fill_are_not_taken_by_anybody():
     lab = slow_lab(slots=2)
     ask(lab, "running", 400)
-    lab.dispatcher._registry.get(D).ledger.exhaust()
+    lab.dispatcher.registry.get(D).ledger.exhaust()
     ask(lab, "waiting", 600)
     ask(lab, "demand", 10, timeout_s=1.0)
 
@@ -307,7 +307,7 @@ def test_changed_limits_and_levels_are_those_of_new_requests():
     lab.submit("waiting")
     config = DispatchConfig(request_timeout_s=5.0, queue_timeout_s=4.0, slo=SloConfig(ttft_ms=10.0, itl_ms=1.0))
     lab.do(lab.dispatcher.follow(config, 0.0))
-    assert lab.dispatcher.record("running").levels == Levels(0.5, 0.2)
+    assert lab.dispatcher.history.get("running").levels == Levels(0.5, 0.2)
     assert lab.dispatcher.tick(44.0) == []
     reasons = [
         a.finish.error.message

@@ -52,7 +52,7 @@ def test_a_long_prompt_is_reserved_prefilled_started_and_handed_off(pair):
     emit, end = pair.take()
     assert emit == Emit("r", (101,), ())
     assert end.finish.reason == "length"
-    phases = [event.phase for event in pair.dispatcher.record("r").events]
+    phases = [event.phase for event in pair.dispatcher.history.get("r").events]
     assert phases == ["queued", "placed", "reserved", "prefill", "first_token", "transfer", "decode", "finished"]
     assert pair.dispatcher.snapshot(0).totals.transfer_bytes == 4096
 
@@ -77,7 +77,7 @@ def test_a_mostly_cached_prompt_is_generated_where_it_was_reserved_and_the_prefi
     by_peer = {worker.peer: worker for worker in pair.dispatcher.snapshot(0).workers}
     assert (by_peer[P].free_tokens, by_peer[P].num_requests) == (1000, 0)
     assert (by_peer[D].free_slots, by_peer[D].free_pages) == (3, 98)
-    assert pair.dispatcher.record("r").decisions[-1].reason == "cached_prefix"
+    assert pair.dispatcher.history.get("r").decisions[-1].reason == "cached_prefix"
     pair.chunk(D, "r", 0, 100, finish="stop")
     assert [type(action) for action in pair.take()] == [Emit, Finish]
 
@@ -90,7 +90,7 @@ def test_a_reservation_that_fails_before_it_is_converted_leaves_no_sequence_behi
     sent = pair.sent()
     assert (D, Cancel) in [(worker, kind) for worker, kind, _ in sent], "it works on a request without a client"
     assert sent[0][2] == Cancel("r", 0), "what comes next takes the slot"
-    assert pair.dispatcher.record("r").num_attempts == 2
+    assert pair.dispatcher.history.get("r").num_attempts == 2
 
 
 def test_a_converted_request_that_fails_while_it_decodes_is_not_cancelled_there(pair):

@@ -34,7 +34,7 @@ def test_the_same_seed_gives_the_same_history():
     def history(seed: int) -> list[str]:
         world = World(seed, num_requests=20)
         world.run()
-        records = [world.dispatcher.record(request_id) for request_id in world.requests]
+        records = [world.dispatcher.history.get(request_id) for request_id in world.requests]
         return [line for record in records if record is not None for line in record.lines()]
 
     assert history(5) == history(5)

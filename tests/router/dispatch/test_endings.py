@@ -163,7 +163,7 @@ def test_the_story_of_a_request_can_be_told_after_its_end(pair):
     to_prefill(pair)
     pair.now = 0.25
     pair.chunk(P, "r", 0, 100, finish="stop")
-    record = pair.dispatcher.record("r")
+    record = pair.dispatcher.history.get("r")
     assert record.why.startswith("remote on p -> d: long_prompt")
     assert record.timeline.first_token == record.timeline.finished == 0.25
     assert record.lines()[-1].split() == ["250.00", "ms", "attempt", "0", "finished:", "stop"]
@@ -174,8 +174,8 @@ def test_only_so_many_stories_are_kept():
     lab.dispatcher = Dispatcher(CONFIG, history_capacity=2)
     for name in "abc":
         lab.submit(name)
-    assert lab.dispatcher.record("a") is None
-    assert lab.dispatcher.record("c") is not None
+    assert lab.dispatcher.history.get("a") is None
+    assert lab.dispatcher.history.get("c") is not None
 
 
 def test_a_snapshot_shows_queue_workers_and_totals_and_does_not_move_on(pair):

@@ -74,7 +74,7 @@ def test_a_failed_hand_off_cancels_both_sides_and_goes_on_locally_if_there_is_no
     assert cancel == Send(P, Cancel("r", 0))
     assert isinstance(again.message, Generate)
     assert again.message.request.output_ids == pack_ids([100])
-    assert pair.dispatcher.record("r").decisions[-1].reason == "prefill_failed"
+    assert pair.dispatcher.history.get("r").decisions[-1].reason == "prefill_failed"
 
 
 def test_a_prefill_group_that_cannot_send_after_its_first_token_ends_the_attempt(pair):
@@ -209,7 +209,7 @@ def test_a_prefill_group_lost_before_the_first_token_restarts_the_request_locall
     to_prefill(pair)
     pair.do(pair.dispatcher.worker_lost(P, 0.0))
     assert pair.kinds() == [(D, PeerLost), (D, Cancel), (D, Generate)]
-    assert pair.dispatcher.record("r").decisions[-1].reason == "no_prefill_group"
+    assert pair.dispatcher.history.get("r").decisions[-1].reason == "no_prefill_group"
 
 
 def test_a_prefill_group_lost_after_the_first_token_does_not_concern_the_request(pair):
@@ -264,7 +264,7 @@ def test_a_draining_worker_gets_nothing_new_and_finishes_what_it_has(pair):
     assert pair.take() == [Send(D, Drain())]
     pair.submit("new")
     assert pair.take() == []
-    assert not pair.dispatcher.has_decode_worker
+    assert not pair.dispatcher.registry.decode_workers
     pair.chunk(D, "old", 0, 1, finish="stop")
     assert [type(action) for action in pair.take()] == [Emit, Finish]
     pair.join(PeerId("e", 1), "decode")

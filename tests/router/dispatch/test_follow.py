@@ -21,7 +21,7 @@ def test_limits_and_policy_hold_from_now_on():
     lab.submit("late")
     lab.join(PeerId("d", 1), "1")
     assert [request_id for _, request_id in lab.where()] == ["early-0", "early-1", "late"]
-    assert {lab.dispatcher.record("late").decisions[0].policy} == {"kv"}
+    assert {lab.dispatcher.history.get("late").decisions[0].policy} == {"kv"}
 
 
 def test_a_changed_level_orders_who_comes_from_now_on():

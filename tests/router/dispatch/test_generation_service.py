@@ -124,10 +124,10 @@ def test_tokens_stream_to_the_reader_and_the_end_says_how(loop_factory):
         assert [delta async for delta in stream] == [[(11, None), (12, None)]]
         assert stream.finish.reason == "stop"
         assert stream.finish.usage.num_output_tokens == 3
-        times = stream.timeline
+        times = stream.record.timeline
         assert times.queued <= times.placed <= times.first_token <= times.finished <= time.monotonic()
-        assert stream.num_attempts == 1
-        assert "finished: stop" in service.explain("r").lines()[-1]
+        assert stream.record.num_attempts == 1
+        assert "finished: stop" in service.history.get("r").lines()[-1]
 
     serve(scenario, loop_factory=loop_factory)
 
@@ -326,7 +326,7 @@ def test_a_request_that_finds_no_worker_ends_at_its_queue_deadline():
         assert not service.is_ready
         assert [delta async for delta in stream] == []
         assert stream.finish.error.kind == "queue_timeout"
-        assert stream.timeline.finished - stream.timeline.queued >= 0.1
+        assert stream.record.timeline.finished - stream.record.timeline.queued >= 0.1
 
     serve(scenario, RouterConfig(dispatch=DispatchConfig(queue_timeout_s=0.1)))
 

@@ -92,7 +92,7 @@ def test_one_that_waits_by_choice_holds_up_nobody():
     played.join("decode", "slow", step_s=0.02, now=0.1)
     for number in range(40):
         played.submit(f"r{number}", 50, 0.2 + number / 100)
-    placed = [played.dispatcher.record(f"r{number}").decisions for number in range(40)]
+    placed = [played.dispatcher.history.get(f"r{number}").decisions for number in range(40)]
     assert any(placed), "with so many before them, waiting is not worth it any more"
 
 
@@ -114,7 +114,7 @@ def test_a_reservation_that_finds_more_cached_than_was_known_is_used_for_local_p
     ticket = HandoffTicket(1, PeerId("d", 1), (), 0, 10, 8, 2, 2, 64)
     [(name, message)] = played.say("d", Reserved("long", 0, 2992, ticket), 1.01)
     assert (name, type(message)) == ("d", Generate)
-    record = played.dispatcher.record("long")
+    record = played.dispatcher.history.get("long")
     assert [d.reason for d in record.decisions] == ["cheaper_remote", "cached_prefix"]
     assert record.decisions[1].predicted_ttft_s > 0
 
@@ -135,7 +135,7 @@ def test_a_remote_prefill_teaches_what_reservation_prefill_and_hand_off_took():
     [decode] = [w for w in played.dispatcher.snapshot(2.0).workers if w.peer.name == "d"]
     assert dict(decode.predicted_s)["transfer_100_pages"] > 0.1
     played.submit("next", 3000, 2.0)
-    chosen = played.dispatcher.record("next").decisions[0].candidates[0]
+    chosen = played.dispatcher.history.get("next").decisions[0].candidates[0]
     terms = {term.name: term.value for term in chosen.terms}
     assert 0.005 < terms["reserve"] < 0.05
     assert terms["handoff"] > 0.01
@@ -153,7 +153,7 @@ def test_finished_answers_are_learned_and_forecasts_scored():
         played.say("d", Credits(number + 1, 64, 4096, 16384), now)
     assert played.dispatcher.snapshot(100.0).output_forecasts.num_scored == 40
     played.submit("last", 20, 100.0, max_tokens=1000)
-    predicted = played.dispatcher.record("last").decisions[0].predicted_output_tokens
+    predicted = played.dispatcher.history.get("last").decisions[0].predicted_output_tokens
     assert 3 <= predicted <= 20
 
 

@@ -87,10 +87,10 @@ class Lab:
         self.do(self.dispatcher.drain(peer, self.now))
 
     def version(self, request_id):
-        return self.dispatcher.record(request_id).version
+        return self.dispatcher.history.get(request_id).version
 
     def phase(self, request_id):
-        return self.dispatcher.record(request_id).phase
+        return self.dispatcher.history.get(request_id).phase
 
     def where(self):
         """Worker and request of every Generate and Reserve since the last look."""
@@ -157,7 +157,7 @@ def test_a_split_that_makes_no_sense_changes_nothing(both, split):
     both.split({"1": 1})
     with pytest.raises(ValueError, match="split"):
         both.dispatcher.set_split(split, 0.0)
-    assert both.dispatcher._versions._split == {"1": 1}
+    assert both.dispatcher.versions._split == {"1": 1}
 
 
 def test_a_conversation_stays_on_its_version_as_long_as_that_has_a_share(both):
@@ -276,7 +276,7 @@ def test_a_request_without_tokens_moves_at_once_when_its_version_has_no_decode_w
     assert both.where() == [(OLD, request_id)]
     assert both.version(request_id) == "1"
     assert both.counts("1").num_moved_in == 1
-    assert "continues with version 1" in "\n".join(both.dispatcher.record(request_id).lines())
+    assert "continues with version 1" in "\n".join(both.dispatcher.history.get(request_id).lines())
 
 
 def test_a_request_with_tokens_waits_for_its_version_and_then_goes_on_with_another(both):
@@ -419,7 +419,7 @@ def test_a_version_that_nobody_has_ever_served_is_refused(both):
 
 def test_to_ask_how_a_version_stands_that_nobody_serves_yet_makes_it_none_that_is_waited_for(both):
     both.split({"1": 1.0, "3": 1.0})
-    assert {one.name for one in both.dispatcher.version_status} == {"1", "2", "3"}
+    assert {one.name for one in both.dispatcher.snapshot(both.now).versions} == {"1", "2", "3"}
     both.join(OLD_P, "1", "prefill")
     with pytest.raises(InvalidRequestError, match="version '3' of the model is not served"):
         both.submit(version="3")

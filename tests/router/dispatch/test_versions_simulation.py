@@ -32,7 +32,7 @@ class VersionedWorld(World):
         super().perform(actions)
 
     def check_version(self, worker: str, request_id: str) -> None:
-        record = self.dispatcher.record(request_id)
+        record = self.dispatcher.history.get(request_id)
         assert record is not None
         assert record.version == self.workers[worker].hello.model_version
 
@@ -49,7 +49,7 @@ def test_nothing_crosses_versions_and_every_request_ends_once(block: int) -> Non
             raise AssertionError(f"seed {seed} at {world.now:.3f} s: {error}") from error
         counts = [version.counts for version in world.dispatcher.snapshot(world.now).versions]
         num_moved += sum(one.num_moved_in for one in counts)
-        records = [world.dispatcher.record(request_id) for request_id in world.requests]
+        records = [world.dispatcher.history.get(request_id) for request_id in world.requests]
         num_waited += sum("does not serve it" in line for one in records if one for line in one.lines())
     assert num_moved > 30
     assert num_waited > 10

@@ -176,11 +176,11 @@ def test_requests_go_around_a_cut_link_and_over_it_when_it_is_healed(policy: Pol
     cluster.say(P1, Failed("one", 0, "pages could not be sent: d1 is lost: no answer within 5 s", True, True))
     name, again = cluster.sent[-1]
     assert (name, type(again)) == ("d1", Generate)  # by itself: there is no other worker
-    assert cluster.dispatcher.record("one").decisions[-1].reason == "prefill_failed"  # type: ignore[union-attr]
+    assert cluster.dispatcher.history.get("one").decisions[-1].reason == "prefill_failed"  # type: ignore[union-attr]
     cluster.submit("two")
     assert isinstance(cluster.sent[-1][1], Generate)  # this one does not even try
     assert cluster.dispatcher.snapshot(cluster.now).closed_links == (("a", "b"),)
-    assert cluster.dispatcher.record("two").decisions[-1].reason == "prefill_unreachable"  # type: ignore[union-attr]
+    assert cluster.dispatcher.history.get("two").decisions[-1].reason == "prefill_unreachable"  # type: ignore[union-attr]
     cluster.now = 7.0
     cluster.submit("three")
     assert isinstance(cluster.reserved("three"), Prefill)  # the trial

@@ -108,21 +108,21 @@ def decided(cluster: Dispatcher, request_id: str) -> tuple[str, str | None, str]
     """The decode and the prefill worker, and the reason."""
     prompt = tuple(range(1000))
     cluster.submit(GenerateRequest(request_id, prompt, SamplingParams(16)), 1.0)
-    decision = cluster.record(request_id).decisions[-1]  # type: ignore[union-attr]
+    decision = cluster.history.get(request_id).decisions[-1]  # type: ignore[union-attr]
     return decision.decode.name, None if decision.prefill is None else decision.prefill.name, decision.reason
 
 
 def test_a_pair_that_cannot_exchange_pages_is_never_paired() -> None:
     odd = dispatcher(worker("p", "prefill"), worker("d", page_dtype="int8"))
     assert decided(odd, "one") == ("d", None, "prefill_incompatible")
-    why = odd.record("one").decisions[-1].why  # type: ignore[union-attr]
+    why = odd.history.get("one").decisions[-1].why  # type: ignore[union-attr]
     assert "page_dtype bfloat16 of p, int8 of d" in why
     [refused] = odd.snapshot(1.0).refused_pairs
     assert (refused.prefills, refused.decodes) == (("p",), ("d",))
     small = dataclasses.replace(worker("p0", "prefill"), num_pages=1)  # would fit, but has no room for any prompt
     beside = dispatcher(small, worker("p1", "prefill", page_dtype="int8"), worker("d"))
     assert decided(beside, "one") == ("d", None, "prefill_incompatible")
-    assert "page_dtype int8 of p1" in beside.record("one").decisions[-1].why  # type: ignore[union-attr]
+    assert "page_dtype int8 of p1" in beside.history.get("one").decisions[-1].why  # type: ignore[union-attr]
     mixed = dispatcher(worker("p0", "prefill", page_dtype="int8"), worker("p1", "prefill"), worker("d"))
     assert {decided(mixed, f"r{number}")[1] for number in range(6)} == {"p1"}
     mixed.worker_lost(mixed.snapshot(1.0).workers[0].peer, 2.0, "gone")

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from slipstream.router.protocol.messages import StepTime
 from slipstream.router.registry.least_squares import LinearFit
 from slipstream.router.registry.service_times import (
-    MAX_REALITY,
-    MIN_REALITY,
+    MAX_CORRECTION,
+    MIN_CORRECTION,
     PREFILL_PRIOR,
     ServiceTimes,
 )
@@ -166,25 +166,25 @@ def test_reality_corrects_within_bounds_and_comes_back():
     times = ServiceTimes()
     for _ in range(200):
         times.observe_first_token(0.1, 0.2)
-    assert times.reality == pytest.approx(0.205 / 0.105, rel=0.02)
+    assert times.correction == pytest.approx(0.205 / 0.105, rel=0.02)
     for _ in range(200):
         times.observe_first_token(0.1, 0.1)
-    assert times.reality == pytest.approx(1.0, rel=0.02)
+    assert times.correction == pytest.approx(1.0, rel=0.02)
     for _ in range(500):
         times.observe_first_token(1e-9, 1e9)
-    assert times.reality == MAX_REALITY
+    assert times.correction == MAX_CORRECTION
     for _ in range(500):
         times.observe_first_token(1e9, 0.0)
-    assert times.reality == MIN_REALITY
+    assert times.correction == MIN_CORRECTION
     times.observe_first_token(float("nan"), 1.0)
     times.observe_first_token(1.0, float("inf"))
-    assert times.reality == MIN_REALITY
+    assert times.correction == MIN_CORRECTION
 
 
 def test_one_late_first_token_says_little():
     times = ServiceTimes()
     times.observe_first_token(0.1, 100.0)
-    assert times.reality < 1.25
+    assert times.correction < 1.25
 
 
 def test_a_profile_survives_json():

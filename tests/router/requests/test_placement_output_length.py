@@ -84,7 +84,7 @@ def test_forecasts_are_scored():
     outputs, rng = OutputLengths(), random.Random(4)
     for _ in range(2000):
         length = min(max(round(rng.lognormvariate(5, 1)), 1), 2000)
-        outputs.score(outputs.predict("t", 100, 2000), length)
+        outputs.calibration.score(outputs.predict("t", 100, 2000), length)
         outputs.learn("t", 100, length, is_whole=True)
     calibration = outputs.calibration
     assert calibration.num_scored == 2000

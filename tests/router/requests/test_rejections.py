@@ -101,14 +101,14 @@ def test_a_refusal_does_not_hide_the_running_request_whose_id_it_wanted() -> Non
     lab.submit("a")
     with pytest.raises(AdmissionError, match="in use"):
         lab.submit("a")
-    assert lab.dispatcher.record("a").phase == "queued"
+    assert lab.dispatcher.history.get("a").phase == "queued"
 
 
 # ---- what is recorded
 
 
 def told_of(lab: Any, request_id: str) -> dict[str, Any]:
-    return explanation(lab.dispatcher.record(request_id), 0.0)
+    return explanation(lab.dispatcher.history.get(request_id), 0.0)
 
 
 def test_a_full_queue_is_told_with_its_length_and_bound() -> None:

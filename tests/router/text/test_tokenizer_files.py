@@ -124,7 +124,7 @@ def test_tokens_beside_tokenizer_json_are_those_of_transformers(kind: str, tmp_p
     assert whole.get_added_tokens_decoder() == reference.backend_tokenizer.get_added_tokens_decoder()
 
 
-def test_a_guide_knows_the_added_tokens(tmp_path: Path) -> None:
+def test_a_grammar_knows_the_added_tokens(tmp_path: Path) -> None:
     directory = model(tmp_path, KINDS["listed with ids"])
     vocabulary = LLTokenizer(complete_json(TokenizerFiles.read(directory)), n_vocab=4160)
     assert vocabulary.tokenize_str("<|im_start|>") == [4096]

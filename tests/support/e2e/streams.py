@@ -71,9 +71,9 @@ class BackgroundStream:
         **fields: Any,
     ) -> None:
         self._at = urlsplit(serving.base_url)
-        guide = {} if regex is None else {"guided_regex": regex}
+        grammar = {} if regex is None else {"guided_regex": regex}
         asked = {"model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "stream": True, "cache_salt": salt}
-        self._body = json.dumps({**asked, **guide, **GREEDY, **fields}).encode()
+        self._body = json.dumps({**asked, **grammar, **GREEDY, **fields}).encode()
         self._changed = threading.Condition()
         self._pieces: list[str] = []
         self._done = False

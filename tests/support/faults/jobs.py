@@ -32,14 +32,14 @@ GRAMMAR = 'start: WORD (", " WORD)+ "."\nWORD: /[a-z_]{1,10}/\n'
 
 @dataclass(frozen=True)
 class Job:
-    """`fields` of a body without salt and stream. `guide`: what its text has to fit, json, regex, choice or grammar.
+    """`fields` of a body without salt and stream. `grammar`: what its text has to fit, json, regex, choice or grammar.
     `texts` and `finishes`: what each choice says, and why it ends, once that is known."""
 
     number: int
     path: str
     fields: dict[str, Any]
     num_choices: int
-    guide: str | None = None
+    grammar: str | None = None
     texts: tuple[str, ...] = ()
     finishes: tuple[str, ...] = ()
 
@@ -47,7 +47,7 @@ class Job:
     def kind(self) -> str:
         """In words, for tables."""
         how = "drawn" if self.seed_is_drawn else "seeded" if self.fields["temperature"] else "greedy"
-        return f"{self.guide or 'free'}, {how}"
+        return f"{self.grammar or 'free'}, {how}"
 
     @property
     def seed_is_drawn(self) -> bool:
@@ -63,15 +63,15 @@ class Job:
     def answered(self, texts: dict[int, str], finishes: dict[int, str]) -> Job:
         assert texts.keys() == finishes.keys() == set(range(self.num_choices)), (texts.keys(), finishes)
         for choice, text in texts.items():
-            assert self._fits(text, finishes[choice]), f"job {self.number}: {text!r} does not fit its {self.guide}"
+            assert self._fits(text, finishes[choice]), f"job {self.number}: {text!r} does not fit its {self.grammar}"
         known = range(self.num_choices)
         return replace(self, texts=tuple(texts[n] for n in known), finishes=tuple(finishes[n] for n in known))
 
     def _fits(self, text: str, finish: str) -> bool:
-        """An answer that its guide has ended is whole; another one is only a beginning."""
+        """An answer that its grammar has ended is whole; another one is only a beginning."""
         if finish != "stop":
             return True
-        match self.guide:
+        match self.grammar:
             case "json":
                 jsonschema.validate(json.loads(text), SCHEMA)
                 return True
@@ -85,8 +85,8 @@ class Job:
 
 
 def make_jobs(seed: int, count: int, longest_prompt: int = 600) -> list[Job]:
-    """Greedy and drawn, with a seed and without, guided and free, one choice and several, token ids and chats, prompts
-    that stay and prompts that travel."""
+    """Greedy and drawn, with a seed and without, with a grammar and without, one choice and several, token ids and
+    chats, prompts that stay and prompts that travel."""
     rng = random.Random(seed)
     jobs = []
     for number in range(count):
@@ -101,18 +101,18 @@ def make_jobs(seed: int, count: int, longest_prompt: int = 600) -> list[Job]:
             if number % 10 == 5:
                 del fields["seed"]
         is_chat = number % 4 == 1
-        guide = rng.choice(("json", "json", "regex", "choice", "grammar")) if number % 7 in (1, 3, 6) else None
-        if guide is not None:
-            fields |= _guide_fields(guide, is_chat)
+        grammar = rng.choice(("json", "json", "regex", "choice", "grammar")) if number % 7 in (1, 3, 6) else None
+        if grammar is not None:
+            fields |= _grammar_fields(grammar, is_chat)
             fields["max_tokens"] = rng.choice((16, 90, 90, 160))
         if is_chat:
             text = " ".join(rng.choice(WORDS) for _ in range(rng.choice((5, 30, 120))))
             fields["messages"] = [{"role": "user", "content": text}]
-            jobs.append(Job(number, "/v1/chat/completions", fields, num_choices, guide))
+            jobs.append(Job(number, "/v1/chat/completions", fields, num_choices, grammar))
             continue
         num_prompt = rng.choice((5, 20, 60, 200, longest_prompt))
         fields["prompt"] = prompt_of(num_prompt, variant=1000 + number)
-        jobs.append(Job(number, "/v1/completions", fields, num_choices, guide))
+        jobs.append(Job(number, "/v1/completions", fields, num_choices, grammar))
     return jobs
 
 
@@ -131,9 +131,9 @@ def make_drawn_jobs(seed: int, count: int) -> list[Job]:
     return jobs
 
 
-def _guide_fields(guide: str, is_chat: bool) -> dict[str, Any]:
+def _grammar_fields(grammar: str, is_chat: bool) -> dict[str, Any]:
     """OpenAI's form in a chat, vLLM's elsewhere."""
-    match guide:
+    match grammar:
         case "json" if is_chat:
             schema = {"name": "answer", "schema": SCHEMA, "strict": True}
             return {"response_format": {"type": "json_schema", "json_schema": schema}}

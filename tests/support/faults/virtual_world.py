@@ -160,7 +160,7 @@ class World:
         if self._cables is not None:
             late = Counter(dispatcher.snapshot(self.clock.now).totals.retries) - self._retries_before
             assert not late.keys() - {"refused"}, f"all cables are whole, and yet: {dict(late)}"
-            self.seen["link closed at the end"] += len(dispatcher._registry.links)
+            self.seen["link closed at the end"] += len(dispatcher.registry.links)
         assert dispatcher.num_requests == 0
         assert dispatcher.next_deadline() is None
         dispatcher.check_integrity()
@@ -178,7 +178,7 @@ class World:
             assert free == process.free, f"{member.name}: the router takes {process.free} for {free}"
             assert free == (member.max_slots, member.num_pages, MAX_QUEUED_TOKENS), member.name
             assert status.num_requests == 0
-            known = dispatcher._index.held_blocks(dispatcher._registry.get(status.peer))
+            known = dispatcher._index.held_blocks(dispatcher.registry.get(status.peer))
             assert known == process.cached_blocks, f"{member.name}: the index does not know what is cached"
             # A message that never ends by itself, and that nobody waits for, ends with its link.
             assert process.num_in_flight == 0 or self._has_slow_wires
@@ -202,7 +202,7 @@ class World:
         elif finish.reason == "error":
             assert finish.error is not None
             if finish.error.kind == "worker_failed":
-                record = client.router.dispatcher.record(request_id)
+                record = client.router.dispatcher.history.get(request_id)
                 assert record is not None
                 assert record.num_attempts >= self.config.max_attempts
             elif finish.error.kind == "request_timeout":
@@ -260,7 +260,7 @@ class World:
 
     def _after_router_event(self) -> None:
         self._num_router_events += 1
-        if self.router is not None and self.router.dispatcher._registry.links:
+        if self.router is not None and self.router.dispatcher.registry.links:
             self.seen["events with a closed link"] += 1
         if self.router is not None and (self._checks_often or self._num_router_events % 16 == 0):
             self.router.dispatcher.check_integrity()

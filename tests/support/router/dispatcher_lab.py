@@ -72,7 +72,7 @@ class Lab:
         return [(worker, kind) for worker, kind, _ in self.sent()]
 
     def phase(self, request_id):
-        return self.dispatcher.record(request_id).events[-1].phase
+        return self.dispatcher.history.get(request_id).events[-1].phase
 
 
 def ticket(number=1, destination=D, num_pages=2):

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 import orjson
 import uvloop
@@ -103,7 +104,11 @@ class FakeService:
     def snapshot(self) -> Snapshot:
         return self.snapshot_value
 
-    def explain(self, request_id: str) -> RequestRecord | None:
+    @property
+    def history(self) -> Self:
+        return self
+
+    def get(self, request_id: str) -> RequestRecord | None:
         return self.records.get(request_id)
 
     def latest(self) -> Iterator[RequestRecord]:

@@ -182,7 +182,7 @@ class World:
                 assert finish.error is not None
                 # A request that is stuck somewhere would end as request_timeout.
                 assert finish.error.kind in ("worker_failed", "queue_timeout"), finish
-                record = self.dispatcher.record(request_id)
+                record = self.dispatcher.history.get(request_id)
                 assert record is not None
                 assert finish.error.kind != "worker_failed" or len(record.decisions) >= CONFIG.max_attempts
             else:

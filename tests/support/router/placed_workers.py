@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.config.router_config import DispatchConfig, SloConfig
+from slipstream.router.placement.placed_request import PlacedRequests
 from slipstream.router.placement.placer import Placer
 from slipstream.router.placement.policies.policy import PlacementJob
 from slipstream.router.protocol.generation import Deadline, GenerateRequest
@@ -122,7 +123,7 @@ def placer(
         registry.add(state)
         state.times = times  # those it was measured with
     views = views or NoPrefixes()
-    return Placer(DispatchConfig(**config), registry, views, views)  # type: ignore[arg-type]
+    return Placer(DispatchConfig(**config), registry, views, views, PlacedRequests())  # type: ignore[arg-type]
 
 
 def where(found: Placement | Wait) -> tuple[str, str, str | None]:

@@ -10,25 +10,25 @@ from llguidance import LLMatcher, LLTokenizer
 
 from slipstream.router.protocol.grammar import JsonStyle, grammar_of, parser_limits
 from slipstream.router.protocol.messages import GrammarSpec
-from slipstream.router.structured_output.json_grammar import json_guide
+from slipstream.router.structured_output.json_grammar import json_grammar_spec
 
 TOKENIZER = LLTokenizer("byte")
 LIKED = b'"}],:0123456789.-abcxyz{[ntf'
 
 
-def guide_of(schema: Any, **style: Any) -> GrammarSpec:
+def grammar_spec_of(schema: Any, **style: Any) -> GrammarSpec:
     """Raises GrammarError."""
-    return json_guide(json.dumps(schema), JsonStyle(**style))
+    return json_grammar_spec(json.dumps(schema), JsonStyle(**style))
 
 
-def matcher_of(guide: GrammarSpec) -> LLMatcher:
-    matcher = LLMatcher(TOKENIZER, grammar_of(guide), log_level=0, limits=parser_limits())
+def matcher_of(grammar: GrammarSpec) -> LLMatcher:
+    matcher = LLMatcher(TOKENIZER, grammar_of(grammar), log_level=0, limits=parser_limits())
     assert not matcher.is_error(), matcher.get_error()
     return matcher
 
 
-def accepts(guide: GrammarSpec, text: str) -> bool:
-    matcher = matcher_of(guide)
+def accepts(grammar: GrammarSpec, text: str) -> bool:
+    matcher = matcher_of(grammar)
     data = list(text.encode())
     return bool(matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting())
 

@@ -213,8 +213,8 @@ def test_a_request_that_can_never_run_fails_for_good(world: ContractWorld, role:
     if isinstance(world, SimWorld):
         pytest.skip("a simulated worker has no tokens to look at")
     worker, decode = world.add("w", role), world.add("d", "decode")
-    guided = request()._replace(sampling=request().sampling._replace(guide=GrammarSpec("regex", "a+")))
-    for seq, impossible in enumerate((request(prompt=()), guided), 1):
+    constrained = request()._replace(sampling=request().sampling._replace(grammar=GrammarSpec("regex", "a+")))
+    for seq, impossible in enumerate((request(prompt=()), constrained), 1):
         ticket = reserve(decode, world, worker, seq).ticket
         decode.hear(Cancel("r", 0))
         worker.hear(Generate(seq, impossible) if role == "decode" else Prefill(seq, impossible, ticket))

@@ -155,12 +155,12 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 @pytest.mark.parametrize("role", ["decode", "prefill"])
-def test_what_should_follow_a_guide_is_refused_for_good(role: Role) -> None:
+def test_what_should_follow_a_grammar_is_refused_for_good(role: Role) -> None:
     worker = make_worker(role)
-    guided = EngineRequest("r", 0, PROMPT, b"", SamplingParams(max_tokens=3, guide=GrammarSpec("regex", "a+")))
+    constrained = EngineRequest("r", 0, PROMPT, b"", SamplingParams(max_tokens=3, grammar=GrammarSpec("regex", "a+")))
     ticket = make_tickets().issue(0, 3)
-    message = Generate(1, guided) if role == "decode" else Prefill(1, guided, ticket)
-    assert worker.handle(message, 0.0) == [Failed("r", 0, "guide: is not served by a mock worker", False)]
+    message = Generate(1, constrained) if role == "decode" else Prefill(1, constrained, ticket)
+    assert worker.handle(message, 0.0) == [Failed("r", 0, "grammar: is not served by a mock worker", False)]
     assert worker.protocol.role.num_attempts == 0
     assert worker.engine.prefix_cache.num_used == 0
 

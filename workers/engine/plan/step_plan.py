@@ -58,14 +58,14 @@ class SamplingRow:
     """One sequence whose next token is sampled in this step, in the order of the plan. Stays on rank 0.
 
     `counts` is the sequence's own live object, there only if a penalty is on. `masked_ids` are the tokens that would
-    end the sequence before `min_tokens`; where the guide allows nothing else they count for nothing.
+    end the sequence before `min_tokens`; where the grammar allows nothing else they count for nothing.
     """
 
     params: SamplingParams
     position: int  # of the token in the output; with the seed it decides the draw
     counts: TokenCounts | None = None
     masked_ids: tuple[int, ...] = ()
-    guide: GrammarMatcher | None = None
+    grammar: GrammarMatcher | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,5 +86,5 @@ def is_plainly_greedy(params: SamplingParams) -> bool:
         and not params.presence_penalty
         and not params.frequency_penalty
         and params.repetition_penalty == 1.0
-        and params.guide is None
+        and params.grammar is None
     )

@@ -1,11 +1,11 @@
 """Turns scores into tokens, for all sequences of a step at once.
 
-    raw logits -> guide's mask
+    raw logits -> grammar's mask
                -> log-probabilities to report
                -> penalties -> logit_bias -> min_tokens mask -> argmax                                     (greedy)
                                                             -> temperature -> min_p -> top_k -> top_p -> draw
 
-Reported log-probabilities are those of the model itself among the tokens that a guide allows, before anything on the
+Reported log-probabilities are those of the model itself among the tokens that a grammar allows, before anything on the
 lower path (as the OpenAI API and vLLM's default `raw_logprobs` have it). Penalties as in vLLM: repetition over prompt
 and output, presence and frequency over output alone. min_p, top_k and top_p each narrow what the one before has left,
 with probabilities that sum to one again in between; a tie at the edge goes to the lower token id.
@@ -182,7 +182,7 @@ class Sampler:
         logits[row, token_ids] = scores
 
     def _mask(self, logits: Tensor, rows: Sequence[SamplingRow]) -> None:
-        masked = [(i, token_id) for i, row in enumerate(rows) if row.guide is None for token_id in row.masked_ids]
+        masked = [(i, token_id) for i, row in enumerate(rows) if row.grammar is None for token_id in row.masked_ids]
         if masked:
             row = self._tensor([i for i, _ in masked], torch.int64)
             token_ids = self._tensor([token_id for _, token_id in masked], torch.int64)
@@ -234,7 +234,7 @@ class Sampler:
             else:
                 own, row_top, row_ids = next(reported)
                 pairs = zip(row_ids[: params.logprobs], row_top[: params.logprobs], strict=True)
-                # A guide may allow fewer tokens than alternatives were asked for.
+                # A grammar may allow fewer tokens than alternatives were asked for.
                 logprobs.append(TokenLogprob(own, tuple(pair for pair in pairs if pair[1] > -math.inf)))
         return logprobs
 

@@ -30,7 +30,7 @@ class Scheduler:
     Reservations (for KV on its way here) count against slots and pages from the start, and are made only from what the
     queue does not need, so they never starve an accepted sequence.
 
-    A sequence whose guide is still being compiled stands back, in the queue or in the batch, until `look_again`.
+    A sequence whose grammar is still being compiled stands back, in the queue or in the batch, until `look_again`.
     """
 
     def __init__(self, limits: EngineLimits) -> None:
@@ -41,7 +41,7 @@ class Scheduler:
         self._running: list[Sequence] = []  # sorted by order
         self._num_reserved = 0
         self._starved: list[Sequence] = []  # running, but without a page for their next token
-        self._unready: list[Sequence] = []  # running, but their guide is still being compiled
+        self._unready: list[Sequence] = []  # running, but their grammar is still being compiled
         self._is_stuck = False  # the last step had nothing to do and nothing has changed since
         self.num_preemptions = 0  # of sequences, since the beginning
 
@@ -165,7 +165,7 @@ class Scheduler:
         return False
 
     def look_again(self) -> None:
-        """Something has changed that the scheduler cannot know about: a guide is ready."""
+        """Something has changed that the scheduler cannot know about: a grammar is ready."""
         self._is_stuck = False
 
     # ---- a step

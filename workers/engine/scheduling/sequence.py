@@ -88,7 +88,7 @@ class Sequence:
     counts: TokenCounts | None  # None: no penalties
     max_model_len: int
     is_plainly_greedy: bool  # nothing is wanted of the scores but the highest
-    guide: GrammarMatcher | None = None  # reads the same tokens
+    grammar: GrammarMatcher | None = None  # reads the same tokens
     ticket: HandoffTicket | None = None  # set: prefill only
     state: SequenceState = SequenceState.WAITING
     pages: array[int] = field(default_factory=lambda: array("i"))
@@ -127,8 +127,8 @@ class Sequence:
 
     @property
     def is_ready(self) -> bool:
-        """Whether its next token could be picked. If not, its guide is still being compiled."""
-        return self.guide is None or self.guide.is_ready
+        """Whether its next token could be picked. If not, its grammar is still being compiled."""
+        return self.grammar is None or self.grammar.is_ready
 
     @property
     def is_preemptible(self) -> bool:

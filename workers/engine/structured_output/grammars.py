@@ -1,11 +1,12 @@
-"""Guides: which tokens may come next, so that the output of a sequence matches a schema, an expression or a grammar.
+"""Grammars: which tokens may come next, so that the output of a sequence matches a schema, an expression or a grammar.
 
-What may come next depends only on the guide and the output so far. If a sequence comes from another worker, or is
-resumed after a failure, its guide reads the tokens that it brings, and continues as if it had been here from the start.
+What may come next depends only on the grammar and the output so far. If a sequence comes from another worker, or is
+resumed after a failure, its grammar reads the tokens that it brings, and continues as if it had been here from the
+start.
 
-Grammars are compiled on a thread beside the engine's, from the moment a sequence is accepted. A sequence whose guide is
-not ready stands back, and the others go on. The first guide of a worker also loads the tokenizer (about 20 ms for the
-demo model, about a second for 128,000 tokens).
+Grammars are compiled on a thread beside the engine's, from the moment a sequence is accepted. A sequence whose grammar
+is not ready stands back, and the others go on. The first grammar of a worker also loads the tokenizer (about 20 ms for
+the demo model, about a second for 128,000 tokens).
 """
 
 from __future__ import annotations
@@ -57,24 +58,24 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._eos_ids = sorted(eos_ids)
         self._tokenizer: LLTokenizer | None = None
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="guides")
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
         self._compiled: OrderedDict[GrammarSpec, Future[LLMatcher | None]] = OrderedDict()
 
-    def follow(self, guide: GrammarSpec, tokens: array[int], num_prompt: int) -> GrammarMatcher:
-        """The guide of a sequence, which follows the output in its `tokens` as they grow."""
-        compiled = self._compiled.get(guide)
+    def follow(self, grammar: GrammarSpec, tokens: array[int], num_prompt: int) -> GrammarMatcher:
+        """The grammar of a sequence, which follows the output in its `tokens` as they grow."""
+        compiled = self._compiled.get(grammar)
         if compiled is None or (compiled.done() and self._tokenizer is None):  # which may be readable by now
-            compiled = self._compiled[guide] = self._pool.submit(self._compile, guide)
+            compiled = self._compiled[grammar] = self._pool.submit(self._compile, grammar)
             if self._on_ready is not None:
                 on_ready = self._on_ready
                 compiled.add_done_callback(lambda compiled: on_ready())
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
-        self._compiled.move_to_end(guide)
+        self._compiled.move_to_end(grammar)
         return GrammarMatcher(compiled, tokens, num_prompt, is_waited_for=self._on_ready is None)
 
-    def _compile(self, guide: GrammarSpec) -> LLMatcher | None:
-        """Compiles a guide. If that fails, it logs why and returns None; sequences with the guide then end in an
+    def _compile(self, grammar: GrammarSpec) -> LLMatcher | None:
+        """Compiles a grammar. If that fails, it logs why and returns None; sequences with the grammar then end in an
         error."""
         from llguidance import LLMatcher, LLTokenizer
 
@@ -84,12 +85,12 @@ class GrammarCompiler:
                 text = read_text(self._model_dir, self._manifests, vocabulary)
                 text = without_tokens_beyond(json.loads(text), self._vocab_size) or text
                 self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos_ids or None)
-            matcher = LLMatcher(self._tokenizer, grammar_of(guide), log_level=0, limits=parser_limits())
+            matcher = LLMatcher(self._tokenizer, grammar_of(grammar), log_level=0, limits=parser_limits())
         except (OSError, ValueError) as error:  # a GrammarError is one
-            log.warning("a guide cannot be followed: %s", error)
+            log.warning("a grammar cannot be followed: %s", error)
             return None
         if matcher.is_error():
-            log.warning("a guide cannot be followed: %s", matcher.get_error())
+            log.warning("a grammar cannot be followed: %s", matcher.get_error())
             return None
         return matcher
 
@@ -111,7 +112,7 @@ def vocabulary(model_dir: Path) -> str:
 
 
 class GrammarMatcher:
-    """The guide of one sequence, whose tokens it reads as they grow."""
+    """The grammar of one sequence, whose tokens it reads as they grow."""
 
     __slots__ = ("_compiled", "_is_waited_for", "_matcher", "_num_read", "_tokens")
 
@@ -137,14 +138,14 @@ class GrammarMatcher:
 
     def write_allowed(self, mask: NDArray[np.uint8], held_back: Iterable[int] = ()) -> None:
         """Sets the bits of `mask` (lowest first) of the tokens that may come next; those in `held_back` only if there
-        are no others. Sets none if the output has left the guide, or if the guide is too complex."""
+        are no others. Sets none if the output has left the grammar, or if the grammar is too complex."""
         matcher = self._read()
         mask[:] = 0
         if matcher is None:
             return
         allowed = np.frombuffer(matcher.compute_bitmask(), np.uint8)[: len(mask)]
         if matcher.is_error():
-            log.warning("a guide cannot be followed further: %s", matcher.get_error())
+            log.warning("a grammar cannot be followed further: %s", matcher.get_error())
             return
         mask[: len(allowed)] = allowed
         for token_id in held_back:

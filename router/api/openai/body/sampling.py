@@ -19,7 +19,7 @@ def sampling_params(
     logprobs: int | None,
     seed: int,
     vocab_size: int,
-    guide: GrammarSpec | None = None,
+    grammar: GrammarSpec | None = None,
     defaults: SamplingDefaults = PLAIN,
 ) -> SamplingParams:
     """What a request leaves out, or sets to null, is as in `defaults`; penalties that these do not know are off.
@@ -45,7 +45,7 @@ def sampling_params(
         logprobs=logprobs,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
-        guide=guide,
+        grammar=grammar,
     )
 
 

@@ -114,7 +114,7 @@ class ResponseFormat(Strict):
 
 
 class StructuredOutputs(Strict):
-    """vLLM's field for guided output. `whitespace` and `open_objects` are for JSON schemas, also for those in other
+    """vLLM's field for structured output. `whitespace` and `open_objects` are for JSON schemas, also for those in other
     fields; vLLM's `disable_...` ask for what is the default here."""
 
     json_: Annotated[JsonSchema | None, Field(alias="json")] = None

@@ -1,4 +1,4 @@
-"""Guided output: OpenAI's `response_format`, vLLM's `structured_outputs` and `guided_*`.
+"""Structured output: OpenAI's `response_format`, vLLM's `structured_outputs` and `guided_*`.
 
 A grammar is tried out in a separate process (`router/structured_output/grammar_trial.py`), one at a time, before it is
 accepted, and the verdict is remembered for later requests with the same grammar. So a bad grammar is a 400 that names
@@ -17,7 +17,7 @@ from slipstream.router.api.openai.body.sampling import invalid
 from slipstream.router.api.openai.body.schema import GenerationFields
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.protocol.grammar import COMPACT_JSON, ENDLESS, JsonStyle, any_object
-from slipstream.router.protocol.messages import GrammarSpec, GuideKind
+from slipstream.router.protocol.messages import GrammarKind, GrammarSpec
 from slipstream.router.structured_output.grammar_trial import GrammarTrials, GrammarVerdict
 
 MAX_GUIDE_BYTES = 64 << 10
@@ -33,7 +33,7 @@ class StructuredOutputField(NamedTuple):
     """A field of a request that can hold a grammar, and its value (None: not given)."""
 
     field: str
-    kind: GuideKind
+    kind: GrammarKind
     value: Any
 
 
@@ -49,7 +49,7 @@ class StructuredOutputs:
     async def of(self, body: GenerationFields) -> GrammarSpec | None:
         """The grammar of a request, None if it has none. Raises HttpError 400 for several at once and for one that no
         output can match, 503 if too many are waiting for their trial."""
-        named = guide_fields(body)
+        named = grammar_fields(body)
         if not named:
             if body.structured_outputs is not None:
                 message = "'structured_outputs.json', or another grammar here or in the request, is required."
@@ -65,13 +65,13 @@ class StructuredOutputs:
             raise invalid("structured_outputs", f"'whitespace' and 'open_objects' are for JSON, not for '{field}'.")
         if value is ANY_OBJECT:
             return any_object(style)
-        guide, fault = await self._verdict(guide_from(field, kind, value), style)
-        if guide is None:
+        grammar, fault = await self._verdict(grammar_from(field, kind, value), style)
+        if grammar is None:
             raise invalid(field, f"'{field}' cannot be followed: {_as_reason(fault or '')}")
-        return guide
+        return grammar
 
-    async def _verdict(self, guide: GrammarSpec, style: JsonStyle) -> GrammarVerdict:
-        key = guide, style
+    async def _verdict(self, grammar: GrammarSpec, style: JsonStyle) -> GrammarVerdict:
+        key = grammar, style
         if key not in self._verdicts:
             if len(self._waiting) >= MAX_WAITING:
                 raise HttpError(
@@ -81,24 +81,24 @@ class StructuredOutputs:
                     code="overloaded",
                     headers=(("retry-after", "1"),),
                 )
-            trial = asyncio.create_task(self._try(guide, style))
+            trial = asyncio.create_task(self._try(grammar, style))
             self._waiting.add(trial)
             trial.add_done_callback(self._waiting.discard)
             await asyncio.shield(trial)
         self._verdicts.move_to_end(key)
         return self._verdicts[key]
 
-    async def _try(self, guide: GrammarSpec, style: JsonStyle) -> None:
+    async def _try(self, grammar: GrammarSpec, style: JsonStyle) -> None:
         """Tries a grammar and remembers the verdict. This runs as a separate task because the trial continues even if
         its client has left, and the next grammar has to wait for it, or it would get the wrong verdict."""
         async with self._turn:
-            if (guide, style) not in self._verdicts:
-                self._verdicts[guide, style] = await asyncio.to_thread(self._trials.verdict, guide, style)
+            if (grammar, style) not in self._verdicts:
+                self._verdicts[grammar, style] = await asyncio.to_thread(self._trials.verdict, grammar, style)
         if len(self._verdicts) > MAX_VERDICTS:
             self._verdicts.popitem(last=False)
 
 
-def guide_fields(body: GenerationFields) -> list[StructuredOutputField]:
+def grammar_fields(body: GenerationFields) -> list[StructuredOutputField]:
     """The fields of a request that hold a grammar."""
     if body.model_fields_set.isdisjoint(FIELDS):
         return []
@@ -127,7 +127,7 @@ def guide_fields(body: GenerationFields) -> list[StructuredOutputField]:
     return [one for one in named if one.value is not None]
 
 
-def guide_from(field: str, kind: GuideKind, value: Any) -> GrammarSpec:
+def grammar_from(field: str, kind: GrammarKind, value: Any) -> GrammarSpec:
     """The grammar in a field. Raises HttpError 400 if it is too large."""
     try:
         spec = value if isinstance(value, str) else orjson.dumps(value).decode()

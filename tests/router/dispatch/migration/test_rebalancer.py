@@ -55,7 +55,7 @@ def finish_move(lab: Any, adopt: Any) -> None:
     request_id, attempt = adopt.request.request_id, adopt.request.attempt
     ticket = HandoffTicket(attempt, B, (TransferAddress("h", 2),), 0, 1, 8, 2, 2, 64)
     lab.say(B, Reserved(request_id, attempt, 0, ticket))
-    lab.say(A, Frozen(request_id, 0, lab.dispatcher.record(request_id).usage.num_output_tokens))
+    lab.say(A, Frozen(request_id, 0, lab.dispatcher.history.get(request_id).usage.num_output_tokens))
     lab.say(B, HandedOff(request_id, attempt, 1000, 0.01))
 
 
@@ -87,7 +87,7 @@ def test_it_ends_when_both_are_about_as_fast() -> None:
 def test_the_story_says_what_for() -> None:
     lab = crowded()
     [adopt, _] = adopted(lab)
-    described = explanation(lab.dispatcher.record(adopt.request.request_id), 0.0)
+    described = explanation(lab.dispatcher.history.get(adopt.request.request_id), 0.0)
     [why] = [event["detail"] for event in described["events"] if event["detail"].startswith("to move from a to b")]
     assert "ms a step, saves" in why
     assert why in table(described)
@@ -98,7 +98,7 @@ def test_what_has_moved_stays_until_it_is_twice_as_long() -> None:
     for adopt in adopted(lab):
         finish_move(lab, adopt)
     lab.take()
-    moved = [number for number in range(NUM) if lab.dispatcher.record(f"r{number}").decode_name == "b"]
+    moved = [number for number in range(NUM) if lab.dispatcher.history.get(f"r{number}").decode_name == "b"]
     assert len(moved) == 2
     for number in range(NUM):
         if number not in moved:
@@ -139,7 +139,7 @@ def test_a_move_that_fails_leaves_the_answer_where_it_is() -> None:
     lab.say(B, Failed(request_id, attempt, "it broke", False))
     assert (A, Resume) in lab.kinds()
     lab.chunk(A, request_id, 1, 101)
-    assert lab.dispatcher.record(request_id).usage.num_output_tokens == 2
+    assert lab.dispatcher.history.get(request_id).usage.num_output_tokens == 2
 
 
 @pytest.mark.parametrize("migration", [{"rebalance": False}])

@@ -165,7 +165,7 @@ def test_debts_are_forgotten_when_nobody_waits_and_absent_tenants_are_not_kept_f
         queue.take(f"t{i}", 0.0)
         serve(queue)
         queue.push(waiting(f"x{i}", tenant="x"))
-    assert len(queue._lines[0]._away) <= MAX_AWAY + 3
+    assert len(queue._fair_queues[0]._away) <= MAX_AWAY + 3
 
 
 def test_tenants_that_come_once_are_not_kept_for_ever_while_others_wait():
@@ -175,7 +175,7 @@ def test_tenants_that_come_once_are_not_kept_for_ever_while_others_wait():
         queue.push(waiting(f"t{i}", tenant=f"t{i}"))
         assert serve(queue).request_id == f"t{i}"
     assert len(queue) == 1
-    assert len(queue._lines[0]._away) <= MAX_AWAY + 1
+    assert len(queue._fair_queues[0]._away) <= MAX_AWAY + 1
 
 
 @pytest.mark.parametrize("num_at_once", [1, 2, 5])
@@ -336,7 +336,7 @@ def test_who_comes_while_nobody_waits_is_treated_as_in_a_line(steps):
             if queue is queues[0] or looks:
                 queue.oldest_by_priority()  # each queue that is asked makes a line
             if kind <= 1:
-                queue.push(waiting(name, now, priority, tenant, output=number), late_s=0.1 * kind)
+                queue.push(waiting(name, now, priority, tenant, output=number), delay_s=0.1 * kind)
             elif kind == 2:
                 queue.push_front(waiting(name, now, priority, tenant))
             elif kind == 3 and gone:
@@ -376,7 +376,7 @@ def test_a_request_that_comes_back_is_not_charged_again():
 def test_later_choices_of_one_question_stand_behind_what_comes_meanwhile():
     queue = WorkQueue(AGEING_S)
     for choice in range(128):
-        queue.push(waiting(f"c{choice}", 0.0), late_s=choice * 0.1)
+        queue.push(waiting(f"c{choice}", 0.0), delay_s=choice * 0.1)
     queue.push(waiting("other", 0.25))
     assert order(queue, 0.25)[:4] == ["c0", "c1", "c2", "other"]
 

@@ -46,7 +46,7 @@ def test_of_many_those_with_room_those_with_the_prefix_and_the_one_of_the_conver
     names = [one.name for one in found.decodes]
     assert names == ["decode-0", "decode-1", *(f"decode-{number}" for number in range(39, 39 - FRESH, -1))]
     assert found.cached == {by_name(registry, "decode-0"): 5 * PAGE_TOKENS}
-    assert {one.name for one in found.familiar} == {"decode-1"}
+    assert {one.name for one in found.session_workers} == {"decode-1"}
     assert [one.name for one in found.prefills] == [f"prefill-{number}" for number in range(39, 39 - FRESH, -1)]
 
 

@@ -5,7 +5,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from slipstream.router.config.router_config import SloConfig
-from slipstream.router.placement import progress
 from slipstream.router.placement.policies.estimate import estimate_prefill
 from slipstream.router.placement.policies.shortlist import Shortlist
 from slipstream.router.placement.policies.slo import SloPolicy, miss
@@ -107,7 +106,7 @@ def test_a_burst_of_short_prompts_does_not_bring_a_long_one_to_the_streams(reali
         prompt = PendingPrefill(32, 512.0, 0.12, 0.2, 0.0)
         sent.load.begin_prefill(prompt)
         sent.load.end_prefill(prompt)
-    sent.times.reality = reality
+    sent.times.correction = reality
     assert where(put(4000, [there], [sent], output=2)) == ("cheaper_remote", "d", "p")
 
 
@@ -253,10 +252,10 @@ def test_each_term_of_a_candidate_has_its_say():
 
 
 def leave_while_prefilled(asked, state, group, now):
-    asked.begin(state, asked.place(state, 0.0), 0.0)
+    placed = asked.begin(state, asked.place(state, 0.0), 0.0)
     state.decode, state.prefill = asked.place(state, 0.0).decode, group
     state.enter("prefill", 0.0)
-    progress.leave(state, now)
+    placed.leave(now)
 
 
 def test_a_group_still_ends_the_chunk_of_a_prompt_that_nobody_wants():
@@ -271,7 +270,7 @@ def test_a_group_still_ends_the_chunk_of_a_prompt_that_nobody_wants():
 def test_the_chunk_takes_as_long_as_the_worker_really_needs():
     there, sent = decode(streams=4), group()
     asked = placer([there], [sent])
-    there.times.reality = sent.times.reality = 2.0
+    there.times.correction = sent.times.correction = 2.0
     leave_while_prefilled(asked, request(4096), sent, 1.0)
     first, second = (estimate_prefill(sent, job(32), 0, now).queue_s for now in (1.0, 1.1))
     assert first == pytest.approx(0.5 * 0.5 * estimate_prefill(sent, job(4096), 0, 9.0).own_s)

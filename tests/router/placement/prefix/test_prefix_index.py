@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable
+from itertools import count
 
 import pytest
 from hypothesis import settings
@@ -23,6 +24,7 @@ from slipstream.router.requests.request_state import RequestState
 from tests.support.router.greetings import make_hello
 
 PAGE_TOKENS = 4
+NUMBERS = count()
 
 
 def make_worker(
@@ -35,9 +37,10 @@ def make_worker(
 
 
 def make_request(prompt: Iterable[int], salt: str = "") -> RequestState:
-    request = GenerateRequest("r", pack_ids(prompt), SamplingParams(max_tokens=1000), cache_salt=salt)
+    request_id = f"r{next(NUMBERS)}"
+    request = GenerateRequest(request_id, pack_ids(prompt), SamplingParams(max_tokens=1000), cache_salt=salt)
     assert isinstance(request.prompt_ids, bytes)
-    record = RequestRecord("r", "", 0, len(request.prompt_ids) // 4, Timeline(0.0))
+    record = RequestRecord(request_id, "", 0, len(request.prompt_ids) // 4, Timeline(0.0))
     levels, deadline = Levels(0.5, 0.05), Deadline("request_timeout_s", 600.0)
     return RequestState(request, request.prompt_ids, OutputLog(1000), record, levels, deadline)
 
@@ -266,7 +269,7 @@ class Model(RuleBasedStateMachine):
         self.expected: dict[str, dict[tuple[int, ...], float]] = {}
         self.seq: dict[str, int] = defaultdict(int)
         self.is_cut: dict[str, bool] = {}
-        self.placed: list[tuple[WorkerState, RequestState, list[int]]] = []
+        self.placed: list[tuple[WorkerState, RequestState, list[int], float]] = []
 
     @initialize()
     def begin(self) -> None:
@@ -320,19 +323,17 @@ class Model(RuleBasedStateMachine):
     def place(self, data: st.DataObject, prompt: list[int]) -> None:
         name = self.some(data)
         request = make_request(prompt)
-        request.placed_s = self.now
         self.index.expect(self.workers[name], request, self.now)
-        self.placed.append((self.workers[name], request, prompt))
+        self.placed.append((self.workers[name], request, prompt, self.now))
         self.expected[name] |= dict.fromkeys(pages(prompt) - self.held[name], self.now + EXPECTED_S)
 
     @precondition(lambda self: self.placed)
     @rule(data=st.data())
     def give_up(self, data: st.DataObject) -> None:
-        worker, request, prompt = self.placed.pop(data.draw(st.integers(0, len(self.placed) - 1)))
-        self.index.give_up(worker, request)
+        worker, request, prompt, placed_s = self.placed.pop(data.draw(st.integers(0, len(self.placed) - 1)))
+        self.index.give_up(worker, request, placed_s)
         if self.workers.get(worker.name) is worker:
-            assert request.placed_s is not None
-            until, gone = request.placed_s + EXPECTED_S, pages(prompt)
+            until, gone = placed_s + EXPECTED_S, pages(prompt)
             expected = self.expected[worker.name].items()
             self.expected[worker.name] = {p: t for p, t in expected if p not in gone or t != until}
 

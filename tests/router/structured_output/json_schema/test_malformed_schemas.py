@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slipstream.router.protocol.grammar import COMPACT_JSON, GrammarError, JsonStyle
-from slipstream.router.structured_output.json_grammar import json_guide
+from slipstream.router.structured_output.json_grammar import json_grammar_spec
 from slipstream.router.structured_output.json_schema.document import Document
 from slipstream.router.structured_output.json_schema.keywords import ASKING, OF_NUMBERS
 
@@ -51,7 +51,7 @@ HUGE = "1" + "0" * 400
 )
 def test_half_of_a_surrogate_pair_is_refused_where_it_is(schema: str, pointer: str) -> None:
     with pytest.raises(GrammarError, match=f"^at {re.escape(pointer)}: it has half of a surrogate pair") as caught:
-        json_guide(schema, COMPACT_JSON)
+        json_grammar_spec(schema, COMPACT_JSON)
     assert str(caught.value).encode()
 
 
@@ -60,7 +60,7 @@ def test_half_of_a_surrogate_pair_is_refused_where_it_is(schema: str, pointer: s
 def test_what_is_nested_too_deeply_is_refused_where_it_begins(key: str, depth: int) -> None:
     schema = f'{{"{key}":[' + '{"a":' * depth + "1" + "}" * depth + "]}"
     with pytest.raises(GrammarError, match=f"^at /{key}/0/a: it is nested more than 100 deep"):
-        json_guide(schema, COMPACT_JSON)
+        json_grammar_spec(schema, COMPACT_JSON)
 
 
 @pytest.mark.parametrize("value", [HUGE, "-" + HUGE, "1e400", "1" + "0" * 5000])
@@ -71,18 +71,20 @@ def test_what_is_nested_too_deeply_is_refused_where_it_begins(key: str, depth: i
 @pytest.mark.parametrize("style", [COMPACT_JSON, JsonStyle("any", True)])
 def test_a_number_beyond_doubles_is_refused_where_it_is(key: str, value: str, style: JsonStyle) -> None:
     with pytest.raises(GrammarError, match=f"^at /{key}: -?[0-9inf]+ is beyond"):
-        json_guide(f'{{"{key}":{value}}}', style)
+        json_grammar_spec(f'{{"{key}":{value}}}', style)
     with pytest.raises(GrammarError, match=r"^at /default.* is beyond"):
-        json_guide(f'{{"$ref":"#/default","default":{{"{key}":{value}}}}}', style)
-    assert json_guide(f'{{"type":"string","default":{value}}}', style)
+        json_grammar_spec(f'{{"$ref":"#/default","default":{{"{key}":{value}}}}}', style)
+    assert json_grammar_spec(f'{{"type":"string","default":{value}}}', style)
 
 
 def test_a_schema_that_is_too_deep_to_be_read_is_refused() -> None:
     with pytest.raises(GrammarError, match=r"^it is nested too deeply$"):
-        json_guide('{"items":' * 10_000 + "{}" + "}" * 10_000, COMPACT_JSON)
+        json_grammar_spec('{"items":' * 10_000 + "{}" + "}" * 10_000, COMPACT_JSON)
     chain = {f"a{n}": {"allOf": [{"$ref": f"#/$defs/a{n + 1}"}], "minProperties": 0} for n in range(900)}
     with pytest.raises(GrammarError, match=r"^it is nested too deeply$"):
-        json_guide(json.dumps({"$ref": "#/$defs/a0", "$defs": {**chain, "a900": {"type": "object"}}}), COMPACT_JSON)
+        json_grammar_spec(
+            json.dumps({"$ref": "#/$defs/a0", "$defs": {**chain, "a900": {"type": "object"}}}), COMPACT_JSON
+        )
 
 
 @pytest.mark.parametrize("key", ["$id", "$ref", "$dynamicRef"])
@@ -112,7 +114,7 @@ def test_a_pattern_that_is_too_complex_with_the_format_is_refused_where_it_is(sc
 
 def fault_of(value: Any) -> str | None:
     try:
-        json_guide(json.dumps(value), COMPACT_JSON)
+        json_grammar_spec(json.dumps(value), COMPACT_JSON)
     except GrammarError as error:
         return str(error)
     return None

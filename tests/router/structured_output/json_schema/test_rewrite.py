@@ -8,8 +8,8 @@ import pytest
 
 from slipstream.router.protocol.grammar import GrammarError, grammar_of
 from slipstream.router.protocol.messages import GrammarSpec
-from slipstream.router.structured_output.json_grammar import json_guide
-from tests.support.router.schema_sampling import accepts, guide_of
+from slipstream.router.structured_output.json_grammar import json_grammar_spec
+from tests.support.router.schema_sampling import accepts, grammar_spec_of
 
 Schema = Any
 STRING = {"type": "string"}
@@ -181,22 +181,22 @@ TABLE: list[tuple[Schema, list[str], list[str]]] = [
 
 @pytest.mark.parametrize(("schema", "good", "bad"), TABLE, ids=lambda value: str(value)[:60])
 def test_what_a_schema_accepts(schema: Schema, good: list[str], bad: list[str]) -> None:
-    guide = guide_of(schema)
-    assert {text: accepts(guide, text) for text in good + bad} == {
+    grammar = grammar_spec_of(schema)
+    assert {text: accepts(grammar, text) for text in good + bad} == {
         **dict.fromkeys(good, True),
         **dict.fromkeys(bad, False),
     }
 
 
 def test_objects_are_open_on_request() -> None:
-    guide = guide_of(obj(a=INT), open_objects=True)
-    assert accepts(guide, '{"a":1,"b":[{"c":1}]}')
-    assert not accepts(guide, '{"a":1,"a":1}')
-    assert accepts(guide_of({"properties": {"a": INT}}, open_objects=True), "5")
+    grammar = grammar_spec_of(obj(a=INT), open_objects=True)
+    assert accepts(grammar, '{"a":1,"b":[{"c":1}]}')
+    assert not accepts(grammar, '{"a":1,"a":1}')
+    assert accepts(grammar_spec_of({"properties": {"a": INT}}, open_objects=True), "5")
 
 
 def test_white_space_is_allowed_on_request() -> None:
-    assert accepts(guide_of(obj(a=INT), whitespace="any"), '{ "a" :\n1}')
+    assert accepts(grammar_spec_of(obj(a=INT), whitespace="any"), '{ "a" :\n1}')
 
 
 REFUSED: list[tuple[Schema, str, str]] = [
@@ -245,28 +245,28 @@ REFUSED: list[tuple[Schema, str, str]] = [
 @pytest.mark.parametrize(("schema", "pointer", "reason"), REFUSED, ids=lambda value: str(value)[:40])
 def test_what_cannot_be_followed_is_refused_by_its_pointer(schema: Schema, pointer: str, reason: str) -> None:
     with pytest.raises(GrammarError, match=reason) as refusal:
-        guide_of(schema)
+        grammar_spec_of(schema)
     assert str(refusal.value).startswith(f"at {pointer}: " if pointer else reason)
 
 
 def test_references_that_would_multiply_stay_small() -> None:
     twice = {f"d{n}": {"type": "array", "prefixItems": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
-    guide = guide_of({"$ref": "#/$defs/d0", "$defs": {**twice, "d40": INT}})
-    assert len(guide.spec) < 10_000
+    grammar = grammar_spec_of({"$ref": "#/$defs/d0", "$defs": {**twice, "d40": INT}})
+    assert len(grammar.spec) < 10_000
 
 
-def test_the_guide_of_an_older_router_is_still_followed() -> None:
+def test_the_grammar_of_an_older_router_is_still_followed() -> None:
     assert accepts(GrammarSpec("json", '{"type":"object","properties":{"a":{"type":"integer"}}}'), '{ "a": 1, "b": 2}')
 
 
-def test_an_older_worker_can_follow_the_guide() -> None:
+def test_an_older_worker_can_follow_the_grammar() -> None:
     """It gives llguidance the schema with white space of its own."""
     from llguidance import LLMatcher
 
     from tests.support.router.schema_sampling import TOKENIZER
 
     grammar = LLMatcher.grammar_from_json_schema(
-        guide_of(obj(a=INT)).spec, overrides={"whitespace_pattern": r"[ ]{1,16}"}
+        grammar_spec_of(obj(a=INT)).spec, overrides={"whitespace_pattern": r"[ ]{1,16}"}
     )
     matcher = LLMatcher(TOKENIZER, grammar, log_level=0)
     data = list(b'{"a":1}')
@@ -279,4 +279,4 @@ def test_what_is_no_json_is_refused() -> None:
 
     for text in ("{", "[" * 2000, '{"const": "\\ud800"}', "5"):
         with pytest.raises(GrammarError):
-            grammar_of(json_guide(text, COMPACT_JSON))
+            grammar_of(json_grammar_spec(text, COMPACT_JSON))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from slipstream.router.protocol.grammar import GrammarError
 from slipstream.router.protocol.messages import GrammarSpec
 from slipstream.router.structured_output.json_schema.document import Document
-from tests.support.router.schema_sampling import drawn_text, guide_of, matcher_of
+from tests.support.router.schema_sampling import drawn_text, grammar_spec_of, matcher_of
 
 NAMES = st.sampled_from(["a", "b", "k"])
 VALUES = st.sampled_from([None, True, False, 0, 1, -3, 2.5, "", "a", "b", "ab", [], [1], {"a": 1}])
@@ -113,7 +113,7 @@ def approximated(schema: Any) -> Any:
 
 def tried(schema: Any, open_objects: bool) -> tuple[GrammarSpec | None, str]:
     try:
-        return guide_of(schema, open_objects=open_objects), ""
+        return grammar_spec_of(schema, open_objects=open_objects), ""
     except GrammarError as error:
         return None, str(error)
 
@@ -121,12 +121,12 @@ def tried(schema: Any, open_objects: bool) -> tuple[GrammarSpec | None, str]:
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(SCHEMAS, st.booleans(), st.integers(0, 1000))
 def test_whatever_is_accepted_is_valid(schema: dict[str, Any], open_objects: bool, seed: int) -> None:
-    guide, fault = tried(schema, open_objects)
-    if guide is None:
+    grammar, fault = tried(schema, open_objects)
+    if grammar is None:
         pointer = fault.removeprefix("at ").partition(":")[0] if fault.startswith("at ") else ""
         assert Document(schema).has(pointer), fault
         return
-    matcher = matcher_of(guide)
+    matcher = matcher_of(grammar)
     oracle = jsonschema.Draft202012Validator(approximated(schema))
     for number in range(4):
         text = drawn_text(matcher, seed + number)

@@ -1,4 +1,5 @@
-"""Guided sequences: the masks are right, every output fits its guide, and a sequence that moves goes on identically."""
+"""Structured sequences: the masks are right, every output fits its grammar, and a sequence that moves goes on
+identically."""
 
 from __future__ import annotations
 
@@ -68,8 +69,10 @@ def make_engine(runner: ModelRunner, **overrides: Any) -> NativeEngine:
     return NativeEngine(engine_limits(DEMO, config), runner, BOOK)
 
 
-def guided(name: str, guide: GrammarSpec | None, seed: int = 0, **params: Any) -> EngineRequest:
-    return make_request(name, PROMPT, **{"max_tokens": 160, "guide": guide, "seed": seed, "temperature": 1.0, **params})
+def constrained(name: str, grammar: GrammarSpec | None, seed: int = 0, **params: Any) -> EngineRequest:
+    return make_request(
+        name, PROMPT, **{"max_tokens": 160, "grammar": grammar, "seed": seed, "temperature": 1.0, **params}
+    )
 
 
 def outcome(engine: NativeEngine, *requests: EngineRequest) -> dict[str, Generated]:
@@ -86,27 +89,27 @@ def text_of(result: Generated) -> str:
     return text
 
 
-def check(guide: GrammarSpec, text: str) -> None:
-    if guide is JSON:
+def check(grammar: GrammarSpec, text: str) -> None:
+    if grammar is JSON:
         jsonschema.validate(json.loads(text), SCHEMA)
-    elif guide is REGEX:
+    elif grammar is REGEX:
         assert re.fullmatch(DATE, text), text
-    elif guide is CHOICE:
+    elif grammar is CHOICE:
         assert text in CHOICES
-    elif guide is LARK:
+    elif grammar is LARK:
         assert text == "(" * (len(text) // 2) + "x" + ")" * (len(text) // 2)
     else:
         assert re.fullmatch(r"(ab|ba)*\.", text), text
 
 
-def bits_of(guide: GrammarSpec, output: list[int], held_back: tuple[int, ...] = ()) -> set[int]:
+def bits_of(grammar: GrammarSpec, output: list[int], held_back: tuple[int, ...] = ()) -> set[int]:
     vocab_size = TOKENIZER.get_vocab_size()
     mask = np.empty(-(-vocab_size // 8), np.uint8)
-    BOOK.follow(guide, array("i", [1, 2, *output]), 2).write_allowed(mask, held_back)
+    BOOK.follow(grammar, array("i", [1, 2, *output]), 2).write_allowed(mask, held_back)
     return set(np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist())
 
 
-def test_tokens_that_the_model_does_not_have_are_no_reason_to_refuse_a_guide(tmp_path: Path) -> None:
+def test_tokens_that_the_model_does_not_have_are_no_reason_to_refuse_a_grammar(tmp_path: Path) -> None:
     spec = json.loads((DEMO / "tokenizer.json").read_text())
     vocab_size = TOKENIZER.get_vocab_size()
     spec["added_tokens"].append(spec["added_tokens"][-1] | {"id": vocab_size, "content": "<|new|>"})
@@ -144,25 +147,31 @@ def test_tokens_are_held_back_only_where_there_are_others() -> None:
     assert bits_of(LARK, complete, tuple(eos)) == bits_of(LARK, complete) == eos
 
 
-def test_an_output_that_has_left_its_guide_may_go_on_with_nothing() -> None:
+def test_an_output_that_has_left_its_grammar_may_go_on_with_nothing() -> None:
     assert bits_of(REGEX, PROMPT) == set()
 
 
-@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: f"{guide.kind}-{guide.spec[:6]}")
-def test_every_output_that_ends_fits_its_guide(runner: ModelRunner, guide: GrammarSpec) -> None:
-    drawn = [guided(f"drawn-{seed}", guide, seed, temperature=1.5 * (seed % 2) + 0.5) for seed in range(12)]
-    results = outcome(make_engine(runner), *drawn, guided("greedy", guide, temperature=0.0))
+@pytest.mark.parametrize("grammar", GUIDES, ids=lambda grammar: f"{grammar.kind}-{grammar.spec[:6]}")
+def test_every_output_that_ends_fits_its_grammar(runner: ModelRunner, grammar: GrammarSpec) -> None:
+    drawn = [constrained(f"drawn-{seed}", grammar, seed, temperature=1.5 * (seed % 2) + 0.5) for seed in range(12)]
+    results = outcome(make_engine(runner), *drawn, constrained("greedy", grammar, temperature=0.0))
     ended = [result for result in results.values() if result.finish_reason == "stop"]
     assert len(ended) >= 6
     assert {result.finish_reason for result in results.values()} <= {"stop", "length"}
     for result in ended:
-        check(guide, text_of(result))
+        check(grammar, text_of(result))
 
 
 def test_others_in_the_batch_get_the_tokens_that_they_get_alone(runner: ModelRunner) -> None:
-    plain = [guided("greedy", None, temperature=0.0), guided("drawn", None, 5), guided("cut", None, 6, top_p=0.8)]
+    plain = [
+        constrained("greedy", None, temperature=0.0),
+        constrained("drawn", None, 5),
+        constrained("cut", None, 6, top_p=0.8),
+    ]
     alone = outcome(make_engine(runner), *plain)
-    mixed = outcome(make_engine(runner), *plain, *(guided(f"g{i}", guide, i) for i, guide in enumerate(GUIDES)))
+    mixed = outcome(
+        make_engine(runner), *plain, *(constrained(f"g{i}", grammar, i) for i, grammar in enumerate(GUIDES))
+    )
     assert all(mixed[name].token_ids == result.token_ids for name, result in alone.items())
 
 
@@ -170,12 +179,12 @@ def test_others_in_the_batch_get_the_tokens_that_they_get_alone(runner: ModelRun
 def test_whoever_goes_on_elsewhere_or_after_a_prefill_goes_on_identically(
     runner: ModelRunner, temperature: float
 ) -> None:
-    request = guided("r", JSON, 3, temperature=temperature)
+    request = constrained("r", JSON, 3, temperature=temperature)
     whole = outcome(make_engine(runner), request)["r"]
     assert len(whole.token_ids) > 10
     for num_known in range(1, len(whole.token_ids) - 1, 9):
         known = whole.token_ids[:num_known]
-        resumed = make_request("r", PROMPT, known, max_tokens=160, guide=JSON, seed=3, temperature=temperature)
+        resumed = make_request("r", PROMPT, known, max_tokens=160, grammar=JSON, seed=3, temperature=temperature)
         rest = outcome(make_engine(runner), resumed)["r"]
         assert (known + rest.token_ids, rest.finish_reason) == (whole.token_ids, whole.finish_reason)
     prefill = make_engine(runner)
@@ -184,7 +193,9 @@ def test_whoever_goes_on_elsewhere_or_after_a_prefill_goes_on_identically(
 
 
 def test_a_lack_of_pages_changes_no_output(runner: ModelRunner) -> None:
-    requests = [guided(f"r{i}", guide, i, max_tokens=60) for i, guide in enumerate((JSON, None, JSON, JSON, None))]
+    requests = [
+        constrained(f"r{i}", grammar, i, max_tokens=60) for i, grammar in enumerate((JSON, None, JSON, JSON, None))
+    ]
     wide = outcome(make_engine(runner), *requests)
     narrow = make_engine(runner, num_pages=18)
     tight = outcome(narrow, *requests)
@@ -193,7 +204,7 @@ def test_a_lack_of_pages_changes_no_output(runner: ModelRunner) -> None:
 
 
 def test_logprobs_are_of_the_tokens_that_are_allowed(runner: ModelRunner) -> None:
-    result = outcome(make_engine(runner), guided("r", CHOICE, logprobs=5))["r"]
+    result = outcome(make_engine(runner), constrained("r", CHOICE, logprobs=5))["r"]
     check(CHOICE, text_of(result))
     for logprob in result.logprobs:
         assert logprob is not None
@@ -205,7 +216,7 @@ def test_logprobs_are_of_the_tokens_that_are_allowed(runner: ModelRunner) -> Non
     assert math.fsum(math.exp(value) for _, value in first.top) == pytest.approx(1, abs=1e-3)
 
 
-def test_penalties_biases_and_least_lengths_leave_the_guide_in_force(runner: ModelRunner) -> None:
+def test_penalties_biases_and_least_lengths_leave_the_grammar_in_force(runner: ModelRunner) -> None:
     eos = engine_limits(DEMO, EngineConfig(num_pages=64)).eos_token_ids
     fields: list[dict[str, Any]] = [
         {"presence_penalty": 2.0, "frequency_penalty": 2.0},
@@ -215,7 +226,7 @@ def test_penalties_biases_and_least_lengths_leave_the_guide_in_force(runner: Mod
         {"ignore_eos": True},
         {"top_k": 2, "min_p": 0.1, "stop_token_ids": (PROMPT[0],)},
     ]
-    results = outcome(make_engine(runner), *(guided(f"r{i}", REGEX, i, **extra) for i, extra in enumerate(fields)))
+    results = outcome(make_engine(runner), *(constrained(f"r{i}", REGEX, i, **extra) for i, extra in enumerate(fields)))
     for result in results.values():
         assert result.finish_reason == "stop"
         check(REGEX, text_of(result))
@@ -223,7 +234,7 @@ def test_penalties_biases_and_least_lengths_leave_the_guide_in_force(runner: Mod
 
 def test_a_least_length_keeps_a_grammar_that_can_go_on_from_ending(runner: ModelRunner) -> None:
     words = GrammarSpec("regex", "[a-z ]*")
-    result = outcome(make_engine(runner), guided("r", words, 1, min_tokens=40, max_tokens=60))["r"]
+    result = outcome(make_engine(runner), constrained("r", words, 1, min_tokens=40, max_tokens=60))["r"]
     assert len(result.token_ids) >= 40
     assert re.fullmatch("[a-z ]*", text_of(result))
 
@@ -231,20 +242,20 @@ def test_a_least_length_keeps_a_grammar_that_can_go_on_from_ending(runner: Model
 def test_what_cannot_be_compiled_ends_in_an_error_and_others_go_on(runner: ModelRunner) -> None:
     results = outcome(
         make_engine(runner),
-        guided("bad", GrammarSpec("regex", "(((")),
-        guided("plain", None, max_tokens=5, ignore_eos=True),
-        guided("good", REGEX),
+        constrained("bad", GrammarSpec("regex", "(((")),
+        constrained("plain", None, max_tokens=5, ignore_eos=True),
+        constrained("good", REGEX),
     )
     assert [results[name].finish_reason for name in ("bad", "plain", "good")] == ["error", "length", "stop"]
 
 
-def test_a_tokenizer_that_is_missing_ends_guided_sequences_alone(runner: ModelRunner, tmp_path: Path) -> None:
+def test_a_tokenizer_that_is_missing_ends_structured_sequences_alone(runner: ModelRunner, tmp_path: Path) -> None:
     engine = NativeEngine(make_engine(runner).limits, runner, GrammarCompiler(tmp_path, 4096, ()))
-    results = outcome(engine, guided("r", REGEX), guided("plain", None, max_tokens=5, ignore_eos=True))
+    results = outcome(engine, constrained("r", REGEX), constrained("plain", None, max_tokens=5, ignore_eos=True))
     assert [results[name].finish_reason for name in ("r", "plain")] == ["error", "length"]
 
 
-def test_a_guide_is_compiled_once_the_tokenizer_is_there_again(tmp_path: Path) -> None:
+def test_a_grammar_is_compiled_once_the_tokenizer_is_there_again(tmp_path: Path) -> None:
     book = GrammarCompiler(tmp_path, TOKENIZER.get_vocab_size(), [2])
     mask = np.empty(-(-TOKENIZER.get_vocab_size() // 8), np.uint8)
     book.follow(CHOICE, array("i", [1, 2]), 2).write_allowed(mask)
@@ -254,10 +265,10 @@ def test_a_guide_is_compiled_once_the_tokenizer_is_there_again(tmp_path: Path) -
     assert mask.any()
 
 
-def test_an_engine_without_guides_refuses_them(runner: ModelRunner) -> None:
+def test_an_engine_without_grammars_refuses_them(runner: ModelRunner) -> None:
     engine = NativeEngine(make_engine(runner).limits, runner)
-    with pytest.raises(EngineRequestError, match="guide"):
-        engine.add(guided("r", REGEX))
+    with pytest.raises(EngineRequestError, match="grammar"):
+        engine.add(constrained("r", REGEX))
 
 
 def test_the_sampler_of_a_gpu_masks_alike(runner: ModelRunner) -> None:
@@ -267,10 +278,12 @@ def test_the_sampler_of_a_gpu_masks_alike(runner: ModelRunner) -> None:
 
     vocab_size = make_engine(runner).limits.vocab_size
     logits = torch.randn(4, vocab_size, generator=torch.Generator().manual_seed(1))
-    params = [guided("r", guide, 1, temperature=t).sampling for guide, t in ((JSON, 0.0), (None, 0.0), (REGEX, 1.0))]
-    params.append(guided("r", None, 1).sampling)
+    params = [
+        constrained("r", grammar, 1, temperature=t).sampling for grammar, t in ((JSON, 0.0), (None, 0.0), (REGEX, 1.0))
+    ]
+    params.append(constrained("r", None, 1).sampling)
     rows = [
-        SamplingRow(p, 0, guide=BOOK.follow(p.guide, array("i", PROMPT), len(PROMPT)) if p.guide else None)
+        SamplingRow(p, 0, grammar=BOOK.follow(p.grammar, array("i", PROMPT), len(PROMPT)) if p.grammar else None)
         for p in params
     ]
     device = torch.device("cpu")
@@ -288,18 +301,18 @@ class SlowBook(GrammarCompiler):
         super().__init__(DEMO, limits.vocab_size, limits.eos_token_ids, on_ready)
         self.may_compile = threading.Event()
 
-    def _compile(self, guide: GrammarSpec) -> Any:
+    def _compile(self, grammar: GrammarSpec) -> Any:
         assert self.may_compile.wait(60)
-        return super()._compile(guide)
+        return super()._compile(grammar)
 
 
-def test_who_waits_for_a_guide_holds_up_nobody_and_goes_on_when_it_is_ready(runner: ModelRunner) -> None:
+def test_who_waits_for_a_grammar_holds_up_nobody_and_goes_on_when_it_is_ready(runner: ModelRunner) -> None:
     ready = threading.Event()
     book = SlowBook(ready.set)
     engine = NativeEngine(make_engine(runner).limits, runner, book)
-    engine.add(guided("waits", REGEX))
+    engine.add(constrained("waits", REGEX))
     engine.add(make_request("goes on", PROMPT[:5], max_tokens=20, priority=7, ignore_eos=True))
-    reserved = guided("comes", REGEX)
+    reserved = constrained("comes", REGEX)
     assert engine.reserve(reserved) is not None
     engine.land(("comes", 0))
     engine.start(("comes", 0), (TOKENIZER.token_to_id("1"),))
@@ -308,11 +321,11 @@ def test_who_waits_for_a_guide_holds_up_nobody_and_goes_on_when_it_is_ready(runn
     assert not engine.has_work  # it does not look again and again
     engine.check_integrity()
     engine.abort(("waits", 0))
-    engine.add(guided("waits too", REGEX))
+    engine.add(constrained("waits too", REGEX))
     assert run(engine) == {}
     book.may_compile.set()
     assert ready.wait(60)
-    engine.guide_ready()
+    engine.grammar_ready()
     after = {key[0]: text_of(result) for key, result in run(engine).items()}
     assert re.fullmatch(DATE, after["waits too"])
     assert re.fullmatch(DATE, "1" + after["comes"])

@@ -81,7 +81,7 @@ class GpuSampler:
         return top_k if 0 < top_k < self._vocab_size else self._vocab_size
 
     def _change_scores(self, logits: Tensor, rows: Sequence[SamplingRow]) -> None:
-        """Applies guides, penalties, biases and masks, in the same order as `Sampler`."""
+        """Applies grammars, penalties, biases and masks, in the same order as `Sampler`."""
         apply_grammar_masks(logits, rows)
         counted = [(i, row.counts) for i, row in enumerate(rows) if row.counts is not None]
         if counted:
@@ -101,7 +101,7 @@ class GpuSampler:
             self._kernels.penalise(logits, self._kernels.Penalties(updates, repetition, frequency, presence))
         biases = [(i, token_id, value) for i, row in enumerate(rows) for token_id, value in row.params.logit_bias]
         masks = [
-            (i, token_id, -math.inf) for i, row in enumerate(rows) if row.guide is None for token_id in row.masked_ids
+            (i, token_id, -math.inf) for i, row in enumerate(rows) if row.grammar is None for token_id in row.masked_ids
         ]
         for upload, changes in ((self._biases, biases), (self._masks, masks)):
             if changes:
@@ -120,4 +120,4 @@ class GpuSampler:
 
 
 def _changes_scores(row: SamplingRow) -> bool:
-    return row.counts is not None or bool(row.masked_ids) or bool(row.params.logit_bias) or row.guide is not None
+    return row.counts is not None or bool(row.masked_ids) or bool(row.params.logit_bias) or row.grammar is not None

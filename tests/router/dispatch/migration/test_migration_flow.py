@@ -106,8 +106,8 @@ def test_the_story_tells_of_the_move(lab: Any) -> None:
     to("starting", lab)
     lab.say(B, HandedOff("r", 1, 1000, 0.1))
     lab.chunk(B, "r", 2, 102, attempt=1)
-    described = explanation(lab.dispatcher.record("r"), 0.0)
-    assert (described["decode"], described["num_attempts"]) == ("b", 1)
+    described = explanation(lab.dispatcher.history.get("r"), 0.0)
+    assert (described["decode"], told["num_attempts"]) == ("b", 1)
     assert [(one["attempt"], one["decode"], one["failure"]) for one in described["attempts"]] == [
         (0, "a", None),
         (1, "b", None),
@@ -187,7 +187,7 @@ def test_a_destination_that_dies_changes_nothing_for_the_source_but_that_it_goes
     assert lab.sent() == [(A, PeerLost, PeerLost(B)), *([(A, Resume, Resume("r", 0))] if is_told else [])]
     lab.chunk(A, "r", 2, 102, finish="stop")
     assert results(lab) == {"lost": 1}
-    assert lab.dispatcher.record("r").usage.num_output_tokens == 3
+    assert lab.dispatcher.history.get("r").usage.num_output_tokens == 3
 
 
 @pytest.mark.parametrize("phase", ["asked", "freezing"])
@@ -211,7 +211,7 @@ def test_a_source_that_is_gone_after_it_has_stood_still_is_not_needed_any_more(l
     assert lab.phase("r") == "transfer"
     lab.say(B, HandedOff("r", 1, 1000, 0.1))
     lab.chunk(B, "r", 2, 102, attempt=1, finish="stop")
-    assert lab.dispatcher.record("r").finish.reason == "stop"
+    assert lab.dispatcher.history.get("r").finish.reason == "stop"
 
 
 def test_a_source_that_is_gone_before_its_pages_have_come_costs_an_attempt(lab: Any) -> None:

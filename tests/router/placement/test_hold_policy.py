@@ -3,6 +3,7 @@
 import pytest
 
 from slipstream.router.placement.hold_policy import RATED_AGAIN_S, HoldPolicy
+from slipstream.router.placement.placed_request import PlacedRequests
 from slipstream.router.protocol.messages import Credits
 from slipstream.router.registry.credits import Charge
 from slipstream.router.registry.worker_registry import WorkerRegistry
@@ -21,71 +22,72 @@ def pair():
 
 def test_who_was_told_to_wait_waits_until_a_worker_of_the_side_it_lacks_can_take_it(pair):
     registry, decode, group = pair
-    waits, state, wait = HoldPolicy(registry), request(500), Wait("prefill")
-    assert waits.still(state, 0.0) is None
+    holds, state, wait = HoldPolicy(registry, PlacedRequests()), request(500), Wait("prefill")
+    assert holds.request_hold(state, 0.0) is None
     group.ledger.spend(Charge(tokens=600))
-    waits.note(state, wait, 0.0)
-    assert waits.still(state, 0.01) is wait
+    holds.hold_request(state, wait, 0.0)
+    assert holds.request_hold(state, 0.01) is wait
     decode.ledger.report(Credits(0, 64, 100, 1000))
-    assert waits.still(state, 0.01) is wait
+    assert holds.request_hold(state, 0.01) is wait
     group.ledger.report(Credits(1, 64, 100, 499))
-    assert waits.still(state, 0.01) is wait
+    assert holds.request_hold(state, 0.01) is wait
     group.ledger.report(Credits(1, 64, 100, 500))
-    assert waits.still(state, 0.01) is None
+    assert holds.request_hold(state, 0.01) is None
 
 
 def test_it_is_rated_again_after_a_while_and_more_and_more_rarely(pair):
     registry, _, group = pair
-    waits, state, wait = HoldPolicy(registry), request(500), Wait("prefill")
+    holds, state, wait = HoldPolicy(registry, PlacedRequests()), request(500), Wait("prefill")
     group.ledger.spend(Charge(tokens=600))
-    waits.note(state, wait, 0.0)
-    assert waits.still(state, RATED_AGAIN_S) is None
-    waits.note(state, wait, 1.0)
-    assert waits.still(state, 1.0 + 1.5 * RATED_AGAIN_S) is wait
-    assert waits.still(state, 1.0 + 2.0 * RATED_AGAIN_S) is None
+    holds.hold_request(state, wait, 0.0)
+    assert holds.request_hold(state, RATED_AGAIN_S) is None
+    holds.hold_request(state, wait, 1.0)
+    assert holds.request_hold(state, 1.0 + 1.5 * RATED_AGAIN_S) is wait
+    assert holds.request_hold(state, 1.0 + 2.0 * RATED_AGAIN_S) is None
     state.begin_next_attempt()
-    assert waits.still(state, 1.01) is None
+    assert holds.request_hold(state, 1.01) is None
 
 
 def test_one_that_waits_for_a_better_worker_looks_at_that_one_alone_and_no_longer_than_it_may(pair):
     registry, decode, _ = pair
     other = worker("decode", "other")
     registry.add(other)
-    waits, state = HoldPolicy(registry), request(100)
+    placed = PlacedRequests()
+    holds, state = HoldPolicy(registry, placed), request(100)
     wait = Wait("decode", 0.02, decode)
     decode.ledger.spend(Charge(pages=100))
-    waits.note(state, wait, 0.0)
-    state.wait_until_s = 0.02
-    assert waits.still(state, 0.01) is wait
-    assert waits.still(state, 0.02) is None
+    holds.hold_request(state, wait, 0.0)
+    placed.of(state).wait_until_s = 0.02
+    assert holds.request_hold(state, 0.01) is wait
+    assert holds.request_hold(state, 0.02) is None
     decode.ledger.report(Credits(1, 64, 100, 1000))
-    assert waits.still(state, 0.01) is None
+    assert holds.request_hold(state, 0.01) is None
 
 
 def test_a_queue_that_stands_still_is_looked_at_when_it_changes_or_the_smallest_fits(pair):
     registry, _, group = pair
-    waits, wait = HoldPolicy(registry), Wait("prefill")
+    holds, wait = HoldPolicy(registry, PlacedRequests()), Wait("prefill")
     waiting = [(request(900), wait), (request(500), wait)]
     group.ledger.spend(Charge(tokens=600))
     for state, _ in waiting:
-        waits.note(state, wait, 0.0)
-    waits.note_stall("", 7, 3.0, waiting, True, 0.0)
-    found = waits.stall("", 7, 0.01)
+        holds.hold_request(state, wait, 0.0)
+    holds.hold_queue("", 7, 3.0, waiting, True, 0.0)
+    found = holds.queue_hold("", 7, 0.01)
     assert found is not None
     assert found.wake_s == 3.0
-    assert waits.stall("", 8, 0.01) is None
-    assert waits.stall("other", 7, 0.01) is None
-    assert waits.stall("", 7, 2 * RATED_AGAIN_S) is None
+    assert holds.queue_hold("", 8, 0.01) is None
+    assert holds.queue_hold("other", 7, 0.01) is None
+    assert holds.queue_hold("", 7, 2 * RATED_AGAIN_S) is None
     group.ledger.report(Credits(1, 64, 100, 500))
-    assert waits.stall("", 7, 0.01) is None
+    assert holds.queue_hold("", 7, 0.01) is None
 
 
 def test_without_any_decode_room_the_first_page_that_is_free_counts(pair):
     registry, decode, _ = pair
-    waits = HoldPolicy(registry)
+    holds = HoldPolicy(registry, PlacedRequests())
     decode.ledger.spend(Charge(pages=100))
-    waits.note_stall("", 1, None, [], False, 0.0)
-    assert waits.stall("", 1, 0.5) is not None
+    holds.hold_queue("", 1, None, [], False, 0.0)
+    assert holds.queue_hold("", 1, 0.5) is not None
     decode.ledger.report(Credits(1, 64, 1, 0))
-    assert waits.stall("", 1, 0.5) is None
+    assert holds.queue_hold("", 1, 0.5) is None
     assert decode.pages_for(PAGE_TOKENS - 1) == 1

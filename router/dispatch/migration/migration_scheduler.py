@@ -1,5 +1,5 @@
 """Live migration: which running sequences move to other decode workers while they decode, and when. Where to is up to
-`placement.destinations`, and how they get there to `moves`. While a migration request waits for room, its sequence
+`placement.destinations`, and how they get there to `flow`. While a migration request waits for room, its sequence
 continues where it is. Sans-IO.
 """
 
@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from itertools import islice
 
 from slipstream.router.config.router_config import MigrationConfig
-from slipstream.router.dispatch.migration.destinations import Destinations, may_move
+from slipstream.router.dispatch.migration.destinations import Destinations, may_migrate
+from slipstream.router.dispatch.migration.migration_flow import MigrationFlow
 from slipstream.router.dispatch.migration.migration_requests import MigrationRequest, MigrationRequests
-from slipstream.router.dispatch.migration.migrations import Migrations
 from slipstream.router.dispatch.table.request_table import RequestTable
 from slipstream.router.registry.worker_registry import WorkerState
 from slipstream.router.requests.request_state import RequestState
@@ -20,7 +20,7 @@ LOOKAHEAD = 32  # migration requests that one event looks at
 MAX_WITHOUT_ROOM = 4  # migration requests for which one event may find no room
 
 
-class RunningMigrations:
+class MigrationScheduler:
     """Decides which sequences move, and begins the moves for which there is room."""
 
     def __init__(
@@ -28,53 +28,53 @@ class RunningMigrations:
         config: MigrationConfig,
         table: RequestTable,
         destinations: Destinations,
-        wishes: MigrationRequests,
-        moves: Migrations,
+        requests: MigrationRequests,
+        flow: MigrationFlow,
     ) -> None:
         self._config = config
         self._table = table
         self._destinations = destinations
-        self._wishes = wishes
-        self._moves = moves
+        self._requests = requests
+        self._flow = flow
 
     def leave(self, worker: WorkerState, states: Iterable[RequestState], now: float) -> None:
         """The worker drains: `states`, which it has a part in, are to leave it, and moves to it are cancelled unless
         their source stands still already."""
         for state in states:
-            move = state.move
-            if move is not None and move.destination is worker:
-                if move.phase in ("asked", "copying"):
-                    self._moves.stop(state, now, "ended", f"{worker.name} is draining")
-            elif move is not None and move.source is worker:
-                wish = self._wishes[state.request_id]
-                wish.is_optional, wish.to = False, None
+            migration = state.migration
+            if migration is not None and migration.destination is worker:
+                if migration.phase in ("asked", "copying"):
+                    self._flow.stop(state, now, "ended", f"{worker.name} is draining")
+            elif migration is not None and migration.source is worker:
+                request = self._requests[state.request_id]
+                request.is_optional, request.to = False, None
             elif state.decode is worker:
-                self._wishes.add(state)
+                self._requests.add(state)
 
-    def move_now(self, state: RequestState, to: WorkerState, why: str, now: float) -> bool:
+    def begin_now(self, state: RequestState, to: WorkerState, why: str, now: float) -> bool:
         """Begins a move that the request can do without: if it fails, it is not tried again. Returns False if it cannot
         begin at once."""
-        if state.decode is None or state.request_id in self._wishes:
+        if state.decode is None or state.request_id in self._requests:
             return False
-        wish = MigrationRequest(state.decode, to.peer, why, is_optional=True)
-        if not self._destinations.takes(to, state, wish, self._moves.room_tokens(state), now):
+        request = MigrationRequest(state.decode, to.peer, why, is_optional=True)
+        if not self._destinations.takes(to, state, request, self._flow.rounds.room_tokens(state), now):
             return False
-        self._wishes[state.request_id] = wish
-        self._moves.begin(state, wish, to, now)
+        self._requests[state.request_id] = request
+        self._flow.begin(state, request, to, now)
         return True
 
     def begin_what_fits(self, now: float) -> None:
         """Begins the moves that are wished for and for which there is room."""
         num_without_room = 0
-        for request_id, wish in list(islice(self._wishes.items(), LOOKAHEAD)):
+        for request_id, request in list(islice(self._requests.items(), LOOKAHEAD)):
             state = self._table.get(request_id)
-            if state is None or state.decode is not wish.source:
-                del self._wishes[request_id]
-            elif state.move is None and state.phase == "decode" and may_move(wish.source, self._config):
+            if state is None or state.decode is not request.source:
+                del self._requests[request_id]
+            elif state.migration is None and state.phase == "decode" and may_migrate(request.source, self._config):
                 destination = None
                 if num_without_room < MAX_WITHOUT_ROOM:
-                    destination = self._destinations.best(state, wish, self._moves.room_tokens(state), now)
+                    destination = self._destinations.best(state, request, self._flow.rounds.room_tokens(state), now)
                 if destination is not None:
-                    self._moves.begin(state, wish, destination, now)
+                    self._flow.begin(state, request, destination, now)
                 else:
                     num_without_room += 1

@@ -1,4 +1,4 @@
-"""Guides that are made to take long, asked for while others read their streams: a 400 that names the field, and no
+"""Grammars that are made to take long, asked for while others read their streams: a 400 that names the field, and no
 stream notices."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.support.e2e.serving_cluster import ServingCluster
 from tests.support.e2e.streams import MODEL, BackgroundStream, prompt_of, streaming
 
 NUM_TOKENS = 600
-# What no guide may cost, and what it takes to find that out.
+# What no grammar may cost, and what it takes to find that out.
 TOO_MUCH: list[tuple[dict[str, Any], str]] = [
     ({"guided_json": {"anyOf": [{"type": "integer", "multipleOf": 9973 - n} for n in range(50)]}}, "guided_json"),
     ({"guided_regex": "x{1,10}a{1000000000}"}, "guided_regex"),
@@ -43,12 +43,12 @@ MUCH: list[dict[str, Any]] = [
 
 
 @pytest.mark.timeout(240)
-def test_guides_that_take_long_are_refused_or_served_and_streams_beside_them_are_what_they_were(
+def test_grammars_that_take_long_are_refused_or_served_and_streams_beside_them_are_what_they_were(
     cluster: ServingCluster,
 ) -> None:
     def streams() -> list[BackgroundStream]:
-        guided = BackgroundStream(cluster, prompt_of(30, 41), NUM_TOKENS, regex="[a-z .]{1000,4000}")
-        return [BackgroundStream(cluster, prompt_of(20, 40), NUM_TOKENS), guided]
+        constrained = BackgroundStream(cluster, prompt_of(30, 41), NUM_TOKENS, regex="[a-z .]{1000,4000}")
+        return [BackgroundStream(cluster, prompt_of(20, 40), NUM_TOKENS), constrained]
 
     before = streams()
     with streaming(before):

@@ -1,4 +1,4 @@
-"""Guides of requests: every form becomes the same thing; what nothing could follow is a 400 that names its field."""
+"""Grammars of requests: every form becomes the same thing; what nothing could follow is a 400 that names its field."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ COMPACT = {"x-guidance": {"whitespace_flexible": False, "coerce_one_of": True}}
 SPACED = {"x-guidance": {"whitespace_pattern": r"[ \t\n\r]{1,16}", "coerce_one_of": True}}
 
 
-def json_guide(schema: dict[str, Any], options: dict[str, Any] = COMPACT) -> GrammarSpec:
+def json_grammar_spec(schema: dict[str, Any], options: dict[str, Any] = COMPACT) -> GrammarSpec:
     return GrammarSpec("json", orjson.dumps({**schema, **options}).decode())
 
 
-CLOSED = json_guide({**SCHEMA, "additionalProperties": False})
+CLOSED = json_grammar_spec({**SCHEMA, "additionalProperties": False})
 FREE = {**FREE_OBJECT, "$defs": {NAME: DEFINITION}}
-ANY = json_guide(FREE)
+ANY = json_grammar_spec(FREE)
 JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
 FORMS: list[tuple[dict[str, Any], GrammarSpec | None]] = [
     ({"response_format": {"type": "text"}}, None),
@@ -48,14 +48,14 @@ FORMS: list[tuple[dict[str, Any], GrammarSpec | None]] = [
     ({"response_format": JSON_SCHEMA}, CLOSED),
     (
         {"response_format": JSON_SCHEMA, "structured_outputs": {"whitespace": "any", "open_objects": True}},
-        json_guide(SCHEMA, SPACED),
+        json_grammar_spec(SCHEMA, SPACED),
     ),
     ({"structured_outputs": {"json": SCHEMA}}, CLOSED),
     ({"structured_outputs": {"json": SCHEMA, "whitespace": "compact", "disable_any_whitespace": True}}, CLOSED),
-    ({"structured_outputs": {"json": SCHEMA, "open_objects": True}}, json_guide(SCHEMA)),
+    ({"structured_outputs": {"json": SCHEMA, "open_objects": True}}, json_grammar_spec(SCHEMA)),
     ({"structured_outputs": {"json_object": True}}, ANY),
-    ({"structured_outputs": {"json_object": True, "whitespace": "any"}}, json_guide(FREE, SPACED)),
-    ({"structured_outputs": {"json_object": True, "open_objects": True}}, json_guide({"type": "object"})),
+    ({"structured_outputs": {"json_object": True, "whitespace": "any"}}, json_grammar_spec(FREE, SPACED)),
+    ({"structured_outputs": {"json_object": True, "open_objects": True}}, json_grammar_spec({"type": "object"})),
     ({"structured_outputs": {"regex": "a+"}}, GrammarSpec("regex", "a+")),
     ({"structured_outputs": {"choice": ["a", "é"]}}, GrammarSpec("choice", '["a","é"]')),
     ({"structured_outputs": {"grammar": 'start: "a"'}}, GrammarSpec("grammar", 'start: "a"')),
@@ -115,14 +115,14 @@ def body_of(path: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_every_form_of_a_guide_reaches_the_workers(path: str) -> None:
+def test_every_form_of_a_grammar_reaches_the_workers(path: str) -> None:
     async def main() -> None:
         async with front("abc") as site:
-            for fields, guide in FORMS:
+            for fields, grammar in FORMS:
                 status, answer = (await site.post(path, **body_of(path, fields)))[::2]
                 assert status == 200, (fields, answer)
                 sampling = site.service.requests[-1].sampling
-                assert sampling.guide == guide
+                assert sampling.grammar == grammar
                 message = Generate(1, EngineRequest("r", 0, b"", b"", sampling))
                 assert decode_payload(encode_frame(message)[4:]) == message
 
@@ -144,7 +144,7 @@ def test_what_nothing_can_follow_is_a_400_that_names_its_field(path: str) -> Non
     run(main)
 
 
-def test_a_guide_that_only_leads_to_itself_is_told_in_words() -> None:
+def test_a_grammar_that_only_leads_to_itself_is_told_in_words() -> None:
     async def main() -> None:
         async with front("abc") as site:
             for fields in ({"guided_json": {"$ref": "#"}}, {"guided_grammar": "start: start"}):
@@ -167,10 +167,10 @@ FATAL = {
 def test_a_schema_that_nothing_can_hold_is_refused_by_its_pointer_and_the_process_goes_on(
     pointer: str, trials: GrammarTrials
 ) -> None:
-    assert trials.verdict(GrammarSpec("regex", "a+")).guide is not None
+    assert trials.verdict(GrammarSpec("regex", "a+")).grammar is not None
     process = trials._process
     verdict = trials.verdict(GrammarSpec("json", FATAL[pointer]))
-    assert verdict.guide is None
+    assert verdict.grammar is None
     assert (verdict.fault or "").startswith(f"at {pointer}: ")
     assert trials._process is process
 
@@ -209,11 +209,11 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("guide", HOSTILE, ids=lambda guide: f"{guide.kind}-{guide.spec[:24]}")
+@pytest.mark.parametrize("grammar", HOSTILE, ids=lambda grammar: f"{grammar.kind}-{grammar.spec[:24]}")
 @pytest.mark.timeout(30)
-def test_hostile_guides_get_a_verdict(guide: GrammarSpec, trials: GrammarTrials) -> None:
-    verdict = trials.verdict(guide)
-    assert (verdict.guide is None) == (verdict.fault is not None)
+def test_hostile_grammars_get_a_verdict(grammar: GrammarSpec, trials: GrammarTrials) -> None:
+    verdict = trials.verdict(grammar)
+    assert (verdict.grammar is None) == (verdict.fault is not None)
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +226,7 @@ ENDLESS = GrammarSpec("json", json.dumps({"anyOf": [{"type": "integer", "multipl
 
 
 @pytest.mark.timeout(60)
-def test_a_guide_whose_trial_does_not_end_ends_its_process_and_the_next_one_is_tried_by_another(
+def test_a_grammar_whose_trial_does_not_end_ends_its_process_and_the_next_one_is_tried_by_another(
     trials: GrammarTrials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(
@@ -236,7 +236,7 @@ def test_a_guide_whose_trial_does_not_end_ends_its_process_and_the_next_one_is_t
     lenient = GrammarTrials()
     assert lenient.verdict(GrammarSpec("regex", "a+")) == GrammarVerdict(GrammarSpec("regex", "a+"))
     assert lenient.verdict(ENDLESS) == GrammarVerdict(None, TOO_COMPLEX)
-    assert lenient.verdict(GrammarSpec("regex", "(ab")).guide is None
+    assert lenient.verdict(GrammarSpec("regex", "(ab")).grammar is None
     assert lenient.verdict(GrammarSpec("regex", "b+")) == GrammarVerdict(GrammarSpec("regex", "b+"))
     assert "at /anyOf/1/multipleOf: " in (trials.verdict(ENDLESS).fault or "")
 
@@ -251,7 +251,7 @@ def test_a_trial_process_ends_with_whoever_asks_it() -> None:
     assert process.returncode == 0
 
 
-def test_where_no_guide_can_be_tried_the_request_fails_and_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_grammar_can_be_tried_the_request_fails_and_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(TrialError, match="has ended with 1"):
         GrammarTrials().verdict(GrammarSpec("regex", "a+"))
@@ -271,22 +271,22 @@ class SlowTrials(GrammarTrials):
 
     def __init__(self) -> None:
         super().__init__()
-        self.guides: list[GrammarSpec] = []
+        self.grammars: list[GrammarSpec] = []
         self.is_asked, self.is_asked_twice, self.goes_on = threading.Event(), threading.Event(), threading.Event()
 
-    def verdict(self, guide: GrammarSpec, style: JsonStyle = COMPACT_JSON) -> GrammarVerdict:
-        (self.is_asked_twice if self.guides else self.is_asked).set()
-        self.guides.append(guide)
+    def verdict(self, grammar: GrammarSpec, style: JsonStyle = COMPACT_JSON) -> GrammarVerdict:
+        (self.is_asked_twice if self.grammars else self.is_asked).set()
+        self.grammars.append(grammar)
         assert self.goes_on.wait(10)
-        return GrammarVerdict(guide)
+        return GrammarVerdict(grammar)
 
 
-def test_a_guide_waits_for_the_trial_of_one_whose_client_has_left() -> None:
+def test_a_grammar_waits_for_the_trial_of_one_whose_client_has_left() -> None:
     async def main() -> None:
-        guides = StructuredOutputs()
-        trials = guides._trials = SlowTrials()
+        grammars = StructuredOutputs()
+        trials = grammars._trials = SlowTrials()
         first, second = (
-            asyncio.create_task(guides.of(CompletionRequest(model=MODEL, prompt="p", guided_regex=regex)))
+            asyncio.create_task(grammars.of(CompletionRequest(model=MODEL, prompt="p", guided_regex=regex)))
             for regex in ("a", "b")
         )
         assert await asyncio.to_thread(trials.is_asked.wait, 10)
@@ -295,12 +295,12 @@ def test_a_guide_waits_for_the_trial_of_one_whose_client_has_left() -> None:
         assert not await asyncio.to_thread(trials.is_asked_twice.wait, 0.2)
         trials.goes_on.set()
         assert await second == GrammarSpec("regex", "b")
-        assert trials.guides == [GrammarSpec("regex", "a"), GrammarSpec("regex", "b")]
+        assert trials.grammars == [GrammarSpec("regex", "a"), GrammarSpec("regex", "b")]
 
     run(main)
 
 
-def test_nobody_imports_the_library_before_the_first_guide() -> None:
+def test_nobody_imports_the_library_before_the_first_grammar() -> None:
     program = (
         "import sys, slipstream.router.frontends.front, slipstream.workers.worker; "
         "sys.exit(any(name.startswith('llguidance') for name in sys.modules))"
