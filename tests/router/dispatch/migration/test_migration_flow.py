@@ -107,7 +107,7 @@ def test_the_story_tells_of_the_move(lab: Any) -> None:
     lab.say(B, HandedOff("r", 1, 1000, 0.1))
     lab.chunk(B, "r", 2, 102, attempt=1)
     described = explanation(lab.dispatcher.history.get("r"), 0.0)
-    assert (described["decode"], told["num_attempts"]) == ("b", 1)
+    assert (described["decode"], described["num_attempts"]) == ("b", 1)
     assert [(one["attempt"], one["decode"], one["failure"]) for one in described["attempts"]] == [
         (0, "a", None),
         (1, "b", None),
