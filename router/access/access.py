@@ -1,4 +1,4 @@
-"""Access control: who a caller is (`keys`), what they may use, and what they have used (`usage`)."""
+"""Access control: who a caller is (`key_ring`), what they may use, and what they have used (`usage`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each key has used of each model, kept in memory and in an append-only file."""
+"""What each key has used of each model: counted in memory, and saved to an append-only file."""
 
 from __future__ import annotations
 

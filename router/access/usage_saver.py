@@ -44,7 +44,7 @@ class UsageSaver:
         for record in unsaved:
             self._book.add(record.account, record.counts)
         if unsaved:
-            log.info("the usage of %d requests was counted, but not saved by the router before", len(unsaved))
+            log.info("the usage of %d requests was counted, but not saved by the previous router", len(unsaved))
 
     def count(self, account: Account, counts: UsageCounts) -> None:
         """Counts the usage of a request, and saves it soon."""

@@ -33,7 +33,7 @@ from slipstream.router.requests.request_state import RequestState
 
 
 class AttemptFlow:
-    """Moves requests in the book from one state to the next."""
+    """Moves requests in the table from one state to the next."""
 
     def __init__(
         self, table: RequestTable, placer: Placer, index: PrefixIndex, sessions: Sessions, links: Links

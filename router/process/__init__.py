@@ -1,2 +1,2 @@
-"""The operating system's side of a process: the limits of its container, the sockets that it listens at, commands of
-further processes, its cache folder. It imports no other folder of the router."""
+"""The operating system's side of a process: the limits of its container, its listening sockets, log level, garbage
+collector and cache folder, and commands of further processes. It imports no other folder of the router."""

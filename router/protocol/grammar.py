@@ -6,8 +6,8 @@ limits, `parser_limits`. What it does not count is refused here (a `multipleOf` 
 automaton of as many states, and unbounded repetition), or ends the process in which grammars are tried
 (`grammar_trial.py`).
 
-A JSON schema comes as `router.json_schema` has rewritten it, with llguidance's options in it (`x-guidance`). One
-without them comes from an older router, and allows white space between the parts of JSON. There are at most
+A JSON schema comes as `structured_output.json_schema` has rewritten it, with llguidance's options in it (`x-guidance`).
+One without them comes from an older router, and allows white space between the parts of JSON. There are at most
 `MAX_WHITE_SPACE` characters of it: otherwise a small model that has begun to write spaces would continue with them to
 the end.
 """

@@ -1,1 +1,2 @@
-"""One request: its state, its record, its output so far, its stream. It imports `protocol` and `registry`."""
+"""One request: its state, its record, its output so far, its stream. It imports `registry`, `protocol` and
+`kv_transfer/api`."""

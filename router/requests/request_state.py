@@ -7,7 +7,7 @@
                         +--mostly cached--> prefill (local)
 
 When a worker fails or is lost, any state goes back to `queued` with the next attempt. A request that is decoding may
-move to another decode worker (`move`), which knows it as a separate attempt.
+move to another decode worker (`migration`), which knows it as a separate attempt.
 """
 
 from __future__ import annotations

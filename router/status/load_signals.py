@@ -1,7 +1,7 @@
 """The recent load, how well it was served, and the present workers: the picture that a planner decides from.
 
 These are plain frozen values, also available as JSON (`GET /cluster/signals`), so that a planner in another process,
-one in a simulator and a test all see the same. `router.signal_window` does the counting.
+one in a simulator and a test all see the same. `signal_window` does the counting.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class WindowSignals:
 
 @dataclass(frozen=True, slots=True)
 class RoleTimes:
-    """The fitted service times of a pool, in seconds (see `placement.service_times`). `reality` is the factor by which
+    """The fitted service times of a pool, in seconds (see `registry.service_times`). `reality` is the factor by which
     first tokens came later than predicted, on average over the workers of the role."""
 
     role: Role

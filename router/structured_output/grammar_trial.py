@@ -1,5 +1,5 @@
 """Tries grammars in a separate process, the only one that dies if a grammar takes too long or too much memory. JSON
-schemas are also rewritten there (`router.json_schema`).
+schemas are also rewritten there (`json_schema`).
 
     Trials --[kind, spec, style], a line of JSON--> python -m slipstream.router.structured_output.grammar_trial
            <--[spec for workers, or null, complaint or null]--

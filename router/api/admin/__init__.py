@@ -1,1 +1,2 @@
-"""Pages for operators about requests and workers. It imports `dispatch`, `observability` and `http`."""
+"""Pages for operators about requests and workers. It imports `observability/explain`, `requests` and `http`; of the
+dispatcher it knows Protocols."""

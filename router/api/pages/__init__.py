@@ -1,2 +1,2 @@
-"""Pages of the router for a browser: a home page, and the description of the API. Built on demand from the routes of
-the router; imports HTTP, and nothing of the API itself."""
+"""Pages of the router for a browser: a home page, and the description of the API. Both are built on demand from the
+routes of the router. It imports `api` and `http`."""

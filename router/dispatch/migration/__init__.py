@@ -1,1 +1,1 @@
-"""Moves running sequences to other decode workers. It imports `dispatch.table` and `placement`."""
+"""Moves running sequences to other decode workers. It imports `dispatch/table`, `placement` and what lies below."""

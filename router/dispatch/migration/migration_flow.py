@@ -1,5 +1,5 @@
-"""Carries a running sequence over to another decode worker, by the messages of both. `migration` draws the automaton of
-one move.
+"""Carries a running sequence over to another decode worker, by the messages of both. `requests.migration` draws the
+automaton of one migration.
 
     source                          router                               destination
       |  ... decodes ...              |---- Adopt (all tokens so far) ------->|  pages, receives

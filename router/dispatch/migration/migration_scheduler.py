@@ -1,5 +1,5 @@
 """Live migration: which running sequences move to other decode workers while they decode, and when. Where to is up to
-`placement.destinations`, and how they get there to `flow`. While a migration request waits for room, its sequence
+`destinations`, and how they get there to `migration_flow`. While a migration request waits for room, its sequence
 continues where it is. Sans-IO.
 """
 

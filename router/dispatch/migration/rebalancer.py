@@ -1,7 +1,7 @@
 """Moves running answers from decode workers that are slow for them to those that are faster.
 
 Every `REBALANCE_INTERVAL_S`, while there are events, the slowest worker of a version is compared with the fastest; of
-many workers also the second slowest with the second fastest, and so on (`placement.rebalance`). A move that pays begins
+many workers also the second slowest with the second fastest, and so on (`rebalance_choice`). A move that pays begins
 at once, as a `migration`, or is forgotten. An answer that has moved stays until it is twice as long, so none moves more
 than a few times.
 """

@@ -27,7 +27,7 @@ class QueuesByVersion:
         return request_id in self.waiting
 
     def __iter__(self) -> Iterator[tuple[str, WorkQueue]]:
-        """The versions that have requests waiting, with their lanes; a copy, so lanes may change meanwhile."""
+        """The versions that have requests waiting, with their queues; a copy, so queues may change meanwhile."""
         return iter([(version, queue) for version, queue in self._queues.items() if queue])
 
     @property

@@ -3,7 +3,7 @@
     class -8 | tenant a: r r r r     most urgent class first, but every second turn goes to the class whose oldest
     class  0 | tenant a: r r         request has waited `ageing_s` for each class that stands before it
              | tenant b: r
-    class  1 | tenant c: r r         in a class the tenant that had the fewest tokens for its weight (`fair_line`)
+    class  1 | tenant c: r r         in a class the tenant that had the fewest tokens for its weight (`fair_queue`)
                                      of a tenant the earliest TTFT deadline
 
 No request starves: once a request has waited `ageing_s` for each class ahead of its own, those classes can take only

@@ -1,2 +1,2 @@
 """All requests that have not finished, and the gates that they came in by: admission and the choice of a version. It
-imports `queue`, `placement` and what lies below."""
+imports `dispatch/queue`, `placement` and what lies below."""

@@ -1,7 +1,7 @@
 """All requests that have not finished: the queue, their deadlines, and the ways out of an attempt.
 
 A request is either waiting (in the queue, with a queue deadline, on no worker) or placed (on a decode worker). It
-leaves the book once, through `finish`; `fail_attempt` puts it back into the queue as long as it has attempts left.
+leaves the table once, through `finish`; `fail_attempt` puts it back into the queue as long as it has attempts left.
 """
 
 from __future__ import annotations

@@ -97,4 +97,4 @@ class JournalObserver(Generic[C]):
         if handler is None:
             journal.close()
         else:
-            handler.add_done_callback(lambda _: journal.close())  # until then it may take notes
+            handler.add_done_callback(lambda _: journal.close())  # until then it may note

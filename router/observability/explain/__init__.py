@@ -1,1 +1,2 @@
-"""Explains one request from its record: where it was when, what was decided and why. It imports `requests`."""
+"""Explains one request from its record: where it was when, what was decided and why. It imports `requests` and
+`protocol`."""

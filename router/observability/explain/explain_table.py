@@ -1,4 +1,4 @@
-"""Renders the JSON of `router.explain` as text for people: the API's text/plain, and `slipstream explain`."""
+"""Renders the JSON of `explain` as text for people: the API's text/plain, and `slipstream explain`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""OpenTelemetry spans of requests. It imports `requests`, `http` for incoming headers, and `explain`."""
+"""OpenTelemetry spans of requests. It imports `requests`, `explain`, `config`, and `http` for incoming headers."""

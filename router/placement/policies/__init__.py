@@ -1,2 +1,2 @@
 """Placement policies: pure functions of a request and a bounded number of workers. They import `registry`, `requests`
-and `config`."""
+and what lies below."""

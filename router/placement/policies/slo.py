@@ -6,7 +6,7 @@ weighed against anything by hand. There is one exchange rate, and it is not a fr
 is worth nothing for goodput, so a miss costs as many seconds as the level allows the whole answer to take.
 
     room         s  until a slot and pages are free there (0: they are)
-    reserve      s  until the landing place is there (remote)
+    reserve      s  until the decode worker has reserved pages (remote)
     queue        s  of the prompts ahead of it
     prefill      s  of its own prompt, with the decoding that shares its steps
     decode       s  of its own output, as many tokens as predicted, at the step time with it

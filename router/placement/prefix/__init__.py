@@ -1,2 +1,2 @@
-"""Which worker has which KV pages cached, and which conversations live where. It imports `registry`, `requests` and
-`status`."""
+"""Which worker has which KV pages cached, and which conversations live where. It imports `registry`, `requests`,
+`status` and `protocol`."""

@@ -2,11 +2,11 @@
 
     request     what is to be computed
     attempts    a request on its way through the workers
-    moves       a running sequence that moves to another decode worker
+    migration   a running sequence that moves to another decode worker
     presence    the workers themselves
 
-Messages that occur several times per request are named tuples, the others frozen dataclasses; `router.wire` turns them
-into MessagePack frames and back.
+Messages that occur several times per request are named tuples, the others frozen dataclasses; `protocol.wire` turns
+them into MessagePack frames and back.
 
 A request may be tried more than once (because a worker died, or a page arrived broken). `attempt` numbers the tries,
 and a message about an attempt that is no longer current is dropped. `seq` numbers the messages that spend credits, per

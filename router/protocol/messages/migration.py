@@ -1,4 +1,4 @@
-"""The messages about a running sequence that moves to another decode worker. `router.migration` has the diagram.
+"""The messages about a running sequence that moves to another decode worker. `migration_flow` has the diagram.
 
 The destination also sends `Reserved`, `HandedOff` and `Failed`, and waits for `Start`, as for any other attempt.
 """

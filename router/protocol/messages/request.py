@@ -1,6 +1,6 @@
 """A request as the router gives it to a worker: the prompt's tokens, and how to sample the output's.
 
-These are named tuples, because each is created, checked and sent several times per request: see `router.codec`.
+These are named tuples, because each is created, checked and sent several times per request: see `protocol.codec`.
 """
 
 from __future__ import annotations
