@@ -187,7 +187,7 @@ class Router:
     def _begin_tasks(self, cleanup: AsyncExitStack) -> None:
         """Starts the background tasks, which run until the end."""
         if isinstance(self._server, FrontPool):
-            limits = asyncio.create_task(self._tell_limits(self._server))
+            limits = asyncio.create_task(self._send_limits(self._server))
             cleanup.push_async_callback(cancel_and_wait, limits)
         canary = asyncio.create_task(self._canary.run())
         canary.add_done_callback(log_failure)
@@ -219,16 +219,16 @@ class Router:
 
         return FrontPool(self._config.frontends, setup, link_of, failover, unix_socket)
 
-    async def _tell_limits(self, fronts: FrontPool) -> None:
+    async def _send_limits(self, fronts: FrontPool) -> None:
         while True:
-            fronts.tell_limits(self.service.max_model_len, self.service.versions)
+            fronts.send_limits(self.service.max_model_len, self.service.versions)
             await self.service.worker_port.wait_for_change()
 
     async def take_over(self) -> None:
         """Continue the connections that the previous router left behind. To be called once the expected workers are
         known."""
         if isinstance(self._server, FrontPool):
-            self._server.tell_limits(self.service.max_model_len, self.service.versions)
+            self._server.send_limits(self.service.max_model_len, self.service.versions)
         if isinstance(self._server, FrontPool | FailoverServer):
             await self._server.take_over()
 
@@ -249,7 +249,7 @@ class Router:
         """Sets how many workers are wanted. Until the first decode worker connects, requests are accepted and wait
         (also at a restarted router). If no decode worker is wanted, it counts as ready until one has connected."""
         self._expected = expected
-        self.service.hinder(expected.hindrance)
+        self.service.refuse_without_workers(expected.hindrance)
         longest = expected.max_model_len or self._model_positions
         if longest is not None:
             self.service.expect_max_model_len(longest)

@@ -75,7 +75,7 @@ class GenerationService:
             deliver=self._deliver,
         )
         self._coming_max_model_len: int | None = None
-        self._hindrance = ""
+        self._refusal_reason = ""
         self._packer = msgpack.Packer()
         self._decode_request = decoder(EngineRequest)
         self._receivers: dict[str, Receiver] = {}
@@ -106,9 +106,9 @@ class GenerationService:
         self._coming_max_model_len = max_model_len
         self.worker_port.note_change()
 
-    def hinder(self, hindrance: str) -> None:
+    def refuse_without_workers(self, reason: str) -> None:
         """While no decode worker is connected, new requests are refused for this reason; "": they wait for one."""
-        self._hindrance = hindrance
+        self._refusal_reason = reason
 
     @property
     def versions(self) -> tuple[str, ...]:
@@ -136,10 +136,10 @@ class GenerationService:
             refusal = ShuttingDownError()
             self.note_refused(RejectedRequest.of(request, refusal.error, time.monotonic()))
             raise refusal
-        if self._hindrance and request.resumed is None and not self._dispatcher.registry.decode_workers:
-            hindered = NoWorkersError(self._hindrance)
-            self.note_refused(RejectedRequest.of(request, hindered.error, time.monotonic()))
-            raise hindered
+        if self._refusal_reason and request.resumed is None and not self._dispatcher.registry.decode_workers:
+            refused = NoWorkersError(self._refusal_reason)
+            self.note_refused(RejectedRequest.of(request, refused.error, time.monotonic()))
+            raise refused
         self._check_sendable(request)
         actions = self._dispatcher.submit(request, time.monotonic())
         record = self.history.get(request.request_id)

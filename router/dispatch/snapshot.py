@@ -51,10 +51,10 @@ def signals_of(
         num_waiting=len(table.queue),
         num_running=len(table) - len(table.queue),
         oldest_wait_s=max((now - since_s for since_s in table.queue.oldest_by_priority().values()), default=0.0),
-        short=table.signals.table.short(now),
-        long=table.signals.table.long(now),
+        short=table.signals.window.short(now),
+        long=table.signals.window.long(now),
         workers=tuple(WorkerSignals.of(worker, now) for worker in registry),
         times=role_times(registry),
         local_prefill_max_tokens=local_prefill_max_tokens,
-        latest=table.signals.table.latest(now),
+        latest=table.signals.window.latest(now),
     )

@@ -12,7 +12,7 @@ from slipstream import __version__
 from slipstream.router.access.access import Access
 from slipstream.router.access.caller import forbidden
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes, ExchangeContext
-from slipstream.router.api.openai.openai_api import Generations, OpenAiApi
+from slipstream.router.api.openai.openai_api import OpenAiApi, SubmitService
 from slipstream.router.api.pages.pages import PAGE_PATHS
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.router_config import RouterConfig
@@ -38,7 +38,7 @@ class ApiFront:
     def __init__(
         self,
         model: ServedModel,
-        service: Generations,
+        service: SubmitService,
         config: RouterConfig = DEFAULT_CONFIG,
         access: Access | None = None,
         tracer: Tracer | None = None,

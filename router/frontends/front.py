@@ -13,7 +13,7 @@ from slipstream.router.access.access import Access
 from slipstream.router.api.admin.request_pages import Records, RequestPages
 from slipstream.router.api.admin.worker_pages import WorkerPages, Workers
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
-from slipstream.router.api.openai.openai_api import Generations
+from slipstream.router.api.openai.openai_api import SubmitService
 from slipstream.router.api.pages.pages import InfoPages
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.router_config import RouterConfig
@@ -27,7 +27,7 @@ from slipstream.router.status.load_signals import Signals
 from slipstream.router.status.status import Snapshot
 
 
-class DispatcherView(Generations, Protocol):
+class DispatcherView(SubmitService, Protocol):
     """What the front needs of `GenerationService`."""
 
     @property

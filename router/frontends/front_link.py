@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 R = TypeVar("R", bound=Receiver)
 
 
-class Dispatching(Protocol):
+class RelayService(Protocol):
     """What a link needs of `GenerationService`."""
 
     def relay(self, request: GenerateRequest, receiver_of: Callable[[RequestRecord], R]) -> R: ...
@@ -57,21 +57,21 @@ class Dispatching(Protocol):
 class RelayedRequest:
     """A request's output, on its way to the front that it came from."""
 
-    __slots__ = ("_link", "_told_version", "_wants_record", "number", "record")
+    __slots__ = ("_link", "_sent_version", "_wants_record", "number", "record")
 
     def __init__(self, link: FrontLink, message: Submit, record: RequestRecord) -> None:
         self._link = link
         self._wants_record = message.wants_record
-        self._told_version = ""
+        self._sent_version = ""
         self.number = message.number
         self.record = record
 
     def deliver(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None:
         version = self.record.version
-        if version == self._told_version:
+        if version == self._sent_version:
             self._link.emit(Emitted(self.number, token_ids, logprobs))
         else:
-            self._told_version = version
+            self._sent_version = version
             self._link.emit(Emitted(self.number, token_ids, logprobs, version))
 
     def end(self, finish: GenerationFinish) -> None:
@@ -85,7 +85,7 @@ class FrontLink:
 
     def __init__(
         self,
-        service: Dispatching,
+        service: RelayService,
         access: Access,
         tally: FrontTally,
         answer: Handler[ExchangeContext],
@@ -211,7 +211,7 @@ class FrontLink:
         self._send(FrontAnswer(message.number, exchange.status, exchange.content_type, exchange.headers, exchange.body))
 
 
-class Nowhere:
+class NullSink:
     """Stands in for the connection of an exchange that has none."""
 
     date = ""
@@ -227,7 +227,7 @@ class HeldExchange(ApiExchange):
     __slots__ = ("body", "content_type", "headers")
 
     def __init__(self, request: Request) -> None:
-        super().__init__(request, Nowhere(), ExchangeContext())
+        super().__init__(request, NullSink(), ExchangeContext())
         self.body = b""
         self.content_type = JSON
         self.headers: tuple[tuple[str, str], ...] = ()

@@ -117,7 +117,7 @@ class FrontPool:
         for front in self._fronts:
             self._tell_what_to_do(front)
 
-    def tell_limits(self, max_model_len: int | None, versions: tuple[str, ...]) -> None:
+    def send_limits(self, max_model_len: int | None, versions: tuple[str, ...]) -> None:
         """The longest sequence or the versions of the model may have changed."""
         if (max_model_len, versions) != (self._setup.max_model_len, self._setup.versions):
             self._setup = replace(self._setup, max_model_len=max_model_len, versions=versions)

@@ -15,7 +15,7 @@ from slipstream.router.http.cors import CorsPolicy
 from slipstream.router.http.exchange import Exchange, Handler
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.observer import C, NullObserver
-from slipstream.router.http.owner import OwnedConnection, Welcome
+from slipstream.router.http.owner import Admittance, OwnedConnection
 from slipstream.router.http.reader import CheckCaller, Request
 from slipstream.router.http.tls import ServerTls
 from slipstream.router.process.listening import cannot_listen, close_all, listening_at
@@ -174,7 +174,7 @@ class HttpServer(Generic[C]):
             connection.abort()
         await self._empty.wait()
 
-    def joined(self, connection: OwnedConnection) -> Welcome:
+    def joined(self, connection: OwnedConnection) -> Admittance:
         self._connections.add(connection)
         self._empty.clear()
         num_surplus = self._tell_count() - self._config.max_connections

@@ -1,32 +1,167 @@
-"""Requests that come together are prepared together, one stage after the other.
-
-The code that prepares one request does not fit into a core's caches. Where each request goes through all of it at once,
-the next one finds nothing of it there: 32 requests take up to a tenth longer than if all are parsed, then all
-tokenised, and then all placed.
-"""
+"""A request to the API, as it was received and as a batch of generations: limits, usage, attributes of its span."""
 
 from __future__ import annotations
 
-import asyncio
-from types import TracebackType
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from slipstream.router.access.caller import Caller
+from slipstream.router.access.usage import UsageCounts
+from slipstream.router.api.openai.body.schema import ChatRequest, GenerationFields
+from slipstream.router.api.openai.choice import Choice
+from slipstream.router.api.openai.formats import AnswerFormat, AnswerHead
+from slipstream.router.observability.tracing.request_trace import Value
+from slipstream.router.protocol.generation import GenerationError
+from slipstream.router.protocol.messages import SamplingParams
+from slipstream.router.requests.rejections import RejectedRequest
+
+USUAL_OUTPUT_TOKENS = 1024  # reserved from a rate limit if the request names no length; corrected at its end
+
+
+class Prompt(NamedTuple):
+    """One prompt of a request. `text` is set if it is to be echoed."""
+
+    packed_ids: bytes  # shared by all choices; a list of ints would be nine times as large
+    sampling: SamplingParams
+    text: str = ""
+
+
+class ReceivedRequest(NamedTuple):
+    """A request as it arrived. `exchange_id` is the id in the answer's X-Request-Id header, which the client may have
+    chosen; `head` begins the answer and has its id; `seed` is used if the client gives none. `version` is the version
+    of the model that was asked for, "" if none was."""
+
+    body: GenerationFields
+    version: str
+    exchange_id: str
+    caller: Caller
+    trace_id: str
+    arrived_s: float
+    head: AnswerHead
+    seed: int
+
+    @property
+    def tenant(self) -> str:
+        return self.caller.tenant(self.body.user or "")
+
+    @property
+    def session(self) -> str:
+        return self.caller.own(self.body.session_id) if self.body.session_id else ""
+
+    def refused(self, num_prompt_tokens: int, error: GenerationError, now: float) -> RejectedRequest:
+        """Its record if it is refused before it could be submitted."""
+        body = self.body
+        return RejectedRequest(
+            now,
+            self.head.id,
+            (self.exchange_id,),
+            self.tenant,
+            body.priority or 0,
+            num_prompt_tokens,
+            body.stated_max_tokens or 0,
+            body.expected_output_tokens,
+            body.service_level,
+            self.session,
+            body.timeout_s,
+            self.trace_id,
+            self.version,
+            error,
+        )
 
 
 class GenerationBatch:
-    """To be entered by each request (`with convoy:`) for as long as it is served."""
+    """A request that passed its checks: each of its `prompts` is to be continued `choices_per_prompt` times.
+    `answer_id` is the id in the body of its answer; `prompt_param` is the field that its prompts came in."""
 
-    def __init__(self) -> None:
-        self._num_requests = 0
+    __slots__ = (
+        "answer_id",
+        "body",
+        "choices_per_prompt",
+        "form",
+        "num_choices",
+        "num_prompt_tokens",
+        "prompt_param",
+        "prompts",
+        "received",
+    )
 
-    def __enter__(self) -> None:
-        self._num_requests += 1
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    def __init__(
+        self, received: ReceivedRequest, prompts: Sequence[Prompt], prompt_param: str, form: AnswerFormat
     ) -> None:
-        self._num_requests -= 1
+        self.received = received
+        self.body = received.body
+        self.answer_id = received.head.id
+        self.prompts = prompts
+        self.prompt_param = prompt_param
+        self.form = form
+        self.choices_per_prompt = received.body.n or 1
+        self.num_choices = len(prompts) * self.choices_per_prompt
+        self.num_prompt_tokens = sum([len(prompt.packed_ids) for prompt in prompts]) // 4
 
-    async def next_stage(self) -> None:
-        """Lets the other requests reach this stage. A single request continues at once: a turn of the event loop takes
-        20 us."""
-        if self._num_requests > 1:
-            await asyncio.sleep(0)
+    @property
+    def num_reserved_tokens(self) -> int:
+        """How many tokens the request may use. An output without a stated length is assumed to have a usual one."""
+        body = self.body
+        output = body.expected_output_tokens or body.stated_max_tokens or USUAL_OUTPUT_TOKENS
+        outputs = sum([min(prompt.sampling.max_tokens, output) for prompt in self.prompts])
+        return self.num_prompt_tokens + self.choices_per_prompt * outputs
+
+    @property
+    def clamped_to(self) -> int | None:
+        """The most output tokens that a choice may have, if that is less than was asked for; the least of them all."""
+        wanted = self.body.stated_max_tokens
+        if wanted is None:
+            return None
+        most = min([prompt.sampling.max_tokens for prompt in self.prompts])
+        return most if most < wanted else None
+
+    def prompt_of(self, index: int) -> Prompt:
+        """The prompt of a choice."""
+        return self.prompts[index // self.choices_per_prompt]
+
+    def ids_of(self, index: int) -> tuple[str, tuple[str, ...]]:
+        """The request id of a choice, and its names. The first of several choices is also known by the answer's ids."""
+        if self.num_choices == 1:
+            return self.answer_id, (self.received.exchange_id,)
+        of_all = (self.answer_id, self.received.exchange_id) if index == 0 else ()
+        return f"{self.answer_id}#{index}", (f"{self.received.exchange_id}#{index}", *of_all)
+
+
+def used_by(choices: Sequence[Choice], batch: GenerationBatch) -> UsageCounts:
+    """What a request has used at its end. A prompt is counted once for all its choices, as in the answer's usage."""
+    choices_per_prompt = batch.choices_per_prompt
+    used = UsageCounts(num_requests=1, num_errors=int(len(choices) < batch.num_choices))
+    for choice in choices:
+        finish = choice.stream.finish
+        used.num_output_tokens += choice.output.num_tokens
+        if finish is not None and choice.index % choices_per_prompt == 0:
+            used.num_prompt_tokens += finish.usage.num_prompt_tokens
+            used.num_cached_tokens += finish.usage.num_cached_tokens
+        if choice.reason is None and finish is not None and finish.reason == "error":
+            used.num_errors = 1
+    return used
+
+
+def span_attributes(batch: GenerationBatch) -> dict[str, Value]:
+    """The fields that the request has set, by their names in OpenTelemetry's GenAI conventions."""
+    body, is_chat = batch.body, isinstance(batch.body, ChatRequest)
+    given = {
+        "gen_ai.request.max_tokens": body.stated_max_tokens,
+        "gen_ai.request.temperature": body.temperature,
+        "gen_ai.request.top_p": body.top_p,
+        "gen_ai.request.top_k": body.top_k,
+        "gen_ai.request.seed": body.seed,
+        "gen_ai.request.presence_penalty": body.presence_penalty,
+        "gen_ai.request.frequency_penalty": body.frequency_penalty,
+        "gen_ai.request.choice.count": batch.num_choices if batch.num_choices > 1 else None,
+        "gen_ai.conversation.id": body.session_id,
+    }
+    return {
+        "gen_ai.operation.name": "chat" if is_chat else "text_completion",
+        "gen_ai.provider.name": "slipstream",
+        "gen_ai.request.model": body.model,
+        "gen_ai.response.model": body.model,
+        "gen_ai.response.id": batch.answer_id,
+        "gen_ai.request.stream": bool(body.stream),
+        **{name: value for name, value in given.items() if value is not None},
+    }

@@ -15,20 +15,20 @@ from slipstream.router.api.openai.answer import Answer
 from slipstream.router.api.openai.body.parsing import BodyParser
 from slipstream.router.api.openai.body.sampling import SEED_MASK, check_token_ids, sampling_params
 from slipstream.router.api.openai.body.schema import ChatRequest, CompletionRequest, GenerationFields
-from slipstream.router.api.openai.body.structured_output import StructuredOutputs
+from slipstream.router.api.openai.body.structured_output import RequestGrammars
 from slipstream.router.api.openai.choice import Choice
 from slipstream.router.api.openai.failures import as_http_error
 from slipstream.router.api.openai.formats import AnswerHead, ChatFormat, CompletionFormat
-from slipstream.router.api.openai.generation_batch import GenerationBatch
-from slipstream.router.api.openai.output_text import OutputText
-from slipstream.router.api.openai.prompts import DEFAULT_COMPLETION_TOKENS, PromptReader, room
-from slipstream.router.api.openai.request_context import (
+from slipstream.router.api.openai.generation_batch import (
+    GenerationBatch,
     Prompt,
-    RequestContext,
-    SubmittedRequest,
+    ReceivedRequest,
     span_attributes,
     used_by,
 )
+from slipstream.router.api.openai.output_text import OutputText
+from slipstream.router.api.openai.preparation_stages import PreparationStages
+from slipstream.router.api.openai.prompts import DEFAULT_COMPLETION_TOKENS, PromptReader, room
 from slipstream.router.api.openai.token_pages import TokenPages
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.router_config import ApiConfig
@@ -46,7 +46,7 @@ SEED_STEP = 0x9E3779B97F4A7C15  # between the seeds of a request's prompts, to k
 MAX_EXPLAINED_CHOICES = 16  # in one answer; the explanation of each can be tens of KiB
 
 
-class Generations(Protocol):
+class SubmitService(Protocol):
     """What the API needs of `GenerationService`."""
 
     @property
@@ -63,7 +63,7 @@ class OpenAiApi:
     def __init__(
         self,
         model: ServedModel,
-        service: Generations,
+        service: SubmitService,
         metrics: FrontMetrics,
         access: Access,
         config: ApiConfig,
@@ -80,8 +80,8 @@ class OpenAiApi:
         self._prompts = PromptReader(model.tokenizer)
         self._bodies = BodyParser(config.unknown_fields == "ignore", metrics.ignored_fields)
         self._clamps = config.overlong == "clamp"
-        self._grammars = StructuredOutputs()
-        self._convoy = GenerationBatch()
+        self._grammars = RequestGrammars()
+        self._stages = PreparationStages()
         self._created_s = int(time.time())
 
     def add_to(self, routes: ApiRoutes) -> None:
@@ -127,38 +127,40 @@ class OpenAiApi:
         arrived_s = time.monotonic()
         max_model_len = self._service.max_model_len
         body = self._bodies.parse(request, exchange, ChatRequest, max_model_len)
-        asked = self._asked(body, exchange, arrived_s, "chatcmpl-")
-        with self._convoy:
-            await self._serve(exchange, asked, self._chat_job(asked, body, max_model_len))
+        received = self._received(body, exchange, arrived_s, "chatcmpl-")
+        with self._stages:
+            await self._serve(exchange, received, self._chat_batch(received, body, max_model_len))
 
     async def completions(self, request: Request, exchange: ApiExchange) -> None:
         """The continuation of a text."""
         arrived_s = time.monotonic()
         max_model_len = self._service.max_model_len
         body = self._bodies.parse(request, exchange, CompletionRequest, max_model_len)
-        asked = self._asked(body, exchange, arrived_s, "cmpl-")
-        with self._convoy:
-            await self._serve(exchange, asked, self._completion_job(asked, body, max_model_len))
+        received = self._received(body, exchange, arrived_s, "cmpl-")
+        with self._stages:
+            await self._serve(exchange, received, self._completion_batch(received, body, max_model_len))
 
-    async def _chat_job(self, asked: SubmittedRequest, body: ChatRequest, max_model_len: int | None) -> RequestContext:
+    async def _chat_batch(
+        self, received: ReceivedRequest, body: ChatRequest, max_model_len: int | None
+    ) -> GenerationBatch:
         limit = self._prompts.limit(max_model_len)
-        await self._convoy.next_stage()
+        await self._stages.next_stage()
         packed_ids = await self._prompts.of_chat(body.messages, limit, body.template_variables)
         grammar = await self._grammars.of(body)
         asked_for = self._defaults.max_tokens(body.stated_max_tokens)
         default = self._defaults.default_max_tokens(None)
         max_tokens = room(packed_ids, limit, asked_for, default, "messages", self._clamps)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        prompts = [Prompt(packed_ids, self._sampling(body, max_tokens, logprobs, grammar, asked.seed))]
-        form = ChatFormat(asked.head, self._tokenizer.pieces, logprobs is not None, body.wants_usage)
-        return RequestContext(asked, prompts, "messages", form)
+        prompts = [Prompt(packed_ids, self._sampling(body, max_tokens, logprobs, grammar, received.seed))]
+        form = ChatFormat(received.head, self._tokenizer.pieces, logprobs is not None, body.wants_usage)
+        return GenerationBatch(received, prompts, "messages", form)
 
-    async def _completion_job(
-        self, asked: SubmittedRequest, body: CompletionRequest, max_model_len: int | None
-    ) -> RequestContext:
+    async def _completion_batch(
+        self, received: ReceivedRequest, body: CompletionRequest, max_model_len: int | None
+    ) -> GenerationBatch:
         for token_ids in body.id_lists:
             check_token_ids("prompt", token_ids, self._tokenizer.vocab_size)
-        await self._convoy.next_stage()
+        await self._stages.next_stage()
         grammar = await self._grammars.of(body)
         prompts: list[Prompt] = []
         limit = self._prompts.limit(max_model_len)
@@ -167,15 +169,17 @@ class OpenAiApi:
         default = self._defaults.default_max_tokens(DEFAULT_COMPLETION_TOKENS)
         for packed_ids in id_lists:
             max_tokens = room(packed_ids, limit, asked_for, default, "prompt", self._clamps)
-            seed = (asked.seed + len(prompts) * SEED_STEP) & SEED_MASK
+            seed = (received.seed + len(prompts) * SEED_STEP) & SEED_MASK
             prompts.append(Prompt(packed_ids, self._sampling(body, max_tokens, body.logprobs, grammar, seed)))
         if body.echo:
             texts = body.texts or await self._tokenizer.decode(body.id_lists)
             prompts = [prompt._replace(text=text) for prompt, text in zip(prompts, texts, strict=True)]
-        form = CompletionFormat(asked.head, self._tokenizer.pieces, body.logprobs is not None, body.wants_usage)
-        return RequestContext(asked, prompts, "prompt", form)
+        form = CompletionFormat(received.head, self._tokenizer.pieces, body.logprobs is not None, body.wants_usage)
+        return GenerationBatch(received, prompts, "prompt", form)
 
-    def _asked(self, body: GenerationFields, exchange: ApiExchange, arrived_s: float, prefix: str) -> SubmittedRequest:
+    def _received(
+        self, body: GenerationFields, exchange: ApiExchange, arrived_s: float, prefix: str
+    ) -> ReceivedRequest:
         """The request as it arrived. Raises HttpError if there is no such model or the caller may not use it."""
         version = self._version_of(body.model)
         context = exchange.context
@@ -184,7 +188,7 @@ class OpenAiApi:
         head = AnswerHead(
             f"{prefix}{identity.number:032x}", identity.created_s, self._model, service_tier=body.served_tier
         )
-        return SubmittedRequest(
+        return ReceivedRequest(
             body, version, exchange.request_id, context.caller, context.trace_id, arrived_s, head, identity.seed
         )
 
@@ -196,57 +200,57 @@ class OpenAiApi:
         exchange.context.caller.check(self._model, MAX_PRIORITY)
 
     async def _serve(
-        self, exchange: ApiExchange, asked: SubmittedRequest, coming_job: Awaitable[RequestContext]
+        self, exchange: ApiExchange, received: ReceivedRequest, coming_batch: Awaitable[GenerationBatch]
     ) -> None:
         """Let the request in and answer it. Raises HttpError; if the request is refused, that can be explained."""
-        job: RequestContext | None = None
+        batch: GenerationBatch | None = None
         try:
-            job = await coming_job
-            permit = await self._enter(exchange, job)
+            batch = await coming_batch
+            permit = await self._enter(exchange, batch)
         except RequestError as refused:
-            num_prompt_tokens = job.num_prompt_tokens if job is not None else 0
-            self._service.note_refused(asked.refused(num_prompt_tokens, refused.error, time.monotonic()))
+            num_prompt_tokens = batch.num_prompt_tokens if batch is not None else 0
+            self._service.note_refused(received.refused(num_prompt_tokens, refused.error, time.monotonic()))
             if exchange.context.trace is not None:
                 exchange.context.trace.refusal = refused.error
             raise
-        await self._answer(exchange, job, permit)
+        await self._answer(exchange, batch, permit)
 
-    async def _enter(self, exchange: ApiExchange, job: RequestContext) -> Permit:
+    async def _enter(self, exchange: ApiExchange, batch: GenerationBatch) -> Permit:
         """Raises HttpError if there are too many choices, or the caller's key does not allow so much now."""
-        if job.body.explain and job.num_choices > MAX_EXPLAINED_CHOICES:
-            message = f"'explain' is served for up to {MAX_EXPLAINED_CHOICES} choices, got {job.num_choices}."
+        if batch.body.explain and batch.num_choices > MAX_EXPLAINED_CHOICES:
+            message = f"'explain' is served for up to {MAX_EXPLAINED_CHOICES} choices, got {batch.num_choices}."
             raise HttpError(400, message, param="explain", code="invalid_value")
         permit, header_lines = await self._access.enter(
-            job.asked.caller,
+            batch.received.caller,
             self._model,
-            job.num_reserved_tokens,
-            job.num_choices,
+            batch.num_reserved_tokens,
+            batch.num_choices,
             is_resumed=exchange.context.checkpoint.resumed(0) is not None,
         )
         exchange.header_lines += header_lines
-        if job.clamped_to is not None:
-            exchange.add_header(MAX_TOKENS_HEADER, str(job.clamped_to))
+        if batch.clamped_to is not None:
+            exchange.add_header(MAX_TOKENS_HEADER, str(batch.clamped_to))
             self._metrics.num_clamped += 1
         return permit
 
-    async def _answer(self, exchange: ApiExchange, job: RequestContext, permit: Permit) -> None:
-        """Run the job and send the answer. Raises HttpError if it fails before anything was sent."""
+    async def _answer(self, exchange: ApiExchange, batch: GenerationBatch, permit: Permit) -> None:
+        """Generate the choices and send the answer. Raises HttpError if it fails before anything was sent."""
         choices: list[Choice] = []
-        body, num_choices, choices_per_prompt = job.body, job.num_choices, job.choices_per_prompt
+        body, num_choices, choices_per_prompt = batch.body, batch.num_choices, batch.choices_per_prompt
         self._metrics.choices.observe(choices_per_prompt)
-        for prompt in job.prompts:
+        for prompt in batch.prompts:
             self._metrics.max_tokens.observe(prompt.sampling.max_tokens, choices_per_prompt)
         try:
-            await self._convoy.next_stage()
+            await self._stages.next_stage()
             for index in range(num_choices):
-                choices.append(self._submit(job, index, exchange))
+                choices.append(self._submit(batch, index, exchange))
             await asyncio.sleep(0)  # lets the requests leave for their workers now, before the answer is prepared
             answer = Answer(
                 choices,
-                job.form,
-                num_prompt_tokens=job.num_prompt_tokens,
+                batch.form,
+                num_prompt_tokens=batch.num_prompt_tokens,
                 choices_per_prompt=choices_per_prompt,
-                prompt_param=job.prompt_param,
+                prompt_param=batch.prompt_param,
                 explains=bool(body.explain),
             )
             if body.stream:
@@ -258,55 +262,55 @@ class OpenAiApi:
                 choice.stream.cancel()  # ends what still runs if we left early
             for choice in choices:
                 choice.record_end()
-            self._access.settle(permit, used_by(choices, job))
+            self._access.settle(permit, used_by(choices, batch))
             if exchange.context.trace is not None:
-                exchange.context.trace.answered([choice.stream.record for choice in choices], span_attributes(job))
+                exchange.context.trace.answered([choice.stream.record for choice in choices], span_attributes(batch))
 
-    def _submit(self, job: RequestContext, index: int, exchange: ApiExchange) -> Choice:
+    def _submit(self, batch: GenerationBatch, index: int, exchange: ApiExchange) -> Choice:
         """Queue one choice. Raises HttpError if it is not admitted."""
         try:
-            stream = self._service.submit(self._generation(job, index, exchange))
+            stream = self._service.submit(self._generation(batch, index, exchange))
         except AdmissionError as refusal:
             if exchange.context.trace is not None:
                 exchange.context.trace.refusal = refusal.error
-            raise as_http_error(refusal.error, job.prompt_param) from refusal
-        includes_stop = bool(job.body.include_stop_str_in_output)
+            raise as_http_error(refusal.error, batch.prompt_param) from refusal
+        includes_stop = bool(batch.body.include_stop_str_in_output)
         return Choice(
             index,
             stream,
-            OutputText(self._tokenizer.pieces, job.body.stop or (), includes_stop, job.body.min_tokens or 0),
-            self._metrics.begin(job.asked.arrived_s),
-            prefix=job.prompt_of(index).text,
+            OutputText(self._tokenizer.pieces, batch.body.stop or (), includes_stop, batch.body.min_tokens or 0),
+            self._metrics.begin(batch.received.arrived_s),
+            prefix=batch.prompt_of(index).text,
             hides_stop_token=not includes_stop,
         )
 
     @staticmethod
-    def _generation(job: RequestContext, index: int, exchange: ApiExchange) -> GenerateRequest:
+    def _generation(batch: GenerationBatch, index: int, exchange: ApiExchange) -> GenerateRequest:
         """The request to the dispatcher for one choice."""
-        body, asked, caller = job.body, job.asked, job.asked.caller
-        choices_per_prompt = job.choices_per_prompt
-        prompt = job.prompt_of(index)
+        body, received, caller = batch.body, batch.received, batch.received.caller
+        choices_per_prompt = batch.choices_per_prompt
+        prompt = batch.prompt_of(index)
         sampling = prompt.sampling
         if choices_per_prompt > 1:
             sampling = sampling._replace(seed=(sampling.seed + index % choices_per_prompt) & SEED_MASK)
-        request_id, names = job.ids_of(index)
+        request_id, names = batch.ids_of(index)
         return GenerateRequest(
             request_id=request_id,
             prompt_ids=prompt.packed_ids,
             sampling=sampling,
             priority=body.priority or 0,
             cache_salt=caller.own(body.cache_salt or ""),
-            tenant=asked.tenant,
+            tenant=received.tenant,
             weight=caller.weight,
             names=names,
             slo=body.service_level,
-            session=asked.session,
+            session=received.session,
             expected_output_tokens=body.expected_output_tokens,
             timeout_s=body.timeout_s,
             choice=index,
-            trace_id=asked.trace_id,
-            version=asked.version,
-            first_choice=job.ids_of(0)[0] if index else "",
+            trace_id=received.trace_id,
+            version=received.version,
+            first_choice=batch.ids_of(0)[0] if index else "",
             wants_record=bool(body.explain),
             resumed=exchange.context.checkpoint.resumed(index),
         )

@@ -48,7 +48,7 @@ class MigratableStream(NamedTuple):
 
 
 @dataclass(slots=True)
-class Station:
+class ProjectedWorker:
     """A decode worker as it will be when all moves under way have ended. `decode` holds its seconds per step, per
     sequence and per token of context, `transfer` the seconds per transfer to it and per page of `page_tokens`.
     `prefill_share` of its time goes into prompts."""
@@ -81,7 +81,7 @@ class Gain(NamedTuple):
     to_step_s: float
 
 
-def filled_after_s(target: Station, lead_s: float, arrivals_per_s: float) -> float:
+def filled_after_s(target: ProjectedWorker, lead_s: float, arrivals_per_s: float) -> float:
     """Seconds until new requests have filled all workers that are faster than a source. `lead_s` is the sum of how much
     shorter their steps are; each new sequence takes as much of it as it adds to a step of `target`."""
     mean_tokens = target.context_tokens // target.num_seqs if target.num_seqs else 0
@@ -90,8 +90,8 @@ def filled_after_s(target: Station, lead_s: float, arrivals_per_s: float) -> flo
 
 
 def best_migration(
-    source: Station,
-    target: Station,
+    source: ProjectedWorker,
+    target: ProjectedWorker,
     candidates: Iterable[MigratableStream],
     here: Sequence[MigratableStream],
     there: Sequence[MigratableStream],

@@ -18,7 +18,7 @@ from slipstream.router.dispatch.migration.migration_scheduler import MigrationSc
 from slipstream.router.dispatch.migration.rebalance_choice import (
     FASTER,
     MigratableStream,
-    Station,
+    ProjectedWorker,
     best_migration,
     filled_after_s,
 )
@@ -68,21 +68,21 @@ class Rebalancer:
                 self._compare(workers, arrivals_per_s, now)
 
     def _compare(self, workers: list[WorkerState], arrivals_per_s: float, now: float) -> None:
-        stations = self._stations(workers, now)
-        by_pace = sorted(workers, key=lambda worker: (stations[worker].step_s(), worker.name))
-        step_s = [stations[worker].step_s() for worker in by_pace]
+        projected = self._projected(workers, now)
+        by_pace = sorted(workers, key=lambda worker: (projected[worker].step_s(), worker.name))
+        step_s = [projected[worker].step_s() for worker in by_pace]
         total_s = [0.0, *accumulate(step_s)]
         for at in range(max(len(by_pace) // ENDS, 1)):
             source, target = by_pace[-1 - at], by_pace[at]
             source_s = step_s[-1 - at]
-            if stations[target].step_s(1) > FASTER * source_s:
+            if projected[target].step_s(1) > FASTER * source_s:
                 return
             num_faster = len(by_pace) - 1 - at
             lead_s = num_faster * source_s - total_s[num_faster]
-            horizon_s = filled_after_s(stations[target], lead_s, arrivals_per_s)
-            self._level(source, stations[source], target, stations[target], horizon_s, now)
+            horizon_s = filled_after_s(projected[target], lead_s, arrivals_per_s)
+            self._level(source, projected[source], target, projected[target], horizon_s, now)
 
-    def _stations(self, workers: list[WorkerState], now: float) -> dict[WorkerState, Station]:
+    def _projected(self, workers: list[WorkerState], now: float) -> dict[WorkerState, ProjectedWorker]:
         """The workers as they will be when the moves under way have ended."""
         num_seqs: dict[WorkerState, int] = defaultdict(int)
         context: dict[WorkerState, int] = defaultdict(int)
@@ -98,7 +98,7 @@ class Rebalancer:
         # Which worker computes prompts changes faster than answers end, so a worker's own share does not predict.
         share = sum(worker.load.recent_prefills(now)[1] for worker in workers) / len(workers)
         return {
-            worker: Station(
+            worker: ProjectedWorker(
                 (worker.times if are_known else pool).coefficients("decode"),
                 worker.load.num_seqs + num_seqs[worker],
                 worker.load.context_tokens + context[worker],
@@ -112,9 +112,9 @@ class Rebalancer:
     def _level(
         self,
         source: WorkerState,
-        source_station: Station,
+        projected_source: ProjectedWorker,
         target: WorkerState,
-        target_station: Station,
+        projected_target: ProjectedWorker,
         horizon_s: float,
         now: float,
     ) -> None:
@@ -134,7 +134,7 @@ class Rebalancer:
         ]
         while may_migrate(source, self._config) and may_migrate(target, self._config):
             going = [streams[request_id] for request_id in movable]
-            gain = best_migration(source_station, target_station, going, staying, meeting, horizon_s)
+            gain = best_migration(projected_source, projected_target, going, staying, meeting, horizon_s)
             if gain is None:
                 return
             stream = gain.stream
@@ -145,9 +145,9 @@ class Rebalancer:
                 self._table.totals.num_rebalanced += 1
                 staying.remove(stream)
                 meeting.append(stream)
-                for station, sign in ((source_station, -1), (target_station, 1)):
-                    station.num_seqs += sign
-                    station.context_tokens += sign * stream.num_tokens
+                for projected, sign in ((projected_source, -1), (projected_target, 1)):
+                    projected.num_seqs += sign
+                    projected.context_tokens += sign * stream.num_tokens
 
     def _states_on(self, worker: WorkerState) -> list[RequestState]:
         """The requests that decode there or are on their way there, in a reproducible order."""

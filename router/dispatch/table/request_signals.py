@@ -14,24 +14,24 @@ class RequestSignals:
     """Judges each request by its levels."""
 
     def __init__(self) -> None:
-        self.table = SignalWindow()
+        self.window = SignalWindow()
 
     def arrived(self, state: RequestState, now: float) -> None:
         """It was let in."""
-        self.table.arrived(priority_class(state.request.priority), state.num_prompt_tokens, *state.levels, now)
+        self.window.arrived(priority_class(state.request.priority), state.num_prompt_tokens, *state.levels, now)
 
     def refused(self, kind: ErrorKind, now: float) -> None:
         """It was not let in."""
         if kind in LOAD_REFUSALS:
-            self.table.refused(now)
+            self.window.refused(now)
 
     def placed(self, state: RequestState, wait_s: float, now: float) -> None:
         """It had its first placement."""
-        self.table.placed(wait_s, state.forecast.remaining(0) if state.forecast is not None else None, now)
+        self.window.placed(wait_s, state.forecast.remaining(0) if state.forecast is not None else None, now)
 
     def first_token(self, state: RequestState, now: float) -> None:
         """The client got its first token."""
-        self.table.first_token(
+        self.window.first_token(
             priority_class(state.request.priority),
             now - state.record.timeline.queued,
             state.levels.ttft_s,
@@ -45,12 +45,12 @@ class RequestSignals:
         """The request has ended."""
         num_output_tokens, timeline = finish.usage.num_output_tokens, state.record.timeline
         if finish.reason == "error":
-            self.table.failed(num_output_tokens, now)
+            self.window.failed(num_output_tokens, now)
         elif finish.reason == "abort" or timeline.first_token is None:
-            self.table.left(num_output_tokens, now)
+            self.window.left(num_output_tokens, now)
         else:
             itl_s = (now - timeline.first_token) / max(num_output_tokens - 1, 1)
             is_itl_met = itl_s <= state.levels.itl_s
             is_good = is_itl_met and timeline.first_token - timeline.queued <= state.levels.ttft_s
             priority = priority_class(state.request.priority)
-            self.table.finished(priority, num_output_tokens, state.forecast.mean, itl_s, is_itl_met, is_good, now)
+            self.window.finished(priority, num_output_tokens, state.forecast.mean, itl_s, is_itl_met, is_good, now)

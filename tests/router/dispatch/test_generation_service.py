@@ -333,7 +333,7 @@ def test_a_request_that_finds_no_worker_ends_at_its_queue_deadline():
 
 def test_a_request_is_refused_at_once_while_no_worker_can_come_and_none_is_there():
     async def scenario(service):
-        service.hinder("config.json is gone")
+        service.refuse_without_workers("config.json is gone")
         with pytest.raises(NoWorkersError, match=r"none can be started: config\.json is gone") as refused:
             service.submit(request())
         assert (refused.value.error.kind, refused.value.error.retry_after_s) == ("not_ready", 30.0)

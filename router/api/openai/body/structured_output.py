@@ -20,7 +20,7 @@ from slipstream.router.protocol.grammar import COMPACT_JSON, ENDLESS, JsonStyle,
 from slipstream.router.protocol.messages import GrammarKind, GrammarSpec
 from slipstream.router.structured_output.grammar_trial import GrammarTrials, GrammarVerdict
 
-MAX_GUIDE_BYTES = 64 << 10
+MAX_GRAMMAR_BYTES = 64 << 10
 MAX_VERDICTS = 256
 MAX_WAITING = 64  # grammars that wait for their trial, which takes a second at most
 ANY_OBJECT = '{"type":"object"}'
@@ -37,7 +37,7 @@ class StructuredOutputField(NamedTuple):
     value: Any
 
 
-class StructuredOutputs:
+class RequestGrammars:
     """The grammars of one API and their verdicts. Used on its event loop only."""
 
     def __init__(self) -> None:
@@ -134,8 +134,8 @@ def grammar_from(field: str, kind: GrammarKind, value: Any) -> GrammarSpec:
     except orjson.JSONEncodeError as error:  # nested too deeply, or a number beyond 64 bits
         raise invalid(field, f"'{field}' cannot be followed: {error}.") from error
     num_bytes = len(spec.encode())
-    if num_bytes > MAX_GUIDE_BYTES:
-        raise invalid(field, f"'{field}' has {num_bytes} bytes; there may be {MAX_GUIDE_BYTES}.")
+    if num_bytes > MAX_GRAMMAR_BYTES:
+        raise invalid(field, f"'{field}' has {num_bytes} bytes; there may be {MAX_GRAMMAR_BYTES}.")
     return GrammarSpec(kind, spec)
 
 

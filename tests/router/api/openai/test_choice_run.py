@@ -13,7 +13,7 @@ from slipstream.router.api.exchange_context import ExchangeContext
 from slipstream.router.api.openai.choice import Choice, ChoiceRun
 from slipstream.router.api.openai.formats import AnswerHead, CompletionFormat
 from slipstream.router.api.openai.output_text import OutputText, TokenEntry
-from slipstream.router.frontends.front_link import Nowhere
+from slipstream.router.frontends.front_link import NullSink
 from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.failover.journal import AnswerPhase, Journal
 from slipstream.router.http.failover.stream_checkpoint import JournalCheckpoint
@@ -83,7 +83,7 @@ class Client:
         stream = GenerationStream(RequestRecord("r", "", 0, 1, Timeline(0.0)), cancel, Handouts())
         checkpoint = JournalCheckpoint(journal, before)
         exchange = Exchange(
-            REQUEST, Nowhere(), ExchangeContext(checkpoint), head_sent=before is not None and before.head_sent
+            REQUEST, NullSink(), ExchangeContext(checkpoint), head_sent=before is not None and before.head_sent
         )
         output = OutputText(PIECES, self.stops, include_stop=False, min_tokens=self.min_tokens)
         choice = Choice(0, stream, output, FrontMetrics().begin(0.0), prefix=PREFIX)

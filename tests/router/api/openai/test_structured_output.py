@@ -17,7 +17,7 @@ import orjson
 import pytest
 
 from slipstream.router.api.openai.body.schema import CompletionRequest
-from slipstream.router.api.openai.body.structured_output import MAX_GUIDE_BYTES, StructuredOutputs
+from slipstream.router.api.openai.body.structured_output import MAX_GRAMMAR_BYTES, RequestGrammars
 from slipstream.router.process.open_files import allow_all_files
 from slipstream.router.protocol.grammar import COMPACT_JSON, JsonStyle
 from slipstream.router.protocol.messages import EngineRequest, Generate, GrammarSpec
@@ -79,7 +79,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"guided_json": {"$ref": "#"}}, "guided_json"),
     ({"guided_json": {"type": "integer", "multipleOf": 999983, "maximum": 1e300}}, "guided_json"),
     ({"guided_json": DEEP}, "guided_json"),
-    ({"guided_json": {"enum": ["x" * MAX_GUIDE_BYTES]}}, "guided_json"),
+    ({"guided_json": {"enum": ["x" * MAX_GRAMMAR_BYTES]}}, "guided_json"),
     ({"structured_outputs": {"regex": "(ab"}}, "structured_outputs.regex"),
     ({"guided_regex": "(?=a)b"}, "guided_regex"),
     ({"guided_grammar": "start: nowhere"}, "guided_grammar"),
@@ -283,7 +283,7 @@ class SlowTrials(GrammarTrials):
 
 def test_a_grammar_waits_for_the_trial_of_one_whose_client_has_left() -> None:
     async def main() -> None:
-        grammars = StructuredOutputs()
+        grammars = RequestGrammars()
         trials = grammars._trials = SlowTrials()
         first, second = (
             asyncio.create_task(grammars.of(CompletionRequest(model=MODEL, prompt="p", guided_regex=regex)))

@@ -9,7 +9,7 @@ import pytest
 from slipstream.router.dispatch.migration.rebalance_choice import (
     Gain,
     MigratableStream,
-    Station,
+    ProjectedWorker,
     best_migration,
     filled_after_s,
 )
@@ -27,11 +27,11 @@ def stream(name: str, remaining: float = 200.0, num_gaps: int = 100, gap_s: floa
 def move(num_here: int, num_there: int, remaining: float = 200.0, **how: float) -> Gain | None:
     here = [stream(f"here-{number}", remaining, **how) for number in range(num_here)]  # type: ignore[arg-type]
     there = [stream(f"there-{number}") for number in range(num_there)]
-    return best_migration(station(num_here), station(num_there), here, here, there)
+    return best_migration(projected(num_here), projected(num_there), here, here, there)
 
 
-def station(num_seqs: int) -> Station:
-    return Station(DECODE, num_seqs, 300 * num_seqs)
+def projected(num_seqs: int) -> ProjectedWorker:
+    return ProjectedWorker(DECODE, num_seqs, 300 * num_seqs)
 
 
 def test_an_answer_leaves_a_crowd_for_an_empty_worker() -> None:
@@ -67,7 +67,7 @@ def test_what_ends_soon_stays() -> None:
 
 def test_the_longest_answer_goes() -> None:
     here = [stream("short", 20.0), stream("long", 400.0), *(stream(f"s{number}", 100.0) for number in range(20))]
-    found = best_migration(station(22), station(0), here, here, [])
+    found = best_migration(projected(22), projected(0), here, here, [])
     assert found is not None
     assert found.stream.request_id == "long"
 
@@ -76,7 +76,7 @@ def test_a_level_that_can_still_be_kept_counts_for_more_than_one_that_is_lost() 
     """At 34 ms a step all will be late in the end, but one whose tokens came quickly so far can be saved by going."""
     lost = [stream(f"lost-{number}", 200.0, num_gaps=600, gap_s=0.1) for number in range(23)]
     here = [*lost, stream("can be saved", 200.0, num_gaps=100, gap_s=0.025)]
-    found = best_migration(station(24), station(4), here, here, [stream(f"there-{number}") for number in range(4)])
+    found = best_migration(projected(24), projected(4), here, here, [stream(f"there-{number}") for number in range(4)])
     assert found is not None
     assert found.stream.request_id == "can be saved"
 
@@ -85,40 +85,40 @@ def test_nobody_is_made_late_for_one_who_is_lost_already() -> None:
     """There it would be a little faster; but those 18 at 28 ms keep their level of 30 ms by a hair."""
     lost = [stream(f"lost-{number}", 200.0, num_gaps=600, gap_s=0.1) for number in range(26)]
     near = [stream(f"there-{number}", 200.0, gap_s=0.0299) for number in range(18)]
-    assert best_migration(station(26), station(18), lost, lost, near) is None
+    assert best_migration(projected(26), projected(18), lost, lost, near) is None
     easy = [stream(f"there-{number}", 200.0, gap_s=0.001) for number in range(18)]
-    assert best_migration(station(26), station(18), lost, lost, easy) is not None
+    assert best_migration(projected(26), projected(18), lost, lost, easy) is not None
 
 
 def test_where_prompts_take_the_time_steps_are_rarer() -> None:
     here = [stream(f"here-{number}") for number in range(16)]
-    idle, busy = Station(DECODE, 0, 0, prefill_share=0.1), Station(DECODE, 0, 0, prefill_share=0.6)
-    assert best_migration(station(16), idle, here, here, []) is not None
-    assert best_migration(station(16), busy, here, here, []) is None
+    idle, busy = ProjectedWorker(DECODE, 0, 0, prefill_share=0.1), ProjectedWorker(DECODE, 0, 0, prefill_share=0.6)
+    assert best_migration(projected(16), idle, here, here, []) is not None
+    assert best_migration(projected(16), busy, here, here, []) is None
 
 
 def test_only_what_may_move_does() -> None:
     here = [stream(f"here-{number}") for number in range(20)]
-    found = best_migration(station(20), station(0), here[7:8], here, [])
+    found = best_migration(projected(20), projected(0), here[7:8], here, [])
     assert found is not None
     assert found.stream is here[7]
-    assert best_migration(station(20), station(0), [], here, []) is None
+    assert best_migration(projected(20), projected(0), [], here, []) is None
 
 
 def test_what_would_have_ended_before_its_pages_are_there_stays() -> None:
     here = [stream(f"here-{number}", 100.0) for number in range(20)]
-    near = Station(DECODE, 0, 0, transfer=(0.0, 0.01), page_tokens=16)  # 0.2 s for 300 tokens: 7 of 100 steps
-    far = Station(DECODE, 0, 0, transfer=(0.0, 0.2), page_tokens=16)  # 3.8 s
-    assert best_migration(station(20), near, here, here, []) is not None
-    assert best_migration(station(20), far, here, here, []) is None
+    near = ProjectedWorker(DECODE, 0, 0, transfer=(0.0, 0.01), page_tokens=16)  # 0.2 s for 300 tokens: 7 of 100 steps
+    far = ProjectedWorker(DECODE, 0, 0, transfer=(0.0, 0.2), page_tokens=16)  # 3.8 s
+    assert best_migration(projected(20), near, here, here, []) is not None
+    assert best_migration(projected(20), far, here, here, []) is None
 
 
 def test_what_new_requests_will_level_soon_is_not_worth_a_move() -> None:
     here = [stream(f"here-{number}") for number in range(25)]
-    assert best_migration(station(25), station(0), here, here, [], horizon_s=30.0) is not None
-    assert best_migration(station(25), station(0), here, here, [], horizon_s=0.03) is None
+    assert best_migration(projected(25), projected(0), here, here, [], horizon_s=30.0) is not None
+    assert best_migration(projected(25), projected(0), here, here, [], horizon_s=0.03) is None
 
 
 def test_new_requests_fill_a_lead_sequence_by_sequence() -> None:
-    assert filled_after_s(station(5), 0.02, 4.0) == pytest.approx(5.0)  # 20 sequences of 1 ms each, four a second
-    assert filled_after_s(station(5), 0.02, 0.0) == math.inf
+    assert filled_after_s(projected(5), 0.02, 4.0) == pytest.approx(5.0)  # 20 sequences of 1 ms each, four a second
+    assert filled_after_s(projected(5), 0.02, 0.0) == math.inf
