@@ -102,7 +102,7 @@ async def serve(program: RouterProgram) -> None:
         model,
         program.token,
         has_prefill_pool=program.has_prefill_pool,
-        keeper=program.keeper,
+        holder_path=program.keeper,
         is_ending=program.is_ending,
     )
     addresses = await router.start()

@@ -50,9 +50,9 @@ class Router:
 
     The workers say how long sequences may be. `worker_token` is the secret that workers must present. With
     `has_prefill_pool` the router is ready only after a request has gone through a prefill group; without it, that first
-    request uses a prefill group if there is one. With a `keeper`, the router leaves its clients' connections to the
-    next router, and `take_over` continues those of the previous one. One that `is_ending` continues them and takes no
-    new clients: the previous one was killed while it drained.
+    request uses a prefill group if there is one. With a socket holder at `holder_path`, the router leaves its clients'
+    connections to the next router, and `take_over` continues those of the previous one. A router that `is_ending`
+    continues them and takes no new clients: the previous one was killed while it drained.
     """
 
     def __init__(
@@ -62,13 +62,13 @@ class Router:
         worker_token: str,
         *,
         has_prefill_pool: bool = False,
-        keeper: Path | None = None,
+        holder_path: Path | None = None,
         is_ending: bool = False,
     ) -> None:
         self._config = config
         self._model = model
         self._worker_token = worker_token
-        self._keeper = keeper
+        self._holder_path = holder_path
         self._defaults = SamplingDefaults()
         self._expected = ExpectedWorkers(num_prefill=int(has_prefill_pool))
         self._asleep_since: int | None = None  # `num_decode_joins` when it fell asleep
@@ -149,7 +149,9 @@ class Router:
     def _find_session(self) -> FailoverSession | None:
         """The session with the previous router's clients; None without a socket holder. Blocks."""
         return (
-            None if self._keeper is None else FailoverSession.of_holder(self._keeper, num_fronts=self._config.frontends)
+            None
+            if self._holder_path is None
+            else FailoverSession.of_holder(self._holder_path, num_fronts=self._config.frontends)
         )
 
     def _listen_at_path(self, failover: FailoverSession | None) -> socket.socket | None:
@@ -202,19 +204,19 @@ class Router:
             http, check_caller = self._config.http, front.check_caller
             return new_server(http, front, ExchangeContext, check_caller=check_caller, unix_socket=unix_socket)
         log_style = LogStyle.of_this_process()
-        longest, keeper = self.service.max_model_len, self._keeper if failover is not None else None
+        longest, holder_path = self.service.max_model_len, self._holder_path if failover is not None else None
         setup = FrontSetup(
             self._config,
             self._model,
             longest,
             log_style,
-            keeper=keeper,
+            holder_path=holder_path,
             defaults=self._defaults,
         )
 
         def link_of(send: Callable[[DispatcherMessage], None]) -> FrontLink:
             tally = FrontTally(front.counts, access.keys.num_unauthenticated, front.trace_counts)
-            is_kept = keeper is not None and not self._config.http.tls.is_on
+            is_kept = holder_path is not None and not self._config.http.tls.is_on
             return FrontLink(self.service, access, tally, front, send, clients_outlive_it=is_kept)
 
         return FrontPool(self._config.frontends, setup, link_of, failover, unix_socket)

@@ -99,9 +99,9 @@ class FrontProcess:
         config, loop = setup.config, asyncio.get_running_loop()
         allow_all_files()
         failover = None
-        if setup.keeper is not None:
+        if setup.holder_path is not None:
             failover = self._failover = await loop.run_in_executor(
-                None, FailoverSession.of_holder, setup.keeper, self._slot
+                None, FailoverSession.of_holder, setup.holder_path, self._slot
             )
             self._leaves_clients = failover is not None and not config.http.tls.is_on
         pool = cleanup.enter_context(encode_pool())

@@ -35,16 +35,16 @@ class LogStyle:
 
 @dataclass(frozen=True, slots=True)
 class FrontSetup:
-    """`config.http` has the port that all fronts share. At the `keeper` a front leaves its clients to the next one. One
-    that `is_ending` takes no new ones, one that `is_leaving` closes each connection after its next response.
-    `unix_socket_fd` is inherited, and listens."""
+    """`config.http` has the port that all fronts share. At `holder_path` is the socket holder, where a front leaves its
+    clients to the next one. A front that `is_ending` takes no new clients, one that `is_leaving` closes each connection
+    after its next response. `unix_socket_fd` is inherited, and listens."""
 
     config: RouterConfig
     model: ModelSource
     max_model_len: int | None
     log: LogStyle
     versions: tuple[str, ...] = ()
-    keeper: Path | None = None
+    holder_path: Path | None = None
     is_ending: bool = False
     is_leaving: bool = False
     unix_socket_fd: int | None = None

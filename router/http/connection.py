@@ -27,7 +27,7 @@ STREAMING, ENDED, CLOSING = AnswerPhase.STREAMING, AnswerPhase.ENDED, AnswerPhas
 
 
 class HttpConnection(asyncio.BufferedProtocol, Generic[C]):
-    """Reading never stops while a handler runs, because only a read tells that the client has left. What a client
+    """Reading never stops while a handler runs, because only a read shows that the client has left. What a client
     sends ahead is therefore bounded by `READ_AHEAD_BYTES`; past that the rest is thrown away and the connection is
     closed after the response that is under way. Nor does the next request begin before the client has read enough of
     the responses before it: they would pile up here.
@@ -101,16 +101,16 @@ class HttpConnection(asyncio.BufferedProtocol, Generic[C]):
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._is_tls = self._transport.get_extra_info("ssl_object") is not None
-        welcome = self._owner.joined(self)
+        admittance = self._owner.joined(self)
         if self._restored is not None:
             self._go_on(self._restored)
             return
-        if welcome == "cut_off":
+        if admittance == "cut_off":
             self._transport.abort()
             return
-        if welcome == "turned_away":
+        if admittance == "turned_away":
             self._handler = self._owner.turn_away
-        if welcome == "turned_away" or self._owner.draining:  # it had come before the listening socket was closed
+        if admittance == "turned_away" or self._owner.draining:  # it had come before the listening socket was closed
             self._timers.hurry()
         self._watch()
 

@@ -1,4 +1,4 @@
-"""Who else follows a connection: an observer sees all that goes in and out, before it counts."""
+"""Observers of a connection: they see every request and every byte of an answer before it takes effect."""
 
 from __future__ import annotations
 

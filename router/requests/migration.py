@@ -10,10 +10,9 @@ knows it as a separate attempt, so that a message of one worker cannot be mistak
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from slipstream.router.registry.worker_registry import WorkerState
+from slipstream.router.registry.worker_registry import WorkerState
 
 MigrationPhase = Literal["asked", "copying", "freezing", "starting"]
 # In order: it continues elsewhere; the request or the attempt ended meanwhile; the destination had no room after all;

@@ -154,7 +154,7 @@ class RouterHost(ProcessHost):
             source,
             worker_token,
             has_prefill_pool=workers.num_prefill > 0,
-            keeper=keeper,
+            holder_path=keeper,
             is_ending=is_ending,
         )
         uvloop.run(serve_until_stopped(router, workers, self._serving))

@@ -1,7 +1,7 @@
 """Accepts clients in such a way that the socket holder has them at once.
 
-An event loop's own server accepts first and tells of it a turn later; who comes in between and finds the router killed
-would be cut off.
+An event loop's own server accepts a connection first and reports it a turn later. A router that is killed in between
+would cut that client off.
 """
 
 from __future__ import annotations

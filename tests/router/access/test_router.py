@@ -100,15 +100,15 @@ def test_what_the_previous_router_counts_until_its_end_is_known_to_the_next_one(
     run(main)
 
 
-def test_a_router_that_does_not_start_lets_go_of_the_keeper(config: RouterConfig) -> None:
+def test_a_router_that_does_not_start_leaves_the_socket_holder(config: RouterConfig) -> None:
     assert config.access.keys_file is not None
     Path(config.access.keys_file).write_text("keys: [{}]")
 
     async def main() -> None:
-        with contextlib.closing(SocketHolder()) as keeper:
+        with contextlib.closing(SocketHolder()) as holder:
             with pytest.raises(ValueError, match="keys") as failure:
-                await Router(config, ModelSource(MODEL, MODEL_DIR), TOKEN, keeper=keeper.path).start()
-            following = await asyncio.to_thread(FailoverSession.of_holder, keeper.path)  # which has to wait for that
+                await Router(config, ModelSource(MODEL, MODEL_DIR), TOKEN, holder_path=holder.path).start()
+            following = await asyncio.to_thread(FailoverSession.of_holder, holder.path)  # which has to wait for that
             assert following is not None
             following.farewell()
             del failure

@@ -236,8 +236,8 @@ def test_a_front_whose_link_breaks_while_it_drains_is_followed_by_one_that_lets_
     """It ends, as if its dispatcher had been killed, but has not ended what ran there."""
 
     async def main() -> None:
-        with contextlib.closing(SocketHolder()) as keeper:
-            async with routing(keeper=keeper.path) as (router, addresses, worker):
+        with contextlib.closing(SocketHolder()) as holder:
+            async with routing(holder_path=holder.path) as (router, addresses, worker):
                 worker.may_go_on.clear()
                 exchange = await stream_of(addresses.http, max_tokens=3)
                 pool = fronts_of(router)

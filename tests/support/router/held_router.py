@@ -1,4 +1,4 @@
-"""A router as its keeper sees it, and clients of its port."""
+"""A router as its socket holder sees it, and clients of its port."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ TIMEOUT_S = 10.0
 
 
 class Router:
-    """A router as far as the keeper sees it. `kill` closes what it has as the system does when a process ends."""
+    """A router as far as the socket holder sees it. `kill` closes its descriptors as the system does at a process's
+    end."""
 
     def __init__(self, holder: SocketHolder, slot: int = 0, num_fronts: int = 0) -> None:
         failover = FailoverSession.of_holder(holder.path, slot, num_fronts)

@@ -1,4 +1,4 @@
-"""HTTP servers whose connections a keeper has, too, and what they answer."""
+"""HTTP servers whose connections a socket holder has, too, and what they answer."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ async def routing(
     fronts: int = NUM_FRONTS,
     dispatch: DispatchConfig = CONFIG.dispatch,
     api: ApiConfig = CONFIG.api,
-    keeper: Path | None = None,
+    holder_path: Path | None = None,
     **http: Any,
 ) -> AsyncIterator[tuple[Router, Addresses, PlayedWorker]]:
     """Ready, with one decode worker."""
@@ -41,7 +41,7 @@ async def routing(
         api=api,
         http=replace(CONFIG.http, **http),
     )
-    router = Router(config, ModelSource(MODEL, MODEL_DIR), TOKEN, keeper=keeper)
+    router = Router(config, ModelSource(MODEL, MODEL_DIR), TOKEN, holder_path=holder_path)
     addresses = await router.start()
     await router.take_over()
     worker = PlayedWorker("decode", addresses)

@@ -68,12 +68,12 @@ async def router(path: Path, tokenizer: Tokenizer, hold_at: int | None) -> Async
 
 async def answered(is_killed: bool, **fields: Any) -> tuple[dict[str, Any], list[GenerateRequest]]:
     """The answer, without what no two answers share, and what the last router submitted."""
-    keeper = SocketHolder()
+    holder = SocketHolder()
     body = orjson.dumps({"model": MODEL, "prompt": "Say it", "n": 2, "max_tokens": 60, **fields})
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
-    with ThreadPoolExecutor(1) as pool, contextlib.closing(keeper):
+    with ThreadPoolExecutor(1) as pool, contextlib.closing(holder):
         tokenizer = Tokenizer.from_directory(MODEL_DIR, pool)
-        async with router(keeper.path, tokenizer, HELD_AT) as (service, port):
+        async with router(holder.path, tokenizer, HELD_AT) as (service, port):
             assert isinstance(service.release, Gate)
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(head.encode() + body)
@@ -84,7 +84,7 @@ async def answered(is_killed: bool, **fields: Any) -> tuple[dict[str, Any], list
                 service.release.set()
                 data = await reader.read()
         if is_killed:
-            async with router(keeper.path, tokenizer, None) as (service, _):
+            async with router(holder.path, tokenizer, None) as (service, _):
                 data = await reader.read()
         writer.close()
     answer = orjson.loads(data.partition(b"\r\n\r\n")[2])
@@ -130,14 +130,14 @@ def test_a_stream_that_was_pinged_goes_on_at_the_next_router_as_if_it_had_not_be
     async def main() -> None:
         body = orjson.dumps({"model": MODEL, "prompt": "Say it", "n": 2, "max_tokens": 60, "stream": True})
         head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
-        with ThreadPoolExecutor(1) as pool, contextlib.closing(SocketHolder()) as keeper:
+        with ThreadPoolExecutor(1) as pool, contextlib.closing(SocketHolder()) as holder:
             tokenizer = Tokenizer.from_directory(MODEL_DIR, pool)
-            async with router(keeper.path, tokenizer, held_at) as (_, port):
+            async with router(holder.path, tokenizer, held_at) as (_, port):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 writer.write(head.encode() + body)
                 data = await reader.readuntil(b": ping\n\n")
                 data += await reader.readuntil(b": ping\n\n")
-            async with router(keeper.path, tokenizer, None):
+            async with router(holder.path, tokenizer, None):
                 data += await reader.read()
             writer.close()
         assert data.count(b"HTTP/1.1") == data.count(b"data: [DONE]") == 1

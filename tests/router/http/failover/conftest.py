@@ -1,4 +1,4 @@
-"""A keeper for each test."""
+"""A socket holder for each test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of keepers, and what is done with those that were left behind."""
+"""Folders of socket holders, and what is done with those that were left behind."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def age(folder: Path) -> None:
     os.utime(folder, (then_s, then_s))
 
 
-def test_the_folder_of_a_keeper_that_was_killed_goes_when_the_next_one_begins(parent: Path) -> None:
+def test_the_folder_of_a_socket_holder_that_was_killed_goes_when_the_next_one_begins(parent: Path) -> None:
     left = Path(subprocess.run([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True).stdout.strip())
     assert left.parent == parent
     age(left)
@@ -43,7 +43,7 @@ def test_the_folder_of_a_keeper_that_was_killed_goes_when_the_next_one_begins(pa
     assert [*parent.iterdir()] == []
 
 
-def test_the_folder_of_a_keeper_that_lives_stays(parent: Path) -> None:
+def test_the_folder_of_a_socket_holder_that_lives_stays(parent: Path) -> None:
     folder = HolderFolder()
     age(folder.path)
     clear_left_behind(parent)

@@ -1,4 +1,4 @@
-"""Sockets that a keeper holds outlive who gave them, and are gone when they are to be."""
+"""Sockets at the socket holder outlive the process that gave them, and are closed when they should be."""
 
 from __future__ import annotations
 
@@ -122,11 +122,11 @@ def test_a_closed_keeper_lets_go_of_everything_and_leaves_no_file(holder: Socket
     assert FailoverSession.of_holder(holder.path) is None
 
 
-def test_without_a_keeper_a_router_serves_and_keeps_nothing(tmp_path: Path) -> None:
+def test_without_a_socket_holder_a_router_serves_and_keeps_nothing(tmp_path: Path) -> None:
     assert FailoverSession.of_holder(tmp_path / "missing.sock") is None
 
 
-def test_a_keeper_that_has_gone_is_no_reason_to_fail(holder: SocketHolder, start: StartRouter) -> None:
+def test_a_socket_holder_that_has_gone_is_no_reason_to_fail(holder: SocketHolder, start: StartRouter) -> None:
     router = start()
     listening = router.listen()
     holder.close()
@@ -311,7 +311,7 @@ def test_descriptors_are_not_leaked(start: StartRouter) -> None:
             router.failover.farewell()
             router.kill()
     until_s = time.monotonic() + TIMEOUT_S
-    while num_open_files() > before:  # until the keeper has closed the last link and what came over it
+    while num_open_files() > before:  # until the socket holder has closed the last link and what came over it
         assert time.monotonic() < until_s
 
 
@@ -333,7 +333,7 @@ async def rejoined(failover: FailoverSession) -> None:
         await failover._rejoining
 
 
-def test_a_link_that_breaks_is_made_anew_and_the_keeper_hears_what_has_changed(
+def test_a_link_that_breaks_is_made_anew_and_the_socket_holder_hears_what_has_changed(
     holder: SocketHolder, start: StartRouter
 ) -> None:
     async def main() -> None:
@@ -386,7 +386,7 @@ def test_a_link_for_which_no_file_is_free_is_made_later(
     asyncio.run(main())
 
 
-def test_sockets_that_were_lost_on_their_way_to_the_keeper_are_handed_over_again(
+def test_sockets_that_were_lost_on_their_way_to_the_socket_holder_are_handed_over_again(
     holder: SocketHolder, start: StartRouter
 ) -> None:
     async def main() -> None:
@@ -470,7 +470,9 @@ def test_clients_of_fronts_that_there_are_no_more_end(
         assert {place for place in by_place if start(place).failover.connections} == stay
 
 
-def test_a_keeper_that_lets_go_ends_the_clients_and_frees_the_ports(holder: SocketHolder, start: StartRouter) -> None:
+def test_a_socket_holder_that_lets_go_ends_the_clients_and_frees_the_ports(
+    holder: SocketHolder, start: StartRouter
+) -> None:
     router = start()
     listening = router.listen()
     address = listening.getsockname()

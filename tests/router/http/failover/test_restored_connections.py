@@ -1,4 +1,4 @@
-"""What a server does with a connection of which the keeper has a duplicate."""
+"""What a server does with a connection of which the socket holder has a duplicate."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_who_takes_over_to_end_refuses_new_clients_though_the_one_before_still_l
         following.refuse_clients()
         await following.start()
         async with asyncio.timeout(TIMEOUT_S):
-            while await is_accepted(port):  # until the keeper, too, has closed its duplicate
+            while await is_accepted(port):  # until the socket holder, too, has closed its duplicate
                 pass
         await following.take_over()
         assert await asyncio.wait_for(reader.read(), TIMEOUT_S) == b""
@@ -131,7 +131,9 @@ def test_a_connection_that_could_not_be_kept_at_first_is_kept_after_its_next_req
     asyncio.run(main())
 
 
-def test_a_connection_that_its_server_closes_ends_though_the_link_to_the_keeper_broke(holder: SocketHolder) -> None:
+def test_a_connection_that_its_server_closes_ends_though_the_link_to_the_socket_holder_broke(
+    holder: SocketHolder,
+) -> None:
     async def main() -> None:
         server, port = await serve(holder, answer)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
