@@ -248,8 +248,8 @@ class Dispatcher:
                 self._table.send(worker, ResyncBlocks())
 
     def _on_progress(self, worker: WorkerState, message: Reserved | HandedOff | Copied | Failed, now: float) -> None:
-        """Handles a message about an attempt. Where it is about the move of a request, the moves take it; else the
-        flow, which drops those about old attempts."""
+        """Handles a message about an attempt. Where it is about the migration of a request, `MigrationFlow` takes it;
+        else `AttemptFlow`, which drops those about old attempts."""
         migrating = self._migration_flow.find(worker, message.request_id, message.attempt)
         if migrating is not None:
             self._migration_flow.on_message(migrating, worker, message, now)
@@ -267,7 +267,7 @@ class Dispatcher:
                     self._flow.on_failed(worker, message, now)
 
     def _settle(self, now: float) -> list[Action]:
-        """Starts the moves and places the requests that fit now, and returns the collected actions."""
+        """Starts the migrations and places the requests that fit now, and returns the collected actions."""
         table = self._table
         self._wake_s = None
         if self._migration_requests:

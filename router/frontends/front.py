@@ -10,8 +10,8 @@ import orjson
 from slipstream import __version__
 from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.access.access import Access
-from slipstream.router.api.admin.request_pages import Records, RequestPages
-from slipstream.router.api.admin.worker_pages import WorkerPages, Workers
+from slipstream.router.api.admin.request_pages import RequestHistory, RequestPages
+from slipstream.router.api.admin.worker_pages import DrainableWorkers, WorkerPages
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
 from slipstream.router.api.openai.openai_api import SubmitService
 from slipstream.router.api.pages.pages import InfoPages
@@ -31,12 +31,12 @@ class DispatcherView(SubmitService, Protocol):
     """What the front needs of `GenerationService`."""
 
     @property
-    def history(self) -> Records: ...
+    def history(self) -> RequestHistory: ...
     def snapshot(self) -> Snapshot: ...
     def worker_profiles(self) -> tuple[RoleProfile, ...]: ...
     def signals(self) -> Signals: ...
     @property
-    def worker_port(self) -> Workers: ...
+    def worker_port(self) -> DrainableWorkers: ...
 
 
 class Front(ApiFront):

@@ -101,7 +101,7 @@ class FrontLink:
         self._clients_outlive_it = clients_outlive_it
         self._running: dict[int, str] = {}  # request ids
         self._permits: dict[int, Permit] = {}
-        self._asked: dict[int, asyncio.Task[None]] = {}
+        self._answering: dict[int, asyncio.Task[None]] = {}
         self._emitted: list[Emitted] = []
         self._ended: list[Ended] = []
         self.num_connections = 0
@@ -129,15 +129,15 @@ class FrontLink:
                 self.num_connections = num_connections
             case Ask(number=number):
                 task = asyncio.get_running_loop().create_task(self._serve(message))
-                self._asked[number] = task
-                task.add_done_callback(lambda _: self._asked.pop(number, None))
+                self._answering[number] = task
+                task.add_done_callback(lambda _: self._answering.pop(number, None))
             case Forget(number):
-                if number in self._asked:
-                    self._asked[number].cancel()
+                if number in self._answering:
+                    self._answering[number].cancel()
 
     def lost(self) -> None:
         """The front has ended, and its clients with it, unless they outlive it and wait for the next one."""
-        for task in self._asked.values():
+        for task in self._answering.values():
             task.cancel()
         for request_id in list(self._running.values()):
             self._service.cancel(request_id)

@@ -170,7 +170,7 @@ class RequestRecord:
 
     @property
     def num_attempts(self) -> int:
-        """How many attempts were begun. A move to another worker does not count as one."""
+        """How many attempts were begun. A migration to another worker does not count as one."""
         return 1 + self.num_retries if self.decisions else 0
 
     @property

@@ -1,7 +1,7 @@
 """The migration of a running sequence from one decode worker to another, as the router sees it.
 
-    asked --Reserved--> copying --Copied--> asked (again: pages that have become full, or the last ones)
-      '---Reserved of the last round--> freezing --Frozen--> starting --HandedOff--> moved
+    reserving --Reserved--> copying --Copied--> reserving (again: pages that have become full, or the last ones)
+        '---Reserved of the last round--> freezing --Frozen--> starting --HandedOff--> moved
 
 Until the sequence has moved, the request belongs to the source: after any failure it continues there. The destination
 knows it as a separate attempt, so that a message of one worker cannot be mistaken for one of the other.
@@ -14,7 +14,7 @@ from typing import Literal
 
 from slipstream.router.registry.worker_registry import WorkerState
 
-MigrationPhase = Literal["asked", "copying", "freezing", "starting"]
+MigrationPhase = Literal["reserving", "copying", "freezing", "starting"]
 # In order: it continues elsewhere; the request or the attempt ended meanwhile; the destination had no room after all;
 # something broke; it took too long; a worker was lost.
 MigrationResult = Literal["moved", "ended", "refused", "failed", "timed_out", "lost"]
@@ -22,7 +22,7 @@ MigrationResult = Literal["moved", "ended", "refused", "failed", "timed_out", "l
 
 @dataclass(slots=True, eq=False)
 class Migration:
-    """A move under way. `attempt` is the number by which the destination knows the sequence."""
+    """A migration under way. `attempt` is the number by which the destination knows the sequence."""
 
     source: WorkerState
     destination: WorkerState
@@ -31,7 +31,7 @@ class Migration:
     num_known_tokens: int  # output tokens that the destination has
     num_pages: int  # pages that the destination has been asked for
     is_last: bool  # the round under way is the last
-    phase: MigrationPhase = "asked"
+    phase: MigrationPhase = "reserving"
     num_full_pages: int = 0  # full pages that the rounds so far asked for
     num_rounds: int = 1
     transfer_id: int | None = None  # of the round under way

@@ -39,7 +39,7 @@ class RequestState:
     request_id: str = field(init=False)
     num_prompt_tokens: int = field(init=False)
     attempt: int = 0
-    last_attempt: int = 0  # the highest number given so far, to an attempt or to a move to another worker
+    last_attempt: int = 0  # the highest number given so far, to an attempt or to a migration to another worker
     phase: Phase = "queued"
     decode: WorkerState | None = None
     prefill: WorkerState | None = None

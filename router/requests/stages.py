@@ -50,9 +50,9 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class AttemptStages:
-    """One attempt, or its continuation after a move to another decode worker, `moved_to`. `decision` is the placement
-    that it ran by; None if it never left the queue, or continues after a move. `failure` is why it failed; empty if it
-    is under way or succeeded."""
+    """One attempt, or its continuation after a migration to another decode worker, `moved_to`. `decision` is the
+    placement that it ran by; None if it never left the queue, or continues after a migration. `failure` is why it
+    failed; empty if it is under way or succeeded."""
 
     number: int
     begin_s: float

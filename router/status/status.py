@@ -42,7 +42,7 @@ class Totals:
     transfer_s: float = 0.0
     migrations: Counter[MigrationResult] = field(default_factory=Counter)
     migration_pauses: Pauses = field(default_factory=Pauses)
-    num_rebalanced: int = 0  # moves that were begun so that answers come faster
+    num_rebalanced: int = 0  # migrations that were begun so that answers come faster
 
     def count_wait(self, priority: int, wait_s: float) -> None:
         self.num_placed[priority] += 1

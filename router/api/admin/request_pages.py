@@ -31,7 +31,7 @@ LIST_FIELDS = ("limit", "tenant", "outcome", "format")  # of the query
 EXPLAIN_FIELDS = ("format",)
 
 
-class Records(Protocol):
+class RequestHistory(Protocol):
     """What the pages need of `History`."""
 
     def get(self, request_id: str) -> RequestRecord | None: ...
@@ -41,7 +41,7 @@ class Records(Protocol):
 class RequestPages:
     """Answers in JSON, or as a table if `?format=text` or the Accept header asks for plain text."""
 
-    def __init__(self, records: Records) -> None:
+    def __init__(self, records: RequestHistory) -> None:
         self._records = records
 
     def add_to(self, routes: ApiRoutes) -> None:

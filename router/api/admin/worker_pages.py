@@ -15,7 +15,7 @@ from slipstream.router.http.reader import Request
 from slipstream.router.protocol.messages import Role
 
 
-class Workers(Protocol):
+class DrainableWorkers(Protocol):
     """What the pages need of `WorkerPort`."""
 
     def drain(self, name: str, next_role: Role | None = None, migrate: bool = True) -> bool: ...
@@ -34,7 +34,7 @@ class WorkerPages:
     """In a cluster with a supervisor, use `slipstream drain` instead: the supervisor would restart a worker that
     ends."""
 
-    def __init__(self, workers: Workers) -> None:
+    def __init__(self, workers: DrainableWorkers) -> None:
         self._workers = workers
 
     def add_to(self, routes: ApiRoutes) -> None:

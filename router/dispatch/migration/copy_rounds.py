@@ -1,4 +1,4 @@
-"""The rounds in which a move copies the pages of a running sequence.
+"""The rounds in which a migration copies the pages of a running sequence.
 
 While one round is copied, the sequence decodes on and fills the pages of the next. In the last round the source stands
 still, so it should be short. Sans-IO.
@@ -43,7 +43,7 @@ class CopyRounds:
 
     def room_tokens(self, state: RequestState) -> int:
         """For how many tokens beyond the known ones a last round should leave room, because they come before the source
-        stands still. With more room than needed, empty pages are sent; with less, the move is off."""
+        stands still. With more room than needed, empty pages are sent; with less, the migration is off."""
         num_left = max(state.request.sampling.max_tokens - len(state.output), 1)
         return min(max(int(2 * self._late_tokens), MIN_ROOM_TOKENS), num_left)
 

@@ -49,8 +49,8 @@ MigrationMessage = Reserved | Copied | Frozen | HandedOff | Failed
 
 
 class MigrationFlow:
-    """Moves the sequences that `MigrationScheduler` has chosen. A move that succeeds ends its migration request; after
-    one that fails there is another try, or none."""
+    """Moves the sequences that `MigrationScheduler` has chosen. A migration that succeeds ends its request; after one
+    that fails there is another try, or none."""
 
     def __init__(
         self,
@@ -98,15 +98,15 @@ class MigrationFlow:
         state.record.note("decode", now, state.attempt, f"to move from {source.name} to {destination.name}{why}")
 
     def find(self, worker: WorkerState, request_id: str, attempt: int) -> RequestState | None:
-        """The request whose move a message of `worker` is about; None if the message is about no move, or an old
-        one."""
+        """The request whose migration a message of `worker` is about; None if the message is about no migration, or an
+        old one."""
         state = self._table.get(request_id)
         if state is None or state.migration is None or attempt != state.migration.attempt:
             return None
         return state if worker is state.migration.destination or worker is state.migration.source else None
 
     def on_message(self, state: RequestState, worker: WorkerState, message: MigrationMessage, now: float) -> None:
-        """Handles a message about the move of a request that `find` has returned."""
+        """Handles a message about the migration of a request that `find` has returned."""
         migration = state.migration
         assert migration is not None
         match message:
@@ -123,7 +123,7 @@ class MigrationFlow:
 
     def _on_reserved(self, state: RequestState, migration: Migration, message: Reserved, now: float) -> None:
         ticket = message.ticket
-        if migration.phase != "asked" or ticket.transfer_id == migration.transfer_id:
+        if migration.phase != "reserving" or ticket.transfer_id == migration.transfer_id:
             return
         migration.transfer_id = ticket.transfer_id
         migration.phase = "freezing" if migration.is_last else "copying"
@@ -144,7 +144,7 @@ class MigrationFlow:
         upcoming = self.rounds.plan(state, destination, migration.num_full_pages, migration.num_rounds)
         migration.num_bytes += message.num_bytes
         migration.num_rounds += 1
-        migration.phase = "asked"
+        migration.phase = "reserving"
         migration.is_last = upcoming.is_last
         migration.num_full_pages = upcoming.num_full_pages
         seq = destination.ledger.spend(Charge(pages=max(upcoming.num_pages - migration.num_pages, 0)))
@@ -223,7 +223,7 @@ class MigrationFlow:
         if worker is migration.source and migration.has_landed:
             return  # the destination has all pages
         if worker is migration.destination:
-            result: MigrationResult = "refused" if migration.phase == "asked" else "failed"
+            result: MigrationResult = "refused" if migration.phase == "reserving" else "failed"
             if result == "refused":
                 worker.ledger.exhaust()
             self.stop(state, now, result, f"{worker.name}: {reason}", silent=worker)
@@ -235,8 +235,8 @@ class MigrationFlow:
     def stop(
         self, state: RequestState, now: float, result: MigrationResult, reason: str, silent: WorkerState | None = None
     ) -> None:
-        """The move is cancelled, and the request continues at its source. Unless the tries are used up, another move
-        will be tried. `silent` no longer knows the sequence, so it is sent no Cancel."""
+        """The migration is cancelled, and the request continues at its source. Unless the tries are used up, another
+        migration will be tried. `silent` no longer knows the sequence, so it is sent no Cancel."""
         migration = state.migration
         assert migration is not None
         self._table.end_migration(state, result, silent)
@@ -246,7 +246,7 @@ class MigrationFlow:
         self._requests.failed(state.request_id, migration.destination, result)
 
     def expire(self, now: float) -> None:
-        """Stops the moves that take too long."""
+        """Stops the migrations that take too long."""
         for request_id in self._table.migration_deadlines.pop_due(now):
             state = self._table[request_id]
             assert state.migration is not None
@@ -267,7 +267,7 @@ class MigrationFlow:
         return True
 
     def check_integrity(self) -> None:
-        """Raises AssertionError if moves, their workers' counts and deadlines do not add up."""
+        """Raises AssertionError if migrations, their workers' counts and deadlines do not add up."""
         num_migrations = 0
         for state in self._table:
             migration = state.migration

@@ -14,15 +14,15 @@ MAX_TRIES = 5  # of one request
 
 @dataclass(slots=True, eq=False)
 class MigrationRequest:
-    """A request is to leave `source`, for `to` if that is given. The request lasts until a move has succeeded or the
-    tries are used up, so it exists while a move is under way."""
+    """A request is to leave `source`, for `to` if that is given. The request lasts until a migration has succeeded or
+    the tries are used up, so it exists while a migration is under way."""
 
     source: WorkerState
     to: PeerId | None = None
     why: str = ""  # for the record of the request
     is_optional: bool = False  # tried once, and at once: the request may as well stay
     num_tries: int = 0
-    avoid: set[PeerId] = field(default_factory=set)  # workers to which a move has failed
+    avoid: set[PeerId] = field(default_factory=set)  # workers to which a migration has failed
 
     @property
     def is_spent(self) -> bool:
@@ -31,8 +31,8 @@ class MigrationRequest:
 
 
 class MigrationRequests(dict[str, MigrationRequest]):
-    """Migration requests by request id, in the order in which they are tried, including those whose move is under way.
-    (A dict, because after every event the dispatcher checks whether there are any.)"""
+    """Migration requests by request id, in the order in which they are tried, including those whose migration is under
+    way. (A dict, because after every event the dispatcher checks whether there are any.)"""
 
     __slots__ = ()
 

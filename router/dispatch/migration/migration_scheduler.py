@@ -21,7 +21,7 @@ MAX_WITHOUT_ROOM = 4  # migration requests for which one event may find no room
 
 
 class MigrationScheduler:
-    """Decides which sequences move, and begins the moves for which there is room."""
+    """Decides which sequences move, and begins the migrations for which there is room."""
 
     def __init__(
         self,
@@ -38,12 +38,12 @@ class MigrationScheduler:
         self._flow = flow
 
     def leave(self, worker: WorkerState, states: Iterable[RequestState], now: float) -> None:
-        """The worker drains: `states`, which it has a part in, are to leave it, and moves to it are cancelled unless
-        their source stands still already."""
+        """The worker drains: `states`, which it has a part in, are to leave it, and migrations to it are cancelled
+        unless their source stands still already."""
         for state in states:
             migration = state.migration
             if migration is not None and migration.destination is worker:
-                if migration.phase in ("asked", "copying"):
+                if migration.phase in ("reserving", "copying"):
                     self._flow.stop(state, now, "ended", f"{worker.name} is draining")
             elif migration is not None and migration.source is worker:
                 request = self._requests[state.request_id]
@@ -52,8 +52,8 @@ class MigrationScheduler:
                 self._requests.add(state)
 
     def begin_now(self, state: RequestState, to: WorkerState, why: str, now: float) -> bool:
-        """Begins a move that the request can do without: if it fails, it is not tried again. Returns False if it cannot
-        begin at once."""
+        """Begins a migration that the request can do without: if it fails, it is not tried again. Returns False if it
+        cannot begin at once."""
         if state.decode is None or state.request_id in self._requests:
             return False
         request = MigrationRequest(state.decode, to.peer, why, is_optional=True)
@@ -64,7 +64,7 @@ class MigrationScheduler:
         return True
 
     def begin_what_fits(self, now: float) -> None:
-        """Begins the moves that are wished for and for which there is room."""
+        """Begins the migrations that are requested and for which there is room."""
         num_without_room = 0
         for request_id, request in list(islice(self._requests.items(), LOOKAHEAD)):
             state = self._table.get(request_id)

@@ -2,16 +2,16 @@
 
 New requests go where they cost least. Running ones stay where they began, which can become the wrong place: a worker
 has joined or changed its role and is empty, answers turn out longer than forecast, or several long ones have met by
-chance. What a move changes is added up in seconds, as the `slo` policy does for a new request:
+chance. What a migration changes is added up in seconds, as the `slo` policy does for a new request:
 
-    its own      the rest of its answer at the other pace, and the pause of the move
+    its own      the rest of its answer at the other pace, and the pause of the migration
     left behind  those on its worker get their tokens sooner
     met there    those on the other one get theirs later
 
 and for each of them the risk that its mean time between tokens misses its level, which costs as many seconds as the
 level allows the whole answer to take. Past time counts: an answer whose level is lost gains nothing but time.
 
-A move saves time only until new requests, which go to the fastest worker, have made it as slow as the others
+A migration saves time only until new requests, which go to the fastest worker, have made it as slow as the others
 (`filled_after_s`). Where many arrive nothing needs to move: it would only take the place of a new request. And a worker
 with few streams is of use as it is, for prompts. So an answer whose level is not at stake moves only where it is twice
 as fast.
@@ -30,7 +30,7 @@ from slipstream.router.placement.policies.slo import STEP_NOISE, miss
 FASTER = 0.85  # of its step time at most at the destination: a smaller difference is within the error of step times
 MUCH_FASTER = 0.5  # for an answer whose level is not at stake
 AT_STAKE = 0.8  # of its level: with longer steps an answer may well miss it
-MIGRATION_S = 0.02  # that a move's messages take; it pauses the stream by this and a step at either end
+MIGRATION_S = 0.02  # that a migration's messages take; it pauses the stream by this and a step at either end
 CANDIDATES = 3  # streams of a worker that are looked at closely: those that themselves gain most
 
 
@@ -49,7 +49,7 @@ class MigratableStream(NamedTuple):
 
 @dataclass(slots=True)
 class ProjectedWorker:
-    """A decode worker as it will be when all moves under way have ended. `decode` holds its seconds per step, per
+    """A decode worker as it will be when all migrations under way have ended. `decode` holds its seconds per step, per
     sequence and per token of context, `transfer` the seconds per transfer to it and per page of `page_tokens`.
     `prefill_share` of its time goes into prompts."""
 
@@ -73,7 +73,7 @@ class ProjectedWorker:
 
 
 class Gain(NamedTuple):
-    """What a move is good for: `seconds` in all, and the step times that are compared."""
+    """What a migration is good for: `seconds` in all, and the step times that are compared."""
 
     stream: MigratableStream
     seconds: float
@@ -97,8 +97,8 @@ def best_migration(
     there: Sequence[MigratableStream],
     horizon_s: float = math.inf,
 ) -> Gain | None:
-    """The answer of `candidates` whose move from `source` to `target` saves most within `horizon_s`. `here` and `there`
-    are all streams of each of them. None if no move saves anything, or too little to be sure of it."""
+    """The answer of `candidates` whose migration from `source` to `target` saves most within `horizon_s`. `here` and
+    `there` are all streams of each of them. None if no migration saves anything, or too little to be sure of it."""
     step_s = source.step_s()
     own = []
     for stream in candidates:

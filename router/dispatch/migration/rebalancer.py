@@ -1,9 +1,9 @@
 """Moves running answers from decode workers that are slow for them to those that are faster.
 
 Every `REBALANCE_INTERVAL_S`, while there are events, the slowest worker of a version is compared with the fastest; of
-many workers also the second slowest with the second fastest, and so on (`rebalance_choice`). A move that pays begins
-at once, as a `migration`, or is forgotten. An answer that has moved stays until it is twice as long, so none moves more
-than a few times.
+many workers also the second slowest with the second fastest, and so on (`rebalance_choice`). A migration that pays
+begins at once or is forgotten. An answer that has moved stays until it is twice as long, so none moves more than a few
+times.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OUTLIVED = 0.5
 
 
 class Rebalancer:
-    """Sans-IO. `look` is called with every event, and mostly returns at once."""
+    """Sans-IO. `rebalance` is called with every event, and mostly returns at once."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Rebalancer:
         self._due_s = float("-inf")
 
     def rebalance(self, now: float) -> None:
-        """Begins the moves that pay, if a look is due."""
+        """Begins the migrations that pay, if a comparison is due."""
         if now < self._due_s or not self._config.rebalance:
             return
         self._due_s = now + REBALANCE_INTERVAL_S
@@ -83,7 +83,7 @@ class Rebalancer:
             self._level(source, projected[source], target, projected[target], horizon_s, now)
 
     def _projected(self, workers: list[WorkerState], now: float) -> dict[WorkerState, ProjectedWorker]:
-        """The workers as they will be when the moves under way have ended."""
+        """The workers as they will be when the migrations under way have ended."""
         num_seqs: dict[WorkerState, int] = defaultdict(int)
         context: dict[WorkerState, int] = defaultdict(int)
         for request_id in self._requests:

@@ -196,8 +196,8 @@ class RequestTable:
         self._requeue(state, now, "worker_drained", detail, None)
 
     def end_migration(self, state: RequestState, result: MigrationResult, silent: WorkerState | None = None) -> None:
-        """The one place where a move ends. Unless the sequence has moved, the destination gets a Cancel (not if it is
-        `silent`)."""
+        """The one place where a migration ends. Unless the sequence has moved, the destination gets a Cancel (not if it
+        is `silent`)."""
         migration = state.migration
         assert migration is not None
         state.migration = None
@@ -210,7 +210,7 @@ class RequestTable:
             self.send(migration.destination, Cancel(state.request_id, migration.attempt))
 
     def end_pause(self, state: RequestState, now: float) -> None:
-        """The first token after a move has arrived."""
+        """The first token after a migration has arrived."""
         assert state.paused_since_s is not None
         pause_s = now - state.paused_since_s
         state.paused_since_s = None

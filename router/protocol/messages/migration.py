@@ -53,7 +53,7 @@ class Migrate:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Source: the move is cancelled, and the sequence continues here if it was frozen. Unknown ids are ignored."""
+    """Source: the migration is cancelled, and the sequence continues here if it was frozen. Unknown ids are ignored."""
 
     request_id: str
     attempt: int

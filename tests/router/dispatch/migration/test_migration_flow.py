@@ -179,18 +179,18 @@ def test_only_so_many_leave_a_worker_at_once() -> None:
     assert lab.kinds() == [(B, Cancel), (B, Adopt)]
 
 
-@pytest.mark.parametrize("phase", ["asked", "freezing", "starting"])
+@pytest.mark.parametrize("phase", ["reserving", "freezing", "starting"])
 def test_a_destination_that_dies_changes_nothing_for_the_source_but_that_it_goes_on(lab: Any, phase: str) -> None:
     to(phase, lab)
     lab.do(lab.dispatcher.worker_lost(B, lab.now))
-    is_told = phase != "asked"
-    assert lab.sent() == [(A, PeerLost, PeerLost(B)), *([(A, Resume, Resume("r", 0))] if is_told else [])]
+    has_ticket = phase != "reserving"
+    assert lab.sent() == [(A, PeerLost, PeerLost(B)), *([(A, Resume, Resume("r", 0))] if has_ticket else [])]
     lab.chunk(A, "r", 2, 102, finish="stop")
     assert results(lab) == {"lost": 1}
     assert lab.dispatcher.history.get("r").usage.num_output_tokens == 3
 
 
-@pytest.mark.parametrize("phase", ["asked", "freezing"])
+@pytest.mark.parametrize("phase", ["reserving", "freezing"])
 def test_a_source_that_dies_before_it_stood_still_is_like_any_other_worker_that_dies(lab: Any, phase: str) -> None:
     to(phase, lab)
     lab.do(lab.dispatcher.worker_lost(A, lab.now))
@@ -224,7 +224,7 @@ def test_a_source_that_is_gone_before_its_pages_have_come_costs_an_attempt(lab: 
 def test_a_destination_that_refuses_or_a_transfer_that_fails_leaves_it_where_it_is_and_others_are_tried(
     lab: Any,
 ) -> None:
-    to("asked", lab)
+    to("reserving", lab)
     lab.say(B, Failed("r", 1, "no pages", True))
     assert lab.sent() == []  # until it has reported new credits
     lab.say(B, Credits(1, 4, 100, 1000))
@@ -256,8 +256,8 @@ def test_a_source_that_cannot_send_gets_a_word_that_it_goes_on_and_the_destinati
     assert sent[2][2].request.attempt == 2  # another try, with more room
 
 
-@pytest.mark.parametrize("phase", ["asked", "freezing", "starting"])
-def test_a_client_that_leaves_in_the_middle_is_told_to_both(lab: Any, phase: str) -> None:
+@pytest.mark.parametrize("phase", ["reserving", "freezing", "starting"])
+def test_a_client_that_leaves_in_the_middle_reaches_both(lab: Any, phase: str) -> None:
     to(phase, lab)
     lab.do(lab.dispatcher.cancel("r", lab.now))
     assert {(worker, message) for worker, _, message in lab.sent()} == {(B, Cancel("r", 1)), (A, Cancel("r", 0))}
@@ -271,7 +271,7 @@ def test_an_end_at_the_source_ends_it_at_the_destination(lab: Any) -> None:
     assert results(lab) == {"ended": 1}
 
 
-@pytest.mark.parametrize(("phase", "timeout_s"), [("asked", 60.0), ("starting", 5.0)])
+@pytest.mark.parametrize(("phase", "timeout_s"), [("reserving", 60.0), ("starting", 5.0)])
 def test_what_takes_too_long_is_called_off(lab: Any, phase: str, timeout_s: float) -> None:
     to(phase, lab)
     assert lab.dispatcher.next_deadline() == timeout_s
@@ -291,7 +291,7 @@ def test_a_source_whose_count_is_another_goes_on_itself(lab: Any) -> None:
 
 
 def test_a_destination_that_is_to_drain_itself_gets_nothing_more(lab: Any) -> None:
-    to("asked", lab)
+    to("reserving", lab)
     lab.join(C, "decode")
     lab.take()
     lab.do(lab.dispatcher.drain(B, lab.now))

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.router.http.failover import failover_session as estate_module
+from slipstream.router.http.failover import failover_session as session_module
 from slipstream.router.http.failover.failover_session import FailoverSession
 from slipstream.router.http.failover.held_connection import MAX_LIVES, HeldConnection
 from slipstream.router.http.failover.held_listener import HeldListener
@@ -376,7 +376,7 @@ def test_a_link_for_which_no_file_is_free_is_made_later(
 
         router.failover.attend()
         with monkeypatch.context() as full:
-            full.setattr(estate_module, "HolderLink", refuse)
+            full.setattr(session_module, "HolderLink", refuse)
             break_links(holder)
             async with asyncio.timeout(TIMEOUT_S):
                 await refused.wait()

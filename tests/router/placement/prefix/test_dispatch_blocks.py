@@ -1,4 +1,4 @@
-"""What the dispatcher does with what workers tell of their blocks."""
+"""What the dispatcher does with the block reports of workers."""
 
 from __future__ import annotations
 
