@@ -72,7 +72,7 @@ class Dispatcher:
         self.history = table.history
         sessions = Sessions()
         self._placer = Placer(config, registry, index, sessions, table.placed)
-        self._flow = AttemptFlow(table, self._placer, index, sessions, registry.links)
+        self._attempts = AttemptFlow(table, self._placer, index, sessions, registry.links)
         migration_requests = self._migration_requests = MigrationRequests()
         migration_flow = self._migration_flow = MigrationFlow(
             config.migration, registry, table, index, sessions, migration_requests
@@ -83,7 +83,7 @@ class Dispatcher:
         )
         self._rebalancer = Rebalancer(config, registry, table, migration_requests, migration_scheduler)
         self._membership = Membership(
-            registry, table, index, sessions, versions, migration_scheduler, migration_flow, self._flow
+            registry, table, index, sessions, versions, migration_scheduler, migration_flow, self._attempts
         )
         self._wake_s: float | None = None  # when a request will have waited long enough for a better worker
 
@@ -227,7 +227,7 @@ class Dispatcher:
         a draining worker, tokens are the only sign that a prompt is done and its sequence can leave."""
         num_waiting = len(self._table.queue.waiting)
         for chunk in message.chunks:
-            self._flow.on_chunk(worker, chunk, now)
+            self._attempts.on_chunk(worker, chunk, now)
         if len(self._table.queue.waiting) == num_waiting and not (worker.draining and self._migration_requests):
             return self._take_actions()
         return self._settle(now)
@@ -256,15 +256,15 @@ class Dispatcher:
             return
         match message:
             case Reserved():
-                self._flow.on_reserved(worker, message, now)
+                self._attempts.on_reserved(worker, message, now)
             case HandedOff():
-                self._flow.on_handed_off(worker, message, now)
+                self._attempts.on_handed_off(worker, message, now)
             case Failed(request_id, attempt, reason):
                 state = self._table.get(request_id)
                 # A sequence that has already left continues at its destination; if it cannot, that worker will say so.
                 own = state if state is not None and state.attempt == attempt and worker is state.decode else None
                 if own is None or not self._migration_flow.on_lost(own, worker, now, reason):
-                    self._flow.on_failed(worker, message, now)
+                    self._attempts.on_failed(worker, message, now)
 
     def _settle(self, now: float) -> list[Action]:
         """Starts the migrations and places the requests that fit now, and returns the collected actions."""
@@ -276,7 +276,7 @@ class Dispatcher:
         if table.queue.waiting and self.registry.decode_workers:
             self._index.expire(now)
             for version, queue in table.queue:
-                wake_s = match_credits(table, version, queue, self.registry, self._placer, self._flow.start, now)
+                wake_s = match_credits(table, version, queue, self.registry, self._placer, self._attempts.start, now)
                 if wake_s is not None:
                     self._wake_s = wake_s if self._wake_s is None else min(wake_s, self._wake_s)
         return self._take_actions()

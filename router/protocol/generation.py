@@ -214,8 +214,8 @@ class InvalidRequestError(AdmissionError):
 class NoWorkersError(AdmissionError):
     """No decode worker is connected, and none will start without an operator."""
 
-    def __init__(self, hindrance: str) -> None:
-        message = f"no decode worker is left, and none can be started: {hindrance}"
+    def __init__(self, reason: str) -> None:
+        message = f"no decode worker is left, and none can be started: {reason}"
         super().__init__(GenerationError("not_ready", message, retry_after_s=NO_WORKERS_RETRY_S))
 
 

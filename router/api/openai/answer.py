@@ -82,10 +82,10 @@ class Answer:
         self,
         exchange: ApiExchange,
         include_usage: bool,
-        tells_usage_so_far: bool = False,
+        sends_usage_so_far: bool = False,
         ping_s: float | None = None,
     ) -> None:
-        """Send text as soon as it is certain, and `[DONE]` at the end. With `tells_usage_so_far`, each chunk carries
+        """Send text as soon as it is certain, and `[DONE]` at the end. With `sends_usage_so_far`, each chunk carries
         the usage so far. For `ping_s` see `Pings`.
 
         A failure before the first text or ping raises HttpError. After that the status 200 has already been sent, so
@@ -99,14 +99,14 @@ class Answer:
             is_sent = checkpoint.has_ended(choice.index)  # all of it, by the previous router
 
             def send(text: str, logprobs: list[TokenEntry]) -> None:
-                if tells_usage_so_far:
-                    self._form.tell_usage(self._usage())
+                if sends_usage_so_far:
+                    self._form.set_usage(self._usage())
                 if not is_sent:
                     exchange.write(self._form.text_chunk(choice.index, text, logprobs))
 
             end = await self._run(choice, exchange, send)
-            if tells_usage_so_far:
-                self._form.tell_usage(self._usage())
+            if sends_usage_so_far:
+                self._form.set_usage(self._usage())
             final = self._form.final_chunk(choice.index, end.text, end.logprobs, end.reason)
             if is_only:
                 return final  # leaves together with the end of the stream

@@ -59,10 +59,10 @@ class AnswerFormat(Protocol):
 
     `logprob` renders the log-probabilities of one token. For whole answers, too, it is called as tokens arrive, because
     rendering all of a long answer at once would hold up the event loop. `served_by` sets the version of the model for
-    everything that follows: it is chosen late, and may change. After `tell_usage`, every chunk carries that usage."""
+    everything that follows: it is chosen late, and may change. After `set_usage`, every chunk carries that usage."""
 
     def served_by(self, version: str) -> None: ...
-    def tell_usage(self, usage: TokenUsage) -> None: ...
+    def set_usage(self, usage: TokenUsage) -> None: ...
     def logprob(self, entry: TokenEntry) -> Any: ...
     def text_chunk(self, index: int, text: str, logprobs: list[TokenEntry]) -> bytes: ...
     def final_chunk(self, index: int, text: str, logprobs: list[TokenEntry], reason: FinishReason) -> bytes: ...
@@ -90,7 +90,7 @@ class ChunkFormat:
             self._answer = self._answer._replace(version=version)
             self._head = self._chunk_head()
 
-    def tell_usage(self, usage: TokenUsage) -> None:
+    def set_usage(self, usage: TokenUsage) -> None:
         self._end_with(b'],"usage":%b}\n\n' % orjson.dumps(usage.as_json()))
 
     def usage_chunk(self, usage: TokenUsage) -> bytes:
