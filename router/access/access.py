@@ -14,7 +14,7 @@ from slipstream.router.access.api_key import ApiKey
 from slipstream.router.access.caller import Caller
 from slipstream.router.access.key_ring import KeyRing
 from slipstream.router.access.limits import KeyLimits, LimitName, RateLimited
-from slipstream.router.access.usage import Account, UsageBook, UsageCounts
+from slipstream.router.access.usage import Account, UsageCounts, UsageTotals
 from slipstream.router.access.usage_saver import UsageSaver
 from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.http.http_error import RequestError
@@ -39,7 +39,7 @@ class Access:
         config = config or AccessConfig()
         keys_path = Path(config.keys_file) if config.keys_file is not None else None
         self.keys = KeyRing(keys_path, executor, self._follow_keys)
-        self.usage = UsageBook()
+        self.usage = UsageTotals()
         self._usage_saver: UsageSaver | None = None
         if config.usage_file is not None:
             self._usage_saver = UsageSaver(self.usage, Path(config.usage_file), executor)

@@ -55,7 +55,7 @@ class Account(NamedTuple):
     model: str
 
 
-class UsageBook:
+class UsageTotals:
     """All usage ever counted, and how much of it has been saved."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Usage that is not in the usage file yet, in memory that outlives the process, so that a killed router loses none.
 
-    a request ends --> `UsageBook`, and a record in the journal --every 2 s--> usage file
+    a request ends --> `UsageTotals`, and a record in the journal --every 2 s--> usage file
 
 The journal is a mapped file: what is written to it is the kernel's at once, without a system call and without waiting
 for a disk. (If the whole machine dies, the usage of the latest seconds is lost.) Records are numbered for ever. A line

@@ -1,4 +1,4 @@
-"""Saves what a `UsageBook` counts to a `UsageFile`, soon after it was counted."""
+"""Saves what a `UsageTotals` counts to a `UsageFile`, soon after it was counted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from concurrent.futures import Executor
 from pathlib import Path
 
-from slipstream.router.access.usage import Account, UsageBook, UsageCounts, UsageFile
+from slipstream.router.access.usage import Account, UsageCounts, UsageFile, UsageTotals
 from slipstream.router.access.usage_journal import UsageJournal
 
 log = logging.getLogger(__name__)
@@ -16,11 +16,11 @@ SAVE_AFTER_S = 2.0  # how many seconds of usage the end of the whole machine may
 
 
 class UsageSaver:
-    """Runs on one event loop; the file is written in `executor`. If it cannot be written, what is in the book is tried
-    again with the next. The journal beside the file keeps what was not saved yet if the process is killed."""
+    """Runs on one event loop; the file is written in `executor`. If it cannot be written, the same usage is tried again
+    with the next. The journal beside the file keeps what was not saved yet if the process is killed."""
 
-    def __init__(self, book: UsageBook, path: Path, executor: Executor | None) -> None:
-        self._book = book
+    def __init__(self, totals: UsageTotals, path: Path, executor: Executor | None) -> None:
+        self._totals = totals
         self._file = UsageFile(path)
         self._journal_path = path.with_name(f".{path.name}.unsaved")
         self._journal: UsageJournal | None = None
@@ -29,9 +29,9 @@ class UsageSaver:
         self._saving: asyncio.Task[None] | None = None
 
     def open(self) -> None:
-        """Adds what the file has to the book. Blocks. Raises OSError if the file cannot be used."""
+        """Adds what the file has to the totals. Blocks. Raises OSError if the file cannot be used."""
         try:
-            self._book.restore(self._file.load().items())
+            self._totals.restore(self._file.load().items())
         except OSError as error:
             raise OSError(error.errno, f"cannot use access.usage_file: {error}") from error
         journal = UsageJournal(self._journal_path)
@@ -42,13 +42,13 @@ class UsageSaver:
             return
         self._journal = journal
         for record in unsaved:
-            self._book.add(record.account, record.counts)
+            self._totals.add(record.account, record.counts)
         if unsaved:
             log.info("the usage of %d requests was counted, but not saved by the previous router", len(unsaved))
 
     def count(self, account: Account, counts: UsageCounts) -> None:
         """Counts the usage of a request, and saves it soon."""
-        self._book.add(account, counts)
+        self._totals.add(account, counts)
         if self._journal is not None:
             self._journal.note(account, counts)
         if self._timer is None:
@@ -83,7 +83,7 @@ class UsageSaver:
             self._saving = None
 
     async def _save(self) -> None:
-        unsaved = self._book.unsaved()
+        unsaved = self._totals.unsaved()
         if not unsaved:
             return
         up_to = self._journal.begin_save() if self._journal is not None else 0
@@ -92,6 +92,6 @@ class UsageSaver:
         except OSError as error:
             log.error("the usage could not be saved, and is tried again with the next: %s", error)
         else:
-            self._book.note_saved(unsaved)
+            self._totals.note_saved(unsaved)
             if self._journal is not None:
                 self._journal.end_save(up_to)

@@ -101,7 +101,7 @@ def _finite(rewriter: Rewriter, schema: Any, pointer: str, depth: int) -> list[A
     if not isinstance(schema, dict) or depth > 8:
         return None
     if "$ref" in schema:
-        target, where = rewriter.look(schema["$ref"], pointer)
+        target, where = rewriter.resolve(schema["$ref"], pointer)
         return _finite(rewriter, target, where, depth + 1)
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if values is None and schema.get("type") == "boolean":

@@ -15,7 +15,7 @@ from typing import Any
 from slipstream.router.structured_output.json_schema.errors import child
 
 BRANCHES = ("anyOf", "oneOf")
-Look = Callable[..., tuple[Any, str]]
+Resolve = Callable[..., tuple[Any, str]]
 
 
 @dataclass(slots=True)
@@ -42,7 +42,9 @@ class Names:
         self.has_patterns |= other.has_patterns
 
 
-def names_of(schema: Any, pointer: str, look: Look, seen: set[str] | None = None, *, branches: bool = True) -> Names:
+def names_of(
+    schema: Any, pointer: str, resolve: Resolve, seen: set[str] | None = None, *, branches: bool = True
+) -> Names:
     """The names in a schema; without `branches`, those that do not depend on which branch of it is taken."""
     names = Names()
     if not isinstance(schema, dict):
@@ -60,31 +62,33 @@ def names_of(schema: Any, pointer: str, look: Look, seen: set[str] | None = None
     names.has_patterns = bool(schema.get("patternProperties"))
     for key in ("$ref", "$dynamicRef"):
         if key in schema:
-            target, where = look(schema[key], pointer, key)
+            target, where = resolve(schema[key], pointer, key)
             if where not in seen:
-                _add_part(names, names_of(target, where, look, seen | {where}))
+                _add_part(names, names_of(target, where, resolve, seen | {where}))
     for number, part in enumerate(_list(schema, "allOf")):
-        _add_part(names, names_of(part, child(pointer, "allOf", number), look, seen))
+        _add_part(names, names_of(part, child(pointer, "allOf", number), resolve, seen))
     dependent = schema.get("dependentSchemas", schema.get("dependencies"))
     for name, part in dependent.items() if isinstance(dependent, dict) else ():
-        names.add(names_of(part, child(pointer, "dependentSchemas", name), look, seen))
+        names.add(names_of(part, child(pointer, "dependentSchemas", name), resolve, seen))
     conditional = [
-        names_of(schema.get(key), child(pointer, key), look, seen) for key in ("then", "else") if key in schema
+        names_of(schema.get(key), child(pointer, key), resolve, seen) for key in ("then", "else") if key in schema
     ]
     if "if" in schema:
-        condition = names_of(schema["if"], child(pointer, "if"), look, seen)
+        condition = names_of(schema["if"], child(pointer, "if"), resolve, seen)
         names.counts += condition.counts
         names.add_alternatives(conditional)
     if branches:
         for key in BRANCHES:
-            names.add_alternatives(branch_names(schema, key, pointer, look, seen))
+            names.add_alternatives(branch_names(schema, key, pointer, resolve, seen))
     return names
 
 
 def branch_names(
-    schema: dict[str, Any], key: str, pointer: str, look: Look, seen: set[str] | None = None
+    schema: dict[str, Any], key: str, pointer: str, resolve: Resolve, seen: set[str] | None = None
 ) -> list[Names]:
-    return [names_of(part, child(pointer, key, number), look, seen) for number, part in enumerate(_list(schema, key))]
+    return [
+        names_of(part, child(pointer, key, number), resolve, seen) for number, part in enumerate(_list(schema, key))
+    ]
 
 
 def closed(names: Iterable[str], others: Any = False) -> dict[str, Any]:

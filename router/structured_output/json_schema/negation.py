@@ -30,10 +30,10 @@ FLIPPED = {
     "minProperties": ("object", "maxProperties", -1),
     "maxProperties": ("object", "minProperties", 1),
 }
-Look = Callable[[Any, str], tuple[Any, str]]  # from a reference and where it stands to its target and where that is
+Resolve = Callable[[Any, str], tuple[Any, str]]  # from a reference and where it stands to its target and where that is
 
 
-def negated(schema: Any, pointer: str, look: Look, depth: int = 0) -> Any:
+def negated(schema: Any, pointer: str, resolve: Resolve, depth: int = 0) -> Any:
     """A schema that no value of this one fits, and all others if they can be written down. Raises SchemaError if
     nothing can."""
     if isinstance(schema, bool):
@@ -47,7 +47,7 @@ def negated(schema: Any, pointer: str, look: Look, depth: int = 0) -> Any:
     error: SchemaError | None = None
     for key in keys:
         try:
-            options += (option for option in _options(schema, key, pointer, look, depth) if option is not False)
+            options += (option for option in _options(schema, key, pointer, resolve, depth) if option is not False)
         except SchemaError as reason:
             error = error or reason
     if options:
@@ -59,13 +59,13 @@ def negated(schema: Any, pointer: str, look: Look, depth: int = 0) -> Any:
     return False
 
 
-def _options(schema: dict[str, Any], key: str, pointer: str, look: Look, depth: int) -> list[Any]:
+def _options(schema: dict[str, Any], key: str, pointer: str, resolve: Resolve, depth: int) -> list[Any]:
     value, at = schema[key], child(pointer, key)
     if key in LISTS and not isinstance(value, list):
         raise SchemaError(at, "it is not a list")
 
     def opposite(inner: Any, *keys: str | int) -> Any:
-        return negated(inner, child(at, *keys), look, depth + 1)
+        return negated(inner, child(at, *keys), resolve, depth + 1)
 
     match key:
         case "type":
@@ -94,8 +94,8 @@ def _options(schema: dict[str, Any], key: str, pointer: str, look: Look, depth: 
         case "not":
             return [value]
         case "$ref":
-            target, where = look(value, pointer)
-            return [negated(target, where, look, depth + 1)]
+            target, where = resolve(value, pointer)
+            return [negated(target, where, resolve, depth + 1)]
         case _ if key in FLIPPED and isinstance(value, int | float) and not isinstance(value, bool):
             kind, other, more = FLIPPED[key]
             return [] if more and value + more < 0 else [{"type": kind, other: value + more}]

@@ -31,7 +31,7 @@ class Rewriter(Protocol):
 
     def schema(self, value: Any, pointer: str, part: ObjectPart | None) -> Any: ...
 
-    def look(self, reference: Any, pointer: str) -> tuple[Any, str]: ...
+    def resolve(self, reference: Any, pointer: str) -> tuple[Any, str]: ...
 
 
 def rewrite_object(
@@ -174,7 +174,7 @@ def _texts(rewriter: Rewriter, rewritten: Any, schema: Any, pointer: str) -> lis
     if not isinstance(schema, dict):
         raise SchemaError(pointer, "a schema is an object or a boolean")
     if "$ref" in schema:
-        return _texts(rewriter, rewritten, *rewriter.look(schema["$ref"], pointer))
+        return _texts(rewriter, rewritten, *rewriter.resolve(schema["$ref"], pointer))
     if "const" in schema or "enum" in schema:
         values = [schema["const"]] if "const" in schema else schema["enum"]
         return [value for value in values if isinstance(value, str)]
@@ -261,7 +261,7 @@ def conditional(rewriter: Rewriter, schema: dict[str, Any], pointer: str, part: 
         return []
     at = child(pointer, "if")
     holds = rewriter.schema(schema["if"], at, part)
-    fails = rewriter.schema(negated(schema["if"], at, rewriter.look), Derived(at), part)
+    fails = rewriter.schema(negated(schema["if"], at, rewriter.resolve), Derived(at), part)
     options = [
         {"allOf": [condition, rewriter.schema(schema.get(key, True), child(pointer, key), part)]}
         for condition, key in ((holds, "then"), (fails, "else"))

@@ -97,7 +97,7 @@ class _Rewriter:
         found = self._origins.get(id(schema))
         return None if found is None else str(found[1])
 
-    def look(self, reference: Any, pointer: str, key: str = "$ref") -> tuple[Any, str]:
+    def resolve(self, reference: Any, pointer: str, key: str = "$ref") -> tuple[Any, str]:
         where = self._document.target(reference, pointer, key)
         return self._document.value(where), where
 
@@ -154,7 +154,7 @@ class _Rewriter:
         extra += conditional(self, schema, pointer, own.part or ObjectPart())
         if "not" in schema:
             at = child(pointer, "not")
-            extra.append(self.schema(negated(schema["not"], at, self.look), Derived(at), own.part or ObjectPart()))
+            extra.append(self.schema(negated(schema["not"], at, self.resolve), Derived(at), own.part or ObjectPart()))
         extra += own.closing()
         if types is not None and part is None and own.is_alone and not {"enum", "const"} & out.keys():
             self._bound(types, out)
@@ -258,13 +258,13 @@ class _Closing:
         if self.is_alone or (num_parts == 1 and own.isdisjoint(schema)):
             self.part = part
             if self.is_alone and not self._is_part and self._is_closed(is_open, schema):
-                self._names = names_of(schema, pointer, rewriter.look)
+                self._names = names_of(schema, pointer, rewriter.resolve)
             return
-        names = names_of(schema, pointer, rewriter.look)
+        names = names_of(schema, pointer, rewriter.resolve)
         shared = {name for name, count in names.counts.items() if count > 1}
         self.part = ObjectPart(shared | (part or set()))
         if not self._is_part and self._is_closed(is_open, schema) and names.has_properties and not names.has_patterns:
-            base = names_of(schema, pointer, rewriter.look, branches=False)
+            base = names_of(schema, pointer, rewriter.resolve, branches=False)
             if not base.is_declared:
                 self._names = names
                 self._base = base
@@ -293,14 +293,14 @@ class _Closing:
     def close_branches(self, key: str, branches: list[Any]) -> list[Any]:
         if key not in BRANCHES or self.is_alone or self._names is None or self._branched is not None:
             return branches
-        own = branch_names(self._schema, key, self._pointer, self._rewriter.look)
+        own = branch_names(self._schema, key, self._pointer, self._rewriter.resolve)
         if not any(names.has_properties for names in own):
             return branches
         self._branched = key
         elsewhere = dict.fromkeys(self._base.counts)
         for other in BRANCHES:
             if other != key:
-                for names in branch_names(self._schema, other, self._pointer, self._rewriter.look):
+                for names in branch_names(self._schema, other, self._pointer, self._rewriter.resolve):
                     elsewhere |= dict.fromkeys(names.counts)
         out = []
         for branch, names in zip(branches, own, strict=True):

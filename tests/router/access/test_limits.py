@@ -14,7 +14,7 @@ from slipstream.router.access import usage
 from slipstream.router.access.api_key import ApiKey
 from slipstream.router.access.caller import ANYBODY, Caller
 from slipstream.router.access.limits import KeyLimits, RateLimited, TokenBucket, duration
-from slipstream.router.access.usage import COMPACT_BYTES, Account, UsageBook, UsageCounts, UsageFile
+from slipstream.router.access.usage import COMPACT_BYTES, Account, UsageCounts, UsageFile, UsageTotals
 from slipstream.router.http.http_error import HttpError
 
 KEY = ApiKey("a", b"", "t", requests_per_minute=60, tokens_per_minute=600, max_concurrent=4)
@@ -254,16 +254,16 @@ def failing_to_compact(file: UsageFile, sums: object) -> None:
 
 
 def test_what_could_not_be_saved_goes_with_the_next(tmp_path):
-    book = UsageBook()
-    book.restore([(ACCOUNT, UsageCounts(5))])
-    book.add(ACCOUNT, UsageCounts(1, 0, 3))
-    unsaved = book.unsaved()
+    totals = UsageTotals()
+    totals.restore([(ACCOUNT, UsageCounts(5))])
+    totals.add(ACCOUNT, UsageCounts(1, 0, 3))
+    unsaved = totals.unsaved()
     assert unsaved == {ACCOUNT: UsageCounts(1, 0, 3)}
-    book.add(ACCOUNT, UsageCounts(1))  # while it is being saved
-    book.note_saved(unsaved)
-    assert book.unsaved() == {ACCOUNT: UsageCounts(1)}
-    book.note_saved(book.unsaved())
-    assert book.unsaved() == {}
-    assert dict(book) == {ACCOUNT: UsageCounts(7, 0, 3)}
+    totals.add(ACCOUNT, UsageCounts(1))  # while it is being saved
+    totals.note_saved(unsaved)
+    assert totals.unsaved() == {ACCOUNT: UsageCounts(1)}
+    totals.note_saved(totals.unsaved())
+    assert totals.unsaved() == {}
+    assert dict(totals) == {ACCOUNT: UsageCounts(7, 0, 3)}
     with pytest.raises(OSError, match="No such file"):
         UsageFile(tmp_path / "no" / "folder").load()

@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from slipstream.router.access.usage import Account, UsageBook, UsageCounts, UsageFile
+from slipstream.router.access.usage import Account, UsageCounts, UsageFile, UsageTotals
 from slipstream.router.access.usage_journal import HALF_BYTES, UsageJournal
 from slipstream.router.access.usage_saver import UsageSaver
 from tests.support.router.fake_cluster import run
@@ -24,11 +24,11 @@ JOURNAL = ".usage.jsonl.unsaved"
 
 def book_of(folder: Path) -> dict[Account, UsageCounts]:
     """What a router that starts now knows of."""
-    book = UsageBook()
-    saver = UsageSaver(book, folder / "usage.jsonl", None)
+    totals = UsageTotals()
+    saver = UsageSaver(totals, folder / "usage.jsonl", None)
     saver.open()
     run(saver.close)
-    return dict(book)
+    return dict(totals)
 
 
 def times(count: int) -> UsageCounts:
@@ -39,7 +39,7 @@ def test_what_a_killed_process_had_counted_is_counted_once(tmp_path: Path) -> No
     def count() -> None:
         async def main() -> None:
             with ThreadPoolExecutor(1) as pool:
-                saver = UsageSaver(UsageBook(), tmp_path / "usage.jsonl", pool)
+                saver = UsageSaver(UsageTotals(), tmp_path / "usage.jsonl", pool)
                 saver.open()
                 for number in range(30):
                     saver.count(OTHER if number % 3 == 0 else ONE, REQUEST)
@@ -63,32 +63,32 @@ def test_what_a_killed_process_had_counted_is_counted_once(tmp_path: Path) -> No
 def test_a_kill_at_any_moment_of_any_save_loses_nothing_and_counts_nothing_twice(tmp_path: Path, seed: int) -> None:
     random, counted = Random(seed), {ONE: 0, OTHER: 0}
     for _ in range(6):  # routers
-        file, journal, book = UsageFile(tmp_path / "usage.jsonl"), UsageJournal(tmp_path / JOURNAL), UsageBook()
-        book.restore(file.load().items())
+        file, journal, totals = UsageFile(tmp_path / "usage.jsonl"), UsageJournal(tmp_path / JOURNAL), UsageTotals()
+        totals.restore(file.load().items())
         for record in journal.open(file.saved):
-            book.add(record.account, record.counts)
-        assert {account: counts.num_requests for account, counts in book} == {a: n for a, n in counted.items() if n}
+            totals.add(record.account, record.counts)
+        assert {account: counts.num_requests for account, counts in totals} == {a: n for a, n in counted.items() if n}
 
-        def count(most: int, book: UsageBook = book, journal: UsageJournal = journal) -> None:
+        def count(most: int, totals: UsageTotals = totals, journal: UsageJournal = journal) -> None:
             for _ in range(random.randrange(most)):
                 account = random.choice((ONE, OTHER))
-                book.add(account, REQUEST)
+                totals.add(account, REQUEST)
                 journal.note(account, REQUEST)
                 counted[account] += 1
 
         for _ in range(random.randrange(5)):  # saves that come to their end
             count(5)
-            unsaved, up_to = book.unsaved(), journal.begin_save()
+            unsaved, up_to = totals.unsaved(), journal.begin_save()
             count(5)
             if random.random() < 0.8:  # otherwise the disk is full
                 file.append(unsaved, up_to)
                 count(3)
-                book.note_saved(unsaved)
+                totals.note_saved(unsaved)
                 journal.end_save(up_to)
         last = random.randrange(4)  # how far the last one comes
         count(5)
         if last >= 1:
-            unsaved, up_to = book.unsaved(), journal.begin_save()
+            unsaved, up_to = totals.unsaved(), journal.begin_save()
             count(5)
         if last == 2:  # its second line was not written any more
             file.append({account: counts for account, counts in unsaved.items() if account == ONE}, up_to)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.router.access import usage_saver
-from slipstream.router.access.usage import Account, UsageBook, UsageCounts, UsageFile
+from slipstream.router.access.usage import Account, UsageCounts, UsageFile, UsageTotals
 from slipstream.router.access.usage_saver import UsageSaver
 
 ACCOUNT = Account("k", "t", "m")
@@ -51,7 +51,7 @@ def saving(folder: Path, work: Callable[[UsageSaver, Disk], Awaitable[None]]) ->
 
     async def main() -> None:
         with ThreadPoolExecutor(1) as pool:
-            saver = UsageSaver(UsageBook(), folder / "usage.jsonl", pool)
+            saver = UsageSaver(UsageTotals(), folder / "usage.jsonl", pool)
             saver._file = disk
             saver.open()
             async with asyncio.timeout(TIMEOUT_S):

@@ -25,44 +25,44 @@ def test_quantiles_are_within_five_percent_and_means_exact() -> None:
 
 
 def test_windows_forget_and_cost_no_more_memory_for_more_requests() -> None:
-    book = SignalWindow()
+    window = SignalWindow()
     for second in range(LONG_S * 2):
         for number in range(3 if second < LONG_S else 0):
-            book.arrived(0, 100, 0.5, 0.05, second + number / 4)
+            window.arrived(0, 100, 0.5, 0.05, second + number / 4)
     now = float(LONG_S * 2)
-    assert book.short(now).num_arrivals == 0
-    assert book.long(now).num_arrivals <= 3 * COARSE_S
-    assert len(book._fine) == SHORT_S
-    assert len(book._coarse) == LONG_S // COARSE_S
+    assert window.short(now).num_arrivals == 0
+    assert window.long(now).num_arrivals <= 3 * COARSE_S
+    assert len(window._fine) == SHORT_S
+    assert len(window._coarse) == LONG_S // COARSE_S
 
 
 def test_a_rate_is_over_the_time_that_was_seen() -> None:
-    book = SignalWindow()
+    window = SignalWindow()
     for number in range(40):
-        book.arrived(0, 100, 0.5, 0.05, 100.0 + number * 0.1)
-    short = book.short(104.0)
+        window.arrived(0, 100, 0.5, 0.05, 100.0 + number * 0.1)
+    short = window.short(104.0)
     assert short.span_s == pytest.approx(4.0)
     assert short.offered_per_s == pytest.approx(10.0)
 
 
 def test_the_latest_seconds_are_told_apart_from_those_before() -> None:
-    book = SignalWindow()
+    window = SignalWindow()
     for number in range(100):
-        book.arrived(0, 1000 if number < 80 else 100, 0.5, 0.05, 100.0 + number * 0.1)
-    latest = book.latest(110.0)
+        window.arrived(0, 1000 if number < 80 else 100, 0.5, 0.05, 100.0 + number * 0.1)
+    latest = window.latest(110.0)
     assert latest.span_s == pytest.approx(LATEST_S)
-    assert (latest.num_arrivals, book.short(110.0).num_arrivals) == (10 * LATEST_S, 100)
+    assert (latest.num_arrivals, window.short(110.0).num_arrivals) == (10 * LATEST_S, 100)
     assert latest.isl.mean == pytest.approx((2 * 100 + (LATEST_S - 2) * 1000) / LATEST_S)
 
 
 @pytest.mark.parametrize(("is_bursty", "low", "high"), [(False, 0.0, 0.1), (True, 4.0, 12.0)])
 def test_bursts_are_told_from_an_even_stream_and_a_trend_is_no_burst(is_bursty: bool, low: float, high: float) -> None:
-    book, rng = SignalWindow(), random.Random(1)
+    window, rng = SignalWindow(), random.Random(1)
     for second in range(200):
         num = (rng.random() < 0.25) * 16 if is_bursty else second // 20
         for _ in range(num):
-            book.arrived(0, 100, 0.5, 0.05, second + 0.5)
-    assert low <= book.long(200.0).burstiness <= high
+            window.arrived(0, 100, 0.5, 0.05, second + 0.5)
+    assert low <= window.long(200.0).burstiness <= high
 
 
 def test_requests_are_counted_against_levels_of_their_own_or_the_clusters() -> None:

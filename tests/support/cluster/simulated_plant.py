@@ -97,7 +97,7 @@ class Plant:
         self.start_s, self.switch_s, self.starts_fail = start_s, switch_s, starts_fail
         self.interval_s, self.max_members, self.refuses = interval_s, max_members, refuses
         self.now = 0.0
-        self.book = SignalWindow()
+        self.window = SignalWindow()
         self.waiting: deque[Sequence] = deque()
         self.workers: list[PlantWorker] = []
         self._num_named = 0
@@ -149,7 +149,7 @@ class Plant:
             isl = max(16, round(self.rng.gammavariate(4.0, load.isl / 4.0)))
             osl = max(2, round(self.rng.gammavariate(3.0, load.osl / 3.0)))
             self.waiting.append(Sequence(self.now - TICK_S * self.rng.random(), isl, osl, float(osl - 1)))
-            self.book.arrived(0, isl, TTFT_SLO_S, ITL_SLO_S, self.now)
+            self.window.arrived(0, isl, TTFT_SLO_S, ITL_SLO_S, self.now)
 
     def _place(self) -> None:
         decoders = self.of_role("decode", ready=True)
@@ -171,7 +171,7 @@ class Plant:
             self.waiting.popleft()
             at.work_s += own_s
             at.prompts.append((own_s, seq))
-            self.book.placed(self.now - seq.came_s, float(self.load(seq.came_s, self).osl), self.now)
+            self.window.placed(self.now - seq.came_s, float(self.load(seq.came_s, self).osl), self.now)
 
     def _compute(self, worker: PlantWorker) -> None:
         if worker.state not in ("ready", "draining"):
@@ -200,7 +200,7 @@ class Plant:
 
     def _first_token(self, worker: PlantWorker, seq: Sequence, at_s: float) -> None:
         seq.first_s = at_s
-        self.book.first_token(0, at_s - seq.came_s, TTFT_SLO_S, seq.isl, 0, worker.role == "prefill", self.now)
+        self.window.first_token(0, at_s - seq.came_s, TTFT_SLO_S, seq.isl, 0, worker.role == "prefill", self.now)
         if worker.role == "decode":
             worker.running.append(seq)
             return
@@ -215,7 +215,7 @@ class Plant:
         itl_s = (self.now - seq.first_s) / (seq.osl - 1)
         good = itl_s <= ITL_SLO_S and seq.first_s - seq.came_s <= TTFT_SLO_S
         foreseen = float(self.load(seq.came_s, self).osl)
-        self.book.finished(0, seq.osl, foreseen, itl_s, itl_s <= ITL_SLO_S, good, self.now)
+        self.window.finished(0, seq.osl, foreseen, itl_s, itl_s <= ITL_SLO_S, good, self.now)
         self.ends.append((seq.came_s, good))
 
     # ---- the fleet
@@ -278,11 +278,11 @@ class Plant:
             len(self.waiting),
             sum(len(w.running) + len(w.prompts) for w in self.workers),
             self.now - self.waiting[0].came_s if self.waiting else 0.0,
-            self.book.short(self.now),
-            self.book.long(self.now),
+            self.window.short(self.now),
+            self.window.long(self.now),
             tuple(self._worker(w) for w in self.workers if w.state in ("ready", "draining")),
             times,
-            latest=self.book.latest(self.now),
+            latest=self.window.latest(self.now),
         )
 
     def _worker(self, worker: PlantWorker) -> WorkerSignals:
