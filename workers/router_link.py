@@ -51,8 +51,6 @@ class RouterLink:
         self._over = asyncio.Event()
         self._closing = False
 
-    # ---- for the engine thread
-
     def connect(self, hello: Hello) -> None:
         self._loop.call_soon_threadsafe(self._begin, hello)
 
@@ -64,8 +62,6 @@ class RouterLink:
         gone: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._loop.call_soon_threadsafe(self._let_go, gone)
         gone.result()
-
-    # ---- for the loop's thread
 
     def redirect(self, host: str, port: int) -> None:
         """Makes the next connection go to another address."""

@@ -88,8 +88,6 @@ class SloPlanner:
             self._wake(look) or self._wait(look) or self._sleep(look) or self._within_limits(look) or self._plan(look)
         )
 
-    # ---- what is seen
-
     def _observe(self, signals: Signals, now: float) -> None:
         if signals.router_id != self._router_id:  # its windows begin anew, and what it does not show was not quiet
             self._router_id = signals.router_id
@@ -106,8 +104,6 @@ class SloPlanner:
             self._behind_since_s = None
         elif self._behind_since_s is None:
             self._behind_since_s = now
-
-    # ---- what comes before planning
 
     def _wake(self, look: DecisionContext) -> PlannerDecision | None:
         """Requests wait, and there is no decode worker, not even a starting one."""
@@ -165,8 +161,6 @@ class SloPlanner:
         if not self._may_add(look, actions):
             return self._hold(look, "backed_off", "workers that were added lately have not come up")
         return self._change(look, "limits", f"{look.pools} is outside the limits", then, actions)
-
-    # ---- planning
 
     def _plan(self, look: DecisionContext) -> PlannerDecision:
         forecast = forecast_of(look.signals, self.corrections, self._watch, self._lead_s(look))
@@ -305,8 +299,6 @@ class SloPlanner:
     def _lead_s(self, look: DecisionContext) -> float:
         """How long it takes until a change has taken effect."""
         return self._history.start_s if self._may_grow(look) else self._history.switch_s
-
-    # ---- what is said
 
     def _step(self, look: DecisionContext) -> int:
         return max_step(max(look.pools.total, 1), self._config.max_step)

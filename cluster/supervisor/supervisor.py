@@ -86,8 +86,6 @@ class Supervisor:
         hindrance = decode[0].last_death if decode and all(managed.refuses for managed in decode) else ""
         return ExpectedWorkers(num_prefill, len(decode), longest, self._is_settled, hindrance)
 
-    # ---- life of the whole
-
     async def start(self, groups: Iterable[Group]) -> None:
         """Starts all members. Returns when every one serves; raises StartFailed if one dies before that."""
         for group in groups:
@@ -136,8 +134,6 @@ class Supervisor:
             managed.member.kill()
         for group in self._groups.values():
             group.member.release()
-
-    # ---- changes
 
     async def add(self, groups: list[Group]) -> None:
         """Starts further groups in a deployment that has settled. The router learns of them at once."""
@@ -188,8 +184,6 @@ class Supervisor:
         if self._groups.get(managed.status.name) is managed:  # the name may belong to another group by now
             del self._groups[managed.status.name]
             self._note(managed, "stopped", "has left the cluster")
-
-    # ---- life of a member
 
     def _keep(self, managed: Managed[M], live: Callable[[], Coroutine[Any, Any, str]]) -> None:
         managed.supervising_task = asyncio.create_task(
