@@ -54,9 +54,9 @@ class _IncomingTransfer:
     source_tp: int
     is_copy: bool = False  # the sequence is still decoding elsewhere, and more of its pages will come
     started: bool = False
-    closing: bool = False  # given up: the pages are released once the transfer lets go of them
+    closing: bool = False  # given up: the pages are released once the transfer has released them
     failed: Failed | None = None  # to be sent once it is closed
-    generate_instead: EngineRequest | None = None  # to be started once the transfer lets go
+    generate_instead: EngineRequest | None = None  # to be started once the transfer has ended
 
     @property
     def awaits_start(self) -> bool:

@@ -55,7 +55,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class WorkerModel:
-    """A worker of one role: its times in seconds as in `placement.service_times`, and its sizes."""
+    """A worker of one role: its times in seconds as in `registry.service_times`, and its sizes."""
 
     decode: tuple[float, float, float]
     prefill: tuple[float, float, float]
