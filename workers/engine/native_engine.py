@@ -175,11 +175,11 @@ class NativeEngine:
 
     def page_counts(self) -> dict[str, int]:
         """The states are active, reserved, held, draining, cached, free. They sum to `num_pages`."""
-        return self._scheduler.pages.counts()
+        return self._scheduler.pages.pool.counts()
 
     @property
     def prefix_cache(self) -> PrefixCache:
-        return self._scheduler.pages.prefix_cache
+        return self._scheduler.pages.pool.cache
 
     def stats(self) -> EngineStats:
         scheduler = self._scheduler

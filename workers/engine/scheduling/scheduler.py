@@ -236,7 +236,7 @@ class Scheduler:
     def num_free_pages(self) -> int:
         """Free and evictable pages that no queued sequence is going to need and no running one will need soon: as
         many can be reserved now."""
-        return max(0, self.pages.num_available - self._num_waiting_pages() - self._growth_room())
+        return max(0, self.pages.pool.num_available - self._num_waiting_pages() - self._growth_room())
 
     @property
     def num_uncomputed_tokens(self) -> int:
