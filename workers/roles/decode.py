@@ -48,7 +48,7 @@ from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
 
 @dataclass(slots=True)
-class _IncomingTransfer:
+class _IncomingAttempt:
     transfer: TransferKey
     source: PeerId
     source_tp: int
@@ -81,7 +81,7 @@ class DecodeRole:
     transfers: PageTransfers
     tickets: TicketIssuer
     start_lease_s: float
-    _landings: dict[AttemptKey, _IncomingTransfer] = field(default_factory=dict)
+    _landings: dict[AttemptKey, _IncomingAttempt] = field(default_factory=dict)
     _by_transfer: dict[TransferKey, AttemptKey] = field(default_factory=dict)
     _landed: dict[AttemptKey, float] = field(default_factory=dict)  # with their deadlines, in that order
     _copied: dict[AttemptKey, _CopiedPages] = field(default_factory=dict)  # also in the order of their deadlines
@@ -192,7 +192,7 @@ class DecodeRole:
         if reservation is None:
             return [Failed(*key, "no pages", True)]
         ticket = self.tickets.issue(reservation.first_page, len(reservation.page_ids))
-        self._landings[key] = _IncomingTransfer(ticket.key, source, source_tp, is_copy)
+        self._landings[key] = _IncomingAttempt(ticket.key, source, source_tp, is_copy)
         self._by_transfer[ticket.key] = key
         self.transfers.expect(ticket, reservation, source, source_tp)
         return [Reserved(*key, reservation.num_cached_tokens, ticket)]
