@@ -217,7 +217,8 @@ def test_an_answer_outlives_as_many_routers_as_bring_it_forward(serving: Serving
     serving.kill()
     serving.start_router()
     serving.wait_until_ready()
-    with httpx.Client(base_url=serving.url, timeout=TIMEOUT_S) as client, ThreadPoolExecutor(2) as threads:
+    patient = 3 * TIMEOUT_S  # the whole answer says nothing until all these routers have had their turn
+    with httpx.Client(base_url=serving.url, timeout=patient) as client, ThreadPoolExecutor(2) as threads:
         body = {"model": "m", "prompt": prompts[0], "max_tokens": max_tokens}
         whole = threads.submit(client.post, "/v1/completions", json=body)
         stream = threads.submit(read_stream, client, begun, prompt=prompts[1], max_tokens=max_tokens)
