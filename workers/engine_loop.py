@@ -30,7 +30,7 @@ class LinkLost:
 
 @dataclass(frozen=True, slots=True)
 class TransferEnded:
-    """The transfer agent of `rank` has let go of a transfer."""
+    """The transfer agent of `rank` has released a transfer."""
 
     rank: int
     outcome: RankOutcome

@@ -51,8 +51,6 @@ class RouterLink:
         self._over = asyncio.Event()
         self._closing = False
 
-    # ---- for the engine thread
-
     def connect(self, hello: Hello) -> None:
         self._loop.call_soon_threadsafe(self._begin, hello)
 
@@ -62,10 +60,8 @@ class RouterLink:
     def disconnect(self) -> None:
         """Ends the connection after what has been sent. Once this returns, nothing more of it reaches the inbox."""
         gone: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._loop.call_soon_threadsafe(self._let_go, gone)
+        self._loop.call_soon_threadsafe(self._disconnect, gone)
         gone.result()
-
-    # ---- for the loop's thread
 
     def redirect(self, host: str, port: int) -> None:
         """Makes the next connection go to another address."""
@@ -84,7 +80,7 @@ class RouterLink:
             except TimeoutError:
                 self._protocol.abort()
 
-    def _let_go(self, gone: concurrent.futures.Future[None]) -> None:
+    def _disconnect(self, gone: concurrent.futures.Future[None]) -> None:
         self._connection += 1
         if self._connecting is not None:
             self._connecting.cancel()

@@ -146,8 +146,6 @@ class Worker:
         """Never blocks; cheap enough to poll."""
         return self._reporter.report
 
-    # ---- on the loop
-
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
         engine_done = loop.create_future()
@@ -185,8 +183,6 @@ class Worker:
             self._end.set_result(None)
         else:
             self._end.set_exception(error)
-
-    # ---- on the engine thread
 
     def _engine_main(self, link: RouterLink, done: asyncio.Future[None]) -> None:
         """The one place where whatever goes wrong on the engine thread becomes the end of the worker."""
@@ -333,8 +329,6 @@ class Worker:
             build=self._build,
             layout=self._layout,
         )
-
-    # ---- on any thread
 
     def _transfer_ended(self, rank: int, outcome: RankOutcome) -> None:
         self._inbox.put_always(TransferEnded(rank, outcome))

@@ -41,7 +41,7 @@ def scale_command(cluster: ClusterChoice, wanted: tuple[str, ...], detach: bool,
             raise click.UsageError(f"{role} is given twice: {' '.join(wanted)}")
         replicas[role] = count
     with exit_on_command_error():
-        _scale(cluster.operator(), replicas, detach, as_json)
+        _scale(cluster.admin_api(), replicas, detach, as_json)
 
 
 @click.command("drain")
@@ -53,9 +53,9 @@ def scale_command(cluster: ClusterChoice, wanted: tuple[str, ...], detach: bool,
 def drain_command(cluster: ClusterChoice, worker: str, no_migrate: bool, detach: bool, as_json: bool) -> None:
     """Empty WORKER without losing a request, then end it for good."""
     with exit_on_command_error():
-        operator = cluster.operator()
-        begun = operator.post(_worker_path(worker, "drain"), {"migrate": not no_migrate}, AT_ONCE)
-        _follow(operator, begun, [worker], detach, as_json)
+        admin = cluster.admin_api()
+        begun = admin.post(_worker_path(worker, "drain"), {"migrate": not no_migrate}, AT_ONCE)
+        _follow(admin, begun, [worker], detach, as_json)
 
 
 @click.command("role")
@@ -67,9 +67,9 @@ def drain_command(cluster: ClusterChoice, worker: str, no_migrate: bool, detach:
 def role_command(cluster: ClusterChoice, worker: str, role: str, detach: bool, as_json: bool) -> None:
     """Make WORKER serve as a prefill or a decode worker, with the weights that it already has in memory."""
     with exit_on_command_error():
-        operator = cluster.operator()
-        begun = operator.post(_worker_path(worker, "role"), {"role": role}, AT_ONCE)
-        _follow(operator, begun, [worker], detach, as_json)
+        admin = cluster.admin_api()
+        begun = admin.post(_worker_path(worker, "role"), {"role": role}, AT_ONCE)
+        _follow(admin, begun, [worker], detach, as_json)
 
 
 def _worker_path(worker: str, change: str) -> str:
@@ -84,21 +84,21 @@ def _replicas(text: str) -> tuple[str, int]:
     return role, int(count)
 
 
-def _scale(operator: AdminPort, replicas: dict[str, int], detach: bool, as_json: bool) -> None:
-    before = operator.get("/v1/fleet")
+def _scale(admin: AdminPort, replicas: dict[str, int], detach: bool, as_json: bool) -> None:
+    before = admin.get("/v1/fleet")
     grown_first = sorted(replicas, key=lambda role: replicas[role] < before[f"num_{role}"])
     touched: list[str] = []
     for role in grown_first:
-        begun = operator.post("/v1/fleet/scale", {"role": role, "replicas": replicas[role]}, REPEATABLE)
+        begun = admin.post("/v1/fleet/scale", {"role": role, "replicas": replicas[role]}, REPEATABLE)
         touched += begun["added"]
     left = {member["name"] for member in begun["members"] if not member["is_leaving"]}
     touched += [member["name"] for member in before["members"] if member["name"] not in left]
-    _follow(operator, begun, touched, detach, as_json)
+    _follow(admin, begun, touched, detach, as_json)
 
 
-def _follow(operator: AdminPort, fleet: dict[str, Any], names: list[str], detach: bool, as_json: bool) -> None:
+def _follow(admin: AdminPort, fleet: dict[str, Any], names: list[str], detach: bool, as_json: bool) -> None:
     """Shows the progress of the members until they are at rest or gone. Exits with 1 if one of them cannot start."""
-    begun, restarts = fleet, operator.restarts
+    begun, restarts = fleet, admin.restarts
     if fleet["warning"] is not None:
         console.warning(fleet["warning"])
     shown: dict[str, str] = {}
@@ -112,8 +112,8 @@ def _follow(operator: AdminPort, fleet: dict[str, Any], names: list[str], detach
         if detach or all(_is_at_rest(members.get(name)) for name in names):
             break
         time.sleep(ASK_EVERY_S)
-        fleet = operator.get("/v1/fleet")
-        if operator.restarts != restarts:
+        fleet = admin.get("/v1/fleet")
+        if admin.restarts != restarts:
             _exit_after_restart(begun, fleet, as_json)
     if as_json:
         click.echo(json.dumps(fleet, indent=1))

@@ -23,7 +23,7 @@ from slipstream.cluster.terminal.command_error import exit_on_command_error
 def planner_command(cluster: ClusterChoice, last: int, changes: bool, alternatives: bool, as_json: bool) -> None:
     """List the planner's latest decisions, the last one first."""
     with exit_on_command_error():
-        reply = cluster.operator().get(f"/v1/planner/decisions?last={last}&changes={str(changes).lower()}")
+        reply = cluster.admin_api().get(f"/v1/planner/decisions?last={last}&changes={str(changes).lower()}")
     if as_json:
         click.echo(json.dumps(reply, indent=1))
     elif not reply["enabled"]:

@@ -51,7 +51,7 @@ def status_command(
     with exit_on_command_error(), suppress(KeyboardInterrupt):
         for ended in run_state.sweep(run_state.run_folder()) if url is None else ():
             console.warning(f"{ended.name} has ended: {ended.last_words}")
-        elsewhere = ClusterChoice(None, url, token).operator() if url is not None else None
+        elsewhere = ClusterChoice(None, url, token).admin_api() if url is not None else None
         while True:
             looks = [_elsewhere(elsewhere, url)] if elsewhere is not None and url is not None else [*_here(name)]
             if as_json:
@@ -81,9 +81,9 @@ def _here(name: str | None) -> Iterator[StatusView]:
         yield StatusView(state, reply.get("router") or router_status(state.ask_url), reply.get("signals"))
 
 
-def _elsewhere(operator: AdminPort, url: str) -> StatusView:
+def _elsewhere(admin: AdminPort, url: str) -> StatusView:
     """A cluster on another machine. Raises CommandError."""
-    reply = operator.get("/v1/status")
+    reply = admin.get("/v1/status")
     known = {field.name for field in fields(ClusterState)}
     try:
         state = ClusterState(**{key: value for key, value in reply.items() if key in known})

@@ -64,13 +64,13 @@ def update_command(cluster: ClusterChoice, config: Path | None, detach: bool, as
     """
     if config is None:
         with exit_on_command_error():
-            show(cluster.operator().get(PATH), as_json)
+            show(cluster.admin_api().get(PATH), as_json)
         return
     question = {"config": str(config if cluster.url is not None else config.resolve()), **options}
     until = {"canary"} if options["split"] is not None and not options["auto"] else set[str]()
     with exit_on_command_error():
-        operator = cluster.operator(_name_in(config) if cluster.url is None else None)
-        follow(operator, operator.post(PATH, question, READ), as_json, until=until, detach=detach)
+        admin = cluster.admin_api(_name_in(config) if cluster.url is None else None)
+        follow(admin, admin.post(PATH, question, READ), as_json, until=until, detach=detach)
 
 
 @click.command("split")
@@ -92,7 +92,7 @@ def split_command(cluster: ClusterChoice, shares: tuple[str, ...], as_json: bool
         if not version:
             raise click.UsageError(f"expected VERSION=SHARE, got {share!r}")
     with exit_on_command_error():
-        show(cluster.operator().post(f"{PATH}/split", {"weights": weights}), as_json)
+        show(cluster.admin_api().post(f"{PATH}/split", {"weights": weights}), as_json)
 
 
 @click.command("rollback")
@@ -106,13 +106,13 @@ def rollback_command(cluster: ClusterChoice, detach: bool, as_json: bool) -> Non
     After a completed update, update back to the previous version.
     """
     with exit_on_command_error():
-        operator = cluster.operator()
-        begun = operator.post(f"{PATH}/rollback")
-        follow(operator, begun, as_json, until=set(), detach=detach, expects_rollback=True)
+        admin = cluster.admin_api()
+        begun = admin.post(f"{PATH}/rollback")
+        follow(admin, begun, as_json, until=set(), detach=detach, expects_rollback=True)
 
 
 def follow(
-    operator: AdminPort,
+    admin: AdminPort,
     answer: dict[str, Any],
     as_json: bool,
     *,
@@ -132,7 +132,7 @@ def follow(
             break
         time.sleep(ASK_EVERY_S)
         phase = answer["phase"]
-        answer = operator.get(PATH)
+        answer = admin.get(PATH)
     show(answer, as_json)
     is_back = answer["phase"] in ENDED and answer["phase"] != "done"
     is_expected = expects_rollback and (answer["phase"] != "cut_short" or phase == "rolling_back")

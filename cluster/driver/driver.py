@@ -130,7 +130,7 @@ class Driver:
         token = secrets.token_hex(16)
         version, manifest = self._state.version, content.manifest
         deployment = Deployment(config, token, self._log_dir, session.may_span_nodes, version, manifest)
-        router = RouterMember(deployment, session.node_id, self._guardian.keeper)
+        router = RouterMember(deployment, session.node_id, self._guardian.holder)
         if self._before is not None:
             router.stay_at(*(port_of(url) for url in (self._before.url, self._before.admin_url)))
         reporter = StatusReporter(self._console, self._state_file, own, config.router.http.tls.is_on)
@@ -198,7 +198,7 @@ class Driver:
     @property
     def _leaves_clients(self) -> bool:
         """Whether the next driver's router goes on with the clients if this driver ends now."""
-        is_kept = self._guardian.keeper is not None and not self._config.router.http.tls.is_on
+        is_kept = self._guardian.holder is not None and not self._config.router.http.tls.is_on
         return is_kept and self._guardian.starts_another
 
     def _on_guardian_gone(self, stop: StopOrder) -> None:

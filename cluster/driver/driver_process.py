@@ -41,8 +41,8 @@ class Interrupted(BaseException):
 def run_driver(
     guardian: GuardianLink, target: Path | None, *, name: str | None, port: int | None, timings: bool
 ) -> int:
-    """Serves a configuration, or one that is chosen for a model (`sizing.target`), to the end. Returns the exit code;
-    everything else is reported at the terminal."""
+    """Serves a configuration, or one that is chosen for a model (`sizing.serve_target`), to the end. Returns the exit
+    code; everything else is reported at the terminal."""
     try:
         _end_when_told()  # a signal may have come already
         return _run(guardian, target, Overrides(name, port), timings)
@@ -71,7 +71,7 @@ def _run(guardian: GuardianLink, target: Path | None, overrides: Overrides, timi
             console.warning(source.sentence(f"{source.path}: {warning}"))
     address = ray_address(config.ray)
     try:
-        if address is None and not guardian.is_again:  # else the keeper has the ports
+        if address is None and not guardian.is_again:  # else the holder has the ports
             check_ports(config, source)
         with run_state.claim(config.name, run_state.run_folder(), guardian.pid) as state_path:
             left = run_state.read(state_path)
@@ -115,8 +115,8 @@ def _serve(task: DriverTask, address: str | None) -> int:
                 terminal = Console(take_terminal(log_dir))
                 ray = stack.enter_context(LocalRay(config, log_dir / "ray.log"))
                 ray.reaper.remove_after(guardian.pid, guardian.started, task.state_path)
-                if guardian.keeper is not None:
-                    ray.reaper.remove_after(guardian.pid, guardian.started, guardian.keeper.path.parent)
+                if guardian.holder is not None:
+                    ray.reaper.remove_after(guardian.pid, guardian.started, guardian.holder.path.parent)
             terminal.say(describe(config, task.before.wanted if task.before is not None else {}))
             for sentence in missing_parts(config) if task.before is None else ():
                 terminal.say(sentence)

@@ -1,12 +1,12 @@
 """Keeps what is to outlive the driver, and starts the next driver when one was killed, or Ray has died under it.
 
-    slipstream serve       the guardian: has the keeper of the router's clients, and little that could break
+    slipstream serve       the guardian: has the holder of the router's clients, and little that could break
       '- driver            in a session of its own, so that a terminal's signals reach the guardian alone
            |- reaper       ends what a killed driver leaves behind
            '- ray start    gcs, raylet and their agents; below them the router and the workers
 
 Actors end with their driver, and everything ends with its Ray. So when one of these dies, all processes go but the
-guardian. The next driver brings them up again, and the next router continues with the clients that the keeper has.
+guardian. The next driver brings them up again, and the next router continues with the clients that the holder has.
 
 Signals are passed on to the driver, and its exit code is ours. A driver that has served and ends without
 such a signal has a successor, in whatever way it ended, and leaves its clients to that one. If the guardian itself is
@@ -50,10 +50,10 @@ def guard(command: Sequence[str]) -> int:
         signals.remove(signal.SIGHUP)
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the parent may ignore it, and then no end would be reported
-    logging.basicConfig(format="slipstream: %(message)s")  # of the keeper, which has little to say
+    logging.basicConfig(format="slipstream: %(message)s")  # of the holder, which has little to say
     _adopt_orphans()
-    with keeping_clients() as keeper:
-        code = Guardian(command, keeper, signals).run()
+    with keeping_clients() as holder:
+        code = Guardian(command, holder, signals).run()
     run_state.remove_those_of(os.getpid())
     return code if code >= 0 else 128 - code
 
@@ -61,9 +61,9 @@ def guard(command: Sequence[str]) -> int:
 class Guardian:
     """Waits in the calling thread for `signals`, which are blocked."""
 
-    def __init__(self, command: Sequence[str], keeper: SocketHolder | None, signals: set[signal.Signals]) -> None:
+    def __init__(self, command: Sequence[str], holder: SocketHolder | None, signals: set[signal.Signals]) -> None:
         self._command = command
-        self._keeper = keeper
+        self._holder = holder
         self._signals = signals
         self._restarts = DriverRestarts()
         self._is_told_to_end = False
@@ -92,7 +92,7 @@ class Guardian:
         """Runs a driver until nothing of it is left. Returns its exit code and how long its cluster has served; None:
         it was never up."""
         try:
-            driver = GuardedDriver(self._command, self._keeper, is_again)
+            driver = GuardedDriver(self._command, self._holder, is_again)
         except OSError as error:  # no memory, too many processes: perhaps there will be room for the next one
             console.error(f"no driver can be started: {error}")
             return 1, None
@@ -124,14 +124,14 @@ class GuardedDriver:
     """One driver. It is asked to end by signals, and tells over a socket when it serves. Raises OSError if it cannot be
     started."""
 
-    def __init__(self, command: Sequence[str], keeper: SocketHolder | None, is_again: bool) -> None:
-        self._keeper = keeper
+    def __init__(self, command: Sequence[str], holder: SocketHolder | None, is_again: bool) -> None:
+        self._holder = holder
         self._ready_s: float | None = None
         self._end_s: float | None = None
         self._link, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
         with theirs:
             driver_env = DriverEnv(
-                os.getpid(), theirs.fileno(), str(keeper.path) if keeper is not None else None, is_again, __version__
+                os.getpid(), theirs.fileno(), str(holder.path) if holder is not None else None, is_again, __version__
             )
             try:
                 self._process = subprocess.Popen(
@@ -175,9 +175,9 @@ class GuardedDriver:
                 if message == READY:
                     self._ready_s = time.monotonic()
                 elif message == LET_GO:
-                    if self._keeper is not None:
+                    if self._holder is not None:
                         with suppress(ValueError):  # the previous router has not gone: what it has stays
-                            self._keeper.let_go()
+                            self._holder.let_go()
                     self._link.send(LET_GO)
 
 
@@ -225,15 +225,15 @@ def _clear_away() -> None:
 
 @contextmanager
 def keeping_clients() -> Iterator[SocketHolder | None]:
-    """Runs a keeper, which holds the router's clients while there is no router. None if there can be no keeper, so that
+    """Runs a holder, which holds the router's clients while there is no router. None if there can be no holder, so that
     clients end with their router."""
     try:
-        keeper = SocketHolder()
+        holder = SocketHolder()
     except OSError as error:
         console.warning(f"clients will not outlive the router: {error}")
         yield None
         return
     try:
-        yield keeper
+        yield holder
     finally:
-        keeper.close()
+        holder.close()

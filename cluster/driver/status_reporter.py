@@ -18,13 +18,13 @@ from slipstream.router.registry.expected_workers import ExpectedWorkers
 
 
 class StatusReporter:
-    """The supervisor's observer (`kept.Observer`)."""
+    """The supervisor's observer (`managed.Observer`)."""
 
     def __init__(self, console: Console, state_file: StateFile, local_ray: LocalRay | None, uses_tls: bool) -> None:
         self._console = console
         self._state = state_file.state
         self._state_file = state_file
-        self._own_ray = local_ray
+        self._local_ray = local_ray
         self._uses_tls = uses_tls
         self.http: tuple[str, int, bool] | None = None  # the router's host and port for this machine; TLS?
         self.settled = False
@@ -61,8 +61,8 @@ class StatusReporter:
         self._state_file.write()  # at once: the next driver goes by it
 
     def launched(self, member: MemberStatus) -> None:
-        if self._own_ray is not None:
-            self._own_ray.watch_processes()
+        if self._local_ray is not None:
+            self._local_ray.watch_processes()
         if not self.settled:
             self._console.step(f"{member.name} has its processes")
 

@@ -85,9 +85,9 @@ class PlannerLoop:
 
 
 @contextlib.asynccontextmanager
-async def planning(shell: PlannerLoop) -> AsyncIterator[None]:
+async def planning(loop: PlannerLoop) -> AsyncIterator[None]:
     """The planner plans meanwhile."""
-    task = asyncio.create_task(shell.run(), name="planner")
+    task = asyncio.create_task(loop.run(), name="planner")
     try:
         yield
     finally:

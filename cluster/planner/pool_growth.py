@@ -61,16 +61,16 @@ class GrowthChoice:
 
 
 def choose(
-    look: DecisionContext, shortage: Shortage, config: PlannerConfig, history: ChangeHistory
+    context: DecisionContext, shortage: Shortage, config: PlannerConfig, history: ChangeHistory
 ) -> GrowthChoice | None:
-    """The best pools with as many workers or more, noting in `look` what speaks against the others. None: there are
+    """The best pools with as many workers or more, noting in `context` what speaks against the others. None: there are
     none that would do better."""
     best: tuple[tuple[float, ...], Pools] | None = None
-    may_add = history.may_add(look.now)
-    for pools in candidates(look.pools, look.limits):
-        if pools == look.pools or pools.total < look.pools.total:
+    may_add = history.may_add(context.now)
+    for pools in candidates(context.pools, context.limits):
+        if pools == context.pools or pools.total < context.pools.total:
             continue
-        rank = _rank(look, pools, shortage, config, history, may_add)
+        rank = _rank(context, pools, shortage, config, history, may_add)
         if rank is None or (shortage.kept >= config.target_attainment and rank[0] > 0.0):
             continue  # no better than what is there, which holds barely, too
         if best is None or rank < best[0]:
@@ -79,7 +79,7 @@ def choose(
 
 
 def _rank(
-    look: DecisionContext,
+    context: DecisionContext,
     pools: Pools,
     shortage: Shortage,
     config: PlannerConfig,
@@ -87,34 +87,38 @@ def _rank(
     may_add: bool,
 ) -> tuple[float, ...] | None:
     """The lower the better; None if they would not do."""
-    predicted, cost, per_s = look.outlook(pools), look.cost(pools, history), shortage.per_s
-    if pools.total > look.pools.total and not may_add:
-        look.note(pools, predicted, "workers that were added lately have not come up")
+    predicted, cost, per_s = context.outlook(pools), context.cost(pools, history), shortage.per_s
+    if pools.total > context.pools.total and not may_add:
+        context.note(pools, predicted, "workers that were added lately have not come up")
         return None
     if predicted.attainment >= config.target_attainment:
         room = (1.0 + 1.25 * ROOM * config.margin) * shortage.ahead
-        with_room = look.outlook(pools, room).attainment >= config.target_attainment
-        bears = _bears(look, pools, config)
-        if shortage.late is not None and pools.total == look.pools.total and bears <= _bears(look, look.pools, config):
-            look.note(pools, predicted, "answers are late, and it bears no more than what is there")
+        with_room = context.outlook(pools, room).attainment >= config.target_attainment
+        bears = _bears(context, pools, config)
+        if (
+            shortage.late is not None
+            and pools.total == context.pools.total
+            and bears <= _bears(context, context.pools, config)
+        ):
+            context.note(pools, predicted, "answers are late, and it bears no more than what is there")
             return None
-        look.note(pools, predicted, "more workers or changes than needed" if with_room else "holds, but barely")
+        context.note(pools, predicted, "more workers or changes than needed" if with_room else "holds, but barely")
         return 0.0 if with_room else 1.0, pools.total, -bears, cost, -predicted.attainment
     if predicted.goodput_per_s < shortage.served_per_s + GAIN * per_s or per_s <= 0.0:
-        look.note(pools, predicted, "serves no more than what is there")
+        context.note(pools, predicted, "serves no more than what is there")
         return None
     if shortage.num_late_looks == 1 and predicted.goodput_per_s < HARDLY_ANY * config.target_attainment * per_s:
-        look.note(pools, predicted, "does not keep the levels, and answers are late only since this look")
+        context.note(pools, predicted, "does not keep the levels, and answers are late only since this look")
         return None
-    look.note(pools, predicted, "does not keep the levels")
+    context.note(pools, predicted, "does not keep the levels")
     return RANK_NOT_HELD, -round(math.log(predicted.goodput_per_s) / ALIKE), cost
 
 
-def _bears(look: DecisionContext, pools: Pools, config: PlannerConfig) -> float:
+def _bears(context: DecisionContext, pools: Pools, config: PlannerConfig) -> float:
     """So many times the load."""
     bears = 1.0
     for room in ROOMS:
-        if look.outlook(pools, room).attainment < config.target_attainment:
+        if context.outlook(pools, room).attainment < config.target_attainment:
             break
         bears = room
     return bears

@@ -23,8 +23,8 @@ RAY_ENDED = 3  # the exit code of a driver whose Ray has died
 
 @dataclass(frozen=True, slots=True)
 class DriverEnv:
-    """What a guardian tells a driver that it starts: its own process, the descriptor of their link, the keeper's path
-    if there is one, and whether there was a previous driver."""
+    """What a guardian tells a driver that it starts: its own process, the descriptor of their link, the path of the
+    socket holder (`keeper`) if there is one, and whether there was a previous driver."""
 
     guardian: int
     link: int
@@ -43,7 +43,7 @@ class DriverEnv:
 
 
 class GuardianLink:
-    """The guardian of this process, which is a driver and was started with that briefing. If the guardian is killed,
+    """The guardian of this process, which is a driver and was started with that environment. If the guardian is killed,
     the driver is to end."""
 
     def __init__(self, driver_env: DriverEnv) -> None:
@@ -52,7 +52,7 @@ class GuardianLink:
         self.started = started if started is not None else 0.0  # see `start_time`; 0: it is gone
         self._link = socket(fileno=driver_env.link)
         self._link.set_inheritable(False)
-        self.keeper = ClientsAtGuardian(Path(driver_env.keeper), self._link) if driver_env.keeper is not None else None
+        self.holder = ClientsAtGuardian(Path(driver_env.keeper), self._link) if driver_env.keeper is not None else None
 
     @classmethod
     def of_this_process(cls) -> GuardianLink | None:
@@ -105,7 +105,7 @@ def _state_of(link: socket) -> int:
 
 
 class ClientsAtGuardian:
-    """The keeper in the guardian's process (`router_member.ClientSocketHolder`)."""
+    """The holder in the guardian's process (`router_member.ClientSocketHolder`)."""
 
     def __init__(self, path: Path, link: socket) -> None:
         self.path = path

@@ -3,7 +3,7 @@
 Ray's options cannot do this. With `--include-dashboard=false`, the dashboard's process still starts, without pages; it
 imports all of Ray, and `ray start` waits for it. The node's agent does the same, and there is always a server for Ray's
 thin clients. Each of them is a Python process that takes seconds of a core while the cluster starts, and memory as long
-as it runs. All of this is internal to Ray and may change with any version, so `own_ray` uses the hook only with
+as it runs. All of this is internal to Ray and may change with any version, so `local_ray` uses the hook only with
 versions that it was tried with.
 """
 

@@ -39,7 +39,7 @@ class AlreadyRunning(Exception):  # noqa: N818 - reads as the sentence it carrie
 
 @dataclass(slots=True)
 class MemberStatus:
-    """The state of one member. `state` is one of its own states (for workers see `workers.report`), `detail` one line
+    """The state of one member. `state` is one of its own states (for workers see `worker_report`), `detail` one line
     for people, `since` in seconds since the epoch. `startup_s` are the stages of a worker's last start, with their
     seconds."""
 

@@ -64,8 +64,6 @@ class ClusterFleet:
         self._cache = DigestCache.of_user()
         self.add_version(deployment.version, deployment.config, deployment.manifest)
 
-    # ---- versions
-
     def add_version(self, version: str, config: ClusterConfig, manifest: Manifest | None) -> None:
         """Makes this the version of new groups, unless another one is asked for. Raises CannotPlace."""
         pools = pool_resources(config, self._session.resources.get("GPU", 0.0))
@@ -94,8 +92,6 @@ class ClusterFleet:
     @property
     def newest(self) -> str:
         return next(reversed(self._versions))
-
-    # ---- FleetPort
 
     def state(self) -> FleetState:
         groups = self._supervisor.groups
@@ -163,8 +159,6 @@ class ClusterFleet:
             return
         for managed in sorted(wanted, key=_worth)[: len(wanted) - replicas]:
             await self._supervisor.remove(managed, migrate=True)
-
-    # ---- groups
 
     def make(self, role: Role, count: int, version: str) -> list[Group]:
         """New groups with unused names. Raises FleetError for an unknown version."""

@@ -1,5 +1,5 @@
-"""Follows a worker group while it lives: polls its state, and makes sure that a wish (to leave, or to change its role)
-is carried out."""
+"""Follows a worker group while it lives: polls its state, and makes sure that a pending change (to leave, or to change
+its role) is carried out."""
 
 from __future__ import annotations
 
@@ -42,11 +42,9 @@ class GroupMonitor:
             except RayError:
                 return
             managed.status.startup_s = list(report.startup_s)
-            await self._pursue_wish(managed, report)
+            await self._pursue_change(managed, report)
             if report.state == "ready":
-                if (
-                    managed.pending_change is None
-                ):  # otherwise it is only ready because it has not heard of the wish yet
+                if managed.pending_change is None:  # otherwise it is ready only because it has not heard of the change
                     self._serves(managed, report.progress)
             elif report.state != managed.status.state or report.progress != managed.status.detail:
                 self._note(managed, report.state, report.progress)
@@ -81,7 +79,7 @@ class GroupMonitor:
             why = f"has not answered for {SILENT_S:g} s; after {GIVE_UP_S:g} it is ended and started again"
             self._note(managed, "silent", why)
 
-    async def _pursue_wish(self, managed: ManagedGroup, report: WorkerReport) -> None:
+    async def _pursue_change(self, managed: ManagedGroup, report: WorkerReport) -> None:
         pending_change = managed.pending_change
         if pending_change is None:
             return
@@ -96,7 +94,7 @@ class GroupMonitor:
 
     @staticmethod
     def _cut_off_if_overdue(managed: ManagedGroup) -> bool:
-        """Kills a group that has not carried out its wish in time. Its requests continue elsewhere, from the tokens
+        """Kills a group that has not carried out its change in time. Its requests continue elsewhere, from the tokens
         that the router has. Returns whether it was killed."""
         if managed.pending_change is None or time.monotonic() <= managed.pending_change.overdue_s:
             return False

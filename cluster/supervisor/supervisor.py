@@ -86,16 +86,14 @@ class Supervisor:
         hindrance = decode[0].last_death if decode and all(managed.refuses for managed in decode) else ""
         return ExpectedWorkers(num_prefill, len(decode), longest, self._is_settled, hindrance)
 
-    # ---- life of the whole
-
     async def start(self, groups: Iterable[Group]) -> None:
         """Starts all members. Returns when every one serves; raises StartFailed if one dies before that."""
         for group in groups:
             self._groups[group.name] = ManagedGroup(group, *self._fresh(group, group.version))
         self._observer.wants(self.expected)
-        self._keep(self.router, self._live_as_router)
+        self._supervise(self.router, self._live_as_router)
         for managed in self._groups.values():
-            self._keep(managed, partial(self._live_as_group, managed))
+            self._supervise(managed, partial(self._live_as_group, managed))
         await self.unless_failed(asyncio.gather(*(managed.ready.wait() for managed in self._all())))
 
     async def unless_failed(self, work: Awaitable[T]) -> T:
@@ -121,10 +119,10 @@ class Supervisor:
     async def stop(self, *, leaves_clients: bool = False) -> None:
         """Ends all members: first by asking, then by force. The router is not asked if it `leaves_clients` to that of
         the next driver: it would tell them that this is the end."""
-        keepers = [managed.supervising_task for managed in self._all() if managed.supervising_task is not None]
-        for supervising_task in keepers:
-            supervising_task.cancel()
-        await asyncio.gather(*keepers, return_exceptions=True)
+        tasks = [managed.supervising_task for managed in self._all() if managed.supervising_task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if leaves_clients:
             self.router.ready.clear()
             self.router.member.kill()
@@ -137,8 +135,6 @@ class Supervisor:
         for group in self._groups.values():
             group.member.release()
 
-    # ---- changes
-
     async def add(self, groups: list[Group]) -> None:
         """Starts further groups in a deployment that has settled. The router learns of them at once."""
         assert self._is_settled
@@ -148,7 +144,7 @@ class Supervisor:
             managed.policy.added_later()
             self._groups[group.name] = managed
             self._note(managed, "new", "")
-            self._keep(managed, partial(self._live_as_group, managed))
+            self._supervise(managed, partial(self._live_as_group, managed))
         await self._tell_wanted()
 
     async def remove(self, managed: ManagedGroup, *, migrate: bool) -> None:
@@ -189,15 +185,13 @@ class Supervisor:
             del self._groups[managed.status.name]
             self._note(managed, "stopped", "has left the cluster")
 
-    # ---- life of a member
-
-    def _keep(self, managed: Managed[M], live: Callable[[], Coroutine[Any, Any, str]]) -> None:
+    def _supervise(self, managed: Managed[M], live: Callable[[], Coroutine[Any, Any, str]]) -> None:
         managed.supervising_task = asyncio.create_task(
-            self._keep_alive(managed, live), name=f"keep {managed.status.name}"
+            self._keep_alive(managed, live), name=f"supervise {managed.status.name}"
         )
-        managed.supervising_task.add_done_callback(self._keeper_ended)
+        managed.supervising_task.add_done_callback(self._supervision_ended)
 
-    def _keeper_ended(self, supervising_task: asyncio.Task[None]) -> None:
+    def _supervision_ended(self, supervising_task: asyncio.Task[None]) -> None:
         error = None if supervising_task.cancelled() else supervising_task.exception()
         if error is not None and not self._broken.done():
             self._broken.set_exception(error)

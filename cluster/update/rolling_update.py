@@ -64,8 +64,6 @@ class RollingUpdate:
     def is_over(self) -> bool:
         return self.phase in ENDED
 
-    # ---- operators
-
     def set_split(self, split: dict[str, float], now: float) -> None:
         """Changes the split between the two versions. Giving everything to the new one promotes it. Raises
         ValueError."""
@@ -116,8 +114,6 @@ class RollingUpdate:
         self.reason = reason
         self.split = {self.plan.old: 100.0, self.plan.new: 0.0}
         self._enter("rolling_back", now, f"rolling back: {reason}")
-
-    # ---- time
 
     def step(
         self,
@@ -245,8 +241,6 @@ class RollingUpdate:
         is_there = all(self._ready(fleet, plan.old, role) >= self._back_to[role] for role in ROLES)
         return is_there and not any(member.version == plan.new for member in fleet.members)
 
-    # ---- adding and removing groups
-
     def _changes(self, fleet: FleetState, now: float) -> Iterator[UpdateAction]:
         plan = self.plan
         for role in DECODE_FIRST:
@@ -325,8 +319,6 @@ class RollingUpdate:
 
     def _ready(self, fleet: FleetState, version: str, role: Role) -> int:
         return sum(member.role == role and member.state == "ready" for member in self._of(fleet, version))
-
-    # ---- events
 
     def _begin_rolling(self, now: float, why: str) -> None:
         self.split = None

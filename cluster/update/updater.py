@@ -117,8 +117,6 @@ class Updater:
             events=tuple(machine.events),
         )
 
-    # ---- operators
-
     async def begin(self, path: Path, options: UpdateOptions) -> tuple[str, ...]:
         """Begins an update to the configuration at `path`, and returns the keys that differ. If only sizes or settings
         of the router differ, everything is done when this returns. Raises FleetError; then nothing has changed."""
@@ -209,8 +207,6 @@ class Updater:
         if self._latest is not None and self._latest.task is not None:
             self._latest.task.cancel()
             await asyncio.gather(self._latest.task, return_exceptions=True)
-
-    # ---- helpers
 
     def _check_idle(self) -> None:
         if self.is_active or self._is_reading:

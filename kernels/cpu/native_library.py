@@ -62,7 +62,7 @@ def fits(variant: str) -> bool:
 
 
 def open_library(variant: str) -> ctypes.CDLL:
-    """Loads the build `variant`; its functions are those of `interface.declare`. Raises OSError if it is not there or
+    """Loads the build `variant`; its functions are those of `c_interface.declare`. Raises OSError if it is not there or
     is of an older version than this file."""
     path = _path(variant)
     library = ctypes.CDLL(str(path))

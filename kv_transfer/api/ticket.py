@@ -1,7 +1,7 @@
 """The ticket of a hand-off, which says who sends which pages where, in plain values that fit into a message.
 
 Every remote request has a ticket, and peers are looked up with every message, so these are named tuples (see
-`router.codec`).
+`router.protocol.codec`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class HandoffTicket(NamedTuple):
 
     Wanted are `num_pages` pages of the sequence, from `first_page` on (the pages before are already there). They are
     sent in slabs of `slab_pages` pages of one layer. Both sides derive the same list of messages, with their sizes and
-    tags, from this ticket alone (see `kv_transfer.plan`). `transfer_id` is unique within the destination's epoch.
+    tags, from this ticket alone (see `handoff.message_plan`). `transfer_id` is unique within the destination's epoch.
     `page_dtype` says what the pages hold; the transfer does not look at it, but the same number of bytes can mean
     different numbers.
     """

@@ -20,14 +20,13 @@ def only_copies(tls: str) -> bool:
 @dataclass(frozen=True, slots=True)
 class TransferConfig:
     """`transport` auto: workers of one host copy pages straight out of each other's pools if those are in host memory
-    (see `shared_pool`), all others use UCX. `ucx` and `shared_memory` allow only that one. `nccl` uses
+    (see `pool_memory.py`), all others use UCX. `ucx` and `shared_memory` allow only that one. `nccl` uses
     torch.distributed: NCCL between GPUs, gloo between CPUs. `host` is where a rank listens, and what its peers connect
-    to; for a wildcard, a cluster takes the address of the rank's node. `tls` is
-    passed to UCX as UCX_TLS. Pages are sent in slabs of at most `slab_pages`, one layer per message. Messages that are
-    staged pass through `staging_mib` of host memory per rank, half of it for each direction. Either end of a transfer
-    gives up after `lease_s` without progress. A peer that does not answer a call for `peer_timeout_s`, or whose host is
-    silent for that long, counts as unreachable. `corrupt_every` spoils every n-th message sent (0: never), as a fire
-    drill for the integrity check."""
+    to; for a wildcard, a cluster takes the address of the rank's node. `tls` is passed to UCX as UCX_TLS. Pages are
+    sent in slabs of at most `slab_pages`, one layer per message. Messages that are staged pass through `staging_mib` of
+    host memory per rank, half of it for each direction. Either end of a transfer gives up after `lease_s` without
+    progress. A peer that does not answer a call for `peer_timeout_s`, or whose host is silent for that long, counts as
+    unreachable. `corrupt_every` spoils every n-th message sent (0: never), to test the integrity check."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 

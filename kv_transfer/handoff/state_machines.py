@@ -214,7 +214,7 @@ class SendHandoff(_Handoff):
         return plan.message(index, num_layers)
 
     def sent(self, message: Message, error: str | None, now: float) -> list[Action]:
-        """The transport has let go of a posted message. `error` says why, if it was not sent."""
+        """The transport has finished with a posted message. `error` says why, if it was not sent."""
         self._end_one()
         if error is not None:
             actions = self.fail(f"a message could not be sent: {error}", now)

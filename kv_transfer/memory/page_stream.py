@@ -2,7 +2,7 @@
 
     pages of one layer | checksum, 8 bytes
 
-The bytes are those of `StagedTransport`, so one end may stage and the other not. `native/page_stream.cpp` does the
+The bytes are those of `StagedMover`, so one end may stage and the other not. `native/page_stream.cpp` does the
 work, called by UCX for each of its buffers; there is no form of it in Python.
 """
 

@@ -1,8 +1,8 @@
 """How links between ranks of one host begin.
 
 Links are Unix sockets of type SEQPACKET, under a name that cannot be guessed without the cluster's token. Both ends
-check the other's user id and its proof (`greeting.py`). The view of the pool that is handed over can be neither written
-nor shrunk (`pool_memory.py`).
+check the other's user id and its proof (`link_authentication.py`). The view of the pool that is handed over can be
+neither written nor shrunk (`pool_memory.py`).
 """
 
 from __future__ import annotations

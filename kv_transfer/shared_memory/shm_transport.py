@@ -15,10 +15,10 @@ in turn, a suspended receiver that continues may *read* pages which the sender h
 such a message has the wrong checksum, and its link is gone. Both ends keep their pages until the message is taken or
 the link is down.
 
-`shared_door.py` describes how links begin. The kernel reports a peer's death at once.
+`shm_listener.py` describes how links begin. The kernel reports a peer's death at once.
 
-A packet is announced over the peer's eventfd, and not by the socket: for a socket, the kernel assumes
-that the writer is about to sleep and wakes the reader on the writer's core, where the two then take turns.
+A packet is announced over the peer's eventfd, and not by the socket: for a socket, the kernel assumes that the writer
+is about to sleep and wakes the reader on the writer's core, where the two then take turns.
 """
 
 from __future__ import annotations

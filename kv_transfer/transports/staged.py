@@ -17,7 +17,7 @@ import xxhash
 from slipstream.kv_transfer.api.page_transport import CHECKSUM_BYTES, FaultInjection, Landed, MessagePages
 from slipstream.kv_transfer.api.transport import Buffer, Done, Link, MessageArrival, Transport
 from slipstream.kv_transfer.memory.host_pages import HostPagePool, TransferPool
-from slipstream.kv_transfer.transports.staging import Staging, receive_into_scrap
+from slipstream.kv_transfer.transports.staging import Staging, host_memory, receive_into_scrap
 
 MAX_IN_FLIGHT = 8  # enough to hide the copying at both ends; more only spills out of the cache
 
@@ -49,8 +49,8 @@ class StagedMover:
         self._pool = pool
         self._host_pool = pool if isinstance(pool, HostPagePool) else None
         self._fault_injection = fault_injection
-        self._outgoing = Staging(message_bytes + CHECKSUM_BYTES, staging_bytes // 2)
-        self._incoming = Staging(message_bytes + CHECKSUM_BYTES, staging_bytes // 2)
+        self._outgoing = Staging(message_bytes + CHECKSUM_BYTES, staging_bytes // 2, host_memory)
+        self._incoming = Staging(message_bytes + CHECKSUM_BYTES, staging_bytes // 2, host_memory)
         self._staged_receives: deque[_StagedReceive] = deque()
         self._has_gathered = False  # since `work`, as the wire must be served between two copies
         # At most half of the slots, so that a peer that has stalled cannot stop the others.
@@ -75,12 +75,8 @@ class StagedMover:
         return num_in_flight < self._max_in_flight and bool(self._incoming.num_free)
 
     def send(self, link: Link, tag: int, pages: MessagePages, done: Done) -> None:
-        taken = self._outgoing.take()
-        assert taken is not None
-        slot, memory = taken
-        geometry = self._pool.geometry
-        num_bytes = len(pages.page_ids) * len(pages.heads) * geometry.head_bytes
-        buffer = memory[: num_bytes + CHECKSUM_BYTES]
+        num_bytes = len(pages.page_ids) * len(pages.heads) * self._pool.geometry.head_bytes
+        slot, buffer = self._outgoing.take(num_bytes + CHECKSUM_BYTES)
         self._has_gathered = True
         checksum = self._gather(pages, buffer[:num_bytes])
         buffer[num_bytes:] = memoryview(checksum.to_bytes(CHECKSUM_BYTES, "little"))
@@ -89,10 +85,8 @@ class StagedMover:
         self._transport.send(link, tag, buffer, partial(self._on_sent, slot, done))
 
     def receive(self, arrival: MessageArrival, pages: MessagePages, landed: Landed) -> None:
-        taken = self._incoming.take()
-        assert taken is not None
-        slot, memory = taken
-        landing = _StagedReceive(pages, slot, memory[: arrival.num_bytes], landed)
+        slot, buffer = self._incoming.take(arrival.num_bytes)
+        landing = _StagedReceive(pages, slot, buffer, landed)
         self._transport.receive(arrival, landing.buffer, partial(self._on_received, landing))
 
     def discard(self, arrival: MessageArrival) -> None:

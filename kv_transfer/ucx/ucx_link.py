@@ -9,7 +9,8 @@ into a window of unacknowledged messages:
                      \\\\               2   /
     receiver           takes 1, 2 .. -------'
 
-On one host, the acknowledgement also names the receiver's core, so that the sender can leave that core (`cores.py`).
+On one host, the acknowledgement also names the receiver's core, so that the sender can leave that core
+(`cpu_cores.py`).
 
 The window is a fraction of the L3 cache, so that a message is still in it when it is unpacked. And it is no larger than
 the receiver's shared memory for it: several messages may have arrived in part, and each must find room for its rest.

@@ -14,8 +14,8 @@ What we have learnt about UCX, which explains the structure of this file:
 - The thread sleeps on the workers' event fds; an idle agent costs nothing. But two ends that sleep after every
   fragment wake each other by system call for each of them (0.5 GB/s). Yielding the processor for a few dozen
   microseconds after the last sign of life, before sleeping, brings 8 to 10 GB/s on the same two cores.
-- Messages are UCX's own calls and not ucxx's (`ucp.py`), which has none for a datatype of ours. Completion is read off
-  the requests, of which there are few.
+- Messages are UCX's own calls (`ucp_messages.py`) and not ucxx's, which has none for a datatype of ours. Completion is
+  read off the requests, of which there are few.
 - A message probed with `remove` is ours and waits for as long as we like; for rendezvous messages its bytes are
   still at the sender.
 - UCX aborts the process when it is given an address of a form that it does not know, which its first byte says. So that

@@ -87,9 +87,6 @@ def main(job: Job, way: str, device: torch.device, role: str, pipe: Pipe) -> Non
     ways[way][role](job, pool, pipe)
 
 
-# ---- the other's pool, mapped
-
-
 def lend(job: Job, pool: Tensor, pipe: Pipe) -> None:
     """Hands out the pool's address and stays until it is no longer used."""
     pipe.tell(digest(job, pool, job.page_ids("prefill")))
@@ -128,9 +125,6 @@ def puller(job: Job, source: Tensor, source_ids: Tensor, pool: Tensor, page_ids:
     module: Any = importlib.import_module("slipstream.kernels.pages.gpu.page_pull")  # imports triton
     everything = {"layers": range(job.num_layers), "source_heads": range(job.num_heads), "heads": range(job.num_heads)}
     return lambda: module.pull_pages(source, source_ids, pool, page_ids, **everything)
-
-
-# ---- transfer agents
 
 
 def send(transport: Transport, job: Job, pool: Tensor, pipe: Pipe) -> None:
@@ -192,9 +186,6 @@ def ticket(job: Job, transfer_id: int, addresses: list[list[Any]]) -> HandoffTic
     found = tuple(TransferAddress(host, port) for host, port in addresses)
     sizes = (job.num_moved, job.slab_pages, job.num_layers, job.num_heads, job.head_bytes)
     return HandoffTicket(transfer_id, DECODE, found, 0, *sizes)
-
-
-# ---- both
 
 
 def digest(job: Job, pool: Tensor, page_ids: list[int]) -> str:

@@ -1,1 +1,2 @@
-"""The native engine: requests in, tokens out, one step at a time. May import its own folders and models/."""
+"""The native engine: requests in, tokens out, one step at a time. May import its own folders,
+config/, interface/ and models/."""

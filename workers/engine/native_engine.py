@@ -40,8 +40,6 @@ class NativeEngine:
         self._composer = BatchBuilder(limits)
         self.limits = self._input_processor.limits = limits
 
-    # ---- requests
-
     def add(self, request: EngineRequest) -> None:
         reserved = self._scheduler.get(_key(request))
         if reserved is None:
@@ -129,8 +127,6 @@ class NativeEngine:
     def grammar_ready(self) -> None:
         self._scheduler.look_again()
 
-    # ---- steps
-
     def step(self) -> list[TokenChunk]:
         """An exception of the executor passes through, and the engine is not to be used after it."""
         step = self._last_step = self._scheduler.schedule()
@@ -161,8 +157,6 @@ class NativeEngine:
     def has_work(self) -> bool:
         return self._scheduler.has_work
 
-    # ---- state
-
     def keys(self) -> list[AttemptKey]:
         """All sequences, in whatever state."""
         return self._scheduler.keys()
@@ -181,11 +175,11 @@ class NativeEngine:
 
     def page_counts(self) -> dict[str, int]:
         """The states are active, reserved, held, draining, cached, free. They sum to `num_pages`."""
-        return self._scheduler.pages.counts()
+        return self._scheduler.pages.pool.counts()
 
     @property
     def prefix_cache(self) -> PrefixCache:
-        return self._scheduler.pages.prefix_cache
+        return self._scheduler.pages.pool.cache
 
     def stats(self) -> EngineStats:
         scheduler = self._scheduler
@@ -205,8 +199,6 @@ class NativeEngine:
     def check_integrity(self) -> None:
         """Raises AssertionError if pages and sequences do not add up. Looks at everything, for tests and idle times."""
         self._scheduler.check_integrity()
-
-    # ---- inside
 
     def _postprocess(self, step: ScheduledStep, sampled: SampledTokens) -> list[TokenChunk]:
         self._scheduler.computed(step)

@@ -1,2 +1,2 @@
 """A tensor-parallel group: the executor on rank 0, the other ranks, and the control links between them. May import
-engine/, transfers/, telemetry/ and process/."""
+config/, engine/, models/, process/, telemetry/ and transfers/."""

@@ -185,8 +185,6 @@ class RemoteRank:
         """Makes the rank compute for this role from the next step on."""
         self.link.send(ServeAs(role))
 
-    # ---- RankTransfers
-
     def expect(self, ticket: HandoffTicket, page_ids: Sequence[int], source: PeerId, source_tp: int) -> None:
         self.link.send(Expect(ticket, tuple(page_ids), source, source_tp))
 

@@ -10,8 +10,6 @@ from slipstream.workers.engine.plan.step_plan import PageSend, SendProgress, Ste
 from slipstream.workers.models.interface.step_arrays import PackedArrays
 from slipstream.workers.transfers.group_transfers import RankOutcome
 
-# ---- rank -> leader
-
 
 @dataclass(frozen=True, slots=True)
 class Join:
@@ -35,9 +33,6 @@ class RankFailed:
     """The rank cannot go on and ends."""
 
     reason: str
-
-
-# ---- leader -> rank
 
 
 @dataclass(frozen=True, slots=True)

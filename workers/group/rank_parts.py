@@ -74,8 +74,6 @@ class RankAgent:
     def close(self) -> None:
         self._agent.close()
 
-    # ---- RankTransfers
-
     def expect(self, ticket: HandoffTicket, page_ids: Sequence[int], source: PeerId, source_tp: int) -> None:
         try:
             self._agent.expect(ticket, page_ids, source, source_tp)
@@ -97,8 +95,6 @@ class RankAgent:
     def begin_epoch(self, worker: PeerId) -> None:
         self._agent.begin_epoch(worker)
 
-    # ---- PageSink
-
     def begin_sends(self, sends: tuple[PageSend, ...]) -> None:
         for send in sends:
             self._send(send.ticket, unpack_ids(send.page_ids), 0)
@@ -119,8 +115,6 @@ class RankAgent:
             self._agent.send(ticket, page_ids, num_ready_pages)
         except TicketError as error:
             self._ended(RankOutcome(ticket.key, str(error)))
-
-    # ---- the agent's thread
 
     def _on_event(self, event: TransferEvent) -> None:
         num_mismatches = self._agent.stats().checksum_failures

@@ -1,8 +1,8 @@
 """An engine without a model: pages that are counted, steps that take the time given by a profile, made-up tokens.
 
 Tokens are a function of the prompt and the position alone, so a client can check whether an answer that moved between
-workers is the one it would have got otherwise (`attempt.expected_token`). They do not form text, so requests with a
-grammar are refused, as by a real engine without a tokenizer.
+workers is the one it would have got otherwise (`mock_attempt.expected_token`). They do not form text, so requests with
+a grammar are refused, as by a real engine without a tokenizer.
 """
 
 from __future__ import annotations

@@ -82,7 +82,8 @@ class MockProgram:
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, RETRY_MAX_S)
             finally:
-                is_drained, next_role = self._serving.is_draining, self._serving.next_role
+                protocol = self._serving.worker.protocol
+                is_drained, next_role = protocol.is_draining, protocol.next_role
                 await self._serving.close()
                 self._serving = None
             if is_drained:
@@ -105,7 +106,7 @@ class _Serving:
         self._loop = asyncio.get_running_loop()
         self._peer = tickets.open_epoch()
         model = model_key(config.model, config.model_version)
-        self._worker = MockWorker(config.profile, config.role, tickets, model, has_stats=True)
+        self.worker = MockWorker(config.profile, config.role, tickets, model, has_stats=True)
         self._connection = FrameProtocol(self._received, self._lost)
         self._closed = asyncio.Event()
         self._out: list[WorkerMessage] = []
@@ -114,15 +115,6 @@ class _Serving:
         self._timer_due_s = 0.0
         self._welcome: asyncio.Future[None] = self._loop.create_future()
         self.over: asyncio.Future[None] = self._loop.create_future()
-
-    @property
-    def is_draining(self) -> bool:
-        return self._worker.protocol.is_draining
-
-    @property
-    def next_role(self) -> Role | None:
-        """After the drain; None: the worker ends."""
-        return self._worker.protocol.next_role
 
     async def connect(self) -> None:
         """Connects to the router. Raises OSError if there is none, WorkerFailed if it rejects the worker."""
@@ -141,7 +133,7 @@ class _Serving:
 
     def drain(self) -> None:
         """Begins to drain, so that the worker ends afterwards. Only the first drain counts."""
-        self._worker.protocol.drain(time.monotonic(), math.inf, None)
+        self.worker.protocol.drain(time.monotonic(), math.inf, None)
         self._take_turn_soon()
 
     async def close(self) -> None:
@@ -169,7 +161,7 @@ class _Serving:
                 if not self._welcome.done():
                     self._welcome.set_exception(WorkerFailed(f"the router rejected this worker: {reason}"))
             case _ if isinstance(message, RouterMessage):
-                self._out += self._worker.handle(message, time.monotonic())
+                self._out += self.worker.handle(message, time.monotonic())
                 self._take_turn_soon()
             case _:
                 self._connection.abort(WireError(f"{type(message).__name__} is not for workers"))
@@ -193,11 +185,11 @@ class _Serving:
         self._turn = None
         now_s = time.monotonic()
         out, self._out = self._out, []
-        out += self._worker.advance(now_s)
-        out += self._worker.news(now_s)
+        out += self.worker.advance(now_s)
+        out += self.worker.news(now_s)
         if out:
             self._connection.send_batch(out)
-        if self._worker.protocol.is_finished and not self.over.done():
+        if self.worker.protocol.is_finished and not self.over.done():
             self.over.set_result(None)
         self._set_timer()
 
@@ -206,7 +198,7 @@ class _Serving:
         self._take_turn()
 
     def _set_timer(self) -> None:
-        waiting = (self._worker.next_deadline_s(), self._worker.protocol.next_news_s())
+        waiting = (self.worker.next_deadline_s(), self.worker.protocol.next_news_s())
         due_s = min((at_s for at_s in waiting if at_s is not None), default=None)
         wait_s = due_s - time.monotonic() if due_s is not None else None
         if wait_s is not None and wait_s <= 0:

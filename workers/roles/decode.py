@@ -48,15 +48,15 @@ from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
 
 @dataclass(slots=True)
-class _IncomingTransfer:
+class _IncomingAttempt:
     transfer: TransferKey
     source: PeerId
     source_tp: int
     is_copy: bool = False  # the sequence is still decoding elsewhere, and more of its pages will come
     started: bool = False
-    closing: bool = False  # given up: the pages are released once the transfer lets go of them
+    closing: bool = False  # given up: the pages are released once the transfer has released them
     failed: Failed | None = None  # to be sent once it is closed
-    generate_instead: EngineRequest | None = None  # to be started once the transfer lets go
+    generate_instead: EngineRequest | None = None  # to be started once the transfer has ended
 
     @property
     def awaits_start(self) -> bool:
@@ -81,7 +81,7 @@ class DecodeRole:
     transfers: PageTransfers
     tickets: TicketIssuer
     start_lease_s: float
-    _landings: dict[AttemptKey, _IncomingTransfer] = field(default_factory=dict)
+    _landings: dict[AttemptKey, _IncomingAttempt] = field(default_factory=dict)
     _by_transfer: dict[TransferKey, AttemptKey] = field(default_factory=dict)
     _landed: dict[AttemptKey, float] = field(default_factory=dict)  # with their deadlines, in that order
     _copied: dict[AttemptKey, _CopiedPages] = field(default_factory=dict)  # also in the order of their deadlines
@@ -192,7 +192,7 @@ class DecodeRole:
         if reservation is None:
             return [Failed(*key, "no pages", True)]
         ticket = self.tickets.issue(reservation.first_page, len(reservation.page_ids))
-        self._landings[key] = _IncomingTransfer(ticket.key, source, source_tp, is_copy)
+        self._landings[key] = _IncomingAttempt(ticket.key, source, source_tp, is_copy)
         self._by_transfer[ticket.key] = key
         self.transfers.expect(ticket, reservation, source, source_tp)
         return [Reserved(*key, reservation.num_cached_tokens, ticket)]

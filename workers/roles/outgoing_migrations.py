@@ -84,7 +84,7 @@ class OutgoingMigrations:
                 self.transfers.cancel(transfer)
 
     def transfer_ended(self, outcome: TransferOutcome) -> Sequence[WorkerMessage]:
-        """All ranks have let go of a transfer that `knows` knows."""
+        """All ranks have released a transfer that `knows` knows."""
         departure = self._by_transfer.pop(outcome.transfer)
         self.engine.migrations.end_send(departure.key)
         if outcome.failure is None or departure.is_off:

@@ -33,7 +33,7 @@ from slipstream.workers.interface.page_transfers import PageTransfers, TransferO
 @dataclass(slots=True)
 class _PromptTransfer:
     transfer: TransferKey
-    closing: bool = False  # no longer wanted: the pages are released once the transfer lets go of them
+    closing: bool = False  # no longer wanted: the pages are released once the transfer has released them
 
 
 @dataclass(slots=True)

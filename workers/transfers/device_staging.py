@@ -27,47 +27,12 @@ from slipstream.kernels.gpu_modules import gpu_module
 from slipstream.kv_transfer.api.page_transport import Landed, MessagePages
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.kv_transfer.api.transport import Buffer, Done, Link, MessageArrival, Transport
-from slipstream.kv_transfer.transports.staging import StagingError, receive_into_scrap
+from slipstream.kv_transfer.transports.staging import Staging, receive_into_scrap
 from slipstream.workers.transfers.device_pages import DevicePagePool, PageCopy
 
-SLOT_ALIGNMENT = 4096
 MAX_IN_FLIGHT = 8
 SPIN_S = 50e-6  # copying a slab takes less than this
 PAUSE_S = 50e-6
-
-
-class DeviceSlots:
-    """Slots of equal size in one allocation of device memory, which is made when the first slot is taken. Raises
-    StagingError if there is not enough room for two."""
-
-    def __init__(self, slot_bytes: int, total_bytes: int, pool: DevicePagePool) -> None:
-        self._slot_bytes = -(-slot_bytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
-        self.num_slots = total_bytes // self._slot_bytes
-        if self.num_slots < 2:
-            raise StagingError(
-                f"{total_bytes} bytes of staging a direction hold {self.num_slots} messages of {slot_bytes} bytes, "
-                f"at least 2 are needed: raise staging_mib or lower slab_pages"
-            )
-        self._pool = pool
-        self._memory: Tensor | None = None
-        self._free = list(reversed(range(self.num_slots)))
-
-    @property
-    def num_free(self) -> int:
-        return len(self._free)
-
-    def take(self, num_bytes: int) -> tuple[int, Tensor]:
-        """A free slot, of which there must be one, and the first bytes of its memory."""
-        if self._memory is None:
-            total_bytes = self.num_slots * self._slot_bytes
-            with self._pool.copying():
-                self._memory = torch.empty(total_bytes, dtype=torch.uint8, device=self._pool.device)
-        slot = self._free.pop()
-        return slot, self._memory[slot * self._slot_bytes :][:num_bytes]
-
-    def give_back(self, slot: int) -> None:
-        assert len(self._free) < self.num_slots
-        self._free.append(slot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +54,11 @@ class _Scattering:
 class DeviceStagedMover:
     """A `PageMover` over any `Transport` that accepts device memory. For the arguments see `StagedMover`."""
 
-    def __init__(self, transport: Transport, pool: DevicePagePool, message_bytes: int, staging_bytes: int) -> None:
+    def __init__(self, transport: Transport, pool: StagedDevicePool, message_bytes: int, staging_bytes: int) -> None:
         self._transport = transport
         self._pool = pool
-        self._outgoing = DeviceSlots(message_bytes, staging_bytes // 2, pool)
-        self._incoming = DeviceSlots(message_bytes, staging_bytes // 2, pool)
+        self._outgoing = Staging(message_bytes, staging_bytes // 2, pool.staging_memory)
+        self._incoming = Staging(message_bytes, staging_bytes // 2, pool.staging_memory)
         self._gatherings: deque[_Gathering] = deque()  # in the order in which their stream executes them
         self._scatterings: deque[_Scattering] = deque()
         self._is_current = False  # whether the thread has made the device its current one
@@ -194,6 +159,10 @@ class DeviceStagedMover:
 
 class StagedDevicePool(DevicePagePool):
     """A `DevicePagePool` whose pages travel from device to device."""
+
+    def staging_memory(self, num_bytes: int) -> Tensor:
+        with self.copying():
+            return torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
 
     def page_mover(self, transport: Transport, message_bytes: int, staging_bytes: int) -> DeviceStagedMover:
         """Raises StagingError."""

@@ -28,7 +28,7 @@ class RankTransfers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RankOutcome:
-    """A rank has let go of its part of a transfer. `failure` is None if all its bytes were sent or arrived intact.
+    """A rank has released its part of a transfer. `failure` is None if all its bytes were sent or arrived intact.
     `total_checksum_failures` counts all that the rank has seen so far. `is_unreachable`: its peer could not be reached,
     or the link to it broke."""
 
@@ -42,7 +42,7 @@ class RankOutcome:
 
 @dataclass(slots=True)
 class _Tally:
-    ranks: set[int]  # those that have not let go yet
+    ranks: set[int]  # those that have not released it yet
     is_sent: bool = False
     cancelled: bool = False
     was_sound: bool = False  # whether nothing had failed when it was cancelled
@@ -54,7 +54,7 @@ class _Tally:
 
 @dataclass(slots=True)
 class GroupTransfers:
-    """`PageTransfers` of a group: the outcome of a transfer comes after all ranks have let go of it. The first rank
+    """`PageTransfers` of a group: the outcome of a transfer comes after all ranks have released it. The first rank
     that fails takes the others with it."""
 
     ranks: Sequence[RankTransfers]
@@ -93,7 +93,7 @@ class GroupTransfers:
         return transfer in self._tallies
 
     def cancel(self, transfer: TransferKey) -> None:
-        """Asks every rank to let go of a transfer. Its outcome still follows. Unknown and ended ones are ignored."""
+        """Asks every rank to release a transfer. Its outcome still follows. Unknown and ended ones are ignored."""
         tally = self._tallies.get(transfer)
         if tally is None or tally.cancelled:
             return
@@ -113,7 +113,7 @@ class GroupTransfers:
             rank.begin_epoch(worker)
 
     def ended(self, rank: int, outcome: RankOutcome) -> TransferOutcome | None:
-        """Rank `rank` has let go. Returns the group's outcome if it was the last."""
+        """Rank `rank` has released it. Returns the group's outcome if it was the last."""
         if outcome.total_checksum_failures > self._checksum_failures[rank]:
             self._checksum_failures[rank] = outcome.total_checksum_failures
         tally = self._tallies.get(outcome.transfer)

@@ -32,7 +32,7 @@ class ClusterChoice:
     url: str | None
     token: str | None
 
-    def operator(self, among_several: str | None = None) -> AdminPort:
+    def admin_api(self, among_several: str | None = None) -> AdminPort:
         """The cluster's admin API; without a name, if several run here, that of the one called `among_several`. Raises
         CommandError."""
         token = self.token or os.environ.get(TOKEN_VARIABLE)

@@ -92,9 +92,9 @@ class LocalAdmin:
         raise error
 
 
-def _answers(operator: AdminClient) -> bool:
+def _answers(admin: AdminClient) -> bool:
     try:
-        operator.get("/v1/fleet")
+        admin.get("/v1/fleet")
     except UnreachableError:
         return False
     return True

@@ -55,7 +55,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class WorkerModel:
-    """A worker of one role: its times in seconds as in `placement.service_times`, and its sizes."""
+    """A worker of one role: its times in seconds as in `registry.service_times`, and its sizes."""
 
     decode: tuple[float, float, float]
     prefill: tuple[float, float, float]
@@ -173,7 +173,7 @@ def _steady(
         busy = min(share, 1.0)
         return 1.0 / (busy / chunk_s + (1.0 - busy) / step_s), share
 
-    # ---- decode: the batch at which as many tokens leave as come
+    # Decode: the batch at which as many tokens leave as come.
     max_batch = decode.max_batch(demand.isl + demand.osl)
     decode_load = each_per_s * steps * gap_at(max_batch)[0] / max_batch
     batch = 0.0
@@ -187,7 +187,7 @@ def _steady(
     local_s = [seconds + num * slope_s * batch for seconds, num in alone]  # what the prompts take, beside the batch
     decode_load = max(decode_load, local_load)
 
-    # ---- prefill: waits and own time by prompt length
+    # Prefill: waits and own time by prompt length.
     prefill_load = 0.0
     ways: list[tuple[float, float, float, float, list[float]]] = []  # share, P(wait), mean of waits, fixed, prompts
     if local:

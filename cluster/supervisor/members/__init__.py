@@ -1,2 +1,2 @@
 """The router and the worker groups as Ray actors: their processes, and how the driver starts, calls and ends them. It
-may import `config`, `processes` and `ray`."""
+may import `config`, `fleet`, `processes` and `ray`."""

@@ -89,8 +89,6 @@ class GroupMember:
         """Changes the role from the next launch on. (A running group hears of it from the router.)"""
         self._role = role
 
-    # ---- room
-
     def reserve(self) -> None:
         """Asks Ray for room, unless the group already has suitable room. If there is none, Ray's autoscaler adds a
         node."""
@@ -117,8 +115,6 @@ class GroupMember:
         if self._room is not None:
             remove_placement_group(self._room)
         self._room = self._reserved = self._wished_node = None
-
-    # ---- life
 
     async def launch(self) -> None:
         """Starts the processes, after waiting for room if there is none."""

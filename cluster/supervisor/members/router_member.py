@@ -47,16 +47,16 @@ class ClientSocketHolder(Protocol):
 
 class RouterMember:
     """The router. It runs on the driver's node, because that is where its port was checked, where the operator reads
-    its URL, and where the `keeper` of its clients is. If Ray puts the next router on another node, the clients of the
+    its URL, and where the `holder` of its clients is. If Ray puts the next router on another node, the clients of the
     one before end."""
 
     name = "router"
     role = "router"
 
-    def __init__(self, deployment: Deployment, node_id: str, keeper: ClientSocketHolder | None = None) -> None:
+    def __init__(self, deployment: Deployment, node_id: str, holder: ClientSocketHolder | None = None) -> None:
         self._deployment = deployment
         self._node_id = node_id
-        self._keeper = keeper
+        self._holder = holder
         self._config: RouterConfig = deployment.config.router
         self._actor: Any = None
         self._run: Any = None
@@ -101,11 +101,11 @@ class RouterMember:
     async def serve(self, expected: ExpectedWorkers) -> tuple[Addresses, Endpoint]:
         """Starts to listen. Ports stay the same once chosen, so that workers and clients find the next incarnation."""
         assert self._place is not None
-        keeper = None
-        if self._keeper is not None and self._place.node_id == self._node_id:
-            keeper = self._keeper.path
-        elif self._keeper is not None:
-            await asyncio.to_thread(self._keeper.let_go)
+        holder = None
+        if self._holder is not None and self._place.node_id == self._node_id:
+            holder = self._holder.path
+        elif self._holder is not None:
+            await asyncio.to_thread(self._holder.let_go)
         worker_host = self._deployment.host(self._config.worker_host, self._place.node_ip)
         config = dataclasses.replace(self._config, worker_host=worker_host)
         self._run = self._actor.run.remote(
@@ -113,7 +113,7 @@ class RouterMember:
             by_name(self._deployment.config.model),
             self._deployment.worker_token,
             by_name(expected),
-            keeper,
+            holder,
             self._is_ending,
             tuple(map(by_name, self._manifests)),
         )

@@ -33,8 +33,6 @@ class SimFleet:
         self._num_made = 0
         world.on_drained = self._drained
 
-    # ---- the beginning, and faults
-
     def start(self, role: Role, count: int) -> None:
         """Workers that are ready at once."""
         for _ in range(count):
@@ -60,8 +58,6 @@ class SimFleet:
             del self._members[name]
         else:
             self._start_in(self._world.config.profile.start_s, member)
-
-    # ---- FleetPort
 
     def state(self) -> FleetState:
         members = tuple(
@@ -114,8 +110,6 @@ class SimFleet:
             await self.add(role, replicas - len(staying))
         for member in sorted(staying, key=_num_jobs)[: max(len(staying) - replicas, 0)]:
             await self.remove(member.name)
-
-    # ---- inside
 
     def _known(self, name: str) -> _Member:
         member = self._members.get(name)

@@ -83,8 +83,6 @@ class World:
         self._sampling: dict[int, SamplingParams] = {}
         self._message_s, self._client_s = profile.message_s, profile.client_s
 
-    # ---- the run
-
     def run(self, arrivals: Iterator[Arrival], until: Callable[[], bool] | None = None) -> None:
         """Till the last request has ended; `until` is asked with every event whether that is soon enough."""
         self._arrivals = arrivals
@@ -110,8 +108,6 @@ class World:
     def num_running(self) -> int:
         """Requests that have come and not ended."""
         return len(self._clients)
-
-    # ---- clients
 
     def _next_arrival(self) -> None:
         arrival = next(self._arrivals, None)
@@ -162,8 +158,6 @@ class World:
         self._names.pop(request_id, None)
         self.outcomes.add(client.arrived_s, client.first_s, self.clock.now_s, num_output, end)
 
-    # ---- the router
-
     def perform(self, actions: Sequence[Action]) -> None:
         """What the dispatcher wants done."""
         clock = self.clock
@@ -199,8 +193,6 @@ class World:
             self._names[request_id] = names
         return names
 
-    # ---- workers
-
     def add_worker(self, name: str, role: Role, host: int, epoch: int = 1) -> SimWorker:
         """A worker that is ready says hello."""
         config, profile, peer = self.config, self.config.profile, PeerId(name, epoch)
@@ -231,8 +223,6 @@ class World:
             if worker in neighbours:
                 neighbours.remove(worker)
         self.perform(self.dispatcher.worker_lost(peer, self.clock.now_s, reason))
-
-    # ---- what workers find around them
 
     def tell_progress(self, worker: SimWorker) -> None:
         """The router hears at once how far those are that decode there. Real workers tell each token."""

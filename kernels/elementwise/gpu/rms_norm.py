@@ -56,8 +56,8 @@ def rms_norm_kernel(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, add: Tensor | None = None) -> Tensor:
-    """The norm of `x` [rows, dim] or [tokens, heads, dim], where `weight` may be [heads, dim]; `kernels.rms_norm` is
-    the reference. Where there is something to add, [rows, dim], `x += add` first, in place and rounded to x's dtype.
+    """The norm of `x` [rows, dim] or [tokens, heads, dim], where `weight` may be [heads, dim]; `elementwise.rms_norm`
+    is the reference. Where there is something to add, [rows, dim], `x += add` first, in place and rounded to x's dtype.
 
     Rows must be dense. Returns a contiguous tensor of weight's dtype, so that x may be a float32 residual stream.
     Raises ValueError.

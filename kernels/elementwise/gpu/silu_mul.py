@@ -1,6 +1,6 @@
 """The gate of a SwiGLU feed-forward block in one pass: 2 * dim numbers of a row read, dim written.
 
-Rounds once, at the end; `kernels.silu_mul`, the reference, rounds the gate as well. Not yet run on a GPU.
+Rounds once, at the end; `elementwise.silu_mul`, the reference, rounds the gate as well. Not yet run on a GPU.
 """
 
 from __future__ import annotations

@@ -75,10 +75,10 @@ def streaming(streams: Streams, count: int) -> Iterator[None]:
             thread.join()
 
 
-def settled(operator: AdminClient, names: set[str]) -> dict[str, dict[str, float]]:
+def settled(admin: AdminClient, names: set[str]) -> dict[str, dict[str, float]]:
     """Waits until exactly these groups are there and ready; the stages of each one's last start."""
     while True:
-        members = operator.get("/v1/fleet")["members"]
+        members = admin.get("/v1/fleet")["members"]
         if {member["name"] for member in members} == names and all(
             member["state"] == "ready" and not member["is_leaving"] for member in members
         ):
@@ -93,29 +93,29 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=0, help="requests at the same time, all the time")
     options = parser.parse_args()
     state = cluster_here(options.name, "--url")
-    operator = client_of(state)
-    names = {member["name"] for member in operator.get("/v1/fleet")["members"]}
+    admin = client_of(state)
+    names = {member["name"] for member in admin.get("/v1/fleet")["members"]}
     took_s: dict[str, list[float]] = defaultdict(list)
     streams = Streams(state.url, state.model)
     with streaming(streams, options.streams):
         for _ in range(options.times):
             began_s = time.monotonic()
-            num_decode = operator.get("/v1/fleet")["num_decode"]
-            (added,) = operator.post("/v1/fleet/scale", {"role": "decode", "replicas": num_decode + 1})["added"]
-            stages = settled(operator, names | {added})[added]
+            num_decode = admin.get("/v1/fleet")["num_decode"]
+            (added,) = admin.post("/v1/fleet/scale", {"role": "decode", "replicas": num_decode + 1})["added"]
+            stages = settled(admin, names | {added})[added]
             took_s["add a decode worker"].append(time.monotonic() - began_s)
             for stage, seconds in stages.items():
                 took_s[f"    of that {stage}"].append(seconds)
             for role in ("prefill", "decode"):
                 began_s = time.monotonic()
-                operator.post(f"/v1/workers/{added}/role", {"role": role})
-                stages = settled(operator, names | {added})[added]
+                admin.post(f"/v1/workers/{added}/role", {"role": role})
+                stages = settled(admin, names | {added})[added]
                 took_s[f"role to {role}"].append(time.monotonic() - began_s)
                 for stage, seconds in stages.items():
                     took_s[f"    to {role}: {stage}"].append(seconds)
             began_s = time.monotonic()
-            operator.post(f"/v1/workers/{added}/drain")
-            settled(operator, names)
+            admin.post(f"/v1/workers/{added}/drain")
+            settled(admin, names)
             took_s["remove it"].append(time.monotonic() - began_s)
     print(f"{'':32}{'median':>9}{'longest':>9}   seconds, {options.times} times, {options.streams} streams")
     for what, values in took_s.items():

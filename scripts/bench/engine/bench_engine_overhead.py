@@ -23,10 +23,11 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from slipstream.router.protocol.messages import EngineRequest, SamplingParams, pack_ids
-from slipstream.workers.engine.execution.model_runner import GreedyTokens, ModelRunner
+from slipstream.workers.engine.execution.model_runner import ModelRunner
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.models.directory.model_config import ModelConfig
+from slipstream.workers.models.interface.model import GreedyTokens
 from slipstream.workers.models.interface.step_batch import StepBatch
 
 PAGE_TOKENS = 16

@@ -120,9 +120,6 @@ def main() -> None:
         print_speeds(args.model_dir or make_model("M-bf16", Path(folder)), cells, args)
 
 
-# ---- loss
-
-
 def windows_of(model_dir: Path, args: argparse.Namespace) -> Tensor:
     """[windows, tokens]: taken at equal distances from all held-out files, one behind the other."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(model_dir)
@@ -206,9 +203,6 @@ def slices_of(batch: Tensor, start: int, pages_of_window: int) -> Iterator[Seque
         yield SequenceSlice(
             start, tuple(token_ids), np.arange(first, first + num_pages, dtype=np.int32).tobytes(), True
         )
-
-
-# ---- speed
 
 
 def print_speeds(model_dir: Path, cells: list[tuple[int, ...]], args: argparse.Namespace) -> None:

@@ -104,8 +104,6 @@ class World:
             self.now_s, _, do = heapq.heappop(events)
             do()
 
-    # ---- clients
-
     def _submit(self, request: GenerateRequest) -> None:
         num_prompt = len(request.prompt_ids) // 4
         outcome = self.outcomes[request.request_id] = Outcome(self.now_s, num_prompt)
@@ -131,8 +129,6 @@ class World:
                     self._at(self.now_s + NETWORK_S, lambda w=self.workers[peer], m=message: self._hear(w, m))
                 case _:
                     raise AssertionError(f"{action} is for workers that misbehave")
-
-    # ---- workers
 
     def _join(self, name: str, role: Role, profile: MockProfile) -> None:
         peer, address = PeerId(name, 1), TransferAddress("127.0.0.1", 1)

@@ -64,23 +64,23 @@ def joined(role: Role, number: int) -> WorkerState:
 
 def microseconds(policy: PolicyName, num_a_side: int) -> tuple[float, float]:
     """Medians of the choice, and of the bookkeeping when it is taken."""
-    roster, index, sessions = WorkerRegistry(), PrefixIndex(), Sessions()
+    registry, index, sessions = WorkerRegistry(), PrefixIndex(), Sessions()
     sides: tuple[Role, ...] = ("decode", "prefill")
     for role in sides:
         for number in range(num_a_side):
             worker = joined(role, number)
-            roster.add(worker)
+            registry.add(worker)
             index.add(worker)
             for at in range(20):
                 worker.times.observe_step(StepTime(0, 0, 1 + at, 700 * (1 + at), 0.01 + 1e-4 * at))
                 worker.times.observe_step(StepTime(50 + 50 * at, 25 * at, 0, 0, 0.005 + 5e-3 * at))
-    placer = Placer(DispatchConfig(policy=policy), roster, index, sessions, PlacedRequests())
+    placer = Placer(DispatchConfig(policy=policy), registry, index, sessions, PlacedRequests())
     choosing, taking = [], []
     for number in range(NUM_REQUESTS):
         prompt = pack_ids(range(number, number + 300 + 17 * (number % 50)))
         request = GenerateRequest(f"r{number}", prompt, SamplingParams(max_tokens=500), session=f"s{number % 40}")
         state = RequestState.of(request, prompt, Levels(0.5, 0.05), Deadline("request_timeout_s", 600.0), 1.0)
-        index.cached_tokens(roster.decode_workers[0], state)  # hashing the prompt is not what is measured
+        index.cached_tokens(registry.decode_workers[0], state)  # hashing the prompt is not what is measured
         began = time.perf_counter()
         found = placer.place(state, 1.0)
         chosen = time.perf_counter()

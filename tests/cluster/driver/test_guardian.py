@@ -29,7 +29,7 @@ guard = GuardianLink.of_this_process()
 def note(**what):
     with (folder / "notes").open("a") as file:
         file.write(json.dumps({"pid": os.getpid(), "is_again": guard.is_again, **what}) + "\\n")
-note(keeper=str(guard.keeper.path), has_keeper=guard.keeper.path.exists(), inherits="SLIPSTREAM_GUARDIAN" in os.environ)
+note(keeper=str(guard.holder.path), has_keeper=guard.holder.path.exists(), inherits="SLIPSTREAM_GUARDIAN" in os.environ)
 def wait_for_the_end():
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     hear()
@@ -306,7 +306,7 @@ def test_the_driver_hears_that_its_guardian_was_killed(begin: Callable[..., Run]
 
 
 def test_clients_of_the_router_before_are_let_go_where_the_driver_says_so(begin: Callable[..., Run]) -> None:
-    run = begin("guard.keeper.let_go(); note(); guard.keeper.let_go(); sys.exit(0)")
+    run = begin("guard.holder.let_go(); note(); guard.holder.let_go(); sys.exit(0)")
     assert run.end() == (0, "")
     assert len(run.notes) == 2
 
@@ -316,7 +316,7 @@ def test_a_driver_that_watches_its_guardian_gets_its_answers_all_the_same(begin:
         "async def main():\n"
         "    with guard.watched(lambda: note(gone=True)):\n"
         "        for _ in range(20):\n"
-        "            await asyncio.to_thread(guard.keeper.let_go)\n"
+        "            await asyncio.to_thread(guard.holder.let_go)\n"
         "        note(answered=True)\n"
         "asyncio.run(main())\n"
         "sys.exit(0)"

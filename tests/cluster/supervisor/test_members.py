@@ -128,8 +128,8 @@ class ClientSocketHolder:
 
 def test_clients_of_a_router_end_where_the_next_one_is_on_another_node() -> None:
     deployment = Deployment(ClusterConfig(model=ServedModelConfig(path="/m")), "token", None, spans_nodes=False)
-    keeper = ClientSocketHolder()
-    router: Any = RouterMember(deployment, "node", keeper)
+    holder = ClientSocketHolder()
+    router: Any = RouterMember(deployment, "node", holder)
 
     async def served_on(node: str) -> object:
         router._place, router._actor = ProcessLocation(1, node, "127.0.0.1"), RouterProcess(set(), 5001)
@@ -137,9 +137,9 @@ def test_clients_of_a_router_end_where_the_next_one_is_on_another_node() -> None
         return router._actor.keeper
 
     async def check() -> None:
-        assert (await served_on("node"), keeper.num_let_go) == (keeper.path, 0)
-        assert (await served_on("other"), keeper.num_let_go) == (None, 1)
-        assert (await served_on("node"), keeper.num_let_go) == (keeper.path, 1)
+        assert (await served_on("node"), holder.num_let_go) == (holder.path, 0)
+        assert (await served_on("other"), holder.num_let_go) == (None, 1)
+        assert (await served_on("node"), holder.num_let_go) == (holder.path, 1)
 
     asyncio.run(check())
 

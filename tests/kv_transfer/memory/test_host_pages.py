@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from slipstream.kv_transfer.api.page_layout import PoolGeometry
 from slipstream.kv_transfer.memory.host_pages import HostPagePool
-from slipstream.kv_transfer.transports.staging import Staging, StagingError
+from slipstream.kv_transfer.transports.staging import Staging, StagingError, host_memory
 from tests.support.kv_transfer.tickets import pool_bytes
 
 
@@ -57,14 +57,12 @@ def test_heads_that_are_no_equal_share_are_refused() -> None:
 
 
 def test_staging_hands_out_distinct_slots_until_none_is_left() -> None:
-    staging = Staging(slot_bytes=5000, total_bytes=3 * 8192)
-    taken = [staging.take() for _ in range(3)]
-    assert staging.take() is None
+    staging = Staging(slot_bytes=5000, total_bytes=3 * 8192, allocate=host_memory)
+    taken = [staging.take(5000) for _ in range(3)]
+    assert staging.num_free == 0
     for fill, slot in enumerate(taken):
-        assert slot is not None
         slot[1][:] = fill
     for fill, slot in enumerate(taken):
-        assert slot is not None
         assert (slot[1] == fill).all()
         staging.give_back(slot[0])
     assert staging.num_free == 3
@@ -72,4 +70,4 @@ def test_staging_hands_out_distinct_slots_until_none_is_left() -> None:
 
 def test_staging_that_cannot_hold_two_messages_is_refused() -> None:
     with pytest.raises(StagingError, match="hold 1 messages of 8192 bytes, at least 2 are needed"):
-        Staging(slot_bytes=8192, total_bytes=16383)
+        Staging(slot_bytes=8192, total_bytes=16383, allocate=host_memory)

@@ -274,10 +274,10 @@ class WorkerProcess(Process):
         self._transfers = GroupTransfers(self.ranks)
         self._runner = ToyRunner(self._pools, self.ranks, chances.sick, self._check_writes)
         self.engine = NativeEngine(self.limits, self)
-        ledger = self.engine._scheduler.pages._pool._ledger
+        states = self.engine._scheduler.pages.pool._states
         for pool in pools:
-            pool.state = ledger.state
-        self._page_state = ledger.state
+            pool.state = states.state
+        self._page_state = states.state
         addresses = tuple(rank.transport.address for rank in self.ranks)
         self.tickets = TicketIssuer(
             PeerId(name, last_epoch), addresses, transfer.slab_pages, NUM_LAYERS, NUM_HEADS, HEAD_BYTES, PAGE_DTYPE

@@ -304,8 +304,8 @@ class EngineMachine(RuleBasedStateMachine):
                 break
         assert not self.live, f"without an end: {self.engine.keys()}"
         assert self.num_ended == self.num_accepted
-        ledger = self.engine.page_counts()
-        assert ledger["free"] + ledger["cached"] == self.engine.limits.num_pages
+        counts = self.engine.page_counts()
+        assert counts["free"] + counts["cached"] == self.engine.limits.num_pages
         assert not +self.executor.pinned
 
 

@@ -254,7 +254,7 @@ def test_a_sequence_whose_pages_are_sent_is_not_preempted_but_waits_for_a_page()
     bench.step()
     ticket = HandoffTicket(1, PeerId("other", 1), (TransferAddress("h", 1),), 0, 1, 2, 1, 1, 1)
     bench.say(Migrate("a", 0, 1, ticket, False))
-    pool = bench.engine._scheduler.pages._pool
+    pool = bench.engine._scheduler.pages.pool
     taken = pool.acquire((), bench.engine.page_counts()["free"], PageState.HELD)
     assert taken is not None
     messages = bench.run()

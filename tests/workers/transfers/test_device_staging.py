@@ -16,9 +16,9 @@ from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.kv_transfer.api.transfer_events import Received, ReceiveFailed, SendFailed, Sent, TransferEvent
 from slipstream.kv_transfer.memory.host_pages import HostPagePool
-from slipstream.kv_transfer.transports.staging import StagingError
+from slipstream.kv_transfer.transports.staging import Staging, StagingError
 from slipstream.workers.transfers import device_staging
-from slipstream.workers.transfers.device_staging import DeviceSlots, DeviceStagedMover, StagedDevicePool
+from slipstream.workers.transfers.device_staging import DeviceStagedMover, StagedDevicePool
 from tests.support.kv_transfer.loopback import LoopbackNetwork
 
 PREFILL, DECODE = PeerId("prefill-0", 1), PeerId("decode-0", 1)
@@ -85,7 +85,7 @@ def test_an_end_without_checksums_and_one_with_do_not_understand_each_other_and_
 
 def test_memory_for_less_than_two_messages_is_refused() -> None:
     with pytest.raises(StagingError, match="at least 2 are needed"):
-        DeviceSlots(5000, 16000, StagedDevicePool(torch.zeros(1, 1, 1, 8)))
+        Staging(8000, 16000, StagedDevicePool(torch.zeros(1, 1, 1, 8)).staging_memory)
 
 
 def test_a_layer_that_is_still_being_computed_is_waited_for_with_pauses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,34 +22,30 @@ class PagePool:
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
-        self._ledger = PageStates(num_pages)
+        self._states = PageStates(num_pages)
         self.cache = PrefixCache()
         self._free = list(range(num_pages - 1, -1, -1))  # a stack: recently freed (warm) pages first, then low numbers
 
     @property
     def num_available(self) -> int:
         """Pages that could be taken now: free or evictable."""
-        return len(self._free) + self._ledger.count(PageState.CACHED)
+        return len(self._free) + self._states.count(PageState.CACHED)
 
     def counts(self) -> dict[str, int]:
-        return self._ledger.counts()
-
-    def match(self, chain: HashChain, tokens: array[int], max_pages: int) -> list[int]:
-        """Pages that already hold the first pages of `tokens`; at most `max_pages`. Owns none of them."""
-        return self.cache.match(chain, tokens, max_pages)
+        return self._states.counts()
 
     def acquire(self, shared: Sequence[int], num_new: int, owner: PageState, spare: int = 0) -> array[int] | None:
         """Own the pages of a match and `num_new` others, leaving at least `spare` available.
 
         Returns all of them in order, or None, with nothing changed, where there are too few.
         """
-        num_revived = sum(not self._ledger.is_owned(page) for page in shared)
+        num_revived = sum(not self._states.is_owned(page) for page in shared)
         if num_new + num_revived + spare > self.num_available:
             return None
         for page in shared:
-            if not self._ledger.is_owned(page):
+            if not self._states.is_owned(page):
                 self.cache.busy(page)
-            self._ledger.own(page, owner)
+            self._states.own(page, owner)
         pages = array("i", shared)
         for _ in range(num_new):
             pages.append(self._take(owner))
@@ -59,9 +55,9 @@ class PagePool:
         """Give back one ownership of each page. The last pages of a sequence will be evicted first, because a prefix is
         of no use without its beginning."""
         for page in reversed(pages):
-            if self._ledger.disown(page, owner):
+            if self._states.disown(page, owner):
                 continue
-            if self._ledger.is_cached(page):
+            if self._states.is_cached(page):
                 self.cache.idle(page)
             else:
                 self._free.append(page)
@@ -69,37 +65,37 @@ class PagePool:
     def hand_over(self, pages: Iterable[int], owner: PageState, to: PageState) -> None:
         """Change the reason for which a sequence owns the pages."""
         for page in pages:
-            self._ledger.own(page, to)
-            self._ledger.disown(page, owner)
+            self._states.own(page, to)
+            self._states.disown(page, owner)
 
     def remember(self, pages: Sequence[int], chain: HashChain, tokens: array[int], first: int, end: int) -> None:
         """Pages `first .. end` of a sequence now hold their KV: put them into the prefix cache. Where another page
         holds the same prefix already, that one stays and ours is freed with its sequence."""
         for at in range(first, end):
             if self.cache.insert(pages[at], chain, tokens, at):
-                self._ledger.set_cached(pages[at], True)
+                self._states.set_cached(pages[at], True)
 
     def forget(self, pages: Iterable[int]) -> None:
         """Remove these pages, which are owned, from the prefix cache."""
         for page in pages:
-            assert self._ledger.is_owned(page)
-            if self._ledger.is_cached(page):
+            assert self._states.is_owned(page)
+            if self._states.is_cached(page):
                 self.cache.forget(page)
-                self._ledger.set_cached(page, False)
+                self._states.set_cached(page, False)
 
     def _take(self, owner: PageState) -> int:
         if self._free:
             page = self._free.pop()
         else:
             page = self.cache.evict_oldest()
-            self._ledger.set_cached(page, False)
-        self._ledger.own(page, owner)
+            self._states.set_cached(page, False)
+        self._states.own(page, owner)
         return page
 
     def check_integrity(self, owned: Iterable[tuple[Sequence[int], PageState]]) -> None:
-        """Raises AssertionError unless ledger, cache and free list agree with one another and with `owned`: the pages
+        """Raises AssertionError unless states, cache and free list agree with one another and with `owned`: the pages
         of every live sequence and what it owns them for."""
-        self._ledger.check_integrity()
+        self._states.check_integrity()
         num_owners: dict[tuple[int, PageState], int] = {}
         for pages, owner in owned:
             assert len(set(pages)) == len(pages), f"a sequence has a page twice: {pages}"
@@ -108,12 +104,12 @@ class PagePool:
         idle, free = [], []
         for page in range(self.num_pages):
             for owner in (PageState.ACTIVE, PageState.RESERVED, PageState.HELD, PageState.DRAINING):
-                booked = self._ledger.num_owners(page, owner)
+                booked = self._states.num_owners(page, owner)
                 assert booked == num_owners.get((page, owner), 0), f"page {page} has {booked} {owner.name} owners"
-            assert self._ledger.is_cached(page) == (page in self.cache), f"page {page} is cached in one book only"
-            if self._ledger.state(page) is PageState.CACHED:
+            assert self._states.is_cached(page) == (page in self.cache), f"page {page} is cached in one book only"
+            if self._states.state(page) is PageState.CACHED:
                 idle.append(page)
-            elif self._ledger.state(page) is PageState.FREE:
+            elif self._states.state(page) is PageState.FREE:
                 free.append(page)
         assert sorted(self._free) == free, "the free list is not the free pages"
         self.cache.check_integrity(idle)

@@ -8,7 +8,7 @@ from slipstream.workers.models.directory.model_config import DtypeName, ModelCon
 from slipstream.workers.models.directory.rank_share import Rank
 
 ITEM_BYTES: dict[DtypeName, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
-CODE_SCALE_BYTES = 4  # of a token and head in eight bits; see `kernels.quantized_kv`
+CODE_SCALE_BYTES = 4  # of a token and head in eight bits; see `pages.quantized_kv`
 MIN_MODEL_LEN = 2  # a token of prompt and one of output
 
 

@@ -108,8 +108,6 @@ class Sampler:
         tokens = self._choose(logits, highest, rows, layout)
         return sampled_tokens(tokens, is_sound, None if raw is None else self._reported(tokens, raw, layout))
 
-    # ---- what the parameters say
-
     def _layout_of(self, rows: Sequence[SamplingRow]) -> _Layout:
         known = self._layout.params
         if len(known) != len(rows) or any(row.params is not params for row, params in zip(rows, known, strict=True)):
@@ -158,8 +156,6 @@ class Sampler:
     def _tensor(self, values: Sequence[float], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=self._device)
 
-    # ---- scores
-
     def _penalise(self, logits: Tensor, rows: Sequence[SamplingRow]) -> None:
         counted = [(i, row.params, row.counts) for i, row in enumerate(rows) if row.counts is not None]
         if not counted:
@@ -188,8 +184,6 @@ class Sampler:
             token_ids = self._tensor([token_id for _, token_id in masked], torch.int64)
             logits[row, token_ids] = float("-inf")
 
-    # ---- choice
-
     def _choose(self, logits: Tensor, highest: Tensor, rows: Sequence[SamplingRow], layout: _Layout) -> Tensor:
         """Token ids [rows]. `highest` [rows, 1] are the highest of `logits`, which are overwritten."""
         if layout.uncut is None and layout.cut is None:
@@ -212,8 +206,6 @@ class Sampler:
     def _uniforms(self, rows: Sequence[SamplingRow], draws: _RowDraws) -> Tensor:
         numbers = [uniform(rows[i].params.seed, rows[i].position) for i in draws.row_list]
         return self._tensor(numbers, torch.float64)[:, None]
-
-    # ---- log-probabilities
 
     def _raw_logprobs(self, logits: Tensor, layout: _Layout) -> Tensor | None:
         """[rows that want them, vocab]"""

@@ -1,6 +1,6 @@
 """The pages of sequences: taken when one is admitted or reserved, extended when full, and given up at the end.
 
-The state of a sequence determines the state of its pages in the ledger; here, both change together.
+The state of a sequence determines the state of its pages in the pool; here, both change together.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from collections.abc import Iterable
 
 from slipstream.workers.engine.kv_cache.page_pool import PagePool
 from slipstream.workers.engine.kv_cache.page_states import PageState
-from slipstream.workers.engine.kv_cache.prefix_cache import PrefixCache
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.scheduling.sequence import Sequence, SequenceState
 
@@ -19,29 +18,17 @@ class KvCacheManager:
 
     def __init__(self, limits: EngineLimits) -> None:
         self._limits = limits
-        self._pool = PagePool(limits.num_pages)
+        self.pool = PagePool(limits.num_pages)
         self.num_queried_tokens = 0  # looked up in the prefix cache when a sequence first took pages
         self.num_hit_tokens = 0
-
-    @property
-    def prefix_cache(self) -> PrefixCache:
-        return self._pool.cache
-
-    @property
-    def num_available(self) -> int:
-        """Free and evictable pages."""
-        return self._pool.num_available
-
-    def counts(self) -> dict[str, int]:
-        return self._pool.counts()
 
     def take(self, sequence: Sequence, num_tokens: int, owner: PageState, spare: int) -> bool:
         """Pages for `num_tokens` tokens, from the prefix cache as far as it goes. At least one token is left to
         compute (or receive): the next token is sampled from the last one's hidden state, which is not cached. False,
         with nothing taken, if there are too few."""
         max_shared = (sequence.num_tokens - 1) // self._limits.page_tokens if sequence.chain else 0
-        shared = self._pool.match(sequence.chain, sequence.tokens, max_shared) if sequence.chain else []
-        pages = self._pool.acquire(shared, self._limits.pages_for(num_tokens) - len(shared), owner, spare)
+        shared = self.pool.cache.match(sequence.chain, sequence.tokens, max_shared) if sequence.chain else []
+        pages = self.pool.acquire(shared, self._limits.pages_for(num_tokens) - len(shared), owner, spare)
         if pages is None:
             return False
         sequence.pages = pages
@@ -59,7 +46,7 @@ class KvCacheManager:
         if num_missing > 0:
             owner = sequence.page_owner
             assert owner is not None
-            new = self._pool.acquire((), num_missing, owner, spare)
+            new = self.pool.acquire((), num_missing, owner, spare)
             if new is None:
                 return False
             sequence.pages.extend(new)
@@ -69,32 +56,32 @@ class KvCacheManager:
         """Put pages that have become full into the prefix cache."""
         num_full = sequence.num_computed // self._limits.page_tokens
         if sequence.chain is not None and num_full > sequence.num_remembered:
-            self._pool.remember(sequence.pages, sequence.chain, sequence.tokens, sequence.num_remembered, num_full)
+            self.pool.remember(sequence.pages, sequence.chain, sequence.tokens, sequence.num_remembered, num_full)
             sequence.num_remembered = num_full
 
     def forget(self, sequence: Sequence) -> None:
         """Remove the KV of a sequence, which cannot be trusted, from the prefix cache."""
-        self._pool.forget(sequence.pages)
+        self.pool.forget(sequence.pages)
 
     def rebook(self, sequence: Sequence, to: SequenceState) -> None:
-        """Change the state of the sequence, and with it that of its pages in the ledger."""
+        """Change the state of the sequence, and with it that of its pages in the pool."""
         owner = sequence.page_owner
         sequence.move(to)
         new_owner = sequence.page_owner
         assert owner is not None
         assert new_owner is not None
-        self._pool.hand_over(sequence.pages, owner, new_owner)
+        self.pool.hand_over(sequence.pages, owner, new_owner)
 
     def give_up(self, sequence: Sequence) -> None:
         """Give back all pages of a sequence; full ones stay in the prefix cache."""
         owner = sequence.page_owner
         if owner is not None:
-            self._pool.release(sequence.pages, owner)
+            self.pool.release(sequence.pages, owner)
         del sequence.pages[:]
         sequence.num_computed = sequence.num_remembered = 0
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Raises AssertionError unless these sequences own all pages that have an owner in the ledger."""
+        """Raises AssertionError unless these sequences own all pages that have an owner in the pool."""
         owned = []
         for sequence in sequences:
             owner = sequence.page_owner
@@ -102,4 +89,4 @@ class KvCacheManager:
             if owner is not None:
                 owned.append((sequence.pages, owner))
             assert sequence.num_computed <= len(sequence.pages) * self._limits.page_tokens
-        self._pool.check_integrity(owned)
+        self.pool.check_integrity(owned)

@@ -25,8 +25,6 @@ class NativeMigrations:
         self._limits = limits
         self._scheduler = scheduler
 
-    # ---- destination
-
     def adopt(self, sequence: Sequence, num_room_tokens: int) -> Reservation | None:
         """Reserve pages for a new sequence; None if there are not enough now."""
         sequence.is_adopted = True
@@ -71,8 +69,6 @@ class NativeMigrations:
             sequence.num_to_land = end_page * self._limits.page_tokens
         num_cached = sequence.num_cached or 0
         return Reservation(sequence.key, num_cached, first_page, tuple(sequence.pages[first_page:end_page]))
-
-    # ---- source
 
     def interrupt(self, key: AttemptKey) -> bool:
         return False  # it is only called between two steps

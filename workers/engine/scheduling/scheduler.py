@@ -51,8 +51,6 @@ class Scheduler:
         assert (limits.num_pages, limits.page_tokens) == (self._limits.num_pages, self._limits.page_tokens)
         self._limits = limits
 
-    # ---- changes
-
     def get(self, key: AttemptKey) -> Sequence | None:
         return self._sequences.get(key)
 
@@ -168,8 +166,6 @@ class Scheduler:
         """Something has changed that the scheduler cannot know about: a grammar is ready."""
         self._is_stuck = False
 
-    # ---- a step
-
     def schedule(self) -> ScheduledStep:
         """What to compute next; empty if nothing can be. To be followed by `computed`."""
         max_tokens, page_tokens = self._limits.max_step_tokens, self._limits.page_tokens
@@ -219,8 +215,6 @@ class Scheduler:
         self._detach(sequence)
         self.pages.rebook(sequence, SequenceState.HELD)
 
-    # ---- queries
-
     @property
     def has_work(self) -> bool:
         return bool(self._running or self._waiting) and not self._is_stuck
@@ -242,7 +236,7 @@ class Scheduler:
     def num_free_pages(self) -> int:
         """Free and evictable pages that no queued sequence is going to need and no running one will need soon: as
         many can be reserved now."""
-        return max(0, self.pages.num_available - self._num_waiting_pages() - self._growth_room())
+        return max(0, self.pages.pool.num_available - self._num_waiting_pages() - self._growth_room())
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -258,8 +252,6 @@ class Scheduler:
         assert self._num_reserved == sum(len(by_state[state]) for state in _RESERVED_STATES)
         assert len(self._running) + self._num_reserved <= self._limits.max_num_seqs
         self.pages.check_integrity(self._sequences.values())
-
-    # ---- inside
 
     def _secure_pages(self) -> None:
         """Give each running sequence pages for all its tokens, first in order first; preempt from the end for them. A

@@ -73,8 +73,8 @@ _OWNERS: dict[SequenceState, PageState] = {
 class Sequence:
     """Tokens, pages and progress of one attempt.
 
-    `tokens` is prompt and output in one int32 array; the output of earlier attempts (`num_resumed` tokens of it) is
-    output like any other, except that its KV has to be computed or received together with the prompt's.
+    `tokens` is prompt and output in one int32 array; the output of earlier attempts is output like any other,
+    except that its KV has to be computed or received together with the prompt's.
     """
 
     key: AttemptKey
@@ -97,13 +97,11 @@ class Sequence:
     num_sends: int = 0  # transfers to another worker that read its pages while it decodes
     is_adopted: bool = False  # it decoded elsewhere and goes on here
     num_cached: int | None = None  # tokens found in the prefix cache when pages were first taken
-    num_resumed: int = field(init=False)
     num_to_land: int = field(init=False)  # tokens whose KV a reservation waits for
     min_tokens: int = field(init=False)  # `stop_ids` cannot be sampled before it has so many tokens
     max_tokens: int = field(init=False)  # it ends when it has so many tokens
 
     def __post_init__(self) -> None:
-        self.num_resumed = self.num_output
         self.num_to_land = self.num_tokens
         self.min_tokens = self.num_prompt + self.params.min_tokens
         self.max_tokens = min(self.num_prompt + self.params.max_tokens, self.max_model_len)
@@ -137,7 +135,7 @@ class Sequence:
 
     @property
     def page_owner(self) -> PageState | None:
-        """The state under which the ledger counts this sequence's pages; None if it has none."""
+        """The state under which `PageStates` counts this sequence's pages; None if it has none."""
         return _OWNERS.get(self.state)
 
     def move(self, to: SequenceState) -> None:

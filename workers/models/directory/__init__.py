@@ -1,2 +1,2 @@
-"""What a model directory holds, found out from its JSON files and the headers of its weights, without torch. It may
-import the configuration of `workers.models` and what that imports, and the router's catalog."""
+"""What a model directory holds, found out from its JSON files and the headers of its weights, without torch. Imports
+the router's model_files alone."""

@@ -13,7 +13,7 @@ CODES: dict[KvCacheDtype, torch.dtype] = {"int8": torch.int8, "fp8": torch.float
 
 
 def kv_dtype(kv_cache_dtype: KvCacheDtype, model_dtype: torch.dtype) -> torch.dtype:
-    """The pool's dtype: that of codes where it is quantised (see `kernels.quantized_kv`), else the model's."""
+    """The pool's dtype: that of codes where it is quantised (see `pages.quantized_kv`), else the model's."""
     return CODES.get(kv_cache_dtype, model_dtype)
 
 

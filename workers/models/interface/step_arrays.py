@@ -49,7 +49,7 @@ class PackedArrays:
 
 @dataclass(frozen=True, slots=True)
 class StepArrays:
-    """The tokens of all sequences of a step, one sequence after the other (see `engine.plan`). `engine.composer` makes
+    """The tokens of all sequences of a step, one sequence after the other (see `engine.plan`). `batch_builder` makes
     them incrementally; `build` is the simple, obvious way.
 
     All arrays are int32 and C-contiguous, except that rows of `page_table` may be further apart than they are long.

@@ -83,8 +83,6 @@ class QuantizedReader:
             case GptqStored(group_size=group_size):
                 return self._int4(part, group_size, self._gptq)
 
-    # ---- fp8
-
     def _fp8(self, part: TensorPart, block: tuple[int, int] | None) -> QuantizedWeight:
         codes = self.checkpoint.mapped(part, (torch.float8_e4m3fn,))
         name = self._scale_name(part)
@@ -105,8 +103,6 @@ class QuantizedReader:
     def _scale_name(self, part: TensorPart) -> str | None:
         names = (f"{part.name}_scale_inv", f"{part.name}_scale")
         return next((name for name in names if self.checkpoint.shape_of(name) is not None), None)
-
-    # ---- 4 bits
 
     def _int4(
         self, part: TensorPart, group_size: int | None, read: Callable[[TensorPart, int, slice, slice], Int4Weight]

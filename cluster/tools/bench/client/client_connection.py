@@ -71,8 +71,6 @@ class ClientConnection(asyncio.Protocol):
         self.is_closed = True
         self._transport.abort()  # an orderly end of TLS would wait for the other side
 
-    # ---- asyncio.Protocol
-
     def data_received(self, data: bytes) -> None:
         if self._quick_ack:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
@@ -87,8 +85,6 @@ class ClientConnection(asyncio.Protocol):
         if error is None and self._answer.status and not self._is_framed:
             self._end()
         self._finish("connection closed", f"the server closed the connection: {error or 'end of the stream'}")
-
-    # ---- httptools
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"content-type":
@@ -124,8 +120,6 @@ class ClientConnection(asyncio.Protocol):
         if not self._parser.should_keep_alive():
             self.close()
         self._end()
-
-    # ---- the answer
 
     def _end(self) -> None:
         answer = self._answer

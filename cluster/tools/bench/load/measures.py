@@ -49,10 +49,6 @@ class Metric:
     def unit(self) -> str:
         return UNITS[self.name]
 
-    @property
-    def avg(self) -> float:
-        return self.values["avg"]
-
 
 @dataclass(frozen=True, slots=True)
 class Measures:

@@ -1,2 +1,2 @@
 """The engine of a simulated worker: which steps it makes, how long they take, and where its pages are. It may import
-`sim.hardware` and `workload`."""
+`sim.hardware`, `workload` and the mock workers."""

@@ -87,8 +87,6 @@ class SimEngine:
         self._newcomers: list[SimAttempt] = []  # that have moved here: their clients wait for the first token from here
         self._sample_pace = SamplePace()
 
-    # ---- what comes in
-
     def compute(self, attempt: SimAttempt) -> None:
         """Its prompt, but for what is cached, and then it says a token."""
         self.prompts.add(attempt, attempt.num_cached)
@@ -140,8 +138,6 @@ class SimEngine:
         if self.is_busy:
             self._set_busy(False)
 
-    # ---- what can be asked
-
     @property
     def computed_s(self) -> float:
         """How long it has computed so far."""
@@ -162,8 +158,6 @@ class SimEngine:
         for attempt in self.batch:
             self._tell(attempt, chunks, self.batch.output_of(attempt) + max(num_steps, 0))
         return chunks
-
-    # ---- inside
 
     def _set_slowness(self, slowness: float) -> None:
         if slowness == self._slowness:
@@ -282,8 +276,6 @@ class SimEngine:
             self._stop(chunks)
         self._begin()
         return chunks
-
-    # ---- those that decode
 
     def _report(self, chunks: list[TokenChunk]) -> None:
         """How far everybody is."""

@@ -116,8 +116,6 @@ class Network:
             return False
         return bool(src.num_cuts or dst.num_cuts or (self._cut_links and frozenset((src, dst)) in self._cut_links))
 
-    # ---- inside
-
     def _send(self, transfer: Transfer, num_bytes: float) -> None:
         self.moved_bytes += num_bytes
         now_s = self._clock.now_s

@@ -1,7 +1,7 @@
 """A worker under virtual time, as its router sees it: the protocol of every worker, with the times of a profile.
 
 Its attempts and their pages are in `attempt_engine.py`, pages on their way in `sim_transfers.py`, and the steps in
-`engine/sim_engine.py`.
+`sim_engine.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Page pool and ledger under any order of operations."""
+"""Page pool and page states under any order of operations."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PagePoolMachine(RuleBasedStateMachine):
     def acquire(self, tokens: list[int], owner: PageState, spare: int) -> None:
         ids, chain = array("i", tokens), HashChain(ROOT, PAGE_TOKENS)
         num_pages = len(tokens) // PAGE_TOKENS
-        shared = self.pool.match(chain, ids, num_pages)
+        shared = self.pool.cache.match(chain, ids, num_pages)
         for at, page in enumerate(shared):
             assert self.content[page] == ids[: (at + 1) * PAGE_TOKENS].tobytes(), "a hit on another prefix"
         before = self.pool.num_available
@@ -72,7 +72,7 @@ class PagePoolMachine(RuleBasedStateMachine):
     def forget(self, data: st.DataObject) -> None:
         pages, _, tokens, chain = self.holders[data.draw(st.integers(0, len(self.holders) - 1))]
         self.pool.forget(pages)
-        assert not set(self.pool.match(chain, tokens, len(tokens) // PAGE_TOKENS)) & set(pages)
+        assert not set(self.pool.cache.match(chain, tokens, len(tokens) // PAGE_TOKENS)) & set(pages)
 
     @invariant()
     def books_agree(self) -> None:
@@ -92,14 +92,14 @@ TestPagePool = PagePoolMachine.TestCase
 
 
 def test_strongest_owner_names_the_state_of_a_shared_page() -> None:
-    ledger = PageStates(1)
+    states = PageStates(1)
     for owner in reversed(OWNERS):
-        ledger.own(0, owner)
-        assert ledger.state(0) is owner
+        states.own(0, owner)
+        assert states.state(0) is owner
     for owner in OWNERS:
-        assert ledger.state(0) is owner
-        ledger.disown(0, owner)
-    assert ledger.counts() == {"active": 0, "reserved": 0, "held": 0, "draining": 0, "cached": 0, "free": 1}
+        assert states.state(0) is owner
+        states.disown(0, owner)
+    assert states.counts() == {"active": 0, "reserved": 0, "held": 0, "draining": 0, "cached": 0, "free": 1}
 
 
 def test_giving_back_what_one_does_not_own_is_noticed() -> None:
@@ -118,7 +118,7 @@ def test_beginning_of_a_prefix_outlives_its_end() -> None:
     pool.release(pages, PageState.ACTIVE)
     taken = pool.acquire((), 1, PageState.ACTIVE)
     assert taken == pages[2:]
-    assert pool.match(HashChain(ROOT, PAGE_TOKENS), tokens, 3) == list(pages[:2])
+    assert pool.cache.match(HashChain(ROOT, PAGE_TOKENS), tokens, 3) == list(pages[:2])
 
 
 def test_match_that_is_taken_up_again_is_not_evicted_for_its_own_new_pages() -> None:

@@ -1,2 +1,2 @@
 """Steps on a GPU without waiting for the device: recorded decode steps, uploads and sampling. May import
-engine/execution and models/."""
+engine/execution, engine/plan, engine/sampling and models/."""
