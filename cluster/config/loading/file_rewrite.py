@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
+from errno import EACCES
 from pathlib import Path
 
 import yaml
@@ -64,6 +65,8 @@ def _replace(path: Path, text: str) -> None:
     """Replaces the file atomically, with its mode and, where that is allowed, its owner."""
     temporary = None
     try:
+        if not path.stat().st_mode & 0o222:
+            raise PermissionError(EACCES, "it is read-only")
         number, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         with os.fdopen(number, "wb") as file:
             file.write(text.encode())

@@ -128,7 +128,7 @@ async def measure(service: GenerationService, args: argparse.Namespace, prompt: 
             if any(len(one.times) > num_tokens - 40 for one in streams):
                 break
             num_before, asked_s = len(stream.moved_at()), time.monotonic()
-            service.worker_port.migrate(stream.record.request_id)
+            service.worker_port.migrate(stream.request_id)
             while len(stream.moved_at()) == num_before and not stream.task.done():
                 await asyncio.sleep(0.002)
             windows.append((stream, asked_s, time.monotonic()))

@@ -101,3 +101,11 @@ def test_what_cannot_be_rewritten_is_refused_and_stays(path: Path, text: str, pr
     assert f"{path}{problem}" in error.value.problems[0]
     assert path.read_text() == text
     assert os.listdir(path.parent) == ["c.yaml"]
+
+
+def test_a_read_only_file_is_refused_and_stays(path: Path) -> None:
+    path.write_text(OLD)
+    path.chmod(0o444)
+    with pytest.raises(ConfigError, match="read-only"):
+        rewrite(path)
+    assert path.read_text() == OLD
