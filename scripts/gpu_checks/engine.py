@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 import torch
 from gpu_checks.ceilings import Ceilings, ceilings
-from gpu_checks.device_ops import device_ops
 from gpu_checks.setting import Setting
 from gpu_checks.shapes import BF16, FORMS, FP8, FP8_KV, SHAPES, TINY, kv_token_bytes, prefill_flops, weight_bytes
 from gpu_checks.subject import Subject, Work, make_subject, requests
 from gpu_checks.timing import time_on_host
+
+from slipstream.kernels.gpu_modules import gpu_module
+from slipstream.kernels.ops import Ops, TorchOps
 
 STEP = "engine"
 DECODE_TARGETS = {("Llama-3.1-8B bf16", 1): 0.80, ("Llama-3.1-8B bf16", 64): 0.75}
@@ -52,7 +54,7 @@ def run(setting: Setting) -> None:
             subject = make_subject(
                 shape,
                 form,
-                device_ops(setting),
+                _device_ops(setting),
                 setting.device,
                 num_tokens=of.num_tokens,
                 max_num_seqs=max(seqs for seqs, _ in of.decode),
@@ -78,6 +80,15 @@ def run(setting: Setting) -> None:
                 name = f"{shape} decode {seqs} x {context}: {form.name} against bf16"
                 note = f"share of {FP8_TARGET} x"
                 setting.add(STEP, name, gain, "x", share=gain / FP8_TARGET, target=wanted, note=note)
+
+
+def _device_ops(setting: Setting) -> Ops:
+    """The ops of the device that is checked."""
+    module = gpu_module("gpu.triton_ops") if setting.device.type == "cuda" else None
+    if module is None:
+        return TorchOps()
+    ops: Ops = module.TritonOps()
+    return ops
 
 
 def _decode(

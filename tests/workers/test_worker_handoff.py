@@ -185,9 +185,6 @@ def test_requests_in_flight_together_do_not_disturb_each_other(workers: Workers)
         assert tokens_of(chunks) == expected[what.request_id]
 
 
-# ---- cancel
-
-
 def test_a_reservation_that_is_cancelled_before_its_prefill_gives_its_pages_back(workers: Workers) -> None:
     what = request("cancel-reserved", prompt(100), salt="cr")
     before = workers.decode.wait_all_free()
@@ -232,9 +229,6 @@ def test_an_unknown_request_may_be_cancelled(workers: Workers) -> None:
     workers.decode.cancel(request("unknown", [1]))
     workers.prefill.cancel(request("unknown", [1]))
     assert generate(workers.decode, request("after-unknown", prompt(5)))
-
-
-# ---- refusals
 
 
 def test_what_cannot_be_taken_is_refused_and_harms_nobody(workers: Workers) -> None:

@@ -80,9 +80,6 @@ def test_the_only_decode_group_does_not_go_before_the_new_one_serves_unless_allo
     assert update.phase == "done"
 
 
-# ---- canary
-
-
 def test_a_canary_waits_for_the_operator_and_goes_on_when_he_gives_it_everything():
     fleet = ToyFleet(1, 3)
     update = update_of(fleet, canary_percent=10.0)
@@ -159,9 +156,6 @@ def test_what_happens_to_any_version_is_no_finding(new):
     for _ in range(20):
         fleet.step(update)
     assert update.phase == "canary"
-
-
-# ---- what goes wrong
 
 
 def test_a_version_that_does_not_start_is_given_up_and_nobody_old_has_gone():

@@ -133,9 +133,6 @@ def test_headers_are_those_of_openai():
     assert limits_of(ApiKey("b", b"", "t")).headers(0.0) == ""
 
 
-# ---- callers
-
-
 def test_salts_of_different_tenants_never_meet_whatever_they_contain():
     salts = {
         Caller(ApiKey("k", b"", tenant, shared_cache=shared)).own(salt)
@@ -165,8 +162,6 @@ def test_models_and_priorities_that_a_key_does_not_allow_are_403():
         assert (refused.value.status, refused.value.param) == (403, param)
     ANYBODY.check("x", -100)
 
-
-# ---- usage
 
 ACCOUNT = Account("k", "t", "m")
 

@@ -20,8 +20,6 @@ from slipstream.router.protocol.messages import (
 )
 from tests.support.router.dispatcher_lab import D, P, ticket, to_prefill
 
-# ---- the two ways
-
 
 def test_a_short_prompt_is_generated_by_the_decode_worker(pair):
     pair.submit("r", num_prompt=5)
@@ -129,9 +127,6 @@ def test_the_last_token_is_told_also_where_it_came_before_the_one_before_it(pair
     first, last, _, end = pair.take()
     assert [first, last] == [Emit("r", (100,), ()), Emit("r", (101,), ())]
     assert (end.finish.reason, end.finish.usage.num_output_tokens) == ("length", 2)
-
-
-# ---- credits
 
 
 def test_nothing_is_sent_to_a_worker_before_its_first_credits(lab):

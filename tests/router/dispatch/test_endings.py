@@ -71,9 +71,6 @@ def test_a_cancelled_id_can_be_used_again(pair):
     assert pair.dispatcher.num_requests == 1
 
 
-# ---- admission and time
-
-
 def test_a_full_queue_rejects_and_says_when_to_come_back(lab):
     for number in range(3):
         lab.submit(f"r{number}")
@@ -154,9 +151,6 @@ def test_going_down_ends_everything_with_one_word(pair):
     cancel, end = pair.take()
     assert cancel == Send(D, Cancel("r", 0))
     assert end.finish.error == error
-
-
-# ---- what can be asked
 
 
 def test_the_story_of_a_request_can_be_told_after_its_end(pair):

@@ -171,9 +171,6 @@ def test_a_chunk_that_says_error_or_abort_is_a_failed_attempt(pair, reason):
     assert pair.phase("r") == "prefill"
 
 
-# ---- lost workers
-
-
 def test_all_others_hear_of_a_lost_worker(pair):
     other = PeerId("e", 1)
     pair.join(other, "decode")
@@ -251,9 +248,6 @@ def test_a_worker_without_a_part_in_a_request_cannot_speak_for_it(pair):
         pair.say(peer, Reserved("r", 0, 0, ticket(9)))
     assert pair.take() == []
     assert pair.phase("r") == "prefill"
-
-
-# ---- draining
 
 
 def test_a_draining_worker_gets_nothing_new_and_finishes_what_it_has(pair):

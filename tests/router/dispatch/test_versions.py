@@ -115,9 +115,6 @@ def both():
     return lab
 
 
-# ---- the split
-
-
 @pytest.mark.parametrize("shares", [{"1": 90, "2": 10}, {"1": 0.5, "2": 0.5}, {"1": 2, "2": 1}])
 def test_of_any_run_of_requests_each_version_has_its_share_within_one(both, shares):
     both.split(shares)
@@ -200,9 +197,6 @@ def test_what_came_before_any_worker_is_split_when_they_are_there():
     assert [request_id for _, request_id in lab.where()] == early
 
 
-# ---- nothing crosses
-
-
 def test_a_full_version_holds_up_nobody_of_another_one():
     lab = Lab()
     lab.join(OLD, "1", slots=1)
@@ -249,9 +243,6 @@ def test_a_retry_stays_on_its_version(both):
     ((second, _),) = both.where()
     assert {worker, second} == {OLD, PeerId("old2", 1)}
     assert both.version(request_id) == "1"
-
-
-# ---- a version goes away
 
 
 def test_roll_back_moves_what_waits_and_leaves_what_runs():
@@ -360,9 +351,6 @@ def test_the_only_version_is_waited_for_as_long_as_the_queue_allows():
     assert lab.where() == [(again, request_id)]
 
 
-# ---- a version that fails
-
-
 def test_an_attempt_that_the_new_version_fails_goes_to_the_one_with_the_larger_share(both):
     both.split({"1": 90, "2": 10})
     request_id = both.submit()
@@ -394,9 +382,6 @@ def test_a_stream_leaves_a_version_only_after_its_second_failure(both):
     assert both.version(request_id) == "2"
     both.say(NEW, Failed(request_id, 1, "broken", True))
     assert both.version(request_id) == "1"
-
-
-# ---- what is counted
 
 
 def test_ends_and_times_are_counted_by_version(both):

@@ -28,8 +28,6 @@ from tests.support.router.fake_cluster import FrontUnderTest, front, run
 from tests.support.router.http_site import CONFIG, serving
 from tests.support.router.raw_client import Client, get, post
 
-# ---- TLS
-
 
 class Authority:
     """A CA of our own, with certificates for 127.0.0.1, made by the openssl command."""
@@ -236,9 +234,6 @@ def test_a_certificate_that_no_client_will_trust_is_served_and_the_log_says_why(
     assert ["certificate has expired" in record.getMessage() for record in caplog.records] == [True]
 
 
-# ---- how many
-
-
 def test_connections_beyond_the_limit_get_an_honest_503_and_health_still_answers() -> None:
     async def main() -> None:
         async with front() as site:
@@ -297,9 +292,6 @@ def test_the_soft_limit_of_open_files_is_raised_to_the_hard_one() -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert int(done.stdout) == min(hard, 1 << 20)
-
-
-# ---- two meanings
 
 
 @pytest.mark.parametrize(

@@ -113,9 +113,6 @@ def test_links_that_nobody_wants_are_forgotten() -> None:
     assert len(links) == 1
 
 
-# ---- in the dispatcher
-
-
 class Cluster:
     """Two prefill groups and a decode worker each on their own hosts, played by hand."""
 

@@ -35,9 +35,6 @@ def refused(request_id: str, *names: str, tenant: str = "", at_s: float = 1.0) -
     return RejectedRequest(at_s, request_id, names, tenant, 0, 5, 10, None, Slo(), "", None, "", "", FULL)
 
 
-# ---- what is kept
-
-
 def test_of_many_the_latest_are_kept_and_the_names_of_the_others_are_gone() -> None:
     rejections = Rejections(3)
     for number in range(10):
@@ -102,9 +99,6 @@ def test_a_refusal_does_not_hide_the_running_request_whose_id_it_wanted() -> Non
     with pytest.raises(AdmissionError, match="in use"):
         lab.submit("a")
     assert lab.dispatcher.history.get("a").phase == "queued"
-
-
-# ---- what is recorded
 
 
 def told_of(lab: Any, request_id: str) -> dict[str, Any]:
@@ -203,9 +197,6 @@ def test_the_table_says_why_and_shows_the_numbers_instead_of_predictions() -> No
         "  retry_after_s  2.5",
     ]
     assert "queue_full" in listing([described])
-
-
-# ---- over HTTP
 
 
 async def call(

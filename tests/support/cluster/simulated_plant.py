@@ -112,8 +112,6 @@ class Plant:
         self._next_look_s = interval_s
         self._until_next = self.rng.expovariate(1.0)  # in requests expected until the next one
 
-    # ---- running
-
     def run(self, until_s: float) -> None:
         while self.now < until_s:
             self.now += TICK_S
@@ -138,8 +136,6 @@ class Plant:
 
     def of_role(self, role: Role, *, ready: bool = False) -> list[PlantWorker]:
         return [w for w in self.workers if w.role == role and not w.is_leaving and (not ready or w.state == "ready")]
-
-    # ---- requests
 
     def _arrive(self) -> None:
         load = self.load(self.now, self)
@@ -217,8 +213,6 @@ class Plant:
         foreseen = float(self.load(seq.came_s, self).osl)
         self.window.finished(0, seq.osl, foreseen, itl_s, itl_s <= ITL_SLO_S, good, self.now)
         self.ends.append((seq.came_s, good))
-
-    # ---- the fleet
 
     def _new(self, role: Role, state: MemberState, ready_s: float, doomed: bool = False) -> None:
         self._num_named += 1

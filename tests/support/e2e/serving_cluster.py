@@ -66,8 +66,6 @@ class ServingCluster:
         self._process: subprocess.Popen[bytes] | None = None
         self._seen: set[psutil.Process] = set()
 
-    # ---- life cycle
-
     def launch(self) -> None:
         """Starts the guardian and returns at once. Ctrl-C can be tried on it: it leads a process group."""
         with self._output.open("wb") as output:
@@ -157,8 +155,6 @@ class ServingCluster:
             except psutil.NoSuchProcess:
                 continue
         return left
-
-    # ---- what is known of it
 
     @property
     def was_launched(self) -> bool:

@@ -50,8 +50,6 @@ class MockProcess(Process):
         self.tickets = TicketIssuer(PeerId(name, last_epoch), (NOWHERE,), 8, 2, 2, 32)
         self._begin()
 
-    # ---- an incarnation
-
     def _begin(self) -> None:
         peer = self.tickets.open_epoch()
         self._turn_at_s = float("inf")  # the timers of the one before mean nothing any more
@@ -95,8 +93,6 @@ class MockProcess(Process):
         if at_s == self._turn_at_s:
             self._turn_at_s = float("inf")
             self._tell(self._worker.advance(self.clock.now))
-
-    # ---- what can be seen
 
     def tell_the_truth(self) -> None:
         if self._told_lie:

@@ -161,8 +161,6 @@ class VirtualTransport:
             self._tell_other(link, "the peer has gone")
         self._due.clear()
 
-    # ---- links
-
     def is_cut_from(self, other: VirtualTransport) -> bool:
         return self._wire.is_cut(self._address, other._address)
 
@@ -213,8 +211,6 @@ class VirtualTransport:
         link.sending.clear()
         link.held.clear()
         received.clear()
-
-    # ---- records and messages
 
     def send_record(self, link: LinkEnd, record: bytes) -> None:
         other = link.other

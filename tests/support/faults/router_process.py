@@ -53,8 +53,6 @@ class RouterProcess:
         for connection in list(self._open):
             connection.leave(1)
 
-    # ---- driving the dispatcher
-
     def perform(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
@@ -81,8 +79,6 @@ class RouterProcess:
         if self.is_alive and due_s == self._tick_s:
             self._tick_s = None
             self.perform(self.dispatcher.tick(self._clock.now))
-
-    # ---- connections
 
     def accept(self, connection: Connection) -> None:
         self._open[connection] = None

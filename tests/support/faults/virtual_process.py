@@ -69,8 +69,6 @@ class Process:
         self._hello: Hello | None = None
         self._is_welcome = False
 
-    # ---- what a kind of worker has of its own
-
     def hear(self, message: RouterMessage) -> None:
         """The router says something."""
         raise NotImplementedError
@@ -81,8 +79,6 @@ class Process:
 
     def die(self) -> None:
         """What it has beside the router connection goes with it."""
-
-    # ---- the process
 
     def gate(self, do: Callable[[], None]) -> Callable[[], None]:
         """`do` as it is in a process that may be stopped meanwhile, or gone."""
@@ -112,8 +108,6 @@ class Process:
             self._connection.leave(0)
         self.die()
         self._on_end(self)
-
-    # ---- the router connection
 
     def connect(self, hello: Hello) -> None:
         self._hello = hello

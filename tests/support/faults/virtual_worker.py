@@ -157,8 +157,6 @@ class VirtualRank(RankAgent):
             event = TransferEnded(self._rank, outcome)
             self._worker.clock.after(delay_s, lambda: self._worker.put(event))
 
-    # ---- commands in order, over the link
-
     def hear(self, do: Callable[[], None]) -> None:
         if self._rank == 0:
             do()
@@ -196,8 +194,6 @@ class VirtualRank(RankAgent):
 
     def layer_done(self, layer: int, progress: tuple[SendProgress, ...]) -> None:
         super().layer_done(layer, progress)
-
-    # ---- the agent's thread
 
     def _wake(self) -> None:
         if not self._is_due:
@@ -305,8 +301,6 @@ class WorkerProcess(Process):
         for rank in self.ranks:
             rank.transport.die()
 
-    # ---- the engine thread
-
     def put(self, event: EngineEvent) -> None:
         if self.is_alive:
             self.inbox.put_always(event)
@@ -360,8 +354,6 @@ class WorkerProcess(Process):
     def _check_writes(self, pages: NDArray[np.int32]) -> None:
         for page in pages.tolist():
             assert self._page_state(page) is PageState.ACTIVE, f"a step writes page {page}, which nobody runs on"
-
-    # ---- the router
 
     def hear(self, message: RouterMessage) -> None:
         self._check_credits(message)
@@ -439,8 +431,6 @@ class WorkerProcess(Process):
     def cached_blocks(self) -> frozenset[int]:
         """What its prefix cache holds."""
         return frozenset(unpack_block_ids(pack_block_ids(self.engine.prefix_cache.digests())))
-
-    # ---- at rest
 
     def check_at_rest(self) -> None:
         """Nothing is left here of any request."""

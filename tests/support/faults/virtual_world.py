@@ -136,8 +136,6 @@ class World:
         if self._cables is not None:
             self._plan_cuts(self._cables)
 
-    # ---- running
-
     def run(self) -> None:
         while self.clock.step():
             assert self.clock.num_events < MAX_EVENTS, "the world does not come to rest"
@@ -220,8 +218,6 @@ class World:
         packed, num_tokens = pack_ids(client.prompt), min(sampling.max_tokens, MAX_MODEL_LEN - len(client.prompt))
         return [expected_token(packed, position, VOCAB_SIZE) for position in range(num_tokens)], "length"
 
-    # ---- the router
-
     def _new_router(self) -> RouterProcess:
         return RouterProcess(
             self.clock,
@@ -283,8 +279,6 @@ class World:
 
         self.clock.after(self.rng.random(), start)
 
-    # ---- workers
-
     def _start(self, member: Member) -> None:
         # Epochs follow the wall clock, so a later process always has a later one.
         member.last_epoch = max(member.last_epoch + 100, int(self.clock.now * 1000))
@@ -328,8 +322,6 @@ class World:
     def _may_expel(self, peer: PeerId) -> bool:
         process = next(member.process for member in self.members if member.name == peer.name)
         return process is None or process.was_lied_about
-
-    # ---- faults at a moment
 
     def _plan_faults(self) -> None:
         rng, faults, mishaps = self.rng, self.wire.faults, self._mishaps
@@ -459,8 +451,6 @@ class World:
         if links:
             self.seen["broken link"] += 1
             self.wire.break_link(self.rng.choice(links))
-
-    # ---- clients
 
     def _submit(self, number: int) -> None:
         router, rng = self.router, self.rng

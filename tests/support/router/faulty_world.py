@@ -81,8 +81,6 @@ class World:
             if steps % 7 == 0:
                 self.dispatcher.check_integrity()
 
-    # ---- workers
-
     def start(self, name: str, role: str, epoch: int) -> None:
         size = self.rng.choice([1, 2])
         hello = make_hello(
@@ -123,8 +121,6 @@ class World:
     def worker_said(self, worker: FaultyWorker, message: WorkerMessage) -> None:
         if worker.alive:
             self.perform(self.dispatcher.worker_message(worker.hello.worker, message, self.now))
-
-    # ---- clients
 
     def submit(self, number: int) -> None:
         request_id = f"r{number}"

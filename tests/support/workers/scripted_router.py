@@ -67,8 +67,6 @@ class Connection:
         self._messages: list[WorkerMessage] = []
         self._seq = 0
 
-    # ---- what the worker said
-
     def all(self, kind: type[M]) -> list[M]:
         with self._changed:
             return [message for message in self._messages if isinstance(message, kind)]
@@ -134,8 +132,6 @@ class Connection:
         with self._changed:
             return len(self._messages)
 
-    # ---- messages to the worker
-
     def send(self, message: RouterMessage) -> None:
         self._router.call(self._protocol.send, message)
 
@@ -165,8 +161,6 @@ class Connection:
     def _next_seq(self) -> int:
         self._seq += 1
         return self._seq
-
-    # ---- on the router's loop
 
     def received(self, message: WorkerMessage) -> None:
         with self._changed:

@@ -28,9 +28,6 @@ def tokens_by_slice(plan: StepPlan) -> list[int]:
     return np.diff(plan.arrays.query_starts).tolist()
 
 
-# ---- composition of steps
-
-
 def test_decoding_goes_before_prefill_chunks_and_chunks_end_with_a_page() -> None:
     engine, executor = make_engine(max_step_tokens=8)
     engine.add(make_request("a", range(3)))
@@ -62,9 +59,6 @@ def test_output_of_earlier_attempts_goes_on_where_it_ended() -> None:
     engine.add(make_request("a", range(5), whole[:3]))
     result = run(engine)["a", 0]
     assert (result.first_index, result.token_ids, result.finish_reason) == (3, whole[3:], "length")
-
-
-# ---- ends
 
 
 def first_different(tokens: list[int]) -> int:
@@ -126,9 +120,6 @@ def test_min_tokens_counts_what_earlier_attempts_have_generated() -> None:
     assert tokens_of(engine, request) == [whole[2:6]]
 
 
-# ---- prefix cache
-
-
 def test_finished_sequence_leaves_its_full_pages_to_the_next() -> None:
     engine, executor = make_engine()
     engine.add(make_request("a", range(10), max_tokens=4))
@@ -175,9 +166,6 @@ def test_prefill_aborted_half_way_leaves_only_computed_pages_behind() -> None:
     assert tokens_of(engine, make_request("b", range(20))) == [continuation(range(20), 8, VOCAB)]
 
 
-# ---- preemption
-
-
 def test_preempted_sequence_produces_the_same_tokens() -> None:
     engine, _ = make_engine(num_pages=8, max_model_len=32)
     prompts = [range(i, i + 9) for i in (0, 20, 40)]
@@ -221,9 +209,6 @@ def test_sequence_whose_pages_are_being_sent_is_not_preempted() -> None:
     engine.release(("b", 0))
     run(engine)
     assert engine.keys() == []
-
-
-# ---- prefill for another worker
 
 
 def test_prefill_sends_pages_as_they_become_complete_and_holds_them() -> None:
@@ -301,9 +286,6 @@ def test_ticket_that_does_not_fit_the_prompt_is_refused(first_page: int, num_pag
     with pytest.raises(EngineRequestError, match="ticket") as error:
         engine.add_prefill(make_request("a", range(18)), make_ticket(1, first_page, num_pages))
     assert error.value.field == "ticket"
-
-
-# ---- reservations
 
 
 @pytest.mark.parametrize("start_first", [False, True])
@@ -413,9 +395,6 @@ def test_start_that_leaves_nothing_to_generate_is_refused() -> None:
     assert engine.start(("a", 0), (1,))
 
 
-# ---- refusals and calls out of turn
-
-
 @pytest.mark.parametrize(
     ("field", "prompt", "sampling"),
     [
@@ -463,9 +442,6 @@ def test_running_sequence_cannot_be_released() -> None:
     engine.add(make_request("a", range(5)))
     with pytest.raises(EngineRequestError, match="waiting"):
         engine.release(("a", 0))
-
-
-# ---- capacity
 
 
 def test_capacity_counts_everything_that_is_promised() -> None:

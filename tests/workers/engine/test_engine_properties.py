@@ -78,8 +78,6 @@ class EngineMachine(RuleBasedStateMachine):
         self.executor = FakeExecutor(num_pages, limits.page_tokens, VOCAB_SIZE)
         self.engine = NativeEngine(limits, self.executor)
 
-    # ---- what a worker does
-
     def _name(self) -> str:
         self.num_names += 1
         return f"r{self.num_names}"
@@ -257,8 +255,6 @@ class EngineMachine(RuleBasedStateMachine):
                 expected.frozen.setdefault(page, self.executor.kv[page].tobytes())
         for expected in sending.values():
             self._assert_unchanged(expected)
-
-    # ---- what must hold
 
     def _pin(self, expected: Expected, pages: tuple[int, ...]) -> None:
         expected.pinned = list(pages)

@@ -127,9 +127,6 @@ def indices(messages: Sequence[WorkerMessage]) -> list[int]:
     return [chunk.index for m in messages if isinstance(m, StepOutput) for chunk in m.chunks]
 
 
-# ---- decode
-
-
 def test_a_reservation_runs_once_it_has_landed_and_started_in_either_order() -> None:
     for start_first in (True, False):
         bench = Bench("decode")
@@ -223,9 +220,6 @@ def test_a_prompt_that_can_never_run_fails_for_good() -> None:
         assert not failed.retryable
 
 
-# ---- prefill
-
-
 def test_a_prefill_holds_its_pages_from_its_first_token_until_they_are_sent() -> None:
     bench = Bench("prefill")
     assert bench.say(Prefill(1, make_request(), make_ticket())) == []
@@ -260,9 +254,6 @@ def test_a_prefill_whose_pages_cannot_be_sent_fails() -> None:
     assert bench.end(make_ticket().key, "peer lost") == [Failed("r", 0, "pages could not be sent: peer lost", True)]
     assert bench.run() == []
     assert (bench.role.num_attempts, bench.busy_pages()) == (0, {})
-
-
-# ---- both
 
 
 def test_a_prefill_without_a_token_says_so_and_gives_its_pages_back_by_itself() -> None:

@@ -157,9 +157,6 @@ def test_many_changes_never_show_more_pages_than_there_are() -> None:
     assert index.held_blocks(worker) == set(unpack_block_ids(ids(*new)))
 
 
-# ---- real caches
-
-
 def make_worker(num_pages: int = NUM_PAGES) -> WorkerState:
     hello = make_hello(page_tokens=PAGE_TOKENS, num_pages=num_pages, max_queued_tokens=64, max_model_len=40)
     return WorkerState(hello, 0.0)

@@ -36,9 +36,6 @@ TEXT = "Hello wörld 🙂, this is it."
 HI = [{"role": "user", "content": "hi"}]
 
 
-# ---- failures
-
-
 def test_a_stream_that_waits_is_pinged_and_a_failure_after_that_is_an_event() -> None:
     async def main() -> None:
         async with front(http=replace(HTTP, sse_ping_s=0.01)) as site:
@@ -165,9 +162,6 @@ def test_the_context_length_is_remembered_while_no_worker_is_connected() -> None
             assert (await site.post("/v1/completions", prompt="x"))[0] == 200
 
     run(main)
-
-
-# ---- clients that leave
 
 
 async def start_stream(site: FrontUnderTest, **fields: object) -> asyncio.StreamWriter:

@@ -49,9 +49,6 @@ def serve(queue, now=0.0):
     return state
 
 
-# ---- classes
-
-
 def test_a_lower_priority_number_goes_first_and_within_a_class_the_earliest():
     queue = queue_of(waiting("c", 0, 1), waiting("a", 1, 0), waiting("d", 2, 1), waiting("b", 3, 0))
     assert order(queue, 3) == ["a", "b", "c", "d"]
@@ -92,9 +89,6 @@ def test_an_old_crowd_of_one_tenant_delays_an_urgent_request_of_another_by_one_t
     assert "urgent" in order(queue, 60.0)[:2]
 
 
-# ---- deadlines
-
-
 def test_within_a_class_and_tenant_the_earliest_deadline_goes_first():
     queue = queue_of(
         waiting("none", 0.0),
@@ -108,9 +102,6 @@ def test_within_a_class_and_tenant_the_earliest_deadline_goes_first():
 def test_a_far_deadline_counts_as_a_minute():
     queue = queue_of(waiting("day", 0.0, ttft_s=86_400), waiting("later", 60.5))
     assert order(queue, 61) == ["day", "later"]
-
-
-# ---- tenants
 
 
 def test_a_flood_does_not_delay_the_first_request_of_another_tenant():
@@ -238,9 +229,6 @@ def test_tenants_that_keep_waiting_share_by_weight_up_to_one_request_of_each(wei
                 assert gap <= largest / weights[a] + largest / weights[b] + 1e-6
 
 
-# ---- nothing is lost, no request starves
-
-
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(
@@ -352,9 +340,6 @@ def test_who_comes_while_nobody_waits_is_treated_as_in_a_line(steps):
     assert queues[0].depth_by_priority == queues[1].depth_by_priority
 
 
-# ---- those that come back, choices
-
-
 def test_a_request_that_comes_back_stands_before_its_class_but_not_before_urgent_ones():
     queue = queue_of(waiting("urgent", 5, -1), waiting("old", 1), waiting("new", 3))
     queue.push_front(waiting("again", 4))
@@ -381,9 +366,6 @@ def test_later_choices_of_one_question_stand_behind_what_comes_meanwhile():
     assert order(queue, 0.25)[:4] == ["c0", "c1", "c2", "other"]
 
 
-# ---- what would be before a new one
-
-
 def test_who_is_before_a_new_request():
     queue = queue_of(
         *[waiting(f"a{i}", 0, 0, "a") for i in range(50)], *[waiting(f"l{i}", 0, 3, "l") for i in range(50)]
@@ -394,9 +376,6 @@ def test_who_is_before_a_new_request():
     assert queue.num_before("b", 3) == 2
     assert queue.num_waiting_of("a") == 50
     assert WorkQueue(AGEING_S).num_before("a", 0) == 0
-
-
-# ---- what it is made of
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=80))

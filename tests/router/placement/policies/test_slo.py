@@ -54,9 +54,6 @@ def cost_of(found, decode_name, prefill_name=None):
     return candidate.cost
 
 
-# ---- local or remote
-
-
 def test_a_long_prompt_stays_on_an_idle_decode_worker():
     assert where(put(2000, [decode()], [group()])) == ("cheaper_local", "d", None)
 
@@ -110,9 +107,6 @@ def test_a_burst_of_short_prompts_does_not_bring_a_long_one_to_the_streams(reali
     assert where(put(4000, [there], [sent], output=2)) == ("cheaper_remote", "d", "p")
 
 
-# ---- conversations
-
-
 def test_a_conversation_goes_where_it_was_but_not_into_a_crowd():
     first, second = decode("a"), decode("b")
     views = NoPrefixes(known={"chat/decode": second})
@@ -121,9 +115,6 @@ def test_a_conversation_goes_where_it_was_but_not_into_a_crowd():
     assert where(asked.place(request(50), 0.0))[1] == "a"
     run_streams(second, 10)
     assert where(asked.place(request(50, session="chat"), 0.0))[1] == "a"
-
-
-# ---- waiting
 
 
 def test_a_better_worker_is_waited_for_no_longer_than_it_would_save():
@@ -148,9 +139,6 @@ def test_the_more_wait_for_a_worker_the_less_it_is_worth_waiting():
     first = put(50, [slow, full], [])
     assert isinstance(first, Wait)
     assert where(put(50, [slow, full], [], num_waiting_before=20))[1] == "slow"
-
-
-# ---- cold start and strange workers
 
 
 def test_without_any_sample_all_goes_by_the_priors():
@@ -186,9 +174,6 @@ def test_a_worker_that_claims_to_need_no_time_is_found_out_by_its_first_tokens()
     for _ in range(60):  # really it needs ten times as long as the other
         liar.times.observe_first_token(0.0001, 4.0)
     assert where(put(4000, *options))[2] == "honest"
-
-
-# ---- the score
 
 
 tokens = st.integers(1, 8000)
@@ -246,9 +231,6 @@ def test_each_term_of_a_candidate_has_its_say():
     assert remote["reserve"] > 0
     assert remote["handoff"] > 0
     assert local["slowdown"] == remote["slowdown"] > 0
-
-
-# ---- a client that leaves
 
 
 def leave_while_prefilled(asked, state, group, now):

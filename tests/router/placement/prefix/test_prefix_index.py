@@ -60,9 +60,6 @@ def make_index(*workers: WorkerState) -> PrefixIndex:
     return index
 
 
-# ---- one thing at a time
-
-
 def test_router_and_worker_give_a_page_the_same_name() -> None:
     tokens = [1_000_000 + 7 * i for i in range(4 * PAGE_TOKENS + 3)]
     chain = BlockChain(root_digest("m", "s"), PAGE_TOKENS)
@@ -248,9 +245,6 @@ def test_predictions_are_scored() -> None:
     index.observe(0, 48)
     status = index.status
     assert (status.predicted_tokens, status.found_tokens, status.confirmed_tokens) == (32, 64, 16)
-
-
-# ---- everything at once
 
 
 NAMES = ("a", "b", "c", "p")
