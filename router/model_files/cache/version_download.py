@@ -158,7 +158,7 @@ class DownloadProgress:
     def text(self) -> str:
         now, elapsed_s = self.num_bytes, self._clock() - self._begin_s
         rate = (now - self._begin_bytes) / elapsed_s if elapsed_s > 0 else 0.0
-        text = f"fetching {self._plan.url}: {in_words(now)} of {in_words(self._plan.num_bytes)}"
+        text = f"fetching {self._plan.url.shown}: {in_words(now)} of {in_words(self._plan.num_bytes)}"
         return f"{text}, {in_words(int(rate))}/s" if rate > 0 else text
 
 
