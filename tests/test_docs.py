@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from slipstream.cluster.config.cluster_config import ClusterConfig
+from slipstream.cluster.config.model_entry import ModelEntry, ServedModelConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 WHERE = ROOT / "docs/design/where.md"
@@ -148,3 +149,9 @@ def test_the_page_of_the_configuration_has_every_key_and_its_default() -> None:
         key: list(value) if isinstance(value, tuple) else value for key, value in settings(ClusterConfig).items()
     }
     assert {key: MISSING if key == "model.path" else yaml.safe_load(value) for key, value in rows.items()} == expected
+
+
+def test_the_page_of_the_configuration_has_every_key_of_an_entry_of_models() -> None:
+    page = (ROOT / "docs/reference/configuration.md").read_text("utf-8")
+    own = {part.name for part in fields(ModelEntry)} - {part.name for part in fields(ServedModelConfig)}
+    assert set(re.findall(r"^\| `models\[\]\.(\w+)` \|", page, re.MULTILINE)) == own

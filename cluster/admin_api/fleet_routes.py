@@ -11,7 +11,7 @@ from starlette.convertors import PathConvertor, register_url_convertor
 
 from slipstream.cluster.admin_api.driver_parts import DriverParts
 from slipstream.cluster.admin_api.strict_body import StrictBody
-from slipstream.cluster.config.cluster_config import MAX_REPLICAS
+from slipstream.cluster.config.pool_config import MAX_REPLICAS
 from slipstream.cluster.fleet.fleet_port import FleetMember, FleetState, MemberState
 from slipstream.router.protocol.messages import Role
 

@@ -5,97 +5,22 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
+from slipstream.cluster.config.budget_config import BudgetConfig
 from slipstream.cluster.config.host_name import is_host
+from slipstream.cluster.config.model_cache_config import ModelCacheConfig
+from slipstream.cluster.config.model_entry import ModelEntry, ServedModelConfig
 from slipstream.cluster.config.planner_config import PlannerConfig
+from slipstream.cluster.config.pool_config import PoolConfig
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
-from slipstream.router.config.router_config import ContentFormat, RouterConfig
-from slipstream.router.model_files.sampling_defaults import GenerationConfigUse
+from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.protocol.messages import Role
 from slipstream.workers.config.worker_config import EngineConfig
 
-VERSION = re.compile(r"[A-Za-z0-9._-]{1,64}")
 CLUSTER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")  # also a file name, and no option
-MAX_REPLICAS = 1_000  # because one driver starts and watches them all
 ROUTER_CPUS = 0.05  # only reserved; for what that means see PoolConfig
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModelConfig:
-    """`path` is a local directory in Hugging Face layout, or one with a numbered folder for each version, of which
-    `version` selects one (null: the highest number). For a plain directory, `version` is a name for its content (null:
-    a name is derived from the content). `name` is the name that clients ask for, by default that of the directory.
-    `generation_config: none` leaves aside what generation_config.json recommends for sampling; its end tokens count in
-    any case. `chat_template_content_format` says whether the chat template takes the content of messages as `string` or
-    as a list of parts (`openai`); by default (`auto`) it is tried out."""
-
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
-
-    path: str
-    name: str = ""
-    version: str | int | None = None
-    generation_config: GenerationConfigUse = "auto"
-    chat_template_content_format: ContentFormat = "auto"
-
-    def __post_init__(self) -> None:
-        if not self.path:
-            raise ValueError("path must not be empty")
-        if not self.name.isprintable():  # it occurs in logs, headers and metrics
-            raise ValueError(f"name must be printable, got {self.name!r}")
-        if self.version is not None and not VERSION.fullmatch(str(self.version)):
-            raise ValueError(f"version must be up to 64 letters, digits, '.', '_' or '-', got {self.version!r}")
-
-
-@dataclass(frozen=True, slots=True)
-class PoolConfig:
-    """The workers of one role: `replicas` groups of `tp` ranks, with one process per rank. There may be none: without
-    prefill groups, decode workers compute prompts; without decode workers, requests wait until there is one.
-
-    `num_cpus` and `num_gpus` are what a rank reserves from Ray. Reserving CPUs does not pin anything; it only bounds
-    how many ranks Ray puts on a host, and the small default lets a laptop hold a cluster. `num_gpus` None: a fair share
-    of the GPUs that exist, at most one per rank. `resources` are further resources that a rank reserves, by the names
-    given to `ray start --resources`. `labels` are what a host must have of `ray start --labels`, each value in the
-    syntax of Ray's selectors (`a`, `!a`, `in(a, b)`). `engine` holds the settings that differ from the shared ones.
-    `max_queued_tokens` is how many uncomputed prompt tokens a prefill group accepts.
-    """
-
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
-
-    replicas: int = 1
-    tp: int = 1
-    num_cpus: float = 0.1
-    num_gpus: float | None = None
-    resources: dict[str, float] = field(default_factory=dict)
-    labels: dict[str, str] = field(default_factory=dict)
-    max_queued_tokens: int = 8192
-    engine: EngineConfig = field(default_factory=EngineConfig)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.replicas <= MAX_REPLICAS:
-            raise ValueError(f"replicas must be from 0 to {MAX_REPLICAS}, got {self.replicas}")
-        for key in ("tp", "max_queued_tokens"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
-        if not (self.num_cpus >= 0 and math.isfinite(self.num_cpus)):
-            raise ValueError(f"num_cpus must be finite and not negative, got {self.num_cpus}")
-        for kind, amount in self.resources.items():
-            if kind in ("CPU", "GPU", "memory", "object_store_memory"):
-                raise ValueError(f"resources must not name {kind}; CPUs and GPUs are num_cpus and num_gpus")
-            if not (amount > 0 and math.isfinite(amount)):
-                raise ValueError(f"resources.{kind} must be positive and finite, got {amount}")
-        for label, wanted in self.labels.items():
-            if not label or not wanted:
-                raise ValueError(f"labels must have names and values, got {label!r}: {wanted!r}")
-        gpus = self.num_gpus
-        if gpus is not None:
-            if not (gpus >= 0 and math.isfinite(gpus)):
-                raise ValueError(f"num_gpus must be finite and not negative, got {gpus}")
-            if gpus > 1 and gpus != int(gpus):
-                raise ValueError(f"num_gpus must be a whole number above 1, got {gpus}")
-            if self.tp > 1 and 0 < gpus < 1:
-                raise ValueError(f"num_gpus must be 0, 1 or more with tp {self.tp}: ranks share no GPU; got {gpus}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +87,12 @@ class AdminApiConfig:
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """A whole deployment. `name` tells clusters on one machine apart. `engine` applies to both pools, each of which may
-    override parts of it."""
+    """A whole deployment. `name` tells clusters on one machine apart.
+
+    There is a single `model` with the pools `prefill` and `decode`, or there are several `models`, each with pools of
+    its own; then `model` and the pools are those of the first one. `engine` applies to all pools, each of which may
+    override parts of it.
+    """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -178,6 +107,9 @@ class ClusterConfig:
     restart: RestartConfig = field(default_factory=RestartConfig)
     admin_api: AdminApiConfig = field(default_factory=AdminApiConfig)
     planner: PlannerConfig = field(default_factory=PlannerConfig)
+    models: tuple[ModelEntry, ...] = ()
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
+    model_cache: ModelCacheConfig = field(default_factory=ModelCacheConfig)
     startup_timeout_s: float = 300.0
     drain_timeout_s: float = 30.0
     drain_grace_s: float = 2.0  # after SIGTERM, before that: new requests are still served, readiness is 503
@@ -186,14 +118,38 @@ class ClusterConfig:
         yield "prefill", self.prefill
         yield "decode", self.decode
 
+    def entries(self) -> tuple[ModelEntry, ...]:
+        """All models; at least one."""
+        if self.models:
+            return self.models
+        served = {one.name: getattr(self.model, one.name) for one in fields(ServedModelConfig)}
+        return (ModelEntry(**served, engine=self.engine, prefill=self.prefill, decode=self.decode),)
+
+    def of_model(self, name: str) -> ClusterConfig:
+        """The same deployment with this model only. Raises KeyError if there is none of this name."""
+        entry = next((one for one in self.models if one.name == name), None)
+        if entry is None:
+            if self.models or name != self.model.name:
+                raise KeyError(name)
+            return self
+        router = self.router
+        if entry.slo is not None:
+            router = replace(router, dispatch=replace(router.dispatch, slo=entry.slo))
+        alone = replace(self, model=entry.served, router=router, models=())
+        return replace(alone, engine=entry.engine, prefill=entry.prefill, decode=entry.decode)
+
     @property
     def num_cpus(self) -> float:
         """What all processes together reserve from Ray."""
-        return ROUTER_CPUS + sum(pool.replicas * pool.tp * pool.num_cpus for _, pool in self.pools())
+        return ROUTER_CPUS + sum(pool.replicas * pool.tp * pool.num_cpus for pool in self._all_pools())
 
     @property
     def num_ranks(self) -> int:
-        return sum(pool.replicas * pool.tp for _, pool in self.pools())
+        return sum(pool.replicas * pool.tp for pool in self._all_pools())
+
+    def _all_pools(self) -> Iterator[PoolConfig]:
+        for entry in self.entries():
+            yield from (entry.prefill, entry.decode)
 
     def __post_init__(self) -> None:
         if not CLUSTER_NAME.fullmatch(self.name):
@@ -229,8 +185,29 @@ class ClusterConfig:
             raise ValueError(f"admin_api.port must differ from the ports of the router, got {self.admin_api.port}")
         if admin_port and admin_port in (self.router.http.port, self.router.worker_port):
             raise ValueError(f"router.admin.port must differ from the router's other ports, got {admin_port}")
-        # Pages are sent as they are, so both sides must cut sequences at the same places and use the same type.
-        for key in ("page_tokens", "dtype", "kv_cache_dtype"):
-            ours, theirs = getattr(self.prefill.engine, key), getattr(self.decode.engine, key)
-            if ours != theirs:
-                raise ValueError(f"{key} must be the same for prefill and decode, got {ours} and {theirs}")
+        for position, entry in enumerate(self.models):
+            _check_same_pages(f"models.{position}.", entry.prefill, entry.decode)
+        _check_same_pages("", self.prefill, self.decode)
+        _check_names(self.models)
+
+
+def _check_same_pages(place: str, prefill: PoolConfig, decode: PoolConfig) -> None:
+    """Pages are sent as they are, so both sides must cut sequences at the same places and use the same type. Raises
+    ValueError."""
+    for key in ("page_tokens", "dtype", "kv_cache_dtype"):
+        ours, theirs = getattr(prefill.engine, key), getattr(decode.engine, key)
+        if ours != theirs:
+            raise ValueError(f"{place}{key} must be the same for prefill and decode, got {ours} and {theirs}")
+
+
+def _check_names(models: tuple[ModelEntry, ...]) -> None:
+    """Each name and alias belongs to one model. Raises ValueError. A model without a name gets that of its directory
+    later, and is checked then."""
+    taken: dict[str, int] = {}
+    for position, entry in enumerate(models):
+        for key, name in (("name", entry.name), *(("aliases", alias) for alias in entry.aliases)):
+            if name and name in taken:
+                where = f"models.{position}.{key}"
+                raise ValueError(f"{where} must differ from the names of models.{taken[name]}, got {name!r}")
+            if name:
+                taken[name] = position

@@ -17,14 +17,17 @@ from typing import Any
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from slipstream.cluster.config.cluster_config import ClusterConfig
+from slipstream.cluster.config.model_entry import ServedModelConfig
 from slipstream.cluster.config.settings_file import ConfigError, Key, SettingsFile
 
 MAX_ROUNDS = 64
 EXPONENT = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]{1,2}")
 MAX_NUMBER = 2**31 - 1  # of seconds, MiB or tokens: a larger number is a typo, and overflows where it is used
+POOLS = ("prefill", "decode")
+SINGLE = ("model", *POOLS)  # the settings of a cluster with a single model
 NO_AMOUNTS = ("version", "resources")  # a name that may look like a date; quantities in units of the user's
 
 
@@ -65,20 +68,23 @@ def _too_large(settings: dict[str, Any], at: Key = ()) -> Iterator[tuple[Key, in
         key = (*at, str(name))
         if isinstance(value, dict) and name not in NO_AMOUNTS:
             yield from _too_large(value, key)
+        elif isinstance(value, list):
+            yield from _too_large({str(position): one for position, one in enumerate(value)}, key)
         elif isinstance(value, int | float) and name not in NO_AMOUNTS and MAX_NUMBER < abs(value) < math.inf:
             yield key, value
 
 
 def settings_at(key: Key) -> list[str]:
-    """The names of the settings that exist below a key; `()` is the top."""
+    """The names of the settings that exist below a key; `()` is the top. Elements of a list are named by number."""
     at: Any = ClusterConfig
     for part in key:
-        at = typing.get_type_hints(at).get(part)
+        elements = typing.get_args(at) if typing.get_origin(at) is tuple else ()
+        at = elements[0] if elements else typing.get_type_hints(at).get(part)
         if isinstance(at, types.UnionType):
             at = next(t for t in at.__args__ if t is not types.NoneType)
-        if not dataclasses.is_dataclass(at):
+        if not dataclasses.is_dataclass(at) and typing.get_origin(at) is not tuple:
             return []
-    return [f.name for f in dataclasses.fields(at)]
+    return [f.name for f in dataclasses.fields(at)] if dataclasses.is_dataclass(at) else []
 
 
 def _without(raw: dict[str, Any], key: Key) -> dict[str, Any]:
@@ -89,21 +95,74 @@ def _without(raw: dict[str, Any], key: Key) -> dict[str, Any]:
     if len(key) == 1:
         return {other: value for other, value in raw.items() if other != name}
     inner = raw[name]
+    if isinstance(inner, list):
+        position = int(key[1]) if key[1].isdecimal() else len(inner)
+        if position >= len(inner):
+            return raw
+        left = _without({key[1]: inner[position]}, key[1:])
+        changed = [left[key[1]]] if key[1] in left else []
+        return {**raw, name: [*inner[:position], *changed, *inner[position + 1 :]]}
     return {**raw, name: _without(inner, key[1:])} if isinstance(inner, dict) else raw
 
 
 def _validate(raw: dict[str, Any]) -> ClusterConfig:
     adapter = TypeAdapter(ClusterConfig)
+    models = raw.get("models")
+    if models is not None:
+        if (given := next((key for key in SINGLE if key in raw), None)) is not None:
+            raise _refusal(given, "must not be given beside models, each of which has its own", raw[given])
+        if not isinstance(models, list) or not models:
+            raise _refusal("models", "must be a list with at least one model", models)
+        raw = {**raw, **_first_of(models)}
     # By way of JSON: only there does pydantic's strict mode (no "8000", no `true` for 1) build dataclasses.
-    shared = adapter.validate_json(_json({k: v for k, v in raw.items() if k not in ("prefill", "decode")}), strict=True)
+    own = (*POOLS, "models")
+    shared = adapter.validate_json(_json({k: v for k, v in raw.items() if k not in own}), strict=True)
+    engine = dataclasses.asdict(shared.engine)
+    merged = _with_engine(raw, engine)
+    if models is not None:
+        merged["models"] = [_with_engine(_of_model(one, engine), engine) for one in models]
+    return adapter.validate_json(_json(merged), strict=True)
+
+
+def _refusal(key: str, reason: str, value: object) -> ValidationError:
+    error = PydanticCustomError(
+        "value_error", "Value error, {reason}", {"reason": f"{key} {reason}, got {_shown(value)}"}
+    )
+    return ValidationError.from_exception_data("settings", [{"type": error, "loc": (), "input": value}])
+
+
+def _first_of(models: list[Any]) -> dict[str, Any]:
+    """The first model and its pools, in the form of a cluster that has no other."""
+    first = models[0] if isinstance(models[0], dict) else {}
+    pools = {role: first[role] for role in POOLS if role in first}
+    served = {one.name for one in dataclasses.fields(ServedModelConfig)}
+    return {"prefill": {"replicas": 0}, **pools, "model": {key: first[key] for key in served if key in first}}
+
+
+def _of_model(entry: Any, engine: dict[str, Any]) -> Any:
+    """An entry of `models`, with its engine's settings completed by those of the cluster, and its default pools."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("engine") or {}, dict):
+        return entry
+    prefill = entry.get("prefill")
+    if isinstance(prefill, dict | None):
+        entry = {**entry, "prefill": {"replicas": 1 if prefill else 0, **(prefill or {})}}
+    return {**entry, "engine": {**engine, **(entry.get("engine") or {})}}
+
+
+def _with_engine(raw: Any, engine: dict[str, Any]) -> Any:
+    """A cluster or one of its models, with the settings of its pools' engines completed."""
+    if not isinstance(raw, dict):
+        return raw
+    own = raw.get("engine") or {}
+    if isinstance(own, dict):
+        engine = {**engine, **own}
     merged = dict(raw)
-    for role in ("prefill", "decode"):
+    for role in POOLS:
         pool = raw.get(role)
         pool = {} if pool is None else pool
         if isinstance(pool, dict) and isinstance(pool.get("engine", {}), dict):
-            engine = {**dataclasses.asdict(shared.engine), **pool.get("engine", {})}
-            merged[role] = {**pool, "engine": engine}
-    return adapter.validate_json(_json(merged), strict=True)
+            merged[role] = {**pool, "engine": {**engine, **pool.get("engine", {})}}
+    return merged
 
 
 def _json(raw: dict[Hashable, Any] | dict[str, Any]) -> str:

@@ -138,8 +138,19 @@ def _keys(node: yaml.MappingNode, at: Key, lines: dict[Key, int]) -> Iterator[tu
             yield key, line
             continue
         lines[key] = line
-        if isinstance(value, yaml.MappingNode) and len(at) < MAX_DEPTH:
-            yield from _keys(value, key, lines)
+        yield from _keys_below(value, key, lines)
+
+
+def _keys_below(value: yaml.Node, key: Key, lines: dict[Key, int]) -> Iterator[tuple[Key, int]]:
+    if len(key) > MAX_DEPTH:
+        return
+    if isinstance(value, yaml.MappingNode):
+        yield from _keys(value, key, lines)
+    elif isinstance(value, yaml.SequenceNode):
+        for position, element in enumerate(value.value):
+            element_key = (*key, str(position))
+            lines[element_key] = element.start_mark.line + 1
+            yield from _keys_below(element, element_key, lines)
 
 
 def _num_nodes(node: yaml.Node, counted: dict[int, int]) -> int:

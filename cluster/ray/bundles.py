@@ -10,7 +10,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from slipstream.cluster.config.cluster_config import ClusterConfig, PoolConfig
+from slipstream.cluster.config.cluster_config import ClusterConfig
+from slipstream.cluster.config.pool_config import PoolConfig
 from slipstream.router.protocol.messages import Role
 
 Resources = dict[str, float]

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from slipstream.cluster.config.cluster_config import ClusterConfig, PoolConfig
+from slipstream.cluster.config.cluster_config import ClusterConfig
+from slipstream.cluster.config.pool_config import PoolConfig
 from slipstream.cluster.config.settings_file import Key
 from slipstream.router.model_files.sampling_defaults import GenerationConfigError, SamplingDefaults
 from slipstream.router.text.conversion import VOCABULARIES

@@ -63,6 +63,8 @@ class Resumed:
 class GenerateRequest(NamedTuple):
     """One generation: a prompt, sampling parameters, and the tenant.
 
+    `model` is the name of the model, after aliases have been resolved; "" is for a router that serves a single model.
+
     `request_id` is unique; `names` are other names that the client may ask about it by, and need not be unique.
     `prompt_ids` is a list, or packed by `messages.pack_ids`. A lower `priority` is more urgent. Requests with different
     `cache_salt` share no prefix cache. `tenant` is accounted and gets a fair share, and `weight` is its share of the
@@ -92,6 +94,7 @@ class GenerateRequest(NamedTuple):
     first_choice: str = ""  # the request id of the first choice of the same answer: all get the same version
     wants_record: bool = False  # the answer will contain the whole record, so its writer has to be sent it
     resumed: Resumed | None = None
+    model: str = ""
 
     def packed_prompt(self) -> bytes:
         """The prompt as packed int32. Raises ValueError, TypeError or OverflowError if it is not a list of token

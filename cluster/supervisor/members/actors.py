@@ -26,7 +26,7 @@ import ray
 import ray.util
 import uvloop
 
-from slipstream.cluster.config.cluster_config import ServedModelConfig
+from slipstream.cluster.config.model_entry import ServedModelConfig
 from slipstream.cluster.config.settings_by_name import ByName, settings_of
 from slipstream.cluster.processes.process_log import redirect_output
 from slipstream.router.config.router_config import DispatchConfig, RouterConfig

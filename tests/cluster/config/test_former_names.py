@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.cluster.config.cluster_config import AdminApiConfig, ClusterConfig, ServedModelConfig
+from slipstream.cluster.config.cluster_config import AdminApiConfig, ClusterConfig
 from slipstream.cluster.config.former_names import former_keys
 from slipstream.cluster.config.loading.config_file import load_config
+from slipstream.cluster.config.model_entry import ServedModelConfig
 from slipstream.cluster.config.served_config import as_plain, from_plain
 from slipstream.cluster.config.settings_by_name import ByName, by_name, settings_of
 from slipstream.cluster.config.settings_file import ConfigError

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.cluster.config.cluster_config import ClusterConfig, ServedModelConfig
+from slipstream.cluster.config.cluster_config import ClusterConfig
+from slipstream.cluster.config.model_entry import ServedModelConfig
 from slipstream.cluster.driver.listeners import ListenAddress, why_no_unix_socket, why_not_there
 from slipstream.cluster.driver.urls import port_of, url_of
 from slipstream.cluster.supervisor.members.deployment import reachable

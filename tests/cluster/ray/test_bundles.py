@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from slipstream.cluster.config.cluster_config import ClusterConfig, PoolConfig, ServedModelConfig
+from slipstream.cluster.config.cluster_config import ClusterConfig
+from slipstream.cluster.config.model_entry import ServedModelConfig
+from slipstream.cluster.config.pool_config import PoolConfig
 from slipstream.cluster.ray.bundles import CannotPlace, check_fits, pool_resources
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.workers.config.worker_config import EngineConfig

@@ -6,7 +6,8 @@ import socket
 
 import pytest
 
-from slipstream.cluster.config.cluster_config import ClusterConfig, ServedModelConfig
+from slipstream.cluster.config.cluster_config import ClusterConfig
+from slipstream.cluster.config.model_entry import ServedModelConfig
 from slipstream.cluster.ray.local_ray import RayFailed
 from slipstream.cluster.ray.ray_session import RaySession, check_answers
 from slipstream.cluster.supervisor.members.deployment import Deployment

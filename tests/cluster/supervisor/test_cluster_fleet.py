@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from slipstream.cluster.config.cluster_config import ClusterConfig, PoolConfig, ServedModelConfig
+from slipstream.cluster.config.cluster_config import ClusterConfig
+from slipstream.cluster.config.model_entry import ServedModelConfig
+from slipstream.cluster.config.pool_config import PoolConfig
 from slipstream.cluster.fleet.fleet_port import FleetError
 from slipstream.cluster.ray.ray_session import RaySession
 from slipstream.cluster.repository.files_metrics import FilesPage

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
-from slipstream.cluster.config.cluster_config import ClusterConfig, ServedModelConfig
+from slipstream.cluster.config.cluster_config import ClusterConfig
+from slipstream.cluster.config.model_entry import ServedModelConfig
 from slipstream.cluster.config.settings_by_name import ByName, settings_of
 from slipstream.cluster.ray.bundles import pool_resources
 from slipstream.cluster.supervisor.members.actor_handles import first_death, reason_of

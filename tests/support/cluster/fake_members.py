@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from slipstream.cluster.config.cluster_config import ClusterConfig, RestartConfig, ServedModelConfig
+from slipstream.cluster.config.cluster_config import ClusterConfig, RestartConfig
+from slipstream.cluster.config.model_entry import ServedModelConfig
 from slipstream.cluster.ray.bundles import PoolResources
 from slipstream.cluster.state.run_state import MemberStatus
 from slipstream.cluster.supervisor.managed import ManagedGroup

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from slipstream.cluster.config.cluster_config import ClusterConfig, PoolConfig, RayConfig, ServedModelConfig
+from slipstream.cluster.config.cluster_config import ClusterConfig, RayConfig
 from slipstream.cluster.config.loading import config_warnings as warnings_module
 from slipstream.cluster.config.loading.config_warnings import Machine, missing_parts, warnings_about
+from slipstream.cluster.config.model_entry import ServedModelConfig
+from slipstream.cluster.config.pool_config import PoolConfig
 from slipstream.cluster.repository.memory_need import memory_parts
 from slipstream.workers.config.worker_config import EngineConfig
 from tests.cluster.config.loading.test_config_file import add_token, write_model
