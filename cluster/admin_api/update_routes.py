@@ -27,6 +27,10 @@ class UpdateQuestion(StrictBody):
     auto: bool = Field(False, description="Go on, or back, by what is seen of the new version at that split.")
     canary_s: float = Field(DEFAULTS.canary_s, description="With auto: look at it for so long at least.")
     min_requests: int = Field(DEFAULTS.min_requests, description="With auto: and at so many ended requests.")
+    steps: list[float] = Field([], description="Percents that it is tried at one after the other, as 5, 25, 50, 100.")
+    tolerance_percent: float = Field(
+        DEFAULTS.tolerance_percent, description="With auto or steps: by how much its TTFT and ITL may be longer."
+    )
     start_timeout_s: float = Field(DEFAULTS.start_timeout_s, description="In which a new group must be ready.")
 
     def options(self) -> UpdateOptions:
@@ -40,6 +44,8 @@ class UpdateQuestion(StrictBody):
                 canary_s=self.canary_s,
                 min_requests=self.min_requests,
                 start_timeout_s=self.start_timeout_s,
+                steps=tuple(self.steps),
+                tolerance_percent=self.tolerance_percent,
             )
         except ValueError as error:
             name, _, _ = str(error).partition(" ")
@@ -69,6 +75,7 @@ class UpdateAnswer(BaseModel):
     ready: dict[str, dict[str, int]] = Field(default={}, description="Groups that serve, by version and role.")
     wanted: dict[str, int] = {}
     events: list[EventAnswer] = []
+    step: str = Field(default="", description="Of a canary in steps: which one, as in 2 of 3.")
 
     @classmethod
     def of(cls, updater: Updater) -> UpdateAnswer:
@@ -90,6 +97,7 @@ class UpdateAnswer(BaseModel):
             reason=status.reason,
             ready=status.ready,
             wanted=status.wanted,
+            step=status.step,
             events=[EventAnswer(ago_s=round(now_s - e.at_s, 1), phase=e.phase, text=e.text) for e in status.events],
         )
 

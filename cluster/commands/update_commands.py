@@ -50,16 +50,33 @@ def path_of(change: str, model: str | None) -> str:
     help="How many fewer groups of each role may serve.",
 )
 @click.option("--split", type=float, help="The new version's share of new requests, in percent; the update then waits.")
+@click.option(
+    "--steps",
+    metavar="PERCENT,...",
+    callback=lambda _, __, text: steps_of(text),
+    help="Raise the new version's share step by step, as in 5,25,50,100; each is judged, a bad one is rolled back.",
+)
 @click.option("--auto", is_flag=True, help="With --split: continue or roll back by how the new version does.")
 @click.option(
-    "--canary-s", type=float, default=DEFAULTS.canary_s, show_default=True, help="With --auto: watch at least so long."
+    "--canary-s",
+    type=float,
+    default=DEFAULTS.canary_s,
+    show_default=True,
+    help="With --auto or --steps: watch at least so long.",
 )
 @click.option(
     "--min-requests",
     type=int,
     default=DEFAULTS.min_requests,
     show_default=True,
-    help="With --auto: wait for at least so many.",
+    help="With --auto or --steps: wait for at least so many.",
+)
+@click.option(
+    "--tolerance-percent",
+    type=float,
+    default=DEFAULTS.tolerance_percent,
+    show_default=True,
+    help="With --auto or --steps: by how much TTFT and ITL may be longer than the old version's.",
 )
 @click.option("--start-timeout-s", type=float, default=DEFAULTS.start_timeout_s, show_default=True)
 @MODEL
@@ -126,6 +143,14 @@ def rollback_command(cluster: ClusterChoice, model: str | None, detach: bool, as
         admin = cluster.admin_api()
         begun = admin.post(path_of("/rollback", model))
         follow(admin, begun, as_json, model, until=set(), detach=detach, expects_rollback=True)
+
+
+def steps_of(text: str | None) -> list[float]:
+    """The percentages in an option. Raises click.BadParameter."""
+    try:
+        return [float(part) for part in text.split(",")] if text is not None else []
+    except ValueError:
+        raise click.BadParameter(f"expected percentages, as in 5,25,50,100, got {text!r}") from None
 
 
 def follow(

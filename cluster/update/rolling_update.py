@@ -1,7 +1,7 @@
 """A rolling update as a state machine. Sans-IO: it takes the observed state and a time, and returns actions.
 
     starting --new groups of each role serve--> canary --promoted, or no finding--> rolling --no old group--> done
-        |          (no split asked for: rolling at once)   |                           |
+        |          (no split asked for: rolling at once)   | step by step, if asked for |
         '---------------- a finding, or an operator -------+---------------------------'
                                                            v
                                                       rolling_back --no new group, all old ones--> rolled_back
@@ -12,10 +12,14 @@ are left. If no decode group of it is left either, there is no way back: the new
 It looks at what there is and never at what it did before. So a group that dies, a router that comes back without its
 split, and a call that failed need no special code: the next step asks for what is missing. While groups of the new
 version start, all new requests go to the old one, so that no request waits for a version that may never come up.
+
+A step of a canary first exchanges groups until the new version has those that its share takes, then sets the split,
+then is judged, once it has seen enough.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 from slipstream.cluster.fleet.author import DRIVER, Author
@@ -31,7 +35,7 @@ from slipstream.cluster.fleet.update_plan import (
     UpdatePlan,
     VersionLoad,
 )
-from slipstream.cluster.update.verdict import failing, since, slower
+from slipstream.cluster.update.verdict import MIN_COMPARED, comparison, failing, much_slower, since, worse
 from slipstream.router.protocol.messages import ROLES, Role
 
 DECODE_FIRST: tuple[Role, Role] = ("decode", "prefill")  # if there is little room, decode groups get it
@@ -59,6 +63,8 @@ class RollingUpdate:
         self._unready_since_s: dict[str, float] = {}  # by new group
         self._last_states: dict[str, MemberState] = {}
         self._num_deaths = 0
+        self.num_steps_begun = 0  # of `plan.options.shares`
+        self._num_steps_passed = 0
         self._note(now, f"update from version {plan.old} to {plan.new}", by)
 
     @property
@@ -156,14 +162,31 @@ class RollingUpdate:
         new, old = (self._load(loads, self._before, version) for version in (plan.new, plan.old))
         finding = failing(new, old)
         in_phase, old_in_phase = (self._load(loads, self._phase_loads, version) for version in (plan.new, plan.old))
-        if finding is None and self.phase == "canary" and options.is_automatic:
-            finding = slower(in_phase, old_in_phase)
+        is_tried = self.phase == "canary" and options.goes_on and self._is_step_begun
+        is_seen = is_tried and in_phase.num_ended >= options.min_requests and now - self._since_s >= options.canary_s
+        if is_tried and min(old_in_phase.ttft.num, old_in_phase.itl.num) < MIN_COMPARED:
+            old_in_phase = old  # at a large share of the new version, the old one may get hardly any requests
+        if finding is None and is_tried:
+            finding = much_slower(in_phase, old_in_phase)
+        if finding is None and is_seen:
+            finding = worse(in_phase, old_in_phase, options.tolerance_percent / 100)
         if finding is not None:
             self.give_up(now, f"version {plan.new}: {finding}")
-        elif self.phase == "canary" and options.is_automatic:
-            is_seen = in_phase.num_ended >= options.min_requests and now - self._since_s >= options.canary_s
-            if is_seen:
-                self._begin_rolling(now, f"{in_phase.num_ended} requests ended on the new version without a finding")
+        elif is_seen:
+            seen = f"{in_phase.num_ended} requests ended on the new version without a finding"
+            self._pass_step(f"{seen} ({comparison(in_phase, old_in_phase)})", now)
+
+    @property
+    def _is_step_begun(self) -> bool:
+        return self.num_steps_begun > self._num_steps_passed
+
+    def _pass_step(self, why: str, now: float) -> None:
+        self._num_steps_passed += 1
+        shares = self.plan.options.shares
+        if self._num_steps_passed == len(shares):
+            self._begin_rolling(now, why)
+        else:
+            self._note(now, f"{why}; next: {shares[self._num_steps_passed]:g} %")
 
     @staticmethod
     def _load(loads: Mapping[str, VersionLoad], then: Mapping[str, VersionLoad], version: str) -> VersionLoad:
@@ -206,13 +229,12 @@ class RollingUpdate:
     def _advance(self, fleet: FleetState, now: float) -> None:
         plan = self.plan
         if self.phase == "starting" and self._new_serves(fleet):
-            percent = plan.options.canary_percent
-            if percent is None or not any(plan.wanted.values()):  # at zero there is nothing to try
+            if not plan.options.shares or not any(plan.wanted.values()):  # at zero there is nothing to try
                 self._begin_rolling(now, "the new version serves")
             else:
-                self.split = {plan.old: 100.0 - percent, plan.new: percent}
-                until = "for its verdict" if plan.options.is_automatic else "for an operator"
-                self._enter("canary", now, f"the new version serves; split {split_text(self.split)}, waiting {until}")
+                self._enter("canary", now, "the new version serves")
+        if self.phase == "canary" and not self._is_step_begun and self._has_groups_of_step(fleet):
+            self._begin_step(now)
         if self.phase == "rolling" and self._is_replaced(fleet):
             self.split = None
             self._enter("done", now, f"version {plan.new} has taken over")
@@ -228,6 +250,27 @@ class RollingUpdate:
                 ]
                 how = f"with fewer groups ({', '.join(missing)}: {self.old_files_gone})" if missing else "as before"
                 self._enter("rolled_back", now, f"version {plan.old} serves {how}: {self.reason}")
+
+    def _begin_step(self, now: float) -> None:
+        plan, shares = self.plan, self.plan.options.shares
+        percent = shares[self.num_steps_begun]
+        self.num_steps_begun += 1
+        self.split = {plan.old: 100.0 - percent, plan.new: percent}
+        self._since_s = now
+        self._phase_loads = {}
+        step = f"step {self.num_steps_begun} of {len(shares)}: " if len(shares) > 1 else ""
+        until = "for its verdict" if plan.options.goes_on else "for an operator"
+        self._note(now, f"{step}split {split_text(self.split)}, waiting {until}")
+
+    def _num_at_step(self, role: Role) -> int:
+        """How many groups of the new version a step needs, of those that are wanted in the end."""
+        shares = self.plan.options.shares
+        percent = shares[min(self._num_steps_passed, len(shares) - 1)]
+        num = math.ceil(self.plan.wanted[role] * percent / 100) if self.plan.options.steps else 1
+        return min(max(num, 1), self.plan.wanted[role])
+
+    def _has_groups_of_step(self, fleet: FleetState) -> bool:
+        return all(self._ready(fleet, self.plan.new, role) >= self._num_at_step(role) for role in ROLES)
 
     def _new_serves(self, fleet: FleetState) -> bool:
         return all(self._ready(fleet, self.plan.new, role) > 0 for role in ROLES if self.plan.wanted[role] > 0)
@@ -250,17 +293,23 @@ class RollingUpdate:
                     yield from self._replace(fleet, role, plan.new, plan.old, plan.wanted[role])
                 elif self._waits_for_room(fleet, plan.new, role, now):
                     yield from self._make_room(fleet, role, plan.old, plan.wanted[role])
+            elif self.phase == "canary" and plan.options.steps:
+                num_new = self._num_at_step(role)
+                most = max(plan.wanted[role], plan.initial[role]) + plan.options.surge
+                yield from self._exchange(fleet, role, plan.new, plan.old, num_new, now, keep=max(most - num_new, 1))
             elif self.phase == "rolling":
                 yield from self._exchange(fleet, role, plan.new, plan.old, plan.wanted[role], now)
             elif self.phase == "rolling_back":
                 yield from self._exchange(fleet, role, plan.old, plan.new, self._back_to[role], now)
 
     def _exchange(
-        self, fleet: FleetState, role: Role, coming: str, going: str, target: int, now: float
+        self, fleet: FleetState, role: Role, coming: str, going: str, target: int, now: float, keep: int = 0
     ) -> Iterator[UpdateAction]:
-        """Exchanges the groups of a role one at a time: one is added, then one is removed."""
+        """Exchanges the groups of a role one at a time: one is added, then one is removed, until there are `target` of
+        the version that comes and `keep` of the other one."""
         num_coming = self._wanted(fleet, coming, role)
-        leaving = [member for member in self._of(fleet, going) if member.role == role]
+        going_now = [member for member in self._of(fleet, going) if member.role == role]
+        leaving = going_now if len(going_now) > keep else []
         if num_coming < target:
             yield from self._replace(fleet, role, coming, going, target)
         if self._waits_for_room(fleet, coming, role, now):
@@ -268,7 +317,7 @@ class RollingUpdate:
         elif leaving:
             candidate = self._first_to_go(leaving)
             num_ready = self._ready(fleet, coming, role) + self._ready(fleet, going, role)
-            floor = target - self.plan.options.max_unavailable
+            floor = max(target, self.plan.wanted[role] if keep else 0) - self.plan.options.max_unavailable
             is_idle = candidate.state != "ready"
             # The last decode worker of the leaving version stays while new requests still go to that version.
             if is_idle or (num_ready - 1 >= floor and (role != "decode" or self._ready(fleet, coming, role) > 0)):

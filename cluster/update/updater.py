@@ -36,12 +36,14 @@ from slipstream.cluster.update.rolling_update import RollingUpdate
 from slipstream.cluster.update.update_status import UpdateStatus
 from slipstream.router.config.router_config import check_split
 from slipstream.router.model_files.file_digest import DigestCache
+from slipstream.router.protocol.generation import ErrorKind
 from slipstream.router.protocol.messages import ROLES, Role
 from slipstream.router.status.version_status import VersionStatus
 
 LOOK_EVERY_S = 0.5
 LOOK_AT_FILES_EVERY_S = 5.0
 ROUTER_PATIENCE_S = 5.0
+FAILED_ENDS: tuple[ErrorKind, ...] = ("worker_failed", "request_timeout", "queue_timeout")  # of requests let in
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +118,7 @@ class Updater:
             ready=ready,
             wanted={role: plan.wanted[role] for role in ROLES},
             events=tuple(machine.events),
+            step=f"{machine.num_steps_begun} of {len(plan.options.shares)}" if plan.options.steps else "",
         )
 
     async def begin(self, path: Path, options: UpdateOptions, by: Author = OPERATOR) -> tuple[str, ...]:
@@ -200,7 +203,7 @@ class Updater:
             raise FleetError("conflict", "update", reason)
         self._check_idle()  # another update may have begun meanwhile
         plan = running.machine.plan
-        options = replace(plan.options, canary_percent=None, is_automatic=False)
+        options = replace(plan.options, canary_percent=None, is_automatic=False, steps=())
         self._start(self._previous, options, dict(plan.initial), running.changed, by)
 
     async def close(self) -> None:
@@ -339,7 +342,8 @@ def load_of(status: VersionStatus) -> VersionLoad:
     return VersionLoad(
         num_requests=counts.num_requests + counts.num_moved_in,
         num_failed_attempts=counts.num_failed_attempts,
-        num_first_tokens=counts.num_first_tokens,
-        ttft_s=counts.ttft_s,
         num_ended=sum(counts.ends.values()),
+        num_errors=sum(counts.ends[kind] for kind in FAILED_ENDS),
+        ttft=counts.ttft_moments,
+        itl=counts.itl_moments,
     )
