@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
+from slipstream.cluster.admin_api.caller import Caller
 from slipstream.cluster.admin_api.strict_body import StrictBody
 from slipstream.cluster.fleet.fleet_port import FleetError
 from slipstream.cluster.fleet.update_plan import Phase, UpdateOptions
 from slipstream.cluster.update.updater import Updater
+from slipstream.cluster.update.updaters import Updaters
 
 DEFAULTS = UpdateOptions()
 
@@ -91,29 +94,35 @@ class UpdateAnswer(BaseModel):
         )
 
 
-def update_routes(updater: Updater) -> APIRouter:
+ModelName = Annotated[str | None, Query(description="Which model, where the cluster has several.")]
+
+
+def update_routes(updaters: Updaters) -> APIRouter:
     routes = APIRouter(prefix="/v1/update", tags=["update"])
 
     @routes.get("", summary="The update that is under way, or the last one")
-    async def show() -> UpdateAnswer:
-        return UpdateAnswer.of(updater)
+    async def show(model: ModelName = None) -> UpdateAnswer:
+        return UpdateAnswer.of(updaters.of(model))
 
     @routes.post("", status_code=202, summary="Update to another model version or configuration")
-    async def begin(question: UpdateQuestion) -> UpdateAnswer:
-        changed = await updater.begin(Path(question.config), question.options())
+    async def begin(question: UpdateQuestion, caller: Caller, model: ModelName = None) -> UpdateAnswer:
+        updater = updaters.of(model)
+        changed = await updater.begin(Path(question.config), question.options(), caller)
         if updater.is_active:
             return UpdateAnswer.of(updater)
         line = f"taken up without an exchange of workers: {', '.join(changed)}"
         return UpdateAnswer(is_active=False, line=line, changed=list(changed), config=question.config)
 
     @routes.post("/split", status_code=202, summary="Another split while the new version is tried")
-    async def split(question: SplitQuestion) -> UpdateAnswer:
-        updater.set_split(question.weights)
+    async def split(question: SplitQuestion, caller: Caller, model: ModelName = None) -> UpdateAnswer:
+        updater = updaters.of(model)
+        updater.set_split(question.weights, caller)
         return UpdateAnswer.of(updater)
 
     @routes.post("/rollback", status_code=202, summary="Back to the version that served before")
-    async def rollback() -> UpdateAnswer:
-        await updater.roll_back()
+    async def rollback(caller: Caller, model: ModelName = None) -> UpdateAnswer:
+        updater = updaters.of(model)
+        await updater.roll_back(caller)
         return UpdateAnswer.of(updater)
 
     return routes

@@ -1,6 +1,6 @@
 """The worker groups of a cluster that serves several models, as seen by those who divide them among the models.
 
-    move:  ready -> draining -> loading -> connecting -> ready, in the other model; the process stays, with its place
+move:  ready -> draining -> loading -> connecting -> ready, in the other model; the process stays, with its place
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from slipstream.cluster.fleet.author import DRIVER, Author
 from slipstream.router.protocol.messages import Role
 
 # cut_short: the driver ended, and the next one knows no more than that. What served before serves again.
@@ -99,8 +100,9 @@ UpdateAction = SetSplit | AddGroup | RemoveGroup
 
 @dataclass(frozen=True, slots=True)
 class UpdateEvent:
-    """Something that happened. `at_s` is on the clock of the update's caller."""
+    """Something that happened. `at_s` is on the clock of the update's caller. `by`: who asked for it."""
 
     at_s: float
     phase: Phase
     text: str
+    by: Author = DRIVER

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from slipstream.cluster.fleet.author import DRIVER, Author
 from slipstream.cluster.fleet.fleet_port import FleetMember, FleetState, MemberState
 from slipstream.cluster.fleet.update_plan import (
     ENDED,
@@ -43,7 +44,7 @@ class RollingUpdate:
     router has another one. `old_files_gone` is set from outside, to a sentence about a file of the old version that is
     gone, or None."""
 
-    def __init__(self, plan: UpdatePlan, now: float) -> None:
+    def __init__(self, plan: UpdatePlan, now: float, by: Author = DRIVER) -> None:
         self.plan = plan
         self.phase: Phase = "starting"
         self.reason = ""  # why it was rolled back
@@ -58,13 +59,13 @@ class RollingUpdate:
         self._unready_since_s: dict[str, float] = {}  # by new group
         self._last_states: dict[str, MemberState] = {}
         self._num_deaths = 0
-        self._note(now, f"update from version {plan.old} to {plan.new}")
+        self._note(now, f"update from version {plan.old} to {plan.new}", by)
 
     @property
     def is_over(self) -> bool:
         return self.phase in ENDED
 
-    def set_split(self, split: dict[str, float], now: float) -> None:
+    def set_split(self, split: dict[str, float], now: float, by: Author = DRIVER) -> None:
         """Changes the split between the two versions. Giving everything to the new one promotes it. Raises
         ValueError."""
         plan = self.plan
@@ -75,11 +76,11 @@ class RollingUpdate:
             raise ValueError(f"split can be changed while the new version is tried, and the update is {self.phase}")
         self.split = {plan.old: split.get(plan.old, 0.0), plan.new: split.get(plan.new, 0.0)}
         if self.split[plan.old] == 0:
-            self._begin_rolling(now, "the operator gave all requests to the new version")
+            self._begin_rolling(now, "the operator gave all requests to the new version", by)
         else:
-            self._note(now, f"split {split_text(self.split)}")
+            self._note(now, f"split {split_text(self.split)}", by)
 
-    def roll_back(self, now: float, reason: str) -> None:
+    def roll_back(self, now: float, reason: str, by: Author = DRIVER) -> None:
         """Sends all new requests to the old version, then removes the new groups. Raises ValueError if the update has
         ended, or if there is no way back."""
         if self.is_over:
@@ -88,7 +89,7 @@ class RollingUpdate:
             return
         if self._is_one_way:
             raise ValueError(f"no decode worker of version {self.plan.old} is left, and {self.old_files_gone}")
-        self._begin_rolling_back(now, reason)
+        self._begin_rolling_back(now, reason, by)
 
     def give_up(self, now: float, reason: str) -> None:
         """Rolls back for a reason that was found, not chosen. If there is no way back, the new version stays."""
@@ -110,10 +111,10 @@ class RollingUpdate:
             return False
         return self._ready(fleet, plan.old, "decode") == 0 and self._ready(fleet, plan.new, "decode") > 0
 
-    def _begin_rolling_back(self, now: float, reason: str) -> None:
+    def _begin_rolling_back(self, now: float, reason: str, by: Author = DRIVER) -> None:
         self.reason = reason
         self.split = {self.plan.old: 100.0, self.plan.new: 0.0}
-        self._enter("rolling_back", now, f"rolling back: {reason}")
+        self._enter("rolling_back", now, f"rolling back: {reason}", by)
 
     def step(
         self,
@@ -320,18 +321,18 @@ class RollingUpdate:
     def _ready(self, fleet: FleetState, version: str, role: Role) -> int:
         return sum(member.role == role and member.state == "ready" for member in self._of(fleet, version))
 
-    def _begin_rolling(self, now: float, why: str) -> None:
+    def _begin_rolling(self, now: float, why: str, by: Author = DRIVER) -> None:
         self.split = None
-        self._enter("rolling", now, f"{why}; groups are exchanged one by one")
+        self._enter("rolling", now, f"{why}; groups are exchanged one by one", by)
 
-    def _enter(self, phase: Phase, now: float, text: str) -> None:
+    def _enter(self, phase: Phase, now: float, text: str, by: Author = DRIVER) -> None:
         self.phase = phase
         self._since_s = now
         self._phase_loads = {}
-        self._note(now, text)
+        self._note(now, text, by)
 
-    def _note(self, now: float, text: str) -> None:
-        self.events.append(UpdateEvent(now, self.phase, text))
+    def _note(self, now: float, text: str, by: Author = DRIVER) -> None:
+        self.events.append(UpdateEvent(now, self.phase, text, by))
         del self.events[:-MAX_EVENTS]
 
 
