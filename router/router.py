@@ -15,6 +15,7 @@ from pathlib import Path
 
 from slipstream.router.access.access import Access
 from slipstream.router.api.exchange_context import ExchangeContext
+from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.catalog.served_model import ModelSource, ServedModel
 from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.router_config import RouterConfig, TlsConfig
@@ -106,7 +107,7 @@ class Router:
                 cleanup.callback(failover.close)  # if the start fails; else the server has done it by then
             access = open_access(self._config.access, cleanup)  # not before: the previous router counts until it ends
             self.front = Front(
-                ServedModel(self._model.name, tokenizer, self._defaults),
+                Catalog.of([ServedModel(self._model.name, tokenizer, self._defaults, self._model.aliases)]),
                 self.service,
                 self._unready_because,
                 lambda: self._server.num_connections,

@@ -44,7 +44,8 @@ workers/engine/execution workers/engine/execution/gpu
 workers/interface workers/engine/kv_cache workers/engine/scheduling workers/engine
 workers/process workers/transfers workers/telemetry workers/group workers/roles workers workers/mock
 
-cluster/processes cluster/terminal cluster/config cluster/fleet cluster/state cluster/repository
+cluster/processes cluster/terminal cluster/config cluster/access cluster/fleet cluster/state cluster/history
+cluster/repository
 cluster/planner/model cluster/planner cluster/config/loading cluster/ray
 cluster/admin_api/client cluster/update cluster/admin_api cluster/sizing
 cluster/supervisor/members cluster/supervisor cluster/driver cluster/commands

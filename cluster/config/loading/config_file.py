@@ -9,7 +9,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from slipstream.cluster.config.admin_token import read_token
+from slipstream.cluster.access.admin_token import read_token
+from slipstream.cluster.access.token_file import read_tokens
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.former_names import with_new_keys
 from slipstream.cluster.config.setting_errors import settings_at, validated
@@ -21,7 +22,8 @@ from slipstream.cluster.repository.model_location import ModelFiles, locate_mode
 from slipstream.cluster.repository.version_folders import NoSuchVersion
 from slipstream.cluster.terminal import console
 from slipstream.kv_transfer.ucx.ucx_availability import MISSING, has_ucx
-from slipstream.router.access.key_file import KeyFileError, read_keys
+from slipstream.router.access.entry_list import KeyFileError
+from slipstream.router.access.key_file import read_keys
 from slipstream.router.http.tls import ServerTls, TlsFileError
 from slipstream.router.model_files.sources.weights_source import SourceError
 from slipstream.router.model_files.sources.weights_url import WeightsUrlError
@@ -64,6 +66,7 @@ def load_config(
         (("router", "access", "keys_file"), _check_keys),
         (("router", "access", "usage_file"), _check_usage),
         (("admin_api", "token_file"), _check_token),
+        (("admin_api", "tokens_file"), _check_tokens),
         (("planner", "class_name"), _check_planner),
         (("kv_transfer", "transport"), _check_transport),
     ):
@@ -86,7 +89,11 @@ def _with_absolute_paths(config: ClusterConfig, folder: Path) -> ClusterConfig:
     access = dataclasses.replace(access, keys_file=absolute(access.keys_file), usage_file=absolute(access.usage_file))
     tls = dataclasses.replace(tls, cert_file=absolute(tls.cert_file), key_file=absolute(tls.key_file))
     http = dataclasses.replace(config.router.http, tls=tls, unix_socket=absolute(config.router.http.unix_socket))
-    admin_api = dataclasses.replace(config.admin_api, token_file=absolute(config.admin_api.token_file))
+    admin_api = dataclasses.replace(
+        config.admin_api,
+        token_file=absolute(config.admin_api.token_file),
+        tokens_file=absolute(config.admin_api.tokens_file),
+    )
     router = dataclasses.replace(config.router, access=access, http=http)
     return dataclasses.replace(config, router=router, admin_api=admin_api)
 
@@ -98,6 +105,16 @@ def _check_keys(config: ClusterConfig) -> str | None:
     except KeyFileError as error:
         return str(error)
     return None if name is None or keys else f"{name}: no key is in it, so no client could use the cluster"
+
+
+def _check_tokens(config: ClusterConfig) -> str | None:
+    name = config.admin_api.tokens_file
+    try:
+        if name is not None:
+            read_tokens(Path(name))
+    except KeyFileError as error:
+        return str(error)
+    return None
 
 
 def _check_usage(config: ClusterConfig) -> str | None:
