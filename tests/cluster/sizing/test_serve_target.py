@@ -106,7 +106,7 @@ def test_a_configuration_stays_one(tmp_path: Path) -> None:
     ("target", "words"),
     [
         ("nothing", "nothing: no such file or directory; give a configuration (.yaml) or the directory of a model"),
-        ("org/model-7b", "nothing is downloaded; for a model of the Hugging Face Hub: hf download org/model-7b"),
+        ("org/model-7b", "for the model of the Hugging Face Hub: hf://org/model-7b"),
         ("model.gguf", "model.gguf: no such file; a model is served from its directory"),
         (str(DEMO_MODEL / "model.safetensors"), "a model is served from its directory, with config.json"),
     ],

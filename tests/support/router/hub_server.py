@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import ssl
+import subprocess
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -116,10 +117,10 @@ class FileHandler(BaseHTTPRequestHandler):
 class HubHandler(FileHandler):
     repositories: dict[str, HubRepository]
 
-    def do_HEAD(self) -> None:  # noqa: N802 - the base class's name
+    def do_HEAD(self) -> None:
         self.do_GET()
 
-    def do_GET(self) -> None:  # noqa: N802 - the base class's name
+    def do_GET(self) -> None:
         self.server_state.requests.append((self.command, self.path))
         if self.server_state.faults.status is not None:
             self.answer(self.server_state.faults.status)
@@ -195,10 +196,10 @@ class FolderHandler(FileHandler):
     files: dict[str, bytes]
     login: str | None = None  # what the Authorization header must be
 
-    def do_HEAD(self) -> None:  # noqa: N802 - the base class's name
+    def do_HEAD(self) -> None:
         self.do_GET()
 
-    def do_GET(self) -> None:  # noqa: N802 - the base class's name
+    def do_GET(self) -> None:
         self.server_state.requests.append((self.command, self.path))
         content = self.files.get(self.path.lstrip("/"))
         if self.server_state.faults.status is not None:
@@ -242,7 +243,7 @@ def serving(handler: type[FileHandler], tls: ssl.SSLContext | None = None, **sta
     server = Server(("127.0.0.1", 0), bound)
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
-    running.url = f"{'http' if tls is None else 'https'}://{'127.0.0.1' if tls is None else 'localhost'}:{server.server_port}"
+    running.url = f"{'http' if tls is None else 'https'}://localhost:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:
@@ -252,6 +253,15 @@ def serving(handler: type[FileHandler], tls: ssl.SSLContext | None = None, **sta
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def own_certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate for localhost that is its own authority, and its key."""
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-days", "2"]
+    subprocess.run([*command, *names, "-out", cert, "-keyout", key], check=True, capture_output=True)
+    return cert, key
 
 
 def is_lfs(name: str) -> bool:
