@@ -1,5 +1,5 @@
-"""A server with the endpoints of the Hugging Face Hub that reading a model takes, as `huggingface_hub` calls them, and a
-folder of files over HTTPS. Both can cut connections, change bytes, refuse tokens and count what was asked."""
+"""A server with the endpoints of the Hugging Face Hub that reading a model takes, as `huggingface_hub` calls them, and
+a folder of files over HTTPS. Both can cut connections, change bytes, refuse tokens and count what was asked."""
 
 from __future__ import annotations
 

@@ -22,11 +22,11 @@ PIECE_BYTES = 1000
 
 @dataclass(slots=True)
 class MemorySource:
-    """`cuts`: after how many bytes the next reads break off. `wrong`: how often a file still arrives altered.
+    """`cuts`: after how many bytes the next reads of more than a piece break off. `wrong`: how often a file still arrives altered.
     `num_bytes` is what has been read."""
 
     files: dict[str, bytes]
-    url: WeightsUrl = WeightsUrl("s3", "bucket/model")
+    url: WeightsUrl = field(default_factory=lambda: WeightsUrl("s3", "bucket/model"))
     cuts: list[int] = field(default_factory=list)
     wrong: dict[str, int] = field(default_factory=dict)
     copies: dict[str, Path] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class MemorySource:
         if self.wrong.get(name):
             self.wrong[name] -= 1
             content = bytes([content[0] ^ 1]) + content[1:]
-        cut = begin + self.cuts.pop(0) if self.cuts else None
+        cut = begin + self.cuts.pop(0) if self.cuts and end - begin > PIECE_BYTES else None
         for at in range(begin, end, PIECE_BYTES):
             if cut is not None and at >= cut:
                 raise SourceUnreachable(f"{self.url}: {name}: the connection broke")
