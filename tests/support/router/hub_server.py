@@ -37,12 +37,19 @@ class Faults:
 
 @dataclass(slots=True)
 class FileServer:
-    """What a running server has. `requests` are method and path; `num_bytes` counts bytes of bodies by file."""
+    """What a running server has. `requests` are method and path; `num_bytes` counts bytes of bodies by file. A hub
+    redirects requests for large files to `files_at`, another name of its own; `seen_tokens` are those that came with
+    them."""
 
     url: str
     faults: Faults
     requests: list[tuple[str, str]] = field(default_factory=list)
     num_bytes: Counter[str] = field(default_factory=Counter)
+    seen_tokens: list[str | None] = field(default_factory=list)
+
+    @property
+    def files_at(self) -> str:
+        return self.url.replace("localhost", "127.0.0.1")
 
 
 @dataclass(slots=True)
@@ -180,7 +187,7 @@ class HubHandler(FileHandler):
                 "X-Repo-Commit": commit,
                 "X-Linked-Etag": f'"{sha256(content)}"',
                 "X-Linked-Size": str(len(content)),
-                "Location": f"{self.server_state.url}/cdn/{commit}/{file}",
+                "Location": f"{self.server_state.files_at}/cdn/{commit}/{file}",
             }
             self.answer(302, b"", headers)
         else:
@@ -188,6 +195,7 @@ class HubHandler(FileHandler):
 
     def _cdn(self, path: str) -> None:
         commit, _, file = path.partition("/")
+        self.server_state.seen_tokens.append(self.headers.get("Authorization"))
         content = next(one.commits[commit][file] for one in self.repositories.values() if commit in one.commits)
         self.send_file(file, content, {"ETag": f'"{sha256(content)}"'})
 

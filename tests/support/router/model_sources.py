@@ -22,8 +22,8 @@ PIECE_BYTES = 1000
 
 @dataclass(slots=True)
 class MemorySource:
-    """`cuts`: after how many bytes the next reads of more than a piece break off. `wrong`: how often a file still arrives altered.
-    `num_bytes` is what has been read."""
+    """`cuts`: after how many bytes the next reads of more than a piece break off. `wrong`: how often a file still
+    arrives altered. `num_bytes` is what has been read."""
 
     files: dict[str, bytes]
     url: WeightsUrl = field(default_factory=lambda: WeightsUrl("s3", "bucket/model"))
