@@ -74,6 +74,12 @@ class RemoteDispatcher:
         self.max_model_len: int | None = None
         self.versions: tuple[str, ...] = ()
 
+    def max_model_len_of(self, model: str) -> int | None:
+        return self.max_model_len
+
+    def versions_of(self, model: str) -> tuple[str, ...]:
+        return self.versions
+
     def submit(self, request: GenerateRequest) -> GenerationStream:
         """A refusal comes as the end of the stream. Raises ShuttingDownError, InvalidRequestError."""
         if self._is_lost:

@@ -31,6 +31,7 @@ class RejectedRequest(NamedTuple):
     trace_id: str
     version: str
     error: GenerationError
+    model: str = ""
 
     @staticmethod
     def of(request: GenerateRequest, error: GenerationError, now: float) -> RejectedRequest:
@@ -54,6 +55,7 @@ class RejectedRequest(NamedTuple):
             request.trace_id,
             request.version,
             error,
+            request.model,
         )
 
 

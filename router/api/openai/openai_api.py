@@ -49,10 +49,8 @@ MAX_EXPLAINED_CHOICES = 16  # in one answer; the explanation of each can be tens
 class SubmitService(Protocol):
     """What the API needs of `GenerationService`."""
 
-    @property
-    def max_model_len(self) -> int | None: ...
-    @property
-    def versions(self) -> Sequence[str]: ...
+    def max_model_len_of(self, model: str) -> int | None: ...
+    def versions_of(self, model: str) -> Sequence[str]: ...
     def submit(self, request: GenerateRequest) -> GenerationStream: ...
     def note_refused(self, refused: RejectedRequest) -> None: ...
 
@@ -91,11 +89,13 @@ class OpenAiApi:
         routes.add("POST", "/v1/chat/completions", self.chat_completions, body=ChatRequest)
         routes.add("POST", "/v1/completions", self.completions, body=CompletionRequest)
         routes.add("GET", "/v1/usage", self.usage)
-        TokenPages(self._tokenizer, self._prompts, self._service, self._bodies, self._check_model).add_to(routes)
+        TokenPages(self._model, self._tokenizer, self._prompts, self._service, self._bodies, self._check_model).add_to(
+            routes
+        )
 
     async def models(self, request: Request, exchange: ApiExchange) -> None:
         """The served model; during an update also each of its versions."""
-        versions = self._service.versions
+        versions = self._service.versions_of(self._model)
         names = [self._model, *(f"{self._model}@{version}" for version in versions if len(versions) > 1)]
         exchange.respond(200, orjson.dumps({"object": "list", "data": list(map(self._model_card, names))}))
 
@@ -125,7 +125,7 @@ class OpenAiApi:
     async def chat_completions(self, request: Request, exchange: ApiExchange) -> None:
         """The next message of a conversation."""
         arrived_s = time.monotonic()
-        max_model_len = self._service.max_model_len
+        max_model_len = self._service.max_model_len_of(self._model)
         body = self._bodies.parse(request, exchange, ChatRequest, max_model_len)
         received = self._received(body, exchange, arrived_s, "chatcmpl-")
         with self._stages:
@@ -134,7 +134,7 @@ class OpenAiApi:
     async def completions(self, request: Request, exchange: ApiExchange) -> None:
         """The continuation of a text."""
         arrived_s = time.monotonic()
-        max_model_len = self._service.max_model_len
+        max_model_len = self._service.max_model_len_of(self._model)
         body = self._bodies.parse(request, exchange, CompletionRequest, max_model_len)
         received = self._received(body, exchange, arrived_s, "cmpl-")
         with self._stages:
@@ -334,7 +334,7 @@ class OpenAiApi:
         if name == self._model:
             return ""
         version = name.removeprefix(f"{self._model}@")
-        if version and version != name and version in self._service.versions:
+        if version and version != name and version in self._service.versions_of(self._model):
             return version
         raise HttpError(
             404,
@@ -349,5 +349,5 @@ class OpenAiApi:
             "object": "model",
             "created": self._created_s,
             "owned_by": "slipstream",
-            "max_model_len": self._service.max_model_len,
+            "max_model_len": self._service.max_model_len_of(self._model),
         }

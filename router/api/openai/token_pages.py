@@ -56,8 +56,7 @@ class DetokenizeRequest(Strict):
 class Context(Protocol):
     """What the pages need of a service."""
 
-    @property
-    def max_model_len(self) -> int | None: ...
+    def max_model_len_of(self, model: str) -> int | None: ...
 
 
 class TokenPages:
@@ -65,12 +64,14 @@ class TokenPages:
 
     def __init__(
         self,
+        model: str,
         tokenizer: Tokenizer,
         prompts: PromptReader,
         service: Context,
         bodies: BodyParser,
         check_model: Callable[[ApiExchange, str], object],
     ) -> None:
+        self._model = model
         self._tokenizer = tokenizer
         self._prompts = prompts
         self._service = service
@@ -85,7 +86,7 @@ class TokenPages:
     async def tokenize(self, request: Request, exchange: ApiExchange) -> None:
         """The token ids of a text or a conversation. Raises HttpError 400 for one that is far too long for the model,
         because tokenising it would take long."""
-        max_model_len = self._service.max_model_len
+        max_model_len = self._service.max_model_len_of(self._model)
         body = self._bodies.parse(request, exchange, TokenizeRequest, max_model_len)
         self._check_model(exchange, body.model or "")
         limit = self._prompts.limit(max_model_len)
@@ -105,7 +106,7 @@ class TokenPages:
 
     async def detokenize(self, request: Request, exchange: ApiExchange) -> None:
         """The text of token ids, with control tokens."""
-        body = self._bodies.parse(request, exchange, DetokenizeRequest, self._service.max_model_len)
+        body = self._bodies.parse(request, exchange, DetokenizeRequest, self._service.max_model_len_of(self._model))
         self._check_model(exchange, body.model or "")
         check_token_ids("tokens", body.tokens, self._tokenizer.vocab_size)
         (text,) = await self._tokenizer.decode([body.tokens], skip_special_tokens=False)

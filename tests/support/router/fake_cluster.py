@@ -98,10 +98,20 @@ class FakeService:
     def note_refused(self, refused: RejectedRequest) -> None:
         self.refused.append(refused)
 
-    def worker_profiles(self) -> tuple[RoleProfile, ...]:
+    @property
+    def models(self) -> tuple[str, ...]:
+        return (MODEL,)
+
+    def max_model_len_of(self, model: str) -> int | None:
+        return self.max_model_len
+
+    def versions_of(self, model: str) -> tuple[str, ...]:
+        return self.versions
+
+    def worker_profiles_of(self, model: str) -> tuple[RoleProfile, ...]:
         return ()
 
-    def snapshot(self) -> Snapshot:
+    def snapshot_of(self, model: str) -> Snapshot:
         return self.snapshot_value
 
     @property
