@@ -15,6 +15,7 @@ from pathlib import Path
 
 from slipstream.router.access.access import Access
 from slipstream.router.api.exchange_context import ExchangeContext
+from slipstream.router.catalog.catalog import Catalog, NameTakenError
 from slipstream.router.catalog.served_model import ModelSource, ServedModel
 from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.router_config import DispatchConfig, RouterConfig, TlsConfig
@@ -29,6 +30,7 @@ from slipstream.router.frontends.tally import FrontTally
 from slipstream.router.http.failover.failover_server import FailoverServer
 from slipstream.router.http.failover.failover_session import FailoverSession
 from slipstream.router.http.server import BACKLOG, LAST_WORDS_S, HttpServer
+from slipstream.router.model_files.cache.version_files import fetch_text
 from slipstream.router.model_files.sampling_defaults import SamplingDefaults
 from slipstream.router.model_files.text_copy import keep_text, read_text
 from slipstream.router.observability.tracing.begin import begin_tracing
@@ -107,13 +109,13 @@ class Router:
                 cleanup.callback(failover.close)  # if the start fails; else the server has done it by then
             access = open_access(self._config.access, cleanup)  # not before: the previous router counts until it ends
             self.front = Front(
-                self._first_served,
+                Catalog.of(map(self._served, self._sources)),
                 self.service,
                 self._unready_because,
                 lambda: self._server.num_connections,
                 self._config,
                 access,
-                begin_tracing(self._config.tracing, self._first_served.name, cleanup),
+                begin_tracing(self._config.tracing, next(iter(self._sources)), cleanup),
             )
             if failover is not None and failover.listening:
                 # Accept the previous router's clients even before it is known which workers will come.
@@ -152,7 +154,8 @@ class Router:
         """Serves another model from now on; the others are not affected. Raises ValueError if its name is taken, and
         what `start` raises if its directory cannot be used; then nothing has changed."""
         if source.name in self._sources:
-            raise ValueError(f"model {source.name!r} is served already")
+            raise NameTakenError(source.name, source.name)
+        self.front.catalog.check_free((source.name, *source.aliases))
         self._sources[source.name] = source
         try:
             text = await self._read(source)
@@ -162,6 +165,7 @@ class Router:
             del self._sources[source.name]
             raise
         self._texts[source.name] = text
+        self.front.add_model(self._served(source.name))
         expected = self._expected.setdefault(source.name, expected_at_start(source))
         self._readiness.add(source.name, ModelReadiness(self.service, source.name, expected), is_needed=False)
         self._expect(source.name, expected)
@@ -169,8 +173,10 @@ class Router:
 
     async def remove_model(self, name: str, deadline_s: float | None = None) -> None:
         """Drains a model: new requests get a 404, those that wait or run end first, then its workers are drained. After
-        `deadline_s` seconds (None: never) the rest ends by an error. Raises KeyError if it is not served."""
+        `deadline_s` seconds (None: never) the rest ends by an error. Raises UnknownModelError."""
+        self.front.catalog.entry(name).is_leaving = True
         await self.service.remove_model(name, deadline_s)
+        self.front.remove_model(name)
         self._sources.pop(name, None)
         self._texts.pop(name, None)
         self._readiness.remove(name)
@@ -191,10 +197,9 @@ class Router:
     def _dispatch_of(self, source: ModelSource) -> DispatchConfig:
         return source.dispatch if source.dispatch is not None else self._config.dispatch
 
-    @property
-    def _first_served(self) -> ServedModel:
-        name, text = next(iter(self._texts.items()))
-        return ServedModel(name, text.tokenizer, text.defaults)
+    def _served(self, name: str) -> ServedModel:
+        text = self._texts[name]
+        return ServedModel(name, text.tokenizer, text.defaults, self._sources[name].aliases)
 
     def _find_session(self) -> FailoverSession | None:
         """The session with the previous router's clients; None without a socket holder. Blocks."""
@@ -262,14 +267,14 @@ class Router:
             http, check_caller = self._config.http, front.check_caller
             return new_server(http, front, ExchangeContext, check_caller=check_caller, unix_socket=unix_socket)
         log_style = LogStyle.of_this_process()
-        first, holder_path = self._first_served, self._holder_path if failover is not None else None
+        first, holder_path = next(iter(self._sources)), self._holder_path if failover is not None else None
         setup = FrontSetup(
             self._config,
-            self._sources[first.name],
-            self.service.max_model_len_of(first.name),
+            self._sources[first],
+            self.service.max_model_len_of(first),
             log_style,
             holder_path=holder_path,
-            defaults=first.defaults,
+            defaults=self._texts[first].defaults,
         )
 
         def link_of(send: Callable[[DispatcherMessage], None]) -> FrontLink:
@@ -285,7 +290,7 @@ class Router:
             await self.service.worker_port.wait_for_change()
 
     def _send_limits_now(self, fronts: FrontPool) -> None:
-        first = self._first_served.name
+        first = next(iter(self._sources))
         fronts.send_limits(self.service.max_model_len_of(first), self.service.versions_of(first))
 
     async def take_over(self) -> None:
@@ -324,6 +329,7 @@ class Router:
         if longest is not None:
             self.service.expect_max_model_len(name, longest)
         self._readiness[name].expect(expected)
+        self.front.catalog.entry(name).wants_workers = expected.num_decode > 0
 
     async def stop(self) -> None:
         """End the requests that still run (streams get an error event) and close everything. Safe to call twice."""
@@ -350,12 +356,13 @@ class ModelText:
 
 
 def read_model(source: ModelSource, pool: ThreadPoolExecutor) -> ModelText:
-    """Blocks. Raises ValueError or OSError, with the name of the model's directory or file."""
+    """Blocks. Raises ValueError or OSError, which name the model's directory or file."""
 
     def read(folder: Path) -> ModelText:
         tokenizer = Tokenizer.from_directory(folder, pool, source.content_format)
         return ModelText(tokenizer, SamplingDefaults.read(folder, source.generation_config), model_positions(folder))
 
+    fetch_text(source.directory, source.manifests)
     return read_text(source.directory, source.manifests, read)
 
 

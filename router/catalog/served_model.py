@@ -32,8 +32,10 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """`name` is what clients ask for; `defaults` are those of requests that leave fields of sampling out."""
+    """`name` is what clients ask for, and `aliases` are further names of it; `defaults` are those of requests that
+    leave fields of sampling out."""
 
     name: str
     tokenizer: Tokenizer
     defaults: SamplingDefaults = PLAIN
+    aliases: tuple[str, ...] = ()
