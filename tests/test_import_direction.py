@@ -44,7 +44,7 @@ workers/interface workers/engine/kv_cache workers/engine/scheduling workers/engi
 workers/process workers/transfers workers/telemetry workers/group workers/roles workers workers/mock
 
 cluster/processes cluster/terminal cluster/config cluster/fleet cluster/state cluster/repository
-cluster/planner/model cluster/planner cluster/config/loading cluster/ray
+cluster/planner/model cluster/planner cluster/planner/shared cluster/config/loading cluster/ray
 cluster/admin_api/client cluster/update cluster/admin_api cluster/sizing
 cluster/supervisor/members cluster/supervisor cluster/driver cluster/commands
 cluster/tools/workload cluster/tools/report
