@@ -27,6 +27,16 @@ def version_folder(path: Path, version: str | None) -> tuple[Path, str | None]:
     return path / chosen, chosen
 
 
+def why_not_watched(path: Path, version: str | None) -> str | None:
+    """Why further versions of the model at `path` cannot be waited for, of which `version` is asked for; None if they
+    can."""
+    if version is not None:
+        return f"must be false where a version is chosen, because it follows the highest number, got {version!r}"
+    if (path / "config.json").exists() or not version_numbers(path):
+        return f"needs a numbered folder for each version, and {path} has none"
+    return None
+
+
 def version_numbers(path: Path) -> list[int]:
     """The numbered folders of a model, ascending. Names such as `01` do not count, because `1` would be ambiguous."""
     if not path.is_dir():

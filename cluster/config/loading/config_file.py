@@ -16,7 +16,7 @@ from slipstream.cluster.config.setting_errors import settings_at, validated
 from slipstream.cluster.config.settings_file import ConfigError, Key, SettingsFile
 from slipstream.cluster.planner.planner_loading import load_planner
 from slipstream.cluster.repository.model_dir import model_problems
-from slipstream.cluster.repository.version_folders import NoSuchVersion, version_folder
+from slipstream.cluster.repository.version_folders import NoSuchVersion, version_folder, why_not_watched
 from slipstream.cluster.terminal import console
 from slipstream.kv_transfer.ucx.ucx_availability import MISSING, has_ucx
 from slipstream.router.access.entry_list import KeyFileError
@@ -40,6 +40,9 @@ def load_config(path: Path, warn: Callable[[str], None] = console.warning) -> Cl
     except OSError as error:  # e.g. a name that is too long
         raise ConfigError([f"{file.place(('model', 'path'))}: {error.strerror or error}"]) from None
     found: list[tuple[Key, str]] = list(model_problems(model_dir, config))
+    unwatchable = why_not_watched(named, asked) if config.model.watch else None
+    if unwatchable is not None:
+        found.append((("model", "watch"), unwatchable))
     name = config.model.name or named.name
     if not name.isprintable():
         reason = f"the directory's name {name!r} cannot be the model's; give model.name"
