@@ -15,6 +15,7 @@ from pathlib import Path
 
 from slipstream.router.access.access import Access
 from slipstream.router.api.exchange_context import ExchangeContext
+from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.catalog.served_model import ModelSource, ServedModel
 from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.router_config import RouterConfig, TlsConfig
@@ -29,6 +30,7 @@ from slipstream.router.frontends.tally import FrontTally
 from slipstream.router.http.failover.failover_server import FailoverServer
 from slipstream.router.http.failover.failover_session import FailoverSession
 from slipstream.router.http.server import BACKLOG, LAST_WORDS_S, HttpServer
+from slipstream.router.model_files.cache.version_files import fetch_text
 from slipstream.router.model_files.sampling_defaults import SamplingDefaults
 from slipstream.router.model_files.text_copy import keep_text, read_text
 from slipstream.router.observability.tracing.begin import begin_tracing
@@ -105,7 +107,7 @@ class Router:
                 cleanup.callback(failover.close)  # if the start fails; else the server has done it by then
             access = open_access(self._config.access, cleanup)  # not before: the previous router counts until it ends
             self.front = Front(
-                ServedModel(self._model.name, tokenizer, self._defaults),
+                Catalog.of([ServedModel(self._model.name, tokenizer, self._defaults, self._model.aliases)]),
                 self.service,
                 self._unready_because,
                 lambda: self._server.num_connections,
@@ -144,6 +146,7 @@ class Router:
             tokenizer = Tokenizer.from_directory(folder, pool, self._model.content_format)
             return tokenizer, model_positions(folder), SamplingDefaults.read(folder, self._model.generation_config)
 
+        fetch_text(self._model.directory, self._model.manifests)
         return read_text(self._model.directory, self._model.manifests, read)
 
     def _find_session(self) -> FailoverSession | None:

@@ -1,7 +1,8 @@
 """Decides when a numbered folder of a model is a new version to update to. The policy is pure; `folder_stamps` reads.
 
-absent --a number above the one served--> seen --the same at the next look, and whole--> taken --> never again,
-                                           ^---- anything in it has changed ----'                  until it changes
+absent --a number above the one served--> seen --the same at the next look, and whole--> updated to --> served
+                                           ^                                                     |
+                                           '---- anything in it changes ---- failed <------------'
 """
 
 from __future__ import annotations

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from slipstream.cluster.config.model_entry import ServedModelConfig
+from slipstream.router.model_files.sources.weights_url import WeightsUrl
+
 
 class NoSuchVersion(Exception):  # noqa: N818 - reads as the sentence it carries
     """There is no folder for the version that was asked for."""
@@ -27,13 +30,15 @@ def version_folder(path: Path, version: str | None) -> tuple[Path, str | None]:
     return path / chosen, chosen
 
 
-def why_not_watched(path: Path, version: str | None) -> str | None:
-    """Why further versions of the model at `path` cannot be waited for, of which `version` is asked for; None if they
+def why_not_watched(model: ServedModelConfig, model_dir: Path, version: str | None) -> str | None:
+    """Why further versions of a model cannot be waited for, of which the one in `model_dir` is served; None if they
     can."""
-    if version is not None:
-        return f"must be false where a version is chosen, because it follows the highest number, got {version!r}"
-    if (path / "config.json").exists() or not version_numbers(path):
-        return f"needs a numbered folder for each version, and {path} has none"
+    if model.version is not None:
+        return f"must be false where a version is chosen, because it follows the highest number, got {model.version!r}"
+    if WeightsUrl.parse(model.path) is not None:
+        return f"follows a directory of this host, and path is {model.path}"
+    if version is None or model_dir.name != version:
+        return f"needs a numbered folder for each version, and {model_dir} has none"
     return None
 
 

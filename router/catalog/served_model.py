@@ -1,4 +1,4 @@
-"""The model that a router serves: where it is read from, and what the HTTP side needs of it."""
+"""A model that a router serves: where it is read from, and what the HTTP side needs of it."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from slipstream.router.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """`name` is what clients ask for. `directory` is only read for the tokenizer, the chat template and, unless
-    `generation_config` is none, the defaults of requests. With `manifests`, those of the versions that are served, no
-    other files than theirs are read."""
+    """`name` is what clients ask for, as are `aliases`. `directory` is only read for the tokenizer, the chat template
+    and, unless `generation_config` is none, the defaults of requests. With `manifests`, those of the versions that are
+    served, no other files than theirs are read."""
 
     name: str
     directory: Path
     generation_config: GenerationConfigUse = "auto"
     content_format: ContentFormat = "auto"
     manifests: tuple[Manifest, ...] = ()
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """`name` is what clients ask for; `defaults` are those of requests that leave fields of sampling out."""
+    """`name` is what clients ask for, and `aliases` are further names of it; `defaults` are those of requests that
+    leave fields of sampling out."""
 
     name: str
     tokenizer: Tokenizer
     defaults: SamplingDefaults = PLAIN
+    aliases: tuple[str, ...] = ()

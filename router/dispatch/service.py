@@ -115,6 +115,14 @@ class GenerationService:
         """The versions of the model that some decode worker takes requests for."""
         return self._dispatcher.versions.live
 
+    def versions_of(self, model: str) -> tuple[str, ...]:
+        """As `versions`."""
+        return self.versions
+
+    def max_model_len_of(self, model: str) -> int | None:
+        """As `max_model_len`."""
+        return self.max_model_len
+
     def follow(self, config: DispatchConfig) -> None:
         """Takes over changed settings of the dispatcher, as far as that is possible without a restart."""
         self.worker_port.perform(self._dispatcher.follow(config, time.monotonic()))

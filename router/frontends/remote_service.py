@@ -74,6 +74,14 @@ class RemoteDispatcher:
         self.max_model_len: int | None = None
         self.versions: tuple[str, ...] = ()
 
+    def versions_of(self, model: str) -> tuple[str, ...]:
+        """Those that some decode worker takes requests for."""
+        return self.versions
+
+    def max_model_len_of(self, model: str) -> int | None:
+        """The longest sequence (prompt and output) that a worker takes; None: not known yet."""
+        return self.max_model_len
+
     def submit(self, request: GenerateRequest) -> GenerationStream:
         """A refusal comes as the end of the stream. Raises ShuttingDownError, InvalidRequestError."""
         if self._is_lost:
