@@ -30,6 +30,7 @@ from slipstream.router.frontends.tally import FrontTally
 from slipstream.router.http.failover.failover_server import FailoverServer
 from slipstream.router.http.failover.failover_session import FailoverSession
 from slipstream.router.http.server import BACKLOG, LAST_WORDS_S, HttpServer
+from slipstream.router.model_files.cache.version_files import fetch_text
 from slipstream.router.model_files.sampling_defaults import SamplingDefaults
 from slipstream.router.model_files.text_copy import keep_text, read_text
 from slipstream.router.observability.tracing.begin import begin_tracing
@@ -145,6 +146,7 @@ class Router:
             tokenizer = Tokenizer.from_directory(folder, pool, self._model.content_format)
             return tokenizer, model_positions(folder), SamplingDefaults.read(folder, self._model.generation_config)
 
+        fetch_text(self._model.directory, self._model.manifests)
         return read_text(self._model.directory, self._model.manifests, read)
 
     def _find_session(self) -> FailoverSession | None:

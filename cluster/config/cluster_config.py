@@ -68,21 +68,23 @@ class RestartConfig:
 class AdminApiConfig:
     """Where the driver serves the admin API. `port` 0: any free port, which `slipstream status` shows; null: no admin
     API. `token_file` holds the token that callers must present; by default that is a random one, in the state file,
-    which only this user can read."""
+    which only this user can read. `tokens_file` has further ones, with names and roles (`token_file.py`)."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     host: str = "127.0.0.1"
     port: int | None = 0
     token_file: str | None = None
+    tokens_file: str | None = None
 
     def __post_init__(self) -> None:
         if not self.host:
             raise ValueError('host must not be empty; "::" or 0.0.0.0 means all interfaces')
         if self.port is not None and not 0 <= self.port < 65536:
             raise ValueError(f"port must be a port number (0: a free one) or null, got {self.port}")
-        if self.token_file == "":
-            raise ValueError("token_file must name a file or be null, got ''")
+        for key in ("token_file", "tokens_file"):
+            if getattr(self, key) == "":
+                raise ValueError(f"{key} must name a file or be null, got ''")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from slipstream.router.access.api_key import Rates, digest_of, new_secret
-from slipstream.router.access.key_file import RATES, KeyFileError, add_key, edit_file, read_keys, remove_key
+from slipstream.router.access.entry_list import KeyFileError, edit_file
+from slipstream.router.access.key_file import RATES, add_key, read_keys, remove_key
 
 KEY_FILE = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 

@@ -278,7 +278,7 @@ class RequestTable:
         state.record.end(finish)
         state.enter("finished", now, f"{error.kind}: {error.message}" if error is not None else reason)
         self.totals.count_finish(finish)
-        self._versions.finished(state, finish)
+        self._versions.finished(state, finish, now)
         self.signals.ended(state, finish, now)
         output_forecasts.learn(self.outputs, state, reason)
         self.actions.append(Finish(request_id, finish))

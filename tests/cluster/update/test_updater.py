@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
+from slipstream.cluster.access.token_file import AdminTokens
 from slipstream.cluster.admin_api.admin_app import build_app
 from slipstream.cluster.admin_api.driver_parts import DriverParts
 from slipstream.cluster.admin_api.update_routes import UpdateAnswer, update_routes
@@ -24,11 +25,13 @@ from slipstream.cluster.state.run_state import ClusterState
 from slipstream.cluster.update import updater as module
 from slipstream.cluster.update.release import Release
 from slipstream.cluster.update.updater import Updater
+from slipstream.cluster.update.updaters import Updaters
 from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.protocol.messages import Role
 from slipstream.router.status.version_status import VersionCounts, VersionStatus
 from tests.support.cluster.fake_fleet import FakeRouterView
 
+TOKEN = "a-token-of-some-length"
 DEMO = Path(__file__).parents[3] / "models" / "slipstream-demo"
 
 
@@ -422,10 +425,10 @@ def test_a_tokenizer_that_was_overwritten_takes_a_new_start(
 
 
 def test_the_admin_api_tells_what_has_become_of_the_update_of_the_driver_before(lab: Lab) -> None:
-    parts = DriverParts(lab.fleet, ClusterState("c", 1, 1.0, "c.yaml", "m"), FakeRouterView(), "a-token-of-some-length")
+    parts = DriverParts(lab.fleet, ClusterState("c", 1, 1.0, "c.yaml", "m"), FakeRouterView(), AdminTokens(TOKEN))
     lab.updater.last_event = UpdateEvent(0.0, "cut_short", "cut short by the end of the driver")
-    headers = {"Authorization": "Bearer a-token-of-some-length"}
-    with TestClient(build_app(parts, [update_routes(lab.updater)]), headers=headers) as client:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with TestClient(build_app(parts, [update_routes(Updaters({"m": lab.updater}))]), headers=headers) as client:
         reply = client.get("/v1/update").json()
     assert (reply["is_active"], reply["phase"]) == (False, "cut_short")
     assert reply["line"] == "cut short by the end of the driver"
@@ -433,9 +436,9 @@ def test_the_admin_api_tells_what_has_become_of_the_update_of_the_driver_before(
 
 def test_the_admin_api_begins_shows_splits_and_refuses(lab: Lab) -> None:
     state = ClusterState("c", 1, 1.0, "c.yaml", "m")
-    parts = DriverParts(lab.fleet, state, FakeRouterView(), "a-token-of-some-length")
-    headers = {"Authorization": "Bearer a-token-of-some-length"}
-    with TestClient(build_app(parts, [update_routes(lab.updater)]), headers=headers) as client:
+    parts = DriverParts(lab.fleet, state, FakeRouterView(), AdminTokens(TOKEN))
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with TestClient(build_app(parts, [update_routes(Updaters({"m": lab.updater}))]), headers=headers) as client:
         assert client.get("/v1/update").json()["line"] == "no update yet"
         assert client.post("/v1/update/rollback").status_code == 409
         assert client.post("/v1/update/split", json={"weights": {"1": 1}}).status_code == 409

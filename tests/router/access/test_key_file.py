@@ -12,14 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.router.access.api_key import SECRET_PREFIX, Rates, digest_of, new_secret
-from slipstream.router.access.key_file import (
-    KeyFileError,
-    add_key,
-    edit_file,
-    parse_keys,
-    read_keys,
-    remove_key,
-)
+from slipstream.router.access.entry_list import KeyFileError, edit_file
+from slipstream.router.access.key_file import add_key, parse_keys, read_keys, remove_key
 from slipstream.router.access.keys_command import keys_command
 
 HASH = "ab" * 32
