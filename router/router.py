@@ -339,10 +339,10 @@ class Router:
         await self._server.drain(LAST_WORDS_S)
         await self._cleanup.aclose()
 
-    def _unready_because(self) -> str | None:
+    def _unready_because(self, model: str = "") -> str | None:
         if self._is_leaving or self._is_draining:
             return SHUTTING_DOWN.message
-        return self._readiness.unready_because()
+        return self._readiness[model].unready_because() if model else self._readiness.unready_because()
 
 
 @dataclass(frozen=True, slots=True)
