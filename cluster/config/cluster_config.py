@@ -14,6 +14,7 @@ from slipstream.cluster.config.model_cache_config import ModelCacheConfig
 from slipstream.cluster.config.model_entry import ModelEntry, ServedModelConfig
 from slipstream.cluster.config.planner_config import PlannerConfig
 from slipstream.cluster.config.pool_config import PoolConfig
+from slipstream.cluster.config.watch_config import WatchConfig
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.protocol.messages import Role
@@ -112,6 +113,7 @@ class ClusterConfig:
     models: tuple[ModelEntry, ...] = ()
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     model_cache: ModelCacheConfig = field(default_factory=ModelCacheConfig)
+    watch: WatchConfig = field(default_factory=WatchConfig)
     startup_timeout_s: float = 300.0
     drain_timeout_s: float = 30.0
     drain_grace_s: float = 2.0  # after SIGTERM, before that: new requests are still served, readiness is 503

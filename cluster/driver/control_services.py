@@ -26,6 +26,7 @@ from slipstream.cluster.repository.downloads import Downloads
 from slipstream.cluster.repository.files_watch import watching
 from slipstream.cluster.state.run_state import ClusterState
 from slipstream.cluster.terminal.console import Console
+from slipstream.cluster.update.folder_watch import FolderWatch, watching_folder
 from slipstream.cluster.update.release import Release
 from slipstream.cluster.update.updater import Updater
 from slipstream.cluster.update.updaters import Updaters
@@ -71,6 +72,7 @@ class ControlServices:
             stack.callback(changes.note, DRIVER, "cluster", self._state.name, "ready", "stopping")
             stack.push_async_callback(updaters.close)
             await stack.enter_async_context(watching(cluster.files))
+            await stack.enter_async_context(watching_folder(self._folder_watch(updater)))
             await stack.enter_async_context(following_keys(self._task.config.router.access.keys_file, changes))
             if self._admin_server is not None:
                 await stack.enter_async_context(operating(self._admin_server, parts))
@@ -79,6 +81,12 @@ class ControlServices:
                 loop = PlannerLoop(config, planner, cluster.fleet, router.signals, decisions, say)
                 await stack.enter_async_context(planning(loop))
             yield
+
+    def _folder_watch(self, updater: Updater) -> FolderWatch | None:
+        config = self._task.config
+        if not config.model.watch:
+            return None
+        return FolderWatch(updater, config.watch, self._state.tried, self._console.event)
 
     def _note_decision(self, record: DecisionRecord) -> None:
         decision = record.decision

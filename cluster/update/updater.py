@@ -31,6 +31,7 @@ from slipstream.cluster.fleet.update_plan import (
 from slipstream.cluster.fleet.versioned_fleet import VersionedFleet, VersionRouter
 from slipstream.cluster.ray.bundles import CannotPlace
 from slipstream.cluster.repository.model_content import ModelContent, content_of, unused_name
+from slipstream.cluster.repository.model_dir import model_problems
 from slipstream.cluster.update.release import Release, check_same_text
 from slipstream.cluster.update.rolling_update import RollingUpdate
 from slipstream.cluster.update.update_status import UpdateStatus
@@ -136,6 +137,36 @@ class Updater:
             config = await asyncio.to_thread(self._load, path)
         except ConfigError as error:
             raise FleetError("invalid", "config", str(error)) from None
+        return await self._begin_with(config, path, options, by)
+
+    async def begin_version(self, folder: Path, options: UpdateOptions, by: Author) -> tuple[str, ...]:
+        """Begins an update to the numbered folder of another version, with the configuration as it is. Raises
+        FleetError; then nothing has changed."""
+        self._check_idle()
+        self._is_reading = True
+        try:
+            config = self._release.config
+            model = replace(config.model, path=str(folder), version=folder.name)
+            config = replace(config, model=model)
+            problem = await asyncio.to_thread(lambda: next(model_problems(folder, config), None))
+            if problem is not None:
+                key, sentence = problem
+                raise FleetError("invalid", ".".join(map(str, key)), f"{'.'.join(map(str, key))}: {sentence}")
+            return await self._begin_with(config, Path(self._release.path), options, by)
+        finally:
+            self._is_reading = False
+
+    @property
+    def served_folder(self) -> Path | None:
+        """The folder of the version that serves, if the model has one for each version."""
+        model = self._release.config.model
+        folder = Path(model.path)
+        is_numbered = folder.name == str(model.version) and folder.name.isascii() and folder.name.isdigit()
+        return folder if is_numbered else None
+
+    async def _begin_with(
+        self, config: ClusterConfig, path: Path, options: UpdateOptions, by: Author
+    ) -> tuple[str, ...]:
         old = self._release
         changes = changes_between(old.config, config)
         if changes.restart:

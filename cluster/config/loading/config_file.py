@@ -19,7 +19,7 @@ from slipstream.cluster.planner.planner_loading import load_planner
 from slipstream.cluster.repository.downloads import Downloads
 from slipstream.cluster.repository.model_dir import model_problems
 from slipstream.cluster.repository.model_location import ModelFiles, locate_model, with_absolute_path
-from slipstream.cluster.repository.version_folders import NoSuchVersion
+from slipstream.cluster.repository.version_folders import NoSuchVersion, why_not_watched
 from slipstream.cluster.terminal import console
 from slipstream.kv_transfer.ucx.ucx_availability import MISSING, has_ucx
 from slipstream.router.access.entry_list import KeyFileError
@@ -51,6 +51,9 @@ def load_config(
     except OSError as error:  # e.g. a name that is too long
         raise ConfigError([f"{file.place(('model', 'path'))}: {error.strerror or error}"]) from None
     found: list[tuple[Key, str]] = list(model_problems(model_dir, config))
+    unwatchable = why_not_watched(config.model, model_dir, version) if config.model.watch else None
+    if unwatchable is not None:
+        found.append((("model", "watch"), unwatchable))
     name = config.model.name or name
     if not name.isprintable():
         reason = f"the directory's name {name!r} cannot be the model's; give model.name"
