@@ -46,7 +46,7 @@ workers/process workers/transfers workers/telemetry workers/group workers/roles 
 
 cluster/processes cluster/terminal cluster/config cluster/access cluster/fleet cluster/state cluster/history
 cluster/repository
-cluster/planner/model cluster/planner cluster/config/loading cluster/ray
+cluster/planner/model cluster/planner cluster/planner/shared cluster/config/loading cluster/ray
 cluster/admin_api/client cluster/update cluster/admin_api cluster/sizing
 cluster/supervisor/members cluster/supervisor cluster/driver cluster/commands
 cluster/tools/workload cluster/tools/report

@@ -9,7 +9,9 @@ keys:
     tokens_per_minute: 100000
     max_concurrent: 16
     max_priority: 0
-    models: [llama]
+    models: [llama, coder]   # by their names; aliases do not count
+    limits:                  # of single models, beside those above, which are for all models together
+      coder: {requests_per_minute: 10, tokens_per_minute: 20000, max_concurrent: 2}
     expires: 2027-01-01      # or with a time; without an offset it is UTC
     admin: false
     shared_cache: false
@@ -20,12 +22,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
-from slipstream.router.access.api_key import ApiKey
+from slipstream.router.access.api_key import ApiKey, Rates
 from slipstream.router.access.entry_list import KeyFileError, add_entry, parse_entries, read_entries, remove_entry
 
 MAX_NAME_CHARS = 128
@@ -33,8 +35,9 @@ NAME = re.compile(r"[A-Za-z0-9._@/+-]+( [A-Za-z0-9._@/+-]+)*")  # names occur in
 SHA256 = re.compile(r"[0-9a-f]{64}")
 FIELDS = (
     *("name", "sha256", "tenant", "weight", "requests_per_minute", "tokens_per_minute", "max_concurrent"),
-    *("max_priority", "models", "admin", "expires", "shared_cache"),
+    *("max_priority", "models", "admin", "expires", "shared_cache", "limits"),
 )
+RATES = ("requests_per_minute", "tokens_per_minute", "max_concurrent")
 
 
 def read_keys(path: Path) -> list[ApiKey]:
@@ -93,15 +96,29 @@ def _key(number: int, raw: object) -> ApiKey:
         digest=bytes.fromhex(digest),
         tenant=fields.name("tenant") if "tenant" in raw else name,
         weight=fields.number("weight", 1.0, least=1e-3, most=1e6) or 1.0,
-        requests_per_minute=fields.number("requests_per_minute", None, least=1e-3),
-        tokens_per_minute=fields.number("tokens_per_minute", None, least=1),
-        max_concurrent=fields.integer("max_concurrent", None, least=1),
+        **asdict(fields.rates()),
         max_priority=fields.integer("max_priority", 0, least=-(2**31)) or 0,
         models=fields.names("models"),
         admin=fields.flag("admin"),
         expires_s=fields.moment("expires"),
         shared_cache=fields.flag("shared_cache"),
+        limits=_limits(where, raw.get("limits")),
     )
+
+
+def _limits(where: str, raw: object) -> dict[str, Rates]:
+    """The limits by model."""
+    if raw is None:
+        return {}
+    if not isinstance(raw, dict) or not all(isinstance(model, str) and model for model in raw):
+        raise KeyFileError(f"{where}: limits: must be a mapping of models to their limits, got {raw!r}")
+    limits: dict[str, Rates] = {}
+    for model, rates in raw.items():
+        place = f"{where}: limits: {model}"
+        if not isinstance(rates, dict) or not rates or not set(rates) <= set(RATES):
+            raise KeyFileError(f"{place}: must have some of {', '.join(RATES)}, got {rates!r}")
+        limits[model] = _Fields(place, rates).rates()
+    return limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +153,13 @@ class _Fields:
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
             raise self._wrong(field, f"a whole number of at least {least}")
         return value
+
+    def rates(self) -> Rates:
+        return Rates(
+            self.number("requests_per_minute", None, least=1e-3),
+            self.number("tokens_per_minute", None, least=1),
+            self.integer("max_concurrent", None, least=1),
+        )
 
     def flag(self, field: str) -> bool:
         value = self.raw.get(field, False)

@@ -28,8 +28,8 @@ MAX_NAMES_SHOWN = 20
 ModelState = Literal["serving", "loading", "cold", "leaving"]
 
 
-class UnknownModelError(LookupError):
-    """There is no model of the name that was `asked` for."""
+class UnknownNameError(LookupError):
+    """No model has the name, or the alias, that was `asked` for."""
 
     def __init__(self, asked: str) -> None:
         super().__init__(f"there is no model {asked!r}")
@@ -110,21 +110,21 @@ class Catalog:
         return {alias: entry.model.name for entry in self for alias in entry.model.aliases}
 
     def resolve(self, asked: str) -> Resolved:
-        """What a client asks for with a name or an alias, perhaps with `@version`. Raises UnknownModelError."""
+        """What a client asks for with a name or an alias, perhaps with `@version`. Raises UnknownNameError."""
         resolved = self._resolved.get(asked)
         if resolved is not None:
             return resolved
         name, _, version = asked.rpartition(SEPARATOR)
         resolved = self._resolved.get(name) if version else None
         if resolved is None:
-            raise UnknownModelError(asked)
+            raise UnknownNameError(asked)
         return resolved._replace(version=version)
 
     def entry(self, name: str) -> CatalogEntry:
-        """Raises UnknownModelError if there is no model of this name; aliases do not count."""
+        """Raises UnknownNameError if there is no model of this name; aliases do not count."""
         entry = self._entries.get(name)
         if entry is None:
-            raise UnknownModelError(name)
+            raise UnknownNameError(name)
         return entry
 
     def add(self, model: ServedModel) -> None:
@@ -145,7 +145,7 @@ class Catalog:
             new.add(name)
 
     def remove(self, name: str) -> ServedModel:
-        """Removes a model with its aliases. Raises UnknownModelError."""
+        """Removes a model with its aliases. Raises UnknownNameError."""
         model = self.entry(name).model
         del self._entries[name]
         for known in (name, *model.aliases):
@@ -153,7 +153,7 @@ class Catalog:
         return model
 
     def set_aliases(self, name: str, aliases: Iterable[str]) -> None:
-        """Gives a model these aliases and no others. One that another model has moves here. Raises UnknownModelError,
+        """Gives a model these aliases and no others. One that another model has moves here. Raises UnknownNameError,
         and NameTakenError if one of them is the name of a model; then nothing has changed."""
         entry = self.entry(name)
         new = tuple(dict.fromkeys(aliases))

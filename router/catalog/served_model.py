@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.router.config.router_config import ContentFormat
+from slipstream.router.config.router_config import ContentFormat, DispatchConfig
 from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.model_files.sampling_defaults import PLAIN, GenerationConfigUse, SamplingDefaults
 from slipstream.router.text.tokenizer import Tokenizer
@@ -15,7 +15,10 @@ from slipstream.router.text.tokenizer import Tokenizer
 class ModelSource:
     """`name` is what clients ask for, as are `aliases`. `directory` is only read for the tokenizer, the chat template
     and, unless `generation_config` is none, the defaults of requests. With `manifests`, those of the versions that are
-    served, no other files than theirs are read."""
+    served, no other files than theirs are read.
+
+    `dispatch` None: the model is dispatched by the router's settings. With `has_prefill_pool` it is ready only after a
+    request has gone through a prefill group; without it, that first request uses a prefill group if there is one."""
 
     name: str
     directory: Path
@@ -23,6 +26,8 @@ class ModelSource:
     content_format: ContentFormat = "auto"
     manifests: tuple[Manifest, ...] = ()
     aliases: tuple[str, ...] = ()
+    dispatch: DispatchConfig | None = None
+    has_prefill_pool: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ class ApiFront:
         self._metrics.models[model.name] = ModelCounts()
 
     def remove_model(self, name: str) -> None:
-        """Forgets a model, and what was counted of it. Raises UnknownModelError."""
+        """Forgets a model, and what was counted of it. Raises UnknownNameError."""
         self._catalog.remove(name)
         del self._metrics.models[name]
 

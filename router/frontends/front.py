@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Protocol
 
 import orjson
@@ -32,9 +33,11 @@ class DispatcherView(SubmitService, Protocol):
 
     @property
     def history(self) -> RequestHistory: ...
-    def snapshot(self) -> Snapshot: ...
-    def worker_profiles(self) -> tuple[RoleProfile, ...]: ...
-    def signals(self) -> Signals: ...
+    @property
+    def models(self) -> tuple[str, ...]: ...
+    def snapshot_of(self, model: str) -> Snapshot: ...
+    def worker_profiles_of(self, model: str) -> tuple[RoleProfile, ...]: ...
+    def signals_of(self, model: str) -> Signals: ...
     @property
     def worker_port(self) -> DrainableWorkers: ...
 
@@ -60,7 +63,12 @@ class Front(ApiFront):
         self._service = service
         self._unready_because = unready_because
         self._page = MetricsPage(
-            self._model, self._metrics, service.snapshot, num_connections, self._access, traces=self.trace_counts
+            self._model,
+            self._metrics,
+            partial(service.snapshot_of, self._model),
+            num_connections,
+            self._access,
+            traces=self.trace_counts,
         )
         self._admin_routes = ApiRoutes()
         self._admin_routes.add("GET", "/health/live", self.live)
@@ -105,7 +113,7 @@ class Front(ApiFront):
 
     def status_body(self) -> bytes:
         """The snapshot as JSON, for `slipstream status`."""
-        snapshot = self._service.snapshot()
+        snapshot = self._service.snapshot_of(self._model)
         unready = self._unready_because()
         status = {
             "model": self._model,
@@ -128,8 +136,10 @@ class Front(ApiFront):
 
     async def signals(self, request: Request, exchange: ApiExchange) -> None:
         """The recent load and how well it was served: what the planner decides from."""
-        exchange.respond(200, orjson.dumps(self._service.signals()))
+        exchange.respond(200, orjson.dumps(self._service.signals_of(self._model)))
 
     async def profile(self, request: Request, exchange: ApiExchange) -> None:
         """What has been measured of the workers, for `slipstream bench --profile`."""
-        exchange.respond(200, orjson.dumps({"model": self._model, "roles": self._service.worker_profiles()}))
+        exchange.respond(
+            200, orjson.dumps({"model": self._model, "roles": self._service.worker_profiles_of(self._model)})
+        )

@@ -203,7 +203,7 @@ class RemoteDispatcher:
 class RemotePermit(Permit):
     """`number` is that of its Enter, 0 if it needed none."""
 
-    number: int
+    number: int = 0
 
 
 class RemoteAccess(Access):
@@ -217,11 +217,11 @@ class RemoteAccess(Access):
         self, caller: Caller, model: str, num_tokens: int, num_sequences: int, is_resumed: bool = False
     ) -> tuple[Permit, str]:
         if caller.key is None:
-            return RemotePermit(caller, model, num_tokens, num_sequences, 0), ""
+            return RemotePermit(caller, model, num_tokens, num_sequences), ""
         entered = await self._dispatcher.enter(caller.key.digest, model, num_tokens, num_sequences, is_resumed)
         if entered.refusal is not None:
             raise entered.refusal.exception()
-        return RemotePermit(caller, model, num_tokens, num_sequences, entered.number), entered.header_lines
+        return RemotePermit(caller, model, num_tokens, num_sequences, number=entered.number), entered.header_lines
 
     def settle(self, permit: Permit, used: UsageCounts) -> None:
         assert isinstance(permit, RemotePermit)

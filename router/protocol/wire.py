@@ -77,6 +77,7 @@ TYPE_CODES: dict[type, int] = {
     messages.Extend: 44,
     messages.Migrate: 45,
     messages.Resume: 46,
+    messages.Postponed: 47,
 }
 
 

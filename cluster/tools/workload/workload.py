@@ -53,8 +53,12 @@ class Workload:
         return self.num_requests
 
     def __iter__(self) -> Iterator[Arrival]:
-        arrivals = islice(self._endless(), self.num_requests)
+        arrivals = self.of_all()
         return arrivals if self.model is None else (a for a in arrivals if a.model == self.model)
+
+    def of_all(self) -> Iterator[Arrival]:
+        """The requests of all models."""
+        return islice(self._endless(), self.num_requests)
 
     def of_model(self, name: str) -> Workload:
         """The requests of one model, at the times that they have beside the others."""

@@ -7,7 +7,7 @@ from typing import NoReturn, Protocol
 from slipstream.router.access.caller import Caller
 from slipstream.router.api.exchange_context import ExchangeContext
 from slipstream.router.api.openai.failures import as_http_error
-from slipstream.router.catalog.catalog import Catalog, Resolved, UnknownModelError, listed
+from slipstream.router.catalog.catalog import Catalog, Resolved, UnknownNameError, listed
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.protocol.generation import GenerationError
@@ -51,7 +51,7 @@ class ModelLookup:
         """The model, and version, of this name."""
         try:
             model, version = resolved = self._catalog.resolve(asked)
-        except UnknownModelError:
+        except UnknownNameError:
             self._raise_unknown(asked, caller)
         caller.check(model.name, priority)
         if version and version not in self._status.versions_of(model.name):

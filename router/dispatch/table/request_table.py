@@ -47,7 +47,7 @@ MAX_REFUSALS = 64
 class RequestTable:
     """`actions` collects the actions in order, until the dispatcher returns them to its shell."""
 
-    def __init__(self, config: DispatchConfig, history_capacity: int, versions: Versions, index: PrefixIndex) -> None:
+    def __init__(self, config: DispatchConfig, history: History, versions: Versions, index: PrefixIndex) -> None:
         self._config = config
         self._index = index
         self._versions = versions
@@ -59,7 +59,7 @@ class RequestTable:
         self.migration_deadlines = Deadlines()
         self.queue = QueuesByVersion(config.ageing_s)
         self.placed = PlacedRequests()
-        self.history = History(history_capacity)
+        self.history = history
         self.totals = Totals()
         self.placement_rate = PlacementRate()
         self.outputs = OutputLengths()

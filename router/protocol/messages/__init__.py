@@ -43,6 +43,7 @@ from slipstream.router.protocol.messages.presence import (
     PeerLost,
     Ping,
     Pong,
+    Postponed,
     Rejected,
     ResyncBlocks,
     Role,
@@ -89,6 +90,7 @@ __all__ = [
     "PeerLost",
     "Ping",
     "Pong",
+    "Postponed",
     "Prefill",
     "Rejected",
     "Reserve",
@@ -140,6 +142,7 @@ WorkerMessage = (
 RouterMessage = (
     Welcome
     | Rejected
+    | Postponed
     | Generate
     | Reserve
     | Prefill

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from slipstream.router.catalog.catalog import MAX_NAMES_SHOWN, Catalog, NameTakenError, UnknownModelError, listed
+from slipstream.router.catalog.catalog import MAX_NAMES_SHOWN, Catalog, NameTakenError, UnknownNameError, listed
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.text.tokenizer import Tokenizer
 
@@ -49,13 +49,13 @@ class CatalogMachine(RuleBasedStateMachine):
             assert self.catalog.remove(name).name == name
             del self.aliases[name]
         else:
-            with pytest.raises(UnknownModelError):
+            with pytest.raises(UnknownNameError):
                 self.catalog.remove(name)
 
     @rule(name=NAMES, aliases=ALIASES)
     def set_aliases(self, name: str, aliases: tuple[str, ...]) -> None:
         if name not in self.aliases:
-            with pytest.raises(UnknownModelError):
+            with pytest.raises(UnknownNameError):
                 self.catalog.set_aliases(name, aliases)
         elif self.aliases.keys() & set(aliases):
             with pytest.raises(NameTakenError):
@@ -76,7 +76,7 @@ class CatalogMachine(RuleBasedStateMachine):
         elif before in taken and after:
             expected = (taken[before], after)
         else:
-            with pytest.raises(UnknownModelError) as unknown:
+            with pytest.raises(UnknownNameError) as unknown:
                 self.catalog.resolve(asked)
             assert unknown.value.asked == asked
             return

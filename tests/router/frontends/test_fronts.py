@@ -112,7 +112,7 @@ def test_a_client_that_leaves_a_front_frees_the_worker() -> None:
             exchange = await stream_of(addresses.http, max_tokens=20)
             exchange.writer.transport.abort()
             await worker.cancelled.wait()
-            await until(lambda: router.service.snapshot().num_requests == 0)
+            await until(lambda: router.service.snapshot_of(MODEL).num_requests == 0)
 
     run(main, deadline_s=110)
 
@@ -250,7 +250,7 @@ def test_a_port_that_somebody_shares_among_fronts_is_in_use() -> None:
         async with routing() as (_, addresses, _):
             config = RouterConfig(http=HttpConfig(port=addresses.http.port), frontends=NUM_FRONTS)
             with pytest.raises(OSError, match="the port is in use"):
-                await Router(config, ModelSource(MODEL, MODEL_DIR), TOKEN).start()
+                await Router(config, [ModelSource(MODEL, MODEL_DIR)], TOKEN).start()
 
     run(main, deadline_s=110)
 

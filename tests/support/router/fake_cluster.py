@@ -105,10 +105,14 @@ class FakeService:
     def note_refused(self, refused: RejectedRequest) -> None:
         self.refused.append(refused)
 
-    def worker_profiles(self) -> tuple[RoleProfile, ...]:
+    @property
+    def models(self) -> tuple[str, ...]:
+        return (MODEL,)
+
+    def worker_profiles_of(self, model: str) -> tuple[RoleProfile, ...]:
         return ()
 
-    def snapshot(self) -> Snapshot:
+    def snapshot_of(self, model: str) -> Snapshot:
         return self.snapshot_value
 
     @property
