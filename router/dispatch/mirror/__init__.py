@@ -1,2 +1,2 @@
-"""Copies of requests for a version that gets no clients' requests, and the comparison of the answers. It may import
-`requests`, `status` and the dispatcher of a model."""
+"""Which requests are copied to a version that gets no clients' requests, and how the answers compare. It may import
+`requests` and `status`."""

@@ -1,4 +1,4 @@
-"""A version that gets copies of requests, over real connections: what clients and counts see of it, which is nothing."""
+"""A version that gets copies of requests, over real connections: clients and counts see nothing of it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_nobody_sees_a_copy() -> None:
         snapshot, signals = service.snapshot_of("m"), service.signals_of("m")
         assert service.versions_of("m") == ("1",)
         assert (snapshot.num_requests, snapshot.totals.num_prompt_tokens) == (1, 5)
-        assert (signals.num_running, signals.short.num_arrived) == (1, 1)
+        assert (signals.num_running, signals.short.num_arrivals) == (1, 1)
         assert service.history.get(copy.request_id) is None
         assert [record.request_id for record in service.history.latest()] == ["r"]
         old.chunk("r", 0, 5, finish="length")

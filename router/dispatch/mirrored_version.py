@@ -7,18 +7,18 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from slipstream.router.config.router_config import DispatchConfig, VersionsConfig
+from slipstream.router.config.router_config import VersionsConfig
+from slipstream.router.dispatch.mirror.copied_original import CopiedOriginal
 from slipstream.router.dispatch.mirror.mirror import Mirror, Pair
 from slipstream.router.dispatch.model_dispatch import ModelDispatch
 from slipstream.router.dispatch.table.actions import Action, Emit, Finish
 from slipstream.router.protocol.generation import AdmissionError, GenerateRequest, GenerationError, GenerationFinish
-from slipstream.router.protocol.messages import TokenLogprob
-from slipstream.router.requests.history import History, RequestRecord
+from slipstream.router.requests.history import History
 from slipstream.router.requests.receiver import Receiver
 from slipstream.router.status.status import Snapshot
-from slipstream.router.status.version_status import VersionStatus
+from slipstream.router.status.version_status import VersionCounts, VersionStatus
 
 MAX_WAITING = 64  # copies; what the version cannot keep up with is skipped
 HISTORY = 64
@@ -32,16 +32,18 @@ class MirroredVersion:
 
     def __init__(
         self,
-        model: str,
+        model: ModelDispatch,
         version: str,
         percent: float,
-        config: DispatchConfig,
         perform: Callable[[ModelDispatch, Iterable[Action]], None],
     ) -> None:
         self.version = version
         self.mirror = Mirror(percent)
-        own = replace(config, max_queued_requests=MAX_WAITING, max_queued_per_tenant=None, versions=VersionsConfig())
-        self.dispatch = ModelDispatch(model, own, History(HISTORY), perform, self._deliver)
+        config = replace(
+            model.config, max_queued_requests=MAX_WAITING, max_queued_per_tenant=None, versions=VersionsConfig()
+        )
+        self.dispatch = ModelDispatch(model.name, config, History(HISTORY), perform)
+        self.dispatch.deliver = self._deliver
         self._perform = perform
         self._pairs: dict[str, Pair] = {}  # by the id of the copy
         self._is_closed = False
@@ -57,13 +59,27 @@ class MirroredVersion:
         asyncio.get_running_loop().call_soon(self._submit, pair)
         return CopiedOriginal(receiver, pair, self._original_ended)
 
-    def status(self) -> VersionStatus | None:
-        """The counts of the version; None as long as none of its workers has come."""
-        found = next((one for one in self.snapshot().versions if one.name == self.version), None)
-        return replace(found, is_live=False, weight=0.0, mirror=replace(self.mirror.counts)) if found else None
+    def shown_in(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot of the model, with the workers and the counts of this version."""
+        own = self.dispatch.dispatcher.snapshot(time.monotonic())
+        asked = next((one for one in snapshot.versions if one.name == self.version), None)
+        counted = next((one for one in own.versions if one.name == self.version), None)
+        status = VersionStatus(
+            self.version,
+            asked.weight if asked is not None else None,
+            False,
+            counted.num_prefill if counted is not None else 0,
+            counted.num_decode if counted is not None else 0,
+            counted.num_waiting if counted is not None else 0,
+            counted.counts if counted is not None else VersionCounts(),
+            replace(self.mirror.counts),
+        )
+        others = tuple(one for one in snapshot.versions if one.name != self.version)
+        return replace(snapshot, workers=snapshot.workers + own.workers, versions=(*others, status))
 
-    def snapshot(self) -> Snapshot:
-        return self.dispatch.dispatcher.snapshot(time.monotonic())
+    @property
+    def percent(self) -> float:
+        return self.mirror.counts.percent
 
     def close(self) -> None:
         """Ends all copies."""
@@ -102,24 +118,3 @@ class MirroredVersion:
                 asyncio.get_running_loop().call_soon(self._cancel_if_done, pair)
         else:
             self.mirror.copy_ended(self._pairs.pop(action.request_id), action.finish)
-
-
-@dataclass(slots=True)
-class CopiedOriginal:
-    """Receives the output of a request that is copied: notes its tokens, and passes everything on."""
-
-    receiver: Receiver
-    pair: Pair
-    ended: Callable[[Pair, GenerationFinish], None]
-
-    @property
-    def record(self) -> RequestRecord:
-        return self.receiver.record
-
-    def deliver(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None:
-        self.receiver.deliver(token_ids, logprobs)
-        self.pair.answer.extend(token_ids)
-
-    def end(self, finish: GenerationFinish) -> None:
-        self.receiver.end(finish)
-        self.ended(self.pair, finish)
