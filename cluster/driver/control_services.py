@@ -22,6 +22,7 @@ from slipstream.cluster.history.key_changes import following_keys
 from slipstream.cluster.planner.decision_log import DecisionLog, DecisionRecord
 from slipstream.cluster.planner.planner_loading import load_planner
 from slipstream.cluster.planner.planner_loop import PlannerLoop, planning
+from slipstream.cluster.repository.downloads import Downloads
 from slipstream.cluster.repository.files_watch import watching
 from slipstream.cluster.state.run_state import ClusterState
 from slipstream.cluster.terminal.console import Console
@@ -119,7 +120,7 @@ class ControlServices:
 
         first = Release(state.version, self._task.config, state.config, cluster.content)
         earlier = UpdateEvent(0.0, state.update_phase, state.update) if state.update_phase is not None else None
-        load = partial(self._task.overrides.load, warn=warn)
+        load = partial(self._task.overrides.load, warn=warn, files=Downloads(self._console))
         router = cluster.supervisor.router.member
         updater = Updater(first, cluster.fleet, router, load, show, earlier, state.names)
         return updater
