@@ -37,7 +37,8 @@ from slipstream.router.router import Router
 class RouterProgram:
     """`model` is the name that clients ask for, `model_dir` holds its tokenizer, and `token` is the secret that workers
     must present. `keeper` is the Unix socket of a `SocketHolder`, which holds what is to outlive this router. One that
-    `is_ending` only continues the existing connections."""
+    `is_ending` only continues the existing connections. `kv_budget_bytes` is the memory that the workers of a host
+    divide for their KV pages."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -52,6 +53,7 @@ class RouterProgram:
     generation_config: GenerationConfigUse = "auto"
     chat_template_content_format: ContentFormat = "auto"
     router: RouterConfig = field(default_factory=RouterConfig)
+    kv_budget_bytes: int | None = None
 
 
 @click.command()
@@ -104,6 +106,7 @@ async def serve(program: RouterProgram) -> None:
         has_prefill_pool=program.has_prefill_pool,
         holder_path=program.keeper,
         is_ending=program.is_ending,
+        kv_budget_bytes=program.kv_budget_bytes,
     )
     addresses = await router.start()
     if program.keeper is not None:

@@ -19,6 +19,7 @@ from slipstream.router.catalog.served_model import ModelSource, ServedModel
 from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.router_config import RouterConfig, TlsConfig
 from slipstream.router.dispatch.canary import Canary
+from slipstream.router.dispatch.page_limits import PageLimits
 from slipstream.router.dispatch.service import GenerationService
 from slipstream.router.frontends.front import Front
 from slipstream.router.frontends.front_link import FrontLink
@@ -52,7 +53,8 @@ class Router:
     `has_prefill_pool` the router is ready only after a request has gone through a prefill group; without it, that first
     request uses a prefill group if there is one. With a socket holder at `holder_path`, the router leaves its clients'
     connections to the next router, and `take_over` continues those of the previous one. A router that `is_ending`
-    continues them and takes no new clients: the previous one was killed while it drained.
+    continues them and takes no new clients: the previous one was killed while it drained. `kv_budget_bytes` is the
+    memory of each host that its workers divide for their KV pages.
     """
 
     def __init__(
@@ -64,11 +66,13 @@ class Router:
         has_prefill_pool: bool = False,
         holder_path: Path | None = None,
         is_ending: bool = False,
+        kv_budget_bytes: int | None = None,
     ) -> None:
         self._config = config
         self._model = model
         self._worker_token = worker_token
         self._holder_path = holder_path
+        self._kv_budget_bytes = kv_budget_bytes
         self._defaults = SamplingDefaults()
         self._expected = ExpectedWorkers(num_prefill=int(has_prefill_pool))
         self._asleep_since: int | None = None  # `num_decode_joins` when it fell asleep
@@ -191,6 +195,9 @@ class Router:
         if isinstance(self._server, FrontPool):
             limits = asyncio.create_task(self._send_limits(self._server))
             cleanup.push_async_callback(cancel_and_wait, limits)
+        limits_of_pages = asyncio.create_task(PageLimits(self._kv_budget_bytes, [self.service]).run())
+        limits_of_pages.add_done_callback(log_failure)
+        cleanup.push_async_callback(cancel_and_wait, limits_of_pages)
         canary = asyncio.create_task(self._canary.run())
         canary.add_done_callback(log_failure)
         cleanup.push_async_callback(cancel_and_wait, canary)

@@ -12,10 +12,12 @@ from typing import Protocol, TypeVar
 
 import msgpack
 
+from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.config.router_config import DispatchConfig, RouterConfig
 from slipstream.router.dispatch.dispatcher import Dispatcher
-from slipstream.router.dispatch.table.actions import Emit, Finish
+from slipstream.router.dispatch.table.actions import Emit, Finish, Send
 from slipstream.router.dispatch.worker_port import WorkerPort
+from slipstream.router.page_budget.page_ledger import BudgetedWorker
 from slipstream.router.protocol.codec import WireError, decoder
 from slipstream.router.protocol.generation import (
     SHUTTING_DOWN,
@@ -26,7 +28,7 @@ from slipstream.router.protocol.generation import (
     NoWorkersError,
     ShuttingDownError,
 )
-from slipstream.router.protocol.messages import EngineRequest, TokenLogprob
+from slipstream.router.protocol.messages import EngineRequest, PageLimit, TokenLogprob
 from slipstream.router.registry.worker_profile import RoleProfile, worker_profiles
 from slipstream.router.requests.history import RequestRecord
 from slipstream.router.requests.rejections import RejectedRequest
@@ -161,6 +163,18 @@ class GenerationService:
     def signals(self) -> Signals:
         """The recent load and how well it was served: what a planner decides from."""
         return self._dispatcher.signals(time.monotonic(), self._router_id)
+
+    def budgeted_workers(self) -> list[BudgetedWorker]:
+        """The workers that obey a limit on their pages, with what they need."""
+        return self._dispatcher.budgeted_workers()
+
+    def limit_pages(self, peer: PeerId, limit: PageLimit) -> None:
+        """Sends a worker its limit."""
+        self.worker_port.perform([Send(peer, limit)])
+
+    async def wait_for_join(self) -> None:
+        """Returns when the next worker has joined."""
+        await self.worker_port.wait_for_join()
 
     def worker_profiles(self) -> tuple[RoleProfile, ...]:
         """The service times and the sizes of each role's workers, from which a profile is made."""
