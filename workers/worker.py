@@ -12,7 +12,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import uvloop
@@ -20,7 +22,9 @@ import uvloop
 from slipstream.kv_transfer.api.ticket import PeerId, TransferAddress
 from slipstream.kv_transfer.api.transport import TransportError
 from slipstream.kv_transfer.transports.staging import StagingError
+from slipstream.router.model_files.cache.version_files import version_files
 from slipstream.router.model_files.file_digest import FilesChanged
+from slipstream.router.model_files.sources.weights_source import SourceError
 from slipstream.router.protocol.messages import (
     OLDEST_PROTOCOL_VERSION,
     PROTOCOL_VERSION,
@@ -62,7 +66,7 @@ from slipstream.workers.transfers.group_transfers import GroupTransfers, RankOut
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
 # Errors that say, in one sentence, what is wrong with the settings, the model or the machine.
-SETUP_ERRORS = (ModelError, FilesChanged, EngineConfigError, StagingError, TransportError)
+SETUP_ERRORS = (ModelError, SourceError, FilesChanged, EngineConfigError, StagingError, TransportError)
 INBOX_LIMIT = 65_536
 BROKEN_TIMEOUT_S = 0.5
 END_TIMEOUT_S = 5.0  # for an engine thread that may be stuck in a collective with a dead rank
@@ -211,7 +215,9 @@ class Worker:
             tp = TensorParallel()
             if self._meeting is not None:
                 tp = join_process_group(self._meeting.store, 0, config.tp, config.engine)
-            self._reporter.show("loading", str(config.model_dir))
+            fetching = version_files(Path(config.model_dir), config.manifest, partial(self._reporter.show, "fetching"))
+            config = replace(config, model_dir=str(stack.enter_context(fetching)))
+            self._reporter.show("loading", config.model_dir)
             parts = stack.enter_context(rank_parts(config, tp, lambda outcome: self._transfer_ended(0, outcome)))
             addresses = self._await_ranks(ranks, parts)
             transfers = GroupTransfers([parts.agent, *ranks])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from slipstream.cluster.access.token_file import AdminTokens
 from slipstream.cluster.fleet.fleet_port import FleetPort
+from slipstream.cluster.history.change_log import ChangeLog
 from slipstream.cluster.planner.decision_log import DecisionLog
 from slipstream.cluster.repository.files_watch import FilesWatch
 from slipstream.cluster.state.run_state import ClusterState
-from slipstream.cluster.update.updater import Updater
+from slipstream.cluster.update.updaters import Updaters
 
 
 class RouterView(Protocol):
@@ -24,12 +26,14 @@ class RouterView(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DriverParts:
-    """`token` is what callers must present. `decisions` are those of the planner, None if it is not enabled."""
+    """`tokens` are what callers must present. `decisions` are those of the planner, None if it is not enabled.
+    `changes` is the history; in tests it is kept in memory."""
 
     fleet: FleetPort
     state: ClusterState
     router: RouterView
-    token: str
+    tokens: AdminTokens
     decisions: DecisionLog | None = None
-    updater: Updater | None = None
+    updaters: Updaters | None = None
     files: FilesWatch | None = None
+    changes: ChangeLog = field(default_factory=lambda: ChangeLog(None))

@@ -9,10 +9,12 @@ from fastapi import APIRouter, Path
 from pydantic import BaseModel, Field
 from starlette.convertors import PathConvertor, register_url_convertor
 
+from slipstream.cluster.admin_api.caller import Caller
 from slipstream.cluster.admin_api.driver_parts import DriverParts
 from slipstream.cluster.admin_api.strict_body import StrictBody
 from slipstream.cluster.config.pool_config import MAX_REPLICAS
 from slipstream.cluster.fleet.fleet_port import FleetMember, FleetState, MemberState
+from slipstream.cluster.history.recorded_fleet import RecordedFleet
 from slipstream.router.protocol.messages import Role
 
 WorkerName = Annotated[str, Path(description="A name from `GET /v1/fleet`, as decode-0.")]
@@ -102,23 +104,24 @@ def fleet_routes(parts: DriverParts) -> APIRouter:
         return parts.state.public() | {"router": await parts.router.cluster_status(), "signals": signals}
 
     @routes.post("/fleet/scale", status_code=202, summary="Add or remove groups of a role")
-    async def scale(question: ScaleQuestion) -> FleetAnswer:
+    async def scale(question: ScaleQuestion, caller: Caller) -> FleetAnswer:
         before = {member.name for member in fleet.state().members}
-        await fleet.scale(question.role, question.replicas)
+        await RecordedFleet(fleet, parts.changes, caller).scale(question.role, question.replicas)
         state = fleet.state()
         added = [member.name for member in state.members if member.name not in before]
         return FleetAnswer.of(state, added, _emptied(state, question.role))
 
     @routes.post("/workers/{name:any}/drain", status_code=202, summary="Empty a group and end it for good")
-    async def drain(name: WorkerName, question: DrainQuestion | None = None) -> FleetAnswer:
+    async def drain(name: WorkerName, caller: Caller, question: DrainQuestion | None = None) -> FleetAnswer:
         member = fleet.state().member(name)
-        await fleet.remove(name, migrate=question.migrate if question is not None else True)
+        migrates = question.migrate if question is not None else True
+        await RecordedFleet(fleet, parts.changes, caller).remove(name, migrate=migrates)
         state = fleet.state()
         return FleetAnswer.of(state, warning=_emptied(state, member.role) if member is not None else None)
 
     @routes.post("/workers/{name:any}/role", status_code=202, summary="Let a group serve the other role")
-    async def switch(name: WorkerName, question: RoleQuestion) -> FleetAnswer:
-        await fleet.switch_role(name, question.role)
+    async def switch(name: WorkerName, question: RoleQuestion, caller: Caller) -> FleetAnswer:
+        await RecordedFleet(fleet, parts.changes, caller).switch_role(name, question.role)
         state = fleet.state()
         return FleetAnswer.of(state, warning=_emptied(state, "prefill" if question.role == "decode" else "decode"))
 

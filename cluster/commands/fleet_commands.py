@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from slipstream.cluster.admin_api.client.admin_port import AdminPort, CallOptions
-from slipstream.cluster.admin_api.client.cluster_choice import DETACH, ClusterChoice, of_a_cluster
+from slipstream.cluster.admin_api.client.cluster_choice import DETACH, ClusterChoice, changes_a_cluster
 from slipstream.cluster.terminal import console
 from slipstream.cluster.terminal.command_error import CommandError, exit_on_command_error
 from slipstream.router.protocol.messages import ROLES
@@ -26,7 +26,7 @@ FLEET_JSON = click.option("--json", "as_json", is_flag=True, help="Print the fle
 
 @click.command("scale")
 @click.argument("wanted", metavar="ROLE=N...", nargs=-1, required=True)
-@of_a_cluster
+@changes_a_cluster
 @DETACH
 @FLEET_JSON
 def scale_command(cluster: ClusterChoice, wanted: tuple[str, ...], detach: bool, as_json: bool) -> None:
@@ -47,7 +47,7 @@ def scale_command(cluster: ClusterChoice, wanted: tuple[str, ...], detach: bool,
 @click.command("drain")
 @click.argument("worker")
 @click.option("--no-migrate", is_flag=True, help="Let running requests end there instead of moving them.")
-@of_a_cluster
+@changes_a_cluster
 @DETACH
 @FLEET_JSON
 def drain_command(cluster: ClusterChoice, worker: str, no_migrate: bool, detach: bool, as_json: bool) -> None:
@@ -61,7 +61,7 @@ def drain_command(cluster: ClusterChoice, worker: str, no_migrate: bool, detach:
 @click.command("role")
 @click.argument("worker")
 @click.argument("role", type=click.Choice(ROLES))
-@of_a_cluster
+@changes_a_cluster
 @DETACH
 @FLEET_JSON
 def role_command(cluster: ClusterChoice, worker: str, role: str, detach: bool, as_json: bool) -> None:

@@ -14,6 +14,7 @@ from slipstream.cluster.config.model_cache_config import ModelCacheConfig
 from slipstream.cluster.config.model_entry import ModelEntry, ServedModelConfig
 from slipstream.cluster.config.planner_config import PlannerConfig
 from slipstream.cluster.config.pool_config import PoolConfig
+from slipstream.cluster.config.watch_config import WatchConfig
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.protocol.messages import Role
@@ -68,21 +69,23 @@ class RestartConfig:
 class AdminApiConfig:
     """Where the driver serves the admin API. `port` 0: any free port, which `slipstream status` shows; null: no admin
     API. `token_file` holds the token that callers must present; by default that is a random one, in the state file,
-    which only this user can read."""
+    which only this user can read. `tokens_file` has further ones, with names and roles (`token_file.py`)."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     host: str = "127.0.0.1"
     port: int | None = 0
     token_file: str | None = None
+    tokens_file: str | None = None
 
     def __post_init__(self) -> None:
         if not self.host:
             raise ValueError('host must not be empty; "::" or 0.0.0.0 means all interfaces')
         if self.port is not None and not 0 <= self.port < 65536:
             raise ValueError(f"port must be a port number (0: a free one) or null, got {self.port}")
-        if self.token_file == "":
-            raise ValueError("token_file must name a file or be null, got ''")
+        for key in ("token_file", "tokens_file"):
+            if getattr(self, key) == "":
+                raise ValueError(f"{key} must name a file or be null, got ''")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,7 @@ class ClusterConfig:
     models: tuple[ModelEntry, ...] = ()
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     model_cache: ModelCacheConfig = field(default_factory=ModelCacheConfig)
+    watch: WatchConfig = field(default_factory=WatchConfig)
     startup_timeout_s: float = 300.0
     drain_timeout_s: float = 30.0
     drain_grace_s: float = 2.0  # after SIGTERM, before that: new requests are still served, readiness is 503

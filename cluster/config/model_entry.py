@@ -23,7 +23,8 @@ class ServedModelConfig:
     `generation_config: none` leaves aside what generation_config.json recommends for sampling; its end tokens count in
     any case. `chat_template_content_format` says whether the chat template takes the content of messages as `string` or
     as a list of parts (`openai`); by default (`auto`) it is tried out. `aliases` are further names that clients may ask
-    for."""
+    for. With `watch`, the folder of `path` is watched for further numbered folders, and an update to a new highest
+    number begins by itself, as the section `watch` says."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -33,6 +34,7 @@ class ServedModelConfig:
     generation_config: GenerationConfigUse = "auto"
     chat_template_content_format: ContentFormat = "auto"
     aliases: tuple[str, ...] = ()
+    watch: bool = False
 
     def __post_init__(self) -> None:
         if not self.path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,11 @@ class PlannerConfig:
     target is kept, and the rest of the way without settling) switch or go at once, and at most as many as there are
     come. `class_name`
     ("module.Class", made with this configuration) is a planner of one's own.
+
+    `objective`: of the pools that keep the levels those with the fewest workers are taken, or those that cost least by
+    `price_per_hour` of their pools. Where there are several models, they divide `budget`, `min_workers` of a model says
+    whether it scales to zero, and `swap_s` is what a worker is taken to need from one model to another until that has
+    been seen.
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
@@ -47,12 +52,14 @@ class PlannerConfig:
     switch_s: float = 5.0
     max_step: float = 0.25
     log_decisions: int = 1000
+    objective: Literal["workers", "cost"] = "workers"
+    swap_s: float = 5.0
 
     def __post_init__(self) -> None:
         for key in ("interval_s", "horizon_s", "idle_s"):
             if not 0 < getattr(self, key) < math.inf:
                 raise ValueError(f"{key} must be over 0 and finite, got {getattr(self, key)}")
-        for key in ("settle_s", "start_s", "switch_s", "margin"):
+        for key in ("settle_s", "start_s", "switch_s", "swap_s", "margin"):
             if not 0 <= getattr(self, key) < math.inf:
                 raise ValueError(f"{key} must be finite and not negative, got {getattr(self, key)}")
         for key in ("target_attainment", "max_step"):

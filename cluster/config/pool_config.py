@@ -21,7 +21,8 @@ class PoolConfig:
     of the GPUs that exist, at most one per rank. `resources` are further resources that a rank reserves, by the names
     given to `ray start --resources`. `labels` are what a host must have of `ray start --labels`, each value in the
     syntax of Ray's selectors (`a`, `!a`, `in(a, b)`). `engine` holds the settings that differ from the shared ones.
-    `max_queued_tokens` is how many uncomputed prompt tokens a prefill group accepts.
+    `max_queued_tokens` is how many uncomputed prompt tokens a prefill group accepts. `price_per_hour` is what a group
+    costs, in any currency; null: that is not known.
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
@@ -34,6 +35,7 @@ class PoolConfig:
     labels: dict[str, str] = field(default_factory=dict)
     max_queued_tokens: int = 8192
     engine: EngineConfig = field(default_factory=EngineConfig)
+    price_per_hour: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.replicas <= MAX_REPLICAS:
@@ -43,6 +45,9 @@ class PoolConfig:
                 raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
         if not (self.num_cpus >= 0 and math.isfinite(self.num_cpus)):
             raise ValueError(f"num_cpus must be finite and not negative, got {self.num_cpus}")
+        price = self.price_per_hour
+        if price is not None and not 0 <= price < math.inf:
+            raise ValueError(f"price_per_hour must be finite and not negative, got {price}")
         for kind, amount in self.resources.items():
             if kind in ("CPU", "GPU", "memory", "object_store_memory"):
                 raise ValueError(f"resources must not name {kind}; CPUs and GPUs are num_cpus and num_gpus")

@@ -14,6 +14,7 @@ from slipstream.cluster.config.served_config import as_plain
 from slipstream.cluster.driver.control_services import ControlServices
 from slipstream.cluster.driver.driver_task import DriverTask
 from slipstream.cluster.driver.served_version import ServedVersion
+from slipstream.cluster.driver.start_bound import start_bound
 from slipstream.cluster.driver.start_report import first_request, timings
 from slipstream.cluster.driver.status_reporter import StatusReporter
 from slipstream.cluster.driver.stop_order import StopOrder, unless
@@ -144,7 +145,7 @@ class Driver:
         supervisor, fleet, reporter = cluster.supervisor, cluster.fleet, cluster.reporter
         groups = [group for role, count in self._replicas().items() for group in fleet.make(role, count, fleet.newest)]
         try:
-            async with asyncio.timeout(self._config.startup_timeout_s):
+            async with start_bound(self._config.startup_timeout_s, lambda: supervisor.members):
                 await supervisor.start(groups)
                 assert reporter.http is not None
                 self._console.pending("generating a first token")

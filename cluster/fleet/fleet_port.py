@@ -23,6 +23,7 @@ MemberState = Literal[
     "pending",
     "starting",
     "gathering",
+    "fetching",
     "loading",
     "warming_up",
     "connecting",
@@ -34,7 +35,7 @@ MemberState = Literal[
     "failed",
 ]
 # States that will soon be followed by another one. (A group that waits for room, or is dead, may stay so for long.)
-CHANGING = frozenset({"new", "starting", "gathering", "loading", "warming_up", "connecting", "draining"})
+CHANGING = frozenset({"new", "starting", "gathering", "fetching", "loading", "warming_up", "connecting", "draining"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ class FleetMember:
 
     `since_s` is when `state` began, on the clock of the implementation (`time.monotonic()`, or that of the simulator).
     `host` is where its processes are ("" before it has any). `is_leaving`: it is being drained to end for good.
-    `startup_s` are the stages of its last start or switch, with their seconds.
+    `startup_s` are the stages of its last start or switch, with their seconds. `model`: the name of the model that it
+    serves or will serve; "" where the cluster serves one.
     """
 
     name: str
@@ -55,6 +57,7 @@ class FleetMember:
     detail: str = ""
     is_leaving: bool = False
     startup_s: tuple[tuple[str, float], ...] = ()
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)

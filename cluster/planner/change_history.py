@@ -19,15 +19,17 @@ REMEMBERED = 4.0  # horizons, for changes that were taken back
 
 
 class ChangeHistory:
-    """`start_s` and `switch_s`: what a new worker and a new role take, as seen so far. `settles_s`: from then on what
+    """`start_s`, `switch_s` and `swap_s`: what a new worker, a new role and a worker of another model take, as seen so
+    far. `settles_s`: from then on what
     is seen of the cluster is of it as it is now."""
 
     def __init__(self, config: PlannerConfig) -> None:
         self._config = config
-        self.start_s, self.switch_s = config.start_s, config.switch_s
+        self.start_s, self.switch_s, self.swap_s = config.start_s, config.switch_s, config.swap_s
         self.settles_s = float("-inf")
         self.changed_s = float("-inf")
         self._begun: tuple[float, PoolChange, Pools] | None = None  # the change under way: since when, what, from what
+        self._is_swap = False  # the workers that it adds come from another model
         self._changing_since_s: float | None = None
         self._ready_before = 0
         self._reversals: deque[float] = deque(maxlen=MAX_DOUBLINGS)  # when a change was taken back
@@ -66,7 +68,10 @@ class ChangeHistory:
                 self._failed_start(now)
                 return
             self._failed_starts = 0
-            self.start_s += LEARN * (took_s - self.start_s)
+            if self._is_swap:
+                self.swap_s += LEARN * (took_s - self.swap_s)
+            else:
+                self.start_s += LEARN * (took_s - self.start_s)
         elif move.num_switched:
             self.switch_s += LEARN * (took_s - self.switch_s)
 
@@ -85,8 +90,9 @@ class ChangeHistory:
                 self._failed_start(now)
         return True
 
-    def change(self, before: Pools, after: Pools, fleet: FleetState, now: float) -> None:
-        """A change was decided."""
+    def change(self, before: Pools, after: Pools, fleet: FleetState, now: float, *, is_swap: bool = False) -> None:
+        """A change was decided. `is_swap`: workers that it adds come from another model."""
+        self._is_swap = is_swap
         if self._takes_back(before, after, now):
             self._reversals.append(now)
         self._made.append((now, before, after))
@@ -122,9 +128,9 @@ class ChangeHistory:
             f"{max(self._wait_until_s(now) - now, 0.0):.0f} s more"
         )
 
-    def busy_share(self, move: PoolChange) -> float:
-        """Workers that a change keeps from working, over the horizon."""
-        return (move.num_switched * self.switch_s + move.num_added * self.start_s) / self._config.horizon_s
+    def busy_share(self, move: PoolChange, grow_s: float) -> float:
+        """Workers that a change keeps from working, over the horizon. A new worker takes `grow_s`."""
+        return (move.num_switched * self.switch_s + move.num_added * grow_s) / self._config.horizon_s
 
     def _wait_until_s(self, now: float) -> float:
         num = self._num_reversals(now)

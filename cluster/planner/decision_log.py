@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
-from slipstream.cluster.planner.planner_decision import AddWorkers, PlannerAction, PlannerDecision, RemoveWorker
+from slipstream.cluster.planner.planner_decision import (
+    AddWorkers,
+    Alternative,
+    MoveWorker,
+    PlannerAction,
+    PlannerDecision,
+    RemoveWorker,
+    SwitchRole,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionRecord:
-    """`number` counts from 1. `unix_s`: when. `failed`: what the cluster would not do of it, and why."""
+    """`number` counts from 1. `unix_s`: when. `failed`: what the cluster would not do of it, and why. `model`: for
+    which of several models."""
 
     number: int
     unix_s: float
     decision: PlannerDecision
     failed: tuple[str, ...] = ()
+    model: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON tells it."""
         decision = self.decision
-        return {
+        told: dict[str, Any] = {
             "number": self.number,
             "unix_s": self.unix_s,
             "reason": decision.reason,
@@ -32,14 +43,20 @@ class DecisionRecord:
             "actions": [_told_action(action) for action in decision.actions],
             "failed": list(self.failed),
             "seen": dict(decision.seen),
-            "alternatives": [_finite(asdict(one)) for one in decision.alternatives],
+            "alternatives": [_alternative_json(one) for one in decision.alternatives],
         }
+        if self.model:
+            told["model"] = self.model
+            told["transfers"] = [asdict(one) for one in decision.transfers]
+        return told
 
 
 class DecisionLog:
-    """The latest `capacity` decisions, and as many that changed something, so that holds do not push those out."""
+    """The latest `capacity` decisions, and as many that changed something, so that holds do not push those out.
+    `on_change` is called with each of the latter."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, on_change: Callable[[DecisionRecord], None] | None = None) -> None:
+        self._on_change = on_change
         self._all: deque[DecisionRecord] = deque(maxlen=capacity)
         self._changes: deque[DecisionRecord] = deque(maxlen=capacity)
         self.num_by_reason: Counter[str] = Counter()
@@ -47,8 +64,10 @@ class DecisionLog:
         self.num_failed = 0  # actions
         self.num_errors = 0  # looks that came to nothing: no router, or a planner that broke
 
-    def add(self, decision: PlannerDecision, unix_s: float, failed: tuple[str, ...] = ()) -> DecisionRecord:
-        record = DecisionRecord(self.num_by_reason.total() + 1, unix_s, decision, failed)
+    def add(
+        self, decision: PlannerDecision, unix_s: float, failed: tuple[str, ...] = (), model: str = ""
+    ) -> DecisionRecord:
+        record = DecisionRecord(self.num_by_reason.total() + 1, unix_s, decision, failed, model)
         self._all.append(record)
         if decision.actions:
             self._changes.append(record)
@@ -56,6 +75,8 @@ class DecisionLog:
         for action in decision.actions:
             self.num_actions[_kind(action)] += action.count if isinstance(action, AddWorkers) else 1
         self.num_failed += len(failed)
+        if decision.actions and self._on_change is not None:
+            self._on_change(record)
         return record
 
     def latest(self, limit: int, *, changes_only: bool = False) -> list[DecisionRecord]:
@@ -68,13 +89,39 @@ class DecisionLog:
 
 
 def _kind(action: PlannerAction) -> str:
-    if isinstance(action, AddWorkers):
-        return "add"
-    return "remove" if isinstance(action, RemoveWorker) else "switch"
+    match action:
+        case AddWorkers():
+            return "add"
+        case RemoveWorker():
+            return "remove"
+        case SwitchRole():
+            return "switch"
+        case MoveWorker():
+            return "move"
 
 
 def _told_action(action: PlannerAction) -> dict[str, Any]:
     return {"action": _kind(action), **asdict(action)}
+
+
+def decision_json(decision: PlannerDecision) -> dict[str, Any]:
+    """All of a decision, without prices and transfers where there are none."""
+    told = asdict(decision)
+    told["alternatives"] = tuple(_priced(one) for one in told["alternatives"])
+    if not decision.transfers:
+        del told["transfers"]
+    return told
+
+
+def _alternative_json(one: Alternative) -> dict[str, Any]:
+    return _finite(_priced(asdict(one)))
+
+
+def _priced(told: dict[str, Any]) -> dict[str, Any]:
+    """Without a price that is not known."""
+    if told["price_per_hour"] is None:
+        del told["price_per_hour"]
+    return told
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:

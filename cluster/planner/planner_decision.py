@@ -24,6 +24,7 @@ Reason = Literal[
     "idle",  # to zero
     "wakes",  # from zero
     "limits",  # the numbers are outside what the configuration allows
+    "gives",  # another model needs a worker more
 ]
 
 
@@ -44,14 +45,24 @@ class SwitchRole:
     role: Role
 
 
-PlannerAction = AddWorkers | RemoveWorker | SwitchRole
+@dataclass(frozen=True, slots=True)
+class MoveWorker:
+    """A worker of another model becomes one of `model`."""
+
+    name: str
+    model: str
+    role: Role
+
+
+PlannerAction = AddWorkers | RemoveWorker | SwitchRole | MoveWorker
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
     """A number of workers of each role, and what it was predicted to do. `attainment` is the share of requests that
     would keep both levels, `goodput_per_s` that many a second. `cost` is in workers: those that run, and those that the
-    change keeps busy, over the horizon. `rejected`: why it was not taken, "" for the one that was."""
+    change keeps busy, over the horizon. `rejected`: why it was not taken, "" for the one that was. `price_per_hour` is
+    that of the workers, where it is known."""
 
     num_prefill: int
     num_decode: int
@@ -63,11 +74,27 @@ class Alternative:
     decode_load: float
     cost: float
     rejected: str = ""
+    price_per_hour: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTransfer:
+    """Workers that one model might give to another one. `gain` and `loss` are shares of the requests of the taker and
+    of the giver, each times the weight of the model. `rejected`: why that was not done, "" where it was."""
+
+    giver: str
+    taker: str
+    num_workers: int
+    gain: float
+    loss: float
+    why: str
+    rejected: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannerDecision:
-    """`why` is one line for a human. `seen` are figures of the load that it was made for, by name."""
+    """`why` is one line for a human. `seen` are figures of the load that it was made for, by name. `transfers`: from
+    which models the workers might come, where there are several."""
 
     at_s: float
     reason: Reason
@@ -77,6 +104,7 @@ class PlannerDecision:
     actions: tuple[PlannerAction, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
     seen: tuple[tuple[str, float], ...] = ()
+    transfers: tuple[WorkerTransfer, ...] = ()
 
     @property
     def is_hold(self) -> bool:

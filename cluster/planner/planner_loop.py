@@ -11,14 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from slipstream.cluster.config.planner_config import PlannerConfig
 from slipstream.cluster.fleet.fleet_port import FleetError, FleetPort
 from slipstream.cluster.planner.decision_log import DecisionLog
-from slipstream.cluster.planner.planner_decision import (
-    AddWorkers,
-    Planner,
-    PlannerAction,
-    PlannerDecision,
-    RemoveWorker,
-    SwitchRole,
-)
+from slipstream.cluster.planner.planner_actions import carry_out
+from slipstream.cluster.planner.planner_decision import Planner, PlannerDecision
 from slipstream.router.status.load_signals import Signals
 
 log = logging.getLogger(__name__)
@@ -66,22 +60,13 @@ class PlannerLoop:
         failed = []
         for action in decision.actions:
             try:
-                await self._do(action)
+                await carry_out(action, self._fleet)
             except FleetError as error:
                 failed.append(f"{action}: {error.reason}")
         self._decisions.add(decision, time.time(), tuple(failed))
         if decision.actions:
             self._say(f"planner: {decision.why}" + "".join(f"; not done: {one}" for one in failed))
         return decision
-
-    async def _do(self, action: PlannerAction) -> None:
-        match action:
-            case AddWorkers(role, count):
-                await self._fleet.add(role, count)
-            case RemoveWorker(name):
-                await self._fleet.remove(name)
-            case SwitchRole(name, role):
-                await self._fleet.switch_role(name, role)
 
 
 @contextlib.asynccontextmanager

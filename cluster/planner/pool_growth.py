@@ -1,8 +1,8 @@
 """Which pools to have where those that are there do not keep the levels.
 
-Of pools that are predicted to keep them: those with room to grow before those that barely do, then the fewest workers,
-then those that bear the largest multiple of the load. Where none are, those that serve most in time, if that is clearly
-more than now.
+Of pools that are predicted to keep them: those with room to grow before those that barely do, then the fewest workers
+(or those that cost least), then those that bear the largest multiple of the load. Where none are, those that serve most
+in time, if that is clearly more than now.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _rank(
             context.note(pools, predicted, "answers are late, and it bears no more than what is there")
             return None
         context.note(pools, predicted, "more workers or changes than needed" if with_room else "holds, but barely")
-        return 0.0 if with_room else 1.0, pools.total, -bears, cost, -predicted.attainment
+        return 0.0 if with_room else 1.0, context.prices.size(pools), -bears, cost, -predicted.attainment
     if predicted.goodput_per_s < shortage.served_per_s + GAIN * per_s or per_s <= 0.0:
         context.note(pools, predicted, "serves no more than what is there")
         return None

@@ -54,6 +54,7 @@ class PoolLimits:
     min_decode: int
     max_decode: int
     max_workers: int
+    min_workers: int = 0
 
     @classmethod
     def of(cls, config: PlannerConfig, fleet: FleetState, first_total: int) -> PoolLimits:
@@ -72,13 +73,14 @@ class PoolLimits:
         return (
             self.min_prefill <= pools.num_prefill <= self.max_prefill
             and self.min_decode <= pools.num_decode <= self.max_decode
-            and pools.total <= self.max_workers
+            and self.min_workers <= pools.total <= self.max_workers
         )
 
     def nearest(self, pools: Pools) -> Pools:
         """The pools that are allowed, cut where they are too many, decode workers first of all."""
         decode = min(max(pools.num_decode, self.min_decode), self.max_decode, self.max_workers - self.min_prefill)
         prefill = min(max(pools.num_prefill, self.min_prefill), self.max_prefill, self.max_workers - decode)
+        decode = max(decode, min(self.min_workers - prefill, self.max_decode))
         return Pools(prefill, decode)
 
 

@@ -45,6 +45,7 @@ from slipstream.cluster.planner.pool_options import (
     smaller,
     towards,
 )
+from slipstream.cluster.planner.pool_prices import NO_PRICES, PoolPrices
 from slipstream.router.status.load_signals import Signals
 
 CLEARLY_SHORT = 0.8  # of the target: more than chance
@@ -55,8 +56,11 @@ WORTH = 0.05  # of the requests: roles are not switched for less, as the model i
 class SloPlanner:
     """The default planner. See `planner_decision.Planner`."""
 
-    def __init__(self, config: PlannerConfig) -> None:
+    def __init__(self, config: PlannerConfig, prices: PoolPrices = NO_PRICES, min_workers: int = 0) -> None:
+        """`min_workers` of both roles together, unless the cluster scales to zero."""
         self._config = config
+        self.prices = prices
+        self._min_workers = min_workers
         self._watch = DemandWatch()
         self.corrections = Corrections()
         self._history = ChangeHistory(config)
@@ -71,11 +75,15 @@ class SloPlanner:
 
     def decide(self, signals: Signals, fleet: FleetState, now: float) -> PlannerDecision:
         """One decision. Nothing is assumed of how often it is called."""
+        return self.decide_in(self.look(signals, fleet, now))
+
+    def look(self, signals: Signals, fleet: FleetState, now: float) -> DecisionContext:
+        """Takes up what is seen, once for each decision. `decide_in` decides from it."""
         self._first_total = max(self._first_total, fleet.num_prefill + fleet.num_decode)
         self._observe(signals, now)
         self._history.see(fleet, now)
         limits, pools = (
-            PoolLimits.of(self._config, fleet, self._first_total),
+            replace(PoolLimits.of(self._config, fleet, self._first_total), min_workers=self._min_workers),
             Pools(fleet.num_prefill, fleet.num_decode),
         )
         # What does not come up takes a place and does nothing; an update may take as long as it likes.
@@ -83,7 +91,10 @@ class SloPlanner:
             ready = [one.role for one in fleet.members if one.state == "ready"]
             pools = Pools(ready.count("prefill"), ready.count("decode"))
             limits = replace(limits, max_workers=limits.max_workers - (len(fleet.members) - pools.total))
-        context = DecisionContext(signals, fleet, now, limits, pools)
+        return DecisionContext(signals, fleet, now, limits, pools, self._history.start_s, self.prices)
+
+    def decide_in(self, context: DecisionContext) -> PlannerDecision:
+        """Within the limits of the context."""
         return (
             self._wake(context)
             or self._wait(context)
@@ -91,6 +102,50 @@ class SloPlanner:
             or self._within_limits(context)
             or self._plan(context)
         )
+
+    @property
+    def start_s(self) -> float:
+        """Until a new worker is there, as seen so far."""
+        return self._history.start_s
+
+    @property
+    def swap_s(self) -> float:
+        """Until a worker of another model is there, as seen so far."""
+        return self._history.swap_s
+
+    def quiet_s(self, now: float) -> float:
+        """How long there has been no request."""
+        return now - self._busy_s if self._busy_s is not None else 0.0
+
+    def is_settling(self, now: float) -> bool:
+        """What is seen is not yet of the workers as they are."""
+        return self._history.settles_s > now
+
+    def why_not(self, context: DecisionContext, then: Pools) -> str | None:
+        """Why these pools are not to be had now, though they would serve; None if they are."""
+        if self._history.may_change(context.pools, then, context.now):
+            return None
+        return self._history.why_not(context.now)
+
+    def ahead(self, forecast: Forecast, lead_s: float) -> float:
+        """How many times what is planned for comes by the time that still more workers could be there, if each takes
+        `lead_s`; at least 1."""
+        return max(forecast.growth(self._watch.rate(2.0 * lead_s + self._config.settle_s)), 1.0)
+
+    def kept_lately(self, context: DecisionContext, forecast: Forecast) -> float:
+        """The share of the requests that kept the levels lately; 0 while requests pile up."""
+        return 0.0 if self._behind_since_s is not None else attainment_of(context.signals, forecast.running)
+
+    def give(
+        self, context: DecisionContext, then: Pools, why: str, actions: tuple[PlannerAction, ...] = ()
+    ) -> PlannerDecision:
+        """Workers go to another model."""
+        self._needed_all_s = context.now
+        return self._change(context, "gives", why, then, actions)
+
+    def hold(self, context: DecisionContext, reason: Reason, why: str) -> PlannerDecision:
+        """Nothing is changed, for a reason that lies with other models."""
+        return self._hold(context, reason, why)
 
     def _observe(self, signals: Signals, now: float) -> None:
         if signals.router_id != self._router_id:  # its windows begin anew, and what it does not show was not quiet
@@ -169,11 +224,10 @@ class SloPlanner:
         return self._change(context, "limits", f"{context.pools} is outside the limits", then, actions)
 
     def _plan(self, context: DecisionContext) -> PlannerDecision:
-        forecast = forecast_of(context.signals, self.corrections, self._watch, self._lead_s(context))
+        forecast = self.forecast(context)
         if forecast is None:
             return self._hold(context, "no_workers", "nothing has been measured yet")
-        context.predict = forecast.outlook
-        context.seen = figures(forecast, self._watch.trend, self.corrections)
+        context.seen = figures(forecast, self._watch.trend, self.corrections) + self._priced(context, forecast)
         self._correct(context, forecast)
         is_late = forecast.running.is_late(self._config.target_attainment)
         self._num_late_looks = self._num_late_looks + 1 if is_late else 0
@@ -188,6 +242,23 @@ class SloPlanner:
         later = forecast.growth(self._watch.rate(2.0 * self._lead_s(context)))
         return self._shrink(context, (1.0 + self._config.margin) * max(later, 1.0))
 
+    def forecast(self, context: DecisionContext) -> Forecast | None:
+        """What is planned for, by which the context predicts from now on. None as long as nothing has been measured."""
+        forecast = forecast_of(context.signals, self.corrections, self._watch, self._lead_s(context))
+        if forecast is not None:
+            context.predict = forecast.outlook
+        return forecast
+
+    def _priced(self, context: DecisionContext, forecast: Forecast) -> tuple[tuple[str, float], ...]:
+        """Figures of what the pools cost, where that is known."""
+        prices, pools = self.prices, context.pools
+        goodput = context.outlook(pools).goodput_per_s
+        found = (
+            ("price_per_hour", prices.per_hour(pools)),
+            ("cost_per_million_tokens", prices.per_million(pools, goodput, forecast.planned.osl)),
+        )
+        return tuple((name, round(value, 4)) for name, value in found if value is not None)
+
     def _meet_shortage(self, context: DecisionContext, forecast: Forecast, with_room: Outlook) -> PlannerDecision:
         """The levels are not kept, or not with room to spare: at a second look, or if it is grave, more is needed."""
         target, running = self._config.target_attainment, forecast.running
@@ -199,8 +270,8 @@ class SloPlanner:
             return self._hold(context, "holds", why)
         ahead = 1.0  # roles can be switched again soon; what is started now has to last until more could be there
         if self._may_grow(context):
-            ahead = max(forecast.growth(self._watch.rate(2.0 * self._lead_s(context) + self._config.settle_s)), 1.0)
-        seen_attainment = 0.0 if self._behind_since_s is not None else attainment_of(context.signals, running)
+            ahead = self.ahead(forecast, self._lead_s(context))
+        seen_attainment = self.kept_lately(context, forecast)
         late = running.in_time if is_late else None
         shortage = Shortage(current, forecast.planned.per_s, ahead, seen_attainment, late, self._num_late_looks)
         return self._grow(context, shortage)
@@ -308,7 +379,7 @@ class SloPlanner:
 
     def _lead_s(self, context: DecisionContext) -> float:
         """How long it takes until a change has taken effect."""
-        return self._history.start_s if self._may_grow(context) else self._history.switch_s
+        return context.grow_s if self._may_grow(context) else self._history.switch_s
 
     def _step(self, context: DecisionContext) -> int:
         return max_step(max(context.pools.total, 1), self._config.max_step)
@@ -325,7 +396,7 @@ class SloPlanner:
     def _change(
         self, context: DecisionContext, reason: Reason, why: str, then: Pools, actions: tuple[PlannerAction, ...]
     ) -> PlannerDecision:
-        self._history.change(context.pools, then, context.fleet, context.now)
+        self._history.change(context.pools, then, context.fleet, context.now, is_swap=context.is_swap)
         return PlannerDecision(
             context.now, reason, why, then.num_prefill, then.num_decode, actions, context.alternatives(), context.seen
         )

@@ -87,10 +87,11 @@ class ClusterState:
     guardian_slipstream: str = ""
     names: list[str] = field(default_factory=list)  # of all versions since the cluster was first started
     files: dict[str, str] = field(default_factory=dict)  # by version: which of its files is another one now
+    tried: dict[str, str] = field(default_factory=dict)  # watched folders that were updated to, with their stamps
 
     def public(self) -> dict[str, Any]:
         """The state as plain values, without secrets, and without what only the next driver has a use for."""
-        return {key: value for key, value in asdict(self).items() if key not in ("operator_token", "served")}
+        return {key: value for key, value in asdict(self).items() if key not in ("operator_token", "served", "tried")}
 
     def carry_on(self, before: ClusterState) -> None:
         """Takes over what the previous driver has found out or decided, until this one knows better: if this one dies
@@ -98,7 +99,7 @@ class ClusterState:
         serves again."""
         self.url, self.admin_url, self.wanted = before.url, before.admin_url, before.wanted
         self.version, self.content, self.names = before.version, before.content, list(before.names)
-        self.update, self.update_phase = before.update, before.update_phase
+        self.update, self.update_phase, self.tried = before.update, before.update_phase, dict(before.tried)
         if before.update_phase is not None and before.update_phase not in ENDED:
             self.update = f"cut short by the end of the driver; what served before serves again ({before.update})"
             self.update_phase = "cut_short"

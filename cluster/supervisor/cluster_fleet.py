@@ -32,6 +32,7 @@ LOSABLE: tuple[MemberState, ...] = (
     "new",
     "starting",
     "gathering",
+    "fetching",
     "loading",
     "warming_up",
     "connecting",

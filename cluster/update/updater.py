@@ -16,6 +16,7 @@ from ray.exceptions import RayError
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.config_changes import changes_between
 from slipstream.cluster.config.settings_file import ConfigError
+from slipstream.cluster.fleet.author import OPERATOR, Author
 from slipstream.cluster.fleet.fleet_port import FleetError
 from slipstream.cluster.fleet.update_plan import (
     AddGroup,
@@ -30,17 +31,20 @@ from slipstream.cluster.fleet.update_plan import (
 from slipstream.cluster.fleet.versioned_fleet import VersionedFleet, VersionRouter
 from slipstream.cluster.ray.bundles import CannotPlace
 from slipstream.cluster.repository.model_content import ModelContent, content_of, unused_name
+from slipstream.cluster.repository.model_dir import model_problems
 from slipstream.cluster.update.release import Release, check_same_text
 from slipstream.cluster.update.rolling_update import RollingUpdate
 from slipstream.cluster.update.update_status import UpdateStatus
 from slipstream.router.config.router_config import check_split
 from slipstream.router.model_files.file_digest import DigestCache
+from slipstream.router.protocol.generation import ErrorKind
 from slipstream.router.protocol.messages import ROLES, Role
 from slipstream.router.status.version_status import VersionStatus
 
 LOOK_EVERY_S = 0.5
 LOOK_AT_FILES_EVERY_S = 5.0
 ROUTER_PATIENCE_S = 5.0
+FAILED_ENDS: tuple[ErrorKind, ...] = ("worker_failed", "request_timeout", "queue_timeout")  # of requests let in
 
 log = logging.getLogger(__name__)
 
@@ -115,23 +119,54 @@ class Updater:
             ready=ready,
             wanted={role: plan.wanted[role] for role in ROLES},
             events=tuple(machine.events),
+            step=f"{machine.num_steps_begun} of {len(plan.options.shares)}" if plan.options.steps else "",
         )
 
-    async def begin(self, path: Path, options: UpdateOptions) -> tuple[str, ...]:
+    async def begin(self, path: Path, options: UpdateOptions, by: Author = OPERATOR) -> tuple[str, ...]:
         """Begins an update to the configuration at `path`, and returns the keys that differ. If only sizes or settings
         of the router differ, everything is done when this returns. Raises FleetError; then nothing has changed."""
         self._check_idle()
         self._is_reading = True
         try:
-            return await self._begin(path, options)
+            return await self._begin(path, options, by)
         finally:
             self._is_reading = False
 
-    async def _begin(self, path: Path, options: UpdateOptions) -> tuple[str, ...]:
+    async def _begin(self, path: Path, options: UpdateOptions, by: Author) -> tuple[str, ...]:
         try:
             config = await asyncio.to_thread(self._load, path)
         except ConfigError as error:
             raise FleetError("invalid", "config", str(error)) from None
+        return await self._begin_with(config, path, options, by)
+
+    async def begin_version(self, folder: Path, options: UpdateOptions, by: Author) -> tuple[str, ...]:
+        """Begins an update to the numbered folder of another version, with the configuration as it is. Raises
+        FleetError; then nothing has changed."""
+        self._check_idle()
+        self._is_reading = True
+        try:
+            config = self._release.config
+            model = replace(config.model, path=str(folder), version=folder.name)
+            config = replace(config, model=model)
+            problem = await asyncio.to_thread(lambda: next(model_problems(folder, config), None))
+            if problem is not None:
+                key, sentence = problem
+                raise FleetError("invalid", ".".join(map(str, key)), f"{'.'.join(map(str, key))}: {sentence}")
+            return await self._begin_with(config, Path(self._release.path), options, by)
+        finally:
+            self._is_reading = False
+
+    @property
+    def served_folder(self) -> Path | None:
+        """The folder of the version that serves, if the model has one for each version."""
+        model = self._release.config.model
+        folder = Path(model.path)
+        is_numbered = folder.name == str(model.version) and folder.name.isascii() and folder.name.isdigit()
+        return folder if is_numbered else None
+
+    async def _begin_with(
+        self, config: ClusterConfig, path: Path, options: UpdateOptions, by: Author
+    ) -> tuple[str, ...]:
         old = self._release
         changes = changes_between(old.config, config)
         if changes.restart:
@@ -151,19 +186,19 @@ class Updater:
             }
             name = unused_name(content.name, self.names)
             self.names.add(name)
-            self._start(Release(name, config, str(path), content), options, wanted, changed)
+            self._start(Release(name, config, str(path), content), options, wanted, changed, by)
         elif changed:
             await self._take_up(Release(old.version, config, str(path), content))
             for role, pool in config.pools():
                 if f"{role}.replicas" in changes.sizes:
                     await self._fleet.scale(role, pool.replicas)
             text = f"{path} taken up without an exchange of workers: {', '.join(changed)}"
-            self._tell(UpdateEvent(time.monotonic(), "done", text))
+            self._tell(UpdateEvent(time.monotonic(), "done", text, by))
         else:
             raise FleetError("invalid", "config", f"{path}: nothing differs from what runs")
         return changed
 
-    def set_split(self, split: dict[str, float]) -> None:
+    def set_split(self, split: dict[str, float], by: Author = OPERATOR) -> None:
         """Changes the split of the update under way. Raises FleetError."""
         running = self._latest
         if running is None or not self.is_active:
@@ -173,19 +208,19 @@ class Updater:
         except ValueError as error:
             raise FleetError("invalid", "split", str(error)) from None
         try:
-            running.machine.set_split(split, time.monotonic())
+            running.machine.set_split(split, time.monotonic(), by)
         except ValueError as error:
             raise FleetError("conflict", "split", str(error)) from None
         running.wake.set()
 
-    async def roll_back(self) -> None:
+    async def roll_back(self, by: Author = OPERATOR) -> None:
         """Rolls back the update that is under way; if there is none, updates back to what served before. Raises
         FleetError, also if that cannot be loaded any more."""
         running = self._latest
         if running is not None and self.is_active and not running.machine.is_over:
             await self._look_at_files(running)
             try:
-                running.machine.roll_back(time.monotonic(), "the operator asked for it")
+                running.machine.roll_back(time.monotonic(), "the operator asked for it", by)
             except ValueError as error:
                 raise FleetError("conflict", "update", str(error)) from None
             running.wake.set()
@@ -199,8 +234,8 @@ class Updater:
             raise FleetError("conflict", "update", reason)
         self._check_idle()  # another update may have begun meanwhile
         plan = running.machine.plan
-        options = replace(plan.options, canary_percent=None, is_automatic=False)
-        self._start(self._previous, options, dict(plan.initial), running.changed)
+        options = replace(plan.options, canary_percent=None, is_automatic=False, steps=())
+        self._start(self._previous, options, dict(plan.initial), running.changed, by)
 
     async def close(self) -> None:
         """Stops driving; the update is left as it is."""
@@ -212,7 +247,9 @@ class Updater:
         if self.is_active or self._is_reading:
             raise FleetError("conflict", "update", "an update is under way")
 
-    def _start(self, new: Release, options: UpdateOptions, wanted: dict[Role, int], changed: Sequence[str]) -> None:
+    def _start(
+        self, new: Release, options: UpdateOptions, wanted: dict[Role, int], changed: Sequence[str], by: Author
+    ) -> None:
         old, fleet = self._release, self._fleet.state()
         try:
             self._add_to_fleet(new)
@@ -228,7 +265,7 @@ class Updater:
             initial={role: fleet.num(role) for role in ROLES},
             options=options,
         )
-        running = _Running(RollingUpdate(plan, time.monotonic()), old, new, tuple(changed))
+        running = _Running(RollingUpdate(plan, time.monotonic(), by), old, new, tuple(changed))
         self._latest = running
         running.task = asyncio.create_task(self._drive(running), name=f"update to {new.version}")
         running.task.add_done_callback(self._ended)
@@ -336,7 +373,8 @@ def load_of(status: VersionStatus) -> VersionLoad:
     return VersionLoad(
         num_requests=counts.num_requests + counts.num_moved_in,
         num_failed_attempts=counts.num_failed_attempts,
-        num_first_tokens=counts.num_first_tokens,
-        ttft_s=counts.ttft_s,
         num_ended=sum(counts.ends.values()),
+        num_errors=sum(counts.ends[kind] for kind in FAILED_ENDS),
+        ttft=counts.ttft_moments,
+        itl=counts.itl_moments,
     )

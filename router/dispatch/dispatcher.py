@@ -56,23 +56,26 @@ from slipstream.router.protocol.messages import (
     WorkerMessage,
 )
 from slipstream.router.registry.worker_registry import WorkerRegistry, WorkerState
+from slipstream.router.requests.history import History
 from slipstream.router.status.load_signals import Signals
 from slipstream.router.status.status import Snapshot
 
+HISTORY_REQUESTS = 1024  # of a dispatcher that is given no history
+
 
 class Dispatcher:
-    """Keeps the records of the last `history_capacity` requests, running or finished, and of as many rejected ones, so
-    that they can be explained. For `name_pages` see `PrefixIndex`."""
+    """The requests and workers of one model. Records of the requests are kept in `history`, so that they can be
+    explained; None: the latest `HISTORY_REQUESTS` are. For `name_pages` see `PrefixIndex`."""
 
     def __init__(
-        self, config: DispatchConfig, history_capacity: int = 1024, name_pages: NamePages | None = None
+        self, config: DispatchConfig, history: History | None = None, name_pages: NamePages | None = None
     ) -> None:
         self._slo, self._local_prefill_max_tokens = config.slo, config.local_prefill_max_tokens
         registry = self.registry = WorkerRegistry()
         versions = self.versions = Versions(config.versions, registry)
         index = self._index = PrefixIndex(name_pages=name_pages)
-        table = self._table = RequestTable(config, history_capacity, versions, index)
-        self.history = table.history
+        self.history = history if history is not None else History(HISTORY_REQUESTS)
+        table = self._table = RequestTable(config, self.history, versions, index)
         sessions = Sessions()
         self._placer = Placer(config, registry, index, sessions, table.placed)
         self._attempts = AttemptFlow(table, self._placer, index, sessions, registry.links)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Protocol
 
 import orjson
@@ -15,7 +16,7 @@ from slipstream.router.api.admin.worker_pages import DrainableWorkers, WorkerPag
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
 from slipstream.router.api.openai.openai_api import SubmitService
 from slipstream.router.api.pages.pages import InfoPages
-from slipstream.router.catalog.served_model import ServedModel
+from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.frontends.api_front import DEFAULT_CONFIG, OPEN_PATHS, READY_PATHS, ApiFront
 from slipstream.router.http.http_error import HttpError
@@ -32,9 +33,11 @@ class DispatcherView(SubmitService, Protocol):
 
     @property
     def history(self) -> RequestHistory: ...
-    def snapshot(self) -> Snapshot: ...
-    def worker_profiles(self) -> tuple[RoleProfile, ...]: ...
-    def signals(self) -> Signals: ...
+    @property
+    def models(self) -> tuple[str, ...]: ...
+    def snapshot_of(self, model: str) -> Snapshot: ...
+    def worker_profiles_of(self, model: str) -> tuple[RoleProfile, ...]: ...
+    def signals_of(self, model: str) -> Signals: ...
     @property
     def worker_port(self) -> DrainableWorkers: ...
 
@@ -46,7 +49,7 @@ class Front(ApiFront):
 
     def __init__(
         self,
-        model: ServedModel,
+        catalog: Catalog,
         service: DispatcherView,
         unready_because: Callable[[], str | None],
         num_connections: Callable[[], int],
@@ -54,13 +57,18 @@ class Front(ApiFront):
         access: Access | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        super().__init__(model, service, config, access, tracer)
+        super().__init__(catalog, service, config, access, tracer)
         has_admin_port = config.admin.port is not None
-        self._model = model.name
+        self._model = next(entry.model.name for entry in catalog)
         self._service = service
         self._unready_because = unready_because
         self._page = MetricsPage(
-            model.name, self._metrics, service.snapshot, num_connections, self._access, traces=self.trace_counts
+            self._model,
+            self._metrics,
+            partial(service.snapshot_of, self._model),
+            num_connections,
+            self._access,
+            traces=self.trace_counts,
         )
         self._admin_routes = ApiRoutes()
         self._admin_routes.add("GET", "/health/live", self.live)
@@ -81,7 +89,7 @@ class Front(ApiFront):
         pages.add_to(self._admin_routes)
         if has_keys or not has_admin_port:  # with keys, each caller may ask about its own requests
             pages.add_to(self._routes)
-        for_people = InfoPages(model.name, self._routes, has_keys=has_keys, open_paths=OPEN_PATHS)
+        for_people = InfoPages(catalog, self._routes, has_keys=has_keys, open_paths=OPEN_PATHS)
         for_people.add_to(self._routes, config.http.path_prefix)
 
     def admin(self, request: Request, exchange: ApiExchange) -> Awaitable[None]:
@@ -105,13 +113,13 @@ class Front(ApiFront):
 
     def status_body(self) -> bytes:
         """The snapshot as JSON, for `slipstream status`."""
-        snapshot = self._service.snapshot()
+        snapshot = self._service.snapshot_of(self._model)
         unready = self._unready_because()
         status = {
             "model": self._model,
             "ready": unready is None,
             "unready_because": unready,
-            "max_model_len": self._service.max_model_len,
+            "max_model_len": self._service.max_model_len_of(self._model),
             "num_waiting": snapshot.num_waiting,
             "num_running": snapshot.num_running,
             "num_requests_by_phase": snapshot.num_requests_by_phase,
@@ -128,8 +136,10 @@ class Front(ApiFront):
 
     async def signals(self, request: Request, exchange: ApiExchange) -> None:
         """The recent load and how well it was served: what the planner decides from."""
-        exchange.respond(200, orjson.dumps(self._service.signals()))
+        exchange.respond(200, orjson.dumps(self._service.signals_of(self._model)))
 
     async def profile(self, request: Request, exchange: ApiExchange) -> None:
         """What has been measured of the workers, for `slipstream bench --profile`."""
-        exchange.respond(200, orjson.dumps({"model": self._model, "roles": self._service.worker_profiles()}))
+        exchange.respond(
+            200, orjson.dumps({"model": self._model, "roles": self._service.worker_profiles_of(self._model)})
+        )

@@ -63,6 +63,7 @@ class Submit:
     first_choice: str
     wants_record: bool
     resumed: Resumed | None
+    model: str
 
     @classmethod
     def of(cls, request: GenerateRequest, number: int) -> Submit:

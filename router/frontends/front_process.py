@@ -26,6 +26,7 @@ from typing import Any
 import uvloop
 
 from slipstream.router.api.exchange_context import ApiExchange, ExchangeContext
+from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.frontends.api_front import ApiFront
 from slipstream.router.frontends.connection_counts import SharedConnectionCount
@@ -114,7 +115,8 @@ class FrontProcess:
         access = RemoteAccess(config.access, files, dispatcher)
         access.open()
         cleanup.push_async_callback(access.close)
-        front = ApiFront(ServedModel(setup.model.name, tokenizer, setup.defaults), dispatcher, config, access, tracer)
+        catalog = Catalog.of([ServedModel(setup.model.name, tokenizer, setup.defaults, setup.model.aliases)])
+        front = ApiFront(catalog, dispatcher, config, access, tracer)
         new_server = HttpServer if failover is None else partial(FailoverServer, failover=failover)
         server = self._server = new_server(
             config.http,

@@ -74,6 +74,14 @@ class RemoteDispatcher:
         self.max_model_len: int | None = None
         self.versions: tuple[str, ...] = ()
 
+    def versions_of(self, model: str) -> tuple[str, ...]:
+        """Those that some decode worker takes requests for."""
+        return self.versions
+
+    def max_model_len_of(self, model: str) -> int | None:
+        """The longest sequence (prompt and output) that a worker takes; None: not known yet."""
+        return self.max_model_len
+
     def submit(self, request: GenerateRequest) -> GenerationStream:
         """A refusal comes as the end of the stream. Raises ShuttingDownError, InvalidRequestError."""
         if self._is_lost:
@@ -195,7 +203,7 @@ class RemoteDispatcher:
 class RemotePermit(Permit):
     """`number` is that of its Enter, 0 if it needed none."""
 
-    number: int
+    number: int = 0
 
 
 class RemoteAccess(Access):
@@ -209,11 +217,11 @@ class RemoteAccess(Access):
         self, caller: Caller, model: str, num_tokens: int, num_sequences: int, is_resumed: bool = False
     ) -> tuple[Permit, str]:
         if caller.key is None:
-            return RemotePermit(caller, model, num_tokens, num_sequences, 0), ""
+            return RemotePermit(caller, model, num_tokens, num_sequences), ""
         entered = await self._dispatcher.enter(caller.key.digest, model, num_tokens, num_sequences, is_resumed)
         if entered.refusal is not None:
             raise entered.refusal.exception()
-        return RemotePermit(caller, model, num_tokens, num_sequences, entered.number), entered.header_lines
+        return RemotePermit(caller, model, num_tokens, num_sequences, number=entered.number), entered.header_lines
 
     def settle(self, permit: Permit, used: UsageCounts) -> None:
         assert isinstance(permit, RemotePermit)

@@ -46,6 +46,7 @@ class MetricsPage(Collector):
     ) -> None:
         self._model = model
         self._front = front
+        self._counts = front.of(model)
         self._snapshot = snapshot
         self._num_connections = num_connections
         self._access = access
@@ -105,7 +106,7 @@ class MetricsPage(Collector):
         return family
 
     def _requests(self, snapshot: Snapshot) -> Iterator[Metric]:
-        front = self._front
+        front = self._counts
         yield self._gauge("vllm:num_requests_running", "Requests placed on workers.", snapshot.num_running)
         yield self._gauge("vllm:num_requests_waiting", "Requests in the router's queue.", snapshot.num_waiting)
         yield self._gauge(
@@ -130,16 +131,16 @@ class MetricsPage(Collector):
             success.add_metric([self._model, reason], front.ends[reason])
         yield success
         responses = CounterMetricFamily("slipstream:http_responses", "Answers by HTTP status.", labels=["status"])
-        for status, count in sorted(front.responses.items()):
+        for status, count in sorted(self._front.responses.items()):
             responses.add_metric([str(status)], count)
         yield responses
 
     def _by_version(self, name: str, help_text: str, of: Callable[[Latencies], Histogram]) -> Metric:
         """A histogram for each version of the model that has been used."""
         family = HistogramMetricFamily(name, help_text, labels=["model_name", "version"])
-        for version, latencies in self._front.latencies.items():
+        for version, latencies in self._counts.latencies.items():
             histogram = of(latencies)
-            if version or histogram.count or len(self._front.latencies.items()) == 1:
+            if version or histogram.count or len(self._counts.latencies.items()) == 1:
                 family.add_metric([self._model, version], histogram.buckets(), histogram.total)
         return family
 
@@ -166,7 +167,7 @@ class MetricsPage(Collector):
 
     def _sizes(self) -> Iterator[Metric]:
         """Parameters and results of requests."""
-        front = self._front
+        front = self._counts
         yield self._histogram("vllm:request_prompt_tokens", "Prompt tokens of each request.", front.prompt_tokens)
         yield self._histogram("vllm:request_generation_tokens", "Output tokens of each.", front.output_tokens)
         yield self._histogram("vllm:request_params_n", "The parameter n.", front.choices)
@@ -178,7 +179,7 @@ class MetricsPage(Collector):
             "slipstream:clamped_requests", "Requests for more output than there was room for.", front.num_clamped
         )
         yield labelled_counter(
-            "slipstream:ignored_fields", "Requests with an unknown field.", "field", front.ignored_fields
+            "slipstream:ignored_fields", "Requests with an unknown field.", "field", self._front.ignored_fields
         )
 
     def _cluster(self, snapshot: Snapshot) -> Iterator[Metric]:

@@ -78,7 +78,8 @@ TYPE_CODES: dict[type, int] = {
     messages.Extend: 44,
     messages.Migrate: 45,
     messages.Resume: 46,
-    messages.PageLimit: 47,
+    messages.Postponed: 47,
+    messages.PageLimit: 48,
 }
 
 

@@ -149,7 +149,7 @@ class PlayedWorker:
 
 @contextlib.asynccontextmanager
 async def routing(*, has_prefill_pool: bool = False) -> AsyncIterator[tuple[Router, Addresses]]:
-    router = Router(CONFIG, ModelSource(MODEL, MODEL_DIR), TOKEN, has_prefill_pool=has_prefill_pool)
+    router = Router(CONFIG, [ModelSource(MODEL, MODEL_DIR, has_prefill_pool=has_prefill_pool)], TOKEN)
     addresses = await router.start()
     try:
         yield router, addresses
@@ -449,16 +449,16 @@ def test_what_keeps_the_router_from_starting_is_said_and_leaves_nothing_behind(t
             port = taken.getsockname()[1]
             config = replace(CONFIG, http=HttpConfig(port=port))
             with pytest.raises(OSError, match="the port is in use"):
-                await Router(config, ModelSource(MODEL, MODEL_DIR), TOKEN).start()
+                await Router(config, [ModelSource(MODEL, MODEL_DIR)], TOKEN).start()
         with pytest.raises(FileNotFoundError, match=r"tokenizer\.json is missing"):
-            await Router(CONFIG, ModelSource(MODEL, tmp_path), TOKEN).start()
+            await Router(CONFIG, [ModelSource(MODEL, tmp_path)], TOKEN).start()
         model_dir = shutil.copytree(MODEL_DIR, tmp_path / "model")
         manifest = Manifest.read(model_dir, DigestCache(None))
         (model_dir / "chat_template.jinja").write_text("{{ messages }}")
         for fronts in (1, 2):
             with pytest.raises(FilesChanged, match=r"refuses to serve .*chat_template\.jinja has other content now"):
                 await Router(
-                    replace(CONFIG, frontends=fronts), ModelSource(MODEL, model_dir, manifests=(manifest,)), TOKEN
+                    replace(CONFIG, frontends=fronts), [ModelSource(MODEL, model_dir, manifests=(manifest,))], TOKEN
                 ).start()
         assert asyncio.all_tasks() == {asyncio.current_task()}
 

@@ -149,12 +149,12 @@ class RouterHost(ProcessHost):
             served.generation_config,
             served.chat_template_content_format,
             tuple(map(settings_of, manifests)),
+            has_prefill_pool=workers.num_prefill > 0,
         )
         router = Router(
             settings_of(config),
-            source,
+            [source],
             worker_token,
-            has_prefill_pool=workers.num_prefill > 0,
             holder_path=keeper,
             is_ending=is_ending,
             kv_budget_bytes=kv_budget_bytes,
@@ -185,24 +185,25 @@ class RouterHost(ProcessHost):
     def expect_workers(self, expected: ByName[ExpectedWorkers]) -> None:
         """Sets how many workers the router expects, without waiting for it."""
         serving = self._serving.result()
-        serving.loop.call_soon_threadsafe(serving.router.expect_workers, settings_of(expected))
+        workers = {serving.router.only_model: settings_of(expected)}
+        serving.loop.call_soon_threadsafe(serving.router.expect_workers, workers)
 
     def set_split(self, split: dict[str, float] | None) -> None:
         """Sets each version's share of new requests."""
-        self._ask(lambda router: router.service.set_split(split))
+        self._ask(lambda router: router.service.set_split(router.only_model, split))
 
     def signals(self) -> Signals:
         """The recent load and how well it was served: what a planner decides from."""
-        return self._ask(lambda router: router.service.signals())
+        return self._ask(lambda router: router.service.signals_of(router.only_model))
 
     def follow(self, config: ByName[DispatchConfig]) -> None:
         """Makes the router take over changed settings of the dispatcher, without waiting for it."""
         serving = self._serving.result()
-        serving.loop.call_soon_threadsafe(serving.router.service.follow, settings_of(config))
+        serving.loop.call_soon_threadsafe(serving.router.service.follow, serving.router.only_model, settings_of(config))
 
     def versions(self) -> tuple[VersionStatus, ...]:
         """The state and the counts of each version of the model."""
-        return self._ask(lambda router: router.service.snapshot().versions)
+        return self._ask(lambda router: router.service.snapshot_of(router.only_model).versions)
 
     def stop(self) -> None:
         """Ends `run`."""
@@ -234,7 +235,7 @@ async def serve_until_stopped(
 ) -> None:
     """Sets the result of `serving` when the router listens."""
     addresses, stopped = await router.start(), asyncio.Event()
-    router.expect_workers(expected)
+    router.expect_workers({router.only_model: expected})
     await router.take_over()
     spare_garbage_collector()
     serving.set_result(ServingState(router, asyncio.get_running_loop(), addresses, stopped))

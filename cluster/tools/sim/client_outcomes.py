@@ -49,6 +49,11 @@ class Outcomes:
         return sum(self.is_good)
 
     @property
+    def num_good_tokens(self) -> int:
+        """Output tokens of the good ones."""
+        return sum(num for num, good in zip(self.num_output, self.is_good, strict=True) if good)
+
+    @property
     def span_s(self) -> float:
         """From the first arrival to the last; where all came at once, to the last end."""
         first_s = min(self.arrived_s, default=0.0)

@@ -7,28 +7,29 @@ import json
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from slipstream.cluster.config.planner_config import PlannerConfig
 from slipstream.cluster.planner.planner_loading import load_planner
+from slipstream.cluster.planner.shared.shared_loading import load_shared_planner
 from slipstream.cluster.terminal import console
 from slipstream.cluster.tools.sim.hardware.hardware_profile import ProfileError
+from slipstream.cluster.tools.sim.models_report import models_json, models_report_of
+from slipstream.cluster.tools.sim.run_result import RunResult
 from slipstream.cluster.tools.sim.sim_config import (
     POLICIES,
     FaultConfig,
     SimConfig,
     SimConfigError,
-    Split,
     load_sim_config,
 )
 from slipstream.cluster.tools.sim.sim_report import as_json, cost_table, report_of
-from slipstream.cluster.tools.sim.sim_run import RunResult, SimRun, find_profile
+from slipstream.cluster.tools.sim.sim_run import ModelsRun, SimModel, open_models
 from slipstream.cluster.tools.workload.arrival import TraceError
-from slipstream.cluster.tools.workload.workload import Workload, open_workload
 from slipstream.router.config.router_config import SloConfig
 from slipstream.router.process.gc_tuning import spare_garbage_collector
 
@@ -40,9 +41,16 @@ GARBAGE_THRESHOLDS = (200_000, 20, 100)  # nothing in a run makes cycles that wo
 @click.argument("config_file", metavar="[CONFIG]", required=False, type=click.Path(path_type=Path))
 @click.option("--workload", help="A trace, a mix by name, or isl=2000,osl=200,rate=10 (docs/reference/workloads.md).")
 @click.option("--requests", "-n", type=int, help="How many; a shorter trace is replayed.")
+@click.option("--seconds", type=float, help="Only the requests of so many seconds.")
 @click.option("--speed", type=float, help="Requests come so many times as fast.")
 @click.option("--profile", help="What a worker is: a name from configs/profiles or a file.")
-@click.option("--split", "-s", "splits", multiple=True, help="P:D workers, or a number of colocated ones. Repeatable.")
+@click.option(
+    "--split",
+    "-s",
+    "splits",
+    multiple=True,
+    help="P:D workers, or a number of colocated ones; of several models 1:3+4, or 'all 8'. Repeatable.",
+)
 @click.option("--policy", "-p", "policies", multiple=True, type=click.Choice(POLICIES), help="Repeatable.")
 @click.option("--ttft-ms", type=float, help="The level for the time to first token.")
 @click.option("--itl-ms", type=float, help="The level for the mean time between tokens.")
@@ -84,20 +92,23 @@ def sim_command(
         faults = _faults(config.faults, kills=kills, slow=slow, cuts=cuts, links=links)
         enabled = config.planner.enabled if planner is None else planner
         config = replace(config, slo=slo, faults=faults, planner=replace(config.planner, enabled=enabled))
-        profile = find_profile(config.profile)
-        workload = open_workload(config.workload, config.requests, config.speed, config.seed)
+        models = open_models(config)
         if enabled:
-            _check_planner(config.planner, config_file)
+            _check_planner(config, models, config_file)
     except (SimConfigError, ProfileError, TraceError, ValueError) as error:
         console.error(str(error))
         sys.exit(2)
-    results = _run_all(config, SimRun(config, profile, workload, workload.last_s), workload, quiet)
-    report = report_of(config, profile, workload, results)
+    runs = _run_all(config, models, quiet)
+    if config.models:
+        report, told = models_report_of(config, models, runs), models_json(config, models, runs)
+    else:
+        profile, results = models[0].profile, [results[0] for results in runs]
+        report, told = report_of(config, profile, models[0].workload, results), as_json(config, profile, results)
     click.echo(report.text(_width()))
-    click.echo(cost_table(results).text(_width()))
+    click.echo(cost_table([results[0] for results in runs]).text(_width()))
     try:
         if json_file is not None:
-            json_file.write_text(json.dumps(as_json(config, profile, results), indent=1) + "\n", encoding="utf-8")
+            json_file.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
         if html_file is not None:
             html_file.write_text(report.html(), encoding="utf-8")
     except OSError as error:
@@ -105,10 +116,13 @@ def sim_command(
         sys.exit(1)
 
 
-def _check_planner(config: PlannerConfig, config_file: Path | None) -> None:
-    """Raises SimConfigError if the class that it names cannot be had."""
+def _check_planner(config: SimConfig, models: Sequence[SimModel], config_file: Path | None) -> None:
+    """Raises SimConfigError if the class that it names cannot be had, or prices are missing."""
     try:
-        load_planner(config)
+        if config.models:
+            load_shared_planner(config.planner, [model.share for model in models], config.budget)
+        else:
+            load_planner(config.planner, models[0].prices)
     except ValueError as error:
         where = f"{config_file}: " if config_file is not None else ""
         raise SimConfigError(f"{where}planner.{error}") from error
@@ -118,15 +132,18 @@ def _faults(faults: FaultConfig, **counts: int | None) -> FaultConfig:
     return replace(faults, **{key: count for key, count in counts.items() if count is not None})
 
 
-def _run_all(config: SimConfig, run: SimRun, workload: Workload, quiet: bool) -> list[RunResult]:
+def _run_all(config: SimConfig, models: Sequence[SimModel], quiet: bool) -> list[list[RunResult]]:
+    """The results of all models in each run."""
     spare_garbage_collector()
     gc.set_threshold(*GARBAGE_THRESHOLDS)
+    run = ModelsRun(config, models, max(model.workload.last_s for model in models))
+    num_requests = sum(len(model.workload) for model in models)
     results = []
-    for text in config.splits:
-        split = Split.parse(text)
+    for splits in config.divisions():
+        name = " + ".join(split.name for split in splits)
         for policy in config.policies:
-            line = None if quiet else _ProgressLine(f"{split.name} {policy}", workload.num_requests)
-            results.append(run.run(policy, split, None if line is None else line.show))
+            line = None if quiet else _ProgressLine(f"{name} {policy}", num_requests)
+            results.append(run.run(policy, splits, None if line is None else line.show))
             if line is not None:
                 line.close()
     return results

@@ -6,17 +6,22 @@ import json
 import math
 import re
 from dataclasses import dataclass, field, replace
+from itertools import combinations, islice, pairwise
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from slipstream.cluster.config.budget_config import BudgetConfig
 from slipstream.cluster.config.planner_config import PlannerConfig
 from slipstream.cluster.config.settings_file import ConfigError, SettingsFile
+from slipstream.cluster.tools.sim.sim_model import SimModelConfig
 from slipstream.cluster.tools.workload.arrival import BLOCK_TOKENS
 from slipstream.router.config.router_config import MigrationConfig, PlacementConfig, PolicyName, SloConfig
 
+DEFAULT_SPLITS = ("1:1",)
+MAX_DIVISIONS = 2_000
 MAX_WORKERS = 10_000  # of one router: each that joins costs it a look at all others
 
 
@@ -64,13 +69,14 @@ class Split:
         return f"{self.num_prefill}P{self.num_decode}D" if self.num_prefill else f"{self.num_decode} colocated"
 
     @classmethod
-    def parse(cls, text: str) -> Split:
-        """`2:6` or `2P6D`, or `8` for eight workers that do both. Raises ValueError."""
+    def parse(cls, text: str, least: int = 1) -> Split:
+        """`2:6` or `2P6D`, or `8` for eight workers that do both. Raises ValueError, also for fewer than `least` decode
+        workers."""
         found = re.fullmatch(r"(?:(\d{1,6})(?::|[pP]))?(\d{1,6})[dD]?", text.strip())
         if found is None:
             raise ValueError(f"a split is P:D (in YAML in quotes), 1P2D or a number, got {text!r}")
         split = cls(int(found[1] or 0), int(found[2]))
-        if split.num_decode < 1:
+        if split.num_decode < least:
             raise ValueError(f"a split has at least 1 decode worker, got {text!r}")
         if split.num_prefill + split.num_decode > MAX_WORKERS:
             raise ValueError(f"a split has at most {MAX_WORKERS} workers, got {text!r}")
@@ -83,6 +89,9 @@ class SimConfig:
     each of `splits`. `page_tokens` None: the profile's, or `BLOCK_TOKENS` where the workload tells which prompts begin
     alike, because a prefix cache of small pages is most of the work then. `planner` moves the workers of each split.
 
+    `seconds`: only what arrives within them. With several `models`, `splits` are divisions among them
+    (`divisions`), by default the one that the models name, and the planner has the `budget` to divide.
+
     Workers tell every `report_s` how far answers are; 0: with each step, as real ones do, at ten times the cost."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
@@ -91,7 +100,7 @@ class SimConfig:
     requests: int | None = None
     speed: float = 1.0
     profile: str = "h200-llama-8b"
-    splits: tuple[str, ...] = ("1:1",)
+    splits: tuple[str, ...] = DEFAULT_SPLITS
     policies: tuple[PolicyName, ...] = ("slo",)
     slo: SloConfig = field(default_factory=SloConfig)
     placement: PlacementConfig = field(default_factory=PlacementConfig)
@@ -105,6 +114,9 @@ class SimConfig:
     prefix_caching: bool = True
     report_s: float = 2.0
     seed: int = 0
+    seconds: float | None = None
+    models: tuple[SimModelConfig, ...] = ()
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
 
     def __post_init__(self) -> None:
         if not 0 < self.speed < math.inf:
@@ -115,8 +127,15 @@ class SimConfig:
             raise ValueError("splits must not be empty")
         if not self.policies:
             raise ValueError("policies must not be empty")
-        for text in self.splits:
-            Split.parse(text)
+        names = [model.name for model in self.models]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"models must have names of their own, got {name!r} {names.count(name)} times")
+        if len(names) == 1:
+            raise ValueError("models must be at least two; the settings of one are at the top of the file")
+        if self.seconds is not None and not 0 < self.seconds < math.inf:
+            raise ValueError(f"seconds must be over 0 and finite, got {self.seconds}")
+        self.divisions()
         if self.page_tokens is not None and (self.page_tokens < 1 or BLOCK_TOKENS % self.page_tokens):
             raise ValueError(f"page_tokens must divide {BLOCK_TOKENS}, got {self.page_tokens}")
         if not 0 <= self.report_s < math.inf:
@@ -126,6 +145,36 @@ class SimConfig:
         for key in ("queue_timeout_s", "request_timeout_s"):
             if not 0 < getattr(self, key) < math.inf:
                 raise ValueError(f"{key} must be over 0 and finite, got {getattr(self, key)}")
+
+    def divisions(self) -> list[tuple[Split, ...]]:
+        """The workers of each model at the start of each run. Raises ValueError."""
+        models = self.models
+        if not models:
+            return [(Split.parse(text),) for text in self.splits]
+        if self.splits == DEFAULT_SPLITS:
+            return [tuple(Split.parse(model.split, 0) for model in models)]
+        found = []
+        for text in self.splits:
+            if re.fullmatch(r"all \d{1,4}", text):
+                found += divisions_of(int(text[4:]), len(models))
+                continue
+            parts = text.split("+")
+            if len(parts) != len(models):
+                raise ValueError(f"a split of {len(models)} models is such as 1:3+4 or all 8, got {text!r}")
+            found.append(tuple(Split.parse(part, 0) for part in parts))
+        return found
+
+
+def divisions_of(num_workers: int, num_models: int) -> list[tuple[Split, ...]]:
+    """All ways to divide so many workers, which do both, with at least one for each model. Raises ValueError."""
+    if num_workers < num_models:
+        raise ValueError(f"{num_models} models need at least as many workers, got {num_workers}")
+    cuts = combinations(range(1, num_workers), num_models - 1)
+    ways = ([0, *cut, num_workers] for cut in islice(cuts, MAX_DIVISIONS + 1))
+    found = [tuple(Split(0, end - begin) for begin, end in pairwise(way)) for way in ways]
+    if len(found) > MAX_DIVISIONS:
+        raise ValueError(f"there are over {MAX_DIVISIONS} ways to divide {num_workers} workers among {num_models}")
+    return found
 
 
 POLICIES = get_args(PolicyName)

@@ -7,9 +7,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
+from slipstream.cluster.tools.sim.hardware.virtual_clock import VirtualClock
 from slipstream.cluster.tools.sim.sim_config import FaultConfig
-from slipstream.cluster.tools.sim.sim_fleet import SimFleet
-from slipstream.cluster.tools.sim.sim_world import World
+from slipstream.cluster.tools.sim.sim_fleet import SimModelFleet
 from slipstream.cluster.tools.sim.worker.sim_worker import SimWorker
 
 FaultKind = Literal["kill", "slow", "cut", "link"]
@@ -28,9 +28,11 @@ class Fault:
 class SimFaults:
     """Plans them all at the beginning; `happened` is the list of those that found somebody."""
 
-    def __init__(self, config: FaultConfig, seed: int, world: World, fleet: SimFleet, span_s: float) -> None:
+    def __init__(
+        self, config: FaultConfig, seed: int, clock: VirtualClock, fleet: SimModelFleet, span_s: float
+    ) -> None:
         self._config = config
-        self._world = world
+        self._clock = clock
         self._fleet = fleet
         self._rng = random.Random(f"faults {seed}")
         self._num_slow: Counter[SimWorker] = Counter()
@@ -43,7 +45,7 @@ class SimFaults:
         )
         for kind, count in counts:
             for _ in range(count):
-                world.clock.at(self._rng.uniform(0.0, span_s), self._strike, kind)
+                clock.at(self._rng.uniform(0.0, span_s), self._strike, kind)
 
     def _strike(self, kind: FaultKind) -> None:
         ready = self._fleet.ready
@@ -53,7 +55,7 @@ class SimFaults:
         worker = self._fleet.worker(name)
         if worker is None:
             return
-        config, clock, network = self._config, self._world.clock, self._world.network
+        config, clock, network = self._config, self._clock, worker.network
         if kind == "link":
             others = [other for other in map(self._fleet.worker, ready) if other and other.nic is not worker.nic]
             if others:
@@ -82,8 +84,8 @@ class SimFaults:
             worker.engine.slow_down(1.0)
 
     def _heal(self, worker: SimWorker) -> None:
-        self._world.network.cut(worker.nic, False)
+        worker.network.cut(worker.nic, False)
 
     def _mend(self, ends: tuple[SimWorker, SimWorker]) -> None:
         one, other = ends
-        self._world.network.cut_link(one.nic, other.nic, False)
+        one.network.cut_link(one.nic, other.nic, False)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from slipstream.cluster.tools.report.plot import Mark, Plot, Series
 from slipstream.cluster.tools.report.report import Report
 from slipstream.cluster.tools.report.table import Cell, Table
 from slipstream.cluster.tools.sim.hardware.hardware_profile import WorkerProfile
+from slipstream.cluster.tools.sim.run_json import config_json, profile_json, run_json
+from slipstream.cluster.tools.sim.run_result import RunResult, Sample
 from slipstream.cluster.tools.sim.sim_config import SimConfig
 from slipstream.cluster.tools.sim.sim_faults import Fault
-from slipstream.cluster.tools.sim.sim_run import RunResult, Sample
 from slipstream.cluster.tools.workload.workload import Workload
 
 MAX_PLOTTED = 8  # runs in one plot
@@ -116,41 +116,9 @@ def too_long(count: int, num_requests: int, profile: WorkerProfile) -> str:
 def as_json(config: SimConfig, profile: WorkerProfile, results: Sequence[RunResult]) -> dict[str, Any]:
     """Everything that the same seed gives again; what the simulation itself took is not in it."""
     return {
-        "config": asdict(config),
-        "profile": asdict(profile),
-        "runs": [_run_json(result) for result in results],
-    }
-
-
-def _run_json(result: RunResult) -> dict[str, Any]:
-    outcomes = result.outcomes
-    return {
-        "policy": result.policy,
-        "num_prefill": result.split.num_prefill,
-        "num_decode": result.split.num_decode,
-        "num_requests": len(outcomes),
-        "num_good": outcomes.num_good,
-        "attainment": result.attainment,
-        "goodput_rps": result.goodput_rps,
-        "ttft_ms": _named(outcomes.percentiles_ms(outcomes.ttft_s)),
-        "itl_ms": _named(outcomes.percentiles_ms(outcomes.itl_s)),
-        "output_tokens_per_s": sum(outcomes.num_output) / max(result.simulated_s, 1e-9),
-        "ends": dict(outcomes.ends),
-        "placements": dict(result.placements),
-        "retries": dict(result.retries),
-        "num_preemptions": result.num_preemptions,
-        "moves": {"count": result.num_moves, "mean_pause_s": result.pause_s},
-        "cached_share": result.cached_share,
-        "utilisation": {role: result.utilisation(role) for role in result.worker_s},
-        "transfers": {
-            "count": result.num_transfers,
-            "bytes": result.transfer_bytes,
-            "most_in_flight": result.most_transfers,
-        },
-        "simulated_s": result.simulated_s,
-        "samples": [asdict(sample) for sample in result.samples],
-        "decisions": [asdict(decision) for decision in result.decisions],
-        "faults": [asdict(fault) for fault in result.faults],
+        "config": config_json(config),
+        "profile": profile_json(profile),
+        "runs": [run_json(result) for result in results],
     }
 
 
@@ -170,10 +138,6 @@ def cost_table(results: Sequence[RunResult]) -> Table:
     ]
     columns = ("run", "requests", "simulated s", "CPU s", "requests/s", "events a request", "MiB at most so far")
     return Table("What the simulation took", columns, rows)
-
-
-def _named(percentiles: dict[int, float]) -> dict[str, float | None]:
-    return {f"p{percent}": None if math.isnan(value) else value for percent, value in percentiles.items()}
 
 
 def _table(results: Sequence[RunResult]) -> Table:

@@ -1,11 +1,13 @@
-"""Clients, router and workers under virtual time: the production `Dispatcher`, and `SimWorker`s."""
+"""Clients, router and workers of a model under virtual time: the production `Dispatcher`, and `SimWorker`s. The worlds
+of several models share clock and machines."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slipstream.cluster.tools.sim.client_outcomes import Outcomes
 from slipstream.cluster.tools.sim.engine.page_names import PageNames
@@ -21,6 +23,7 @@ from slipstream.router.dispatch.table.actions import Action, Close, Emit, Finish
 from slipstream.router.protocol.block_hash import BlockChain
 from slipstream.router.protocol.generation import AdmissionError, GenerateRequest
 from slipstream.router.protocol.messages import Hello, Role, SamplingParams, StepOutput, WorkerMessage
+from slipstream.router.requests.history import History
 from slipstream.router.requests.request_state import RequestState
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
@@ -53,15 +56,36 @@ class _Client:
         self.first_s: float | None = None
 
 
-class World:
-    """`run` takes arrivals one by one, so a workload may be of any length."""
+@dataclass(slots=True)
+class Machines:
+    """The hosts with their network cards, and the workers on them, of whichever model."""
 
-    def __init__(self, config: WorldConfig) -> None:
+    nics: list[Nic] = field(default_factory=list)
+    hosts: dict[int, list[SimWorker]] = field(default_factory=dict)
+
+    def nic(self, host: int) -> Nic:
+        while len(self.nics) <= host:
+            self.nics.append(Nic())
+        return self.nics[host]
+
+    def beside(self, worker: SimWorker) -> list[SimWorker]:
+        """The workers of its host, itself among them; none if it is gone."""
+        return next((workers for workers in self.hosts.values() if worker in workers), [])
+
+
+class World:
+    """`run` takes arrivals one by one, so a workload may be of any length. A world that is not alone gets the `clock`
+    and the `machines` of the others."""
+
+    def __init__(
+        self, config: WorldConfig, clock: VirtualClock | None = None, machines: Machines | None = None
+    ) -> None:
         self.config = config
-        self.clock = VirtualClock()
+        self.clock = clock if clock is not None else VirtualClock()
+        self.machines = machines or Machines()
         profile = config.profile
         self.network = Network(self.clock, profile.link_bytes_per_s, profile.link_latency_s, profile.peer_timeout_s)
-        self.dispatcher = Dispatcher(config.dispatch, HISTORY, self._name_pages)
+        self.dispatcher = Dispatcher(config.dispatch, History(HISTORY), self._name_pages)
         slo = config.dispatch.slo
         self.outcomes = Outcomes(slo.ttft_ms / 1e3, slo.itl_ms / 1e3)
         self.workers: dict[PeerId, SimWorker] = {}
@@ -69,8 +93,6 @@ class World:
         self.busy_s: dict[Role, float] = {"prefill": 0.0, "decode": 0.0}  # of workers that are gone
         self.num_preemptions = 0
         self.num_retries = 0
-        self._nics: list[Nic] = []
-        self._hosts: dict[int, list[SimWorker]] = {}
         self._num_joined = 0
         self._clients: dict[str, _Client] = {}
         self._names: dict[str, PageNames] = {}
@@ -78,6 +100,7 @@ class World:
         self._num_arrived = 0
         self._is_arriving = False
         self._is_asked = True
+        self._due_s = math.inf
         self._prompts: OrderedDict[int, bytes] = OrderedDict()
         self._prompt_bytes = 0
         self._sampling: dict[int, SamplingParams] = {}
@@ -85,24 +108,30 @@ class World:
 
     def run(self, arrivals: Iterator[Arrival], until: Callable[[], bool] | None = None) -> None:
         """Till the last request has ended; `until` is asked with every event whether that is soon enough."""
+        self.begin(arrivals)
+        run_worlds([self], until)
+
+    def begin(self, arrivals: Iterator[Arrival]) -> None:
+        """The first request is on its way."""
         self._arrivals = arrivals
         self._next_arrival()
-        due_s: float | None = None
-        clock, dispatcher, clients = self.clock, self.dispatcher, self._clients
-        events, step = clock.events, clock.step
-        while self._is_arriving or clients:
-            if self._is_asked:  # only an event can move the dispatcher's deadline
-                self._is_asked = False
-                due_s = dispatcher.next_deadline()
-            if events and (due_s is None or events[0][0] <= due_s):
-                step()
-                if until is not None and until():
-                    return
-            elif due_s is not None:
-                clock.now_s = max(clock.now_s, due_s)
-                self.perform(dispatcher.tick(clock.now_s))
-            else:
-                raise RuntimeError(f"nothing is left to happen, and {len(clients)} requests have not ended")
+
+    @property
+    def is_running(self) -> bool:
+        """More requests come, or some have not ended."""
+        return self._is_arriving or bool(self._clients)
+
+    def due_s(self) -> float:
+        """When the dispatcher wants to be called though nothing happens; infinity where it does not."""
+        if self._is_asked:  # only an event can move the dispatcher's deadline
+            self._is_asked = False
+            due_s = self.dispatcher.next_deadline()
+            self._due_s = math.inf if due_s is None else due_s
+        return self._due_s
+
+    def tick(self) -> None:
+        """What is due now."""
+        self.perform(self.dispatcher.tick(self.clock.now_s))
 
     @property
     def num_running(self) -> int:
@@ -199,18 +228,13 @@ class World:
         hello = profile.hello(peer, role, host, config.page_tokens, config.prefix_caching)
         tickets = TicketIssuer(peer, hello.addresses, 1, profile.num_layers, HEADS, HEAD_BYTES)
         rng = random.Random(f"{config.seed} {name} {epoch}")
-        worker = SimWorker(self, hello, profile, self.nic(host), tickets, config.report_s, rng)
+        worker = SimWorker(self, hello, profile, self.machines.nic(host), tickets, config.report_s, rng)
         self.workers[peer] = worker
-        self._hosts.setdefault(host, []).append(worker)
+        self.machines.hosts.setdefault(host, []).append(worker)
         self._num_joined += 1
         self.perform(self.dispatcher.worker_joined(hello, self.clock.now_s))
         worker.begin()
         return worker
-
-    def nic(self, host: int) -> Nic:
-        while len(self._nics) <= host:
-            self._nics.append(Nic())
-        return self._nics[host]
 
     def lose_worker(self, worker: SimWorker, reason: str) -> None:
         """It has died, or gone in peace; its connection breaks."""
@@ -219,9 +243,7 @@ class World:
         self.num_preemptions += worker.engine.num_preemptions
         peer = worker.hello.worker
         del self.workers[peer]
-        for neighbours in self._hosts.values():
-            if worker in neighbours:
-                neighbours.remove(worker)
+        self.machines.beside(worker).remove(worker)
         self.perform(self.dispatcher.worker_lost(peer, self.clock.now_s, reason))
 
     def tell_progress(self, worker: SimWorker) -> None:
@@ -260,12 +282,11 @@ class World:
         profile = self.config.profile
         if not profile.shared_cores:
             return
-        for neighbours in self._hosts.values():
-            if worker in neighbours:
-                busy = [one for one in neighbours if one.engine.is_busy]
-                for one in neighbours:
-                    others = [other.hello.role for other in busy if other is not one]
-                    one.engine.share_cores(profile.stretch(one.hello.role, others) if one in busy else 1.0)
+        neighbours = self.machines.beside(worker)
+        busy = [one for one in neighbours if one.engine.is_busy]
+        for one in neighbours:
+            others = [other.hello.role for other in busy if other is not one]
+            one.engine.share_cores(profile.stretch(one.hello.role, others) if one in busy else 1.0)
 
     def drained(self, worker: SimWorker) -> None:
         if self.on_drained is not None:
@@ -275,3 +296,27 @@ class World:
         """Seconds that workers of a role have computed, all together."""
         living = sum(worker.engine.computed_s for worker in self.workers.values() if worker.hello.role == role)
         return self.busy_s[role] + living
+
+
+def run_worlds(worlds: Sequence[World], until: Callable[[], bool] | None = None) -> None:
+    """Worlds of one clock, till the last request of all has ended; `until` is asked with every event whether that is
+    soon enough."""
+    clock = worlds[0].clock
+    events, step = clock.events, clock.step
+    next_world = worlds[0]
+    while any(world.is_running for world in worlds):
+        due_s = math.inf
+        for world in worlds:
+            world_due_s = world.due_s()
+            if world_due_s < due_s:
+                due_s, next_world = world_due_s, world
+        if events and events[0][0] <= due_s:
+            step()
+            if until is not None and until():
+                return
+        elif due_s < math.inf:
+            clock.now_s = max(clock.now_s, due_s)
+            next_world.tick()
+        else:
+            running = sum(world.num_running for world in worlds)
+            raise RuntimeError(f"nothing is left to happen, and {running} requests have not ended")

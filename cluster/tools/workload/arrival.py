@@ -22,7 +22,8 @@ class Arrival:
     model stops by itself.
 
     `blocks` are ids of the prompt's blocks of `BLOCK_TOKENS` tokens, the last of which may be partial. Prompts that
-    begin alike have equal ids. Empty: nothing is known to be shared with other requests.
+    begin alike have equal ids. Empty: nothing is known to be shared with other requests. `model` is the name that it
+    asks for; "" where the workload does not say.
     """
 
     at_s: float
@@ -31,3 +32,4 @@ class Arrival:
     blocks: tuple[int, ...] = ()
     tenant: str = ""
     session: str = ""
+    model: str = ""

@@ -1,39 +1,54 @@
-"""Made-up workloads: prompts and answers of given lengths, arriving at a given rate, evenly or in bursts."""
+"""Made-up workloads: prompts and answers of given lengths, arriving at a given rate, evenly or in bursts, for one model
+or several."""
 
 from __future__ import annotations
 
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from heapq import merge
+from operator import attrgetter
+from typing import Protocol
 
 from slipstream.cluster.tools.workload.arrival import Arrival
 
 MAX_LENGTH = 1_000_000  # tokens
 BURST_S = 10.0
+SEED_STEP = 1_000_003  # between the mixes of one workload, so that they share no random numbers
+MAX_TURNS = 1000
 MIN_RATE_RPS, MAX_RATE_RPS, MAX_BURST = 1e-6, 1e9, 1000.0  # beyond these, times lose their precision
 
 
 @dataclass(frozen=True, slots=True)
 class RequestKind:
     """One kind of request. Lengths are log-normal with the given medians in tokens; `spread` is their sigma (0: all
-    have the same length). `share` is relative to the other kinds of the mix."""
+    have the same length). `share` is relative to the other kinds of the mix. `model` is the name that they ask for."""
 
     name: str
     share: float
     input_length: int
     output_length: int
     spread: float = 0.5
+    model: str = ""
+
+
+class ArrivalSource(Protocol):
+    def arrivals(self, seed: int) -> Iterator[Arrival]:
+        """An endless series of arrivals, the same for the same seed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Poisson arrivals at `rate_rps`. With `burst`, the rate goes up and down by that factor every `BURST_S`
-    seconds."""
+    """Poisson arrivals at `rate_rps`. With `burst`, the rate goes up and down by that factor: time is cut into slots of
+    `every_s` seconds, and of `turns` slots in a row it goes up in number `turn` (from 0), and down in the others."""
 
     kinds: tuple[RequestKind, ...]
     rate_rps: float = 4.0
     burst: float = 1.0
+    every_s: float = BURST_S
+    turns: int = 2
+    turn: int = 1
 
     def __post_init__(self) -> None:
         if not self.kinds:
@@ -44,6 +59,10 @@ class Mix:
             raise ValueError(f"rate must be {MIN_RATE_RPS:g} to {MAX_RATE_RPS:g} a second, got {self.rate_rps}")
         if not 1 <= self.burst <= MAX_BURST:
             raise ValueError(f"burst must be 1 to {MAX_BURST:g}, got {self.burst}")
+        if not 0 < self.every_s < math.inf:
+            raise ValueError(f"every must be over 0 s and finite, got {self.every_s}")
+        if not (2 <= self.turns <= MAX_TURNS and 0 <= self.turn < self.turns):
+            raise ValueError(f"turn must be 1/2 to {MAX_TURNS}/{MAX_TURNS}, got {self.turn + 1}/{self.turns}")
         for kind in self.kinds:
             for what, tokens in (("isl", kind.input_length), ("osl", kind.output_length)):
                 if not 1 <= tokens <= MAX_LENGTH:
@@ -54,12 +73,12 @@ class Mix:
                 raise ValueError(f"share must be over 0, got {kind.share}")
 
     def arrivals(self, seed: int) -> Iterator[Arrival]:
-        """An endless series of arrivals, the same for the same seed."""
         rng = random.Random(seed)
         shares = [kind.share for kind in self.kinds]
         at_s = 0.0
         while True:
-            rate = self.rate_rps * (self.burst if int(at_s / BURST_S) % 2 else 1.0 / self.burst)
+            is_up = int(at_s / self.every_s) % self.turns == self.turn
+            rate = self.rate_rps * (self.burst if is_up else 1.0 / self.burst)
             at_s += rng.expovariate(rate)
             kind = self.kinds[0] if len(shares) == 1 else rng.choices(self.kinds, shares)[0]
             yield Arrival(
@@ -67,7 +86,19 @@ class Mix:
                 _length(rng, kind.input_length, kind.spread),
                 _length(rng, kind.output_length, kind.spread),
                 tenant=kind.name if len(shares) > 1 else "",
+                model=kind.model,
             )
+
+
+@dataclass(frozen=True, slots=True)
+class JointMix:
+    """Several mixes at once, each with arrivals of its own."""
+
+    mixes: tuple[Mix, ...]
+
+    def arrivals(self, seed: int) -> Iterator[Arrival]:
+        each = [mix.arrivals(seed + number * SEED_STEP) for number, mix in enumerate(self.mixes)]
+        return merge(*each, key=attrgetter("at_s"))
 
 
 def _length(rng: random.Random, median: int, spread: float) -> int:
@@ -79,12 +110,19 @@ def _length(rng: random.Random, median: int, spread: float) -> int:
 CHAT = RequestKind("chat", 0.7, 300, 200)
 DOCUMENT = RequestKind("document", 0.3, 4000, 60)
 REASONING = RequestKind("reasoning", 0.3, 500, 2000)
+KEYS = ("isl", "osl", "rate", "burst", "every", "turn", "spread", "model")
 MIXES: dict[str, Mix] = {
     "chat": Mix((CHAT,)),
     "documents": Mix((DOCUMENT,)),
     "reasoning": Mix((REASONING,)),
     "mixed": Mix((CHAT, DOCUMENT), burst=2.0),
 }
+
+
+def parse_mixes(text: str) -> ArrivalSource:
+    """Parses a mix, or several that come at once, as in `chat,model=a+documents,rate=2,model=b`. Raises ValueError."""
+    mixes = [parse_mix(part) for part in text.split("+")]
+    return mixes[0] if len(mixes) == 1 else JointMix(tuple(mixes))
 
 
 def parse_mix(text: str) -> Mix:
@@ -96,10 +134,17 @@ def parse_mix(text: str) -> Mix:
     if name and name not in MIXES:
         raise ValueError(f"{name!r} is neither a file nor one of {', '.join(MIXES)}")
     values: dict[str, float] = {}
+    model, (turn, turns) = "", (1, 2)
     for pair in pairs:
         key, _, value = pair.partition("=")
-        if key not in ("isl", "osl", "rate", "burst", "spread"):
-            raise ValueError(f"{key!r} is none of isl, osl, rate, burst, spread")
+        if key not in KEYS:
+            raise ValueError(f"{key!r} is none of {', '.join(KEYS)}")
+        if key == "model":
+            model = value
+            continue
+        if key == "turn":
+            turn, turns = _turn(value)
+            continue
         try:
             values[key] = float(value)
             if not math.isfinite(values[key]):
@@ -121,4 +166,15 @@ def parse_mix(text: str) -> Mix:
                 values.get("spread", kind.spread),
             ),
         )
-    return Mix(kinds, values.get("rate", base.rate_rps), values.get("burst", base.burst))
+    if model:
+        kinds = tuple(replace(kind, model=model) for kind in kinds)
+    rate, burst = values.get("rate", base.rate_rps), values.get("burst", base.burst)
+    return Mix(kinds, rate, burst, values.get("every", base.every_s), turns, turn)
+
+
+def _turn(text: str) -> tuple[int, int]:
+    """`2/5`, the second of five slots, as its number from 0 and the number of slots."""
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and len(text) < 20):
+        raise ValueError(f"turn must be such as 2/5, the second of five, got {text!r}")
+    return int(number) - 1, int(count)

@@ -60,7 +60,8 @@ def read_trace(path: Path, limit: int | None = None) -> list[Arrival]:
         raise TraceError(path, last, reason)
     arrivals.sort(key=attrgetter("at_s"))
     for at, a in enumerate(arrivals):  # in place, because a second list of ten million would take gigabytes
-        arrivals[at] = Arrival(a.at_s - start_s, a.input_length, a.output_length, a.blocks, a.tenant, a.session)
+        at_s = a.at_s - start_s
+        arrivals[at] = Arrival(at_s, a.input_length, a.output_length, a.blocks, a.tenant, a.session, a.model)
     return arrivals
 
 
@@ -98,6 +99,7 @@ def _json_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[Row]:
                 _blocks(path, line, row.get("hash_ids"), input_length, numbers),
                 _name(path, line, "tenant", row.get("tenant")),
                 _name(path, line, "session_id", row.get("session_id")),
+                _name(path, line, "model", row.get("model")),
             ),
         )
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import count, islice
+from dataclasses import dataclass, replace
+from itertools import count, islice, takewhile
 from pathlib import Path
 
 from slipstream.cluster.tools.workload.arrival import Arrival
-from slipstream.cluster.tools.workload.mix import MIXES, Mix, parse_mix
+from slipstream.cluster.tools.workload.mix import MIXES, ArrivalSource, parse_mixes
 from slipstream.cluster.tools.workload.trace_file import read_trace
 
 DEFAULT_MIX_REQUESTS = 1000
@@ -23,15 +23,16 @@ class Workload:
 
     A trace that is shorter is replayed from its beginning, with hash ids and sessions that no replay before
     had: what was shared in the trace is shared within each replay and not between them. `speed` 2 brings requests twice
-    as fast; lengths stay.
+    as fast; lengths stay. `model`: only the requests of that model, out of `num_requests` of all models.
     """
 
     name: str
     num_requests: int
     speed: float = 1.0
     trace: tuple[Arrival, ...] = ()
-    mix: Mix | None = None
+    mix: ArrivalSource | None = None
     seed: int = 0
+    model: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.speed < math.inf:
@@ -52,11 +53,28 @@ class Workload:
         return self.num_requests
 
     def __iter__(self) -> Iterator[Arrival]:
+        arrivals = self.of_all()
+        return arrivals if self.model is None else (a for a in arrivals if a.model == self.model)
+
+    def of_all(self) -> Iterator[Arrival]:
+        """The requests of all models."""
+        return islice(self._endless(), self.num_requests)
+
+    def of_model(self, name: str) -> Workload:
+        """The requests of one model, at the times that they have beside the others."""
+        return replace(self, model=name)
+
+    def within(self, seconds: float) -> Workload:
+        """The requests of the first seconds, at least one."""
+        number = sum(1 for _ in takewhile(lambda a: a.at_s <= seconds, self._endless()))
+        return replace(self, num_requests=max(number, 1))
+
+    def _endless(self) -> Iterator[Arrival]:
         if self.mix is None:
-            yield from islice(self._replays(), self.num_requests)
+            yield from self._replays()
             return
-        for a in islice(self.mix.arrivals(self.seed), self.num_requests):
-            yield Arrival(a.at_s / self.speed, a.input_length, a.output_length, a.blocks, a.tenant, a.session)
+        for a in self.mix.arrivals(self.seed):
+            yield replace(a, at_s=a.at_s / self.speed) if self.speed != 1.0 else a
 
     @property
     def last_s(self) -> float:
@@ -64,7 +82,8 @@ class Workload:
         if self.mix is None:
             replay, at = divmod(self.num_requests - 1, len(self.trace))
             return (replay * self._period_s + self.trace[at].at_s) / self.speed
-        return deque(self, maxlen=1)[0].at_s
+        last = deque(self, maxlen=1)
+        return last[0].at_s if last else 0.0
 
     @property
     def _period_s(self) -> float:
@@ -85,19 +104,21 @@ class Workload:
                     tuple([first + block for block in a.blocks]) if a.blocks else (),
                     a.tenant,
                     f"{a.session}/{replay}" if a.session and replay else a.session,
+                    a.model,
                 )
 
 
 def open_workload(source: str, num_requests: int | None = None, speed: float = 1.0, seed: int = 0) -> Workload:
-    """Opens a workload. `source` is the path of a trace, the name of a mix, or the values of one (`parse_mix`). Without
-    `num_requests`, a trace is used as it is. Raises TraceError, or ValueError that says what is wrong."""
+    """Opens a workload. `source` is the path of a trace, the name of a mix, or the values of one or of several
+    (`parse_mixes`). Without `num_requests`, a trace is used as it is. Raises TraceError, or ValueError that says what
+    is wrong."""
     path = Path(source).expanduser()
     if source.partition(",")[0] not in MIXES and ("=" not in source or _exists(path)):
         if not source or not _exists(path):
             raise ValueError(f"{source!r} is neither a file nor one of {', '.join(MIXES)}")
         trace = tuple(read_trace(path, num_requests))
         return Workload(path.name, num_requests or len(trace), speed, trace=trace)
-    return Workload(source, num_requests or DEFAULT_MIX_REQUESTS, speed, mix=parse_mix(source), seed=seed)
+    return Workload(source, num_requests or DEFAULT_MIX_REQUESTS, speed, mix=parse_mixes(source), seed=seed)
 
 
 def _exists(path: Path) -> bool:

@@ -171,12 +171,21 @@ class Versions:
         }
         return self._next(others) if others else None
 
-    def finished(self, state: RequestState, finish: GenerationFinish) -> None:
+    def finished(self, state: RequestState, finish: GenerationFinish, now: float) -> None:
         counts, timeline = self.counts_of(state.version), state.record.timeline
         counts.ends[finish.error.kind if finish.error is not None else finish.reason] += 1
-        if timeline.first_token is not None:
-            counts.num_first_tokens += 1
-            counts.ttft_s += timeline.first_token - timeline.queued
+        if timeline.first_token is None:
+            return
+        ttft_s = timeline.first_token - timeline.queued
+        counts.num_first_tokens += 1
+        counts.ttft_s += ttft_s
+        counts.ttft_moments.add(ttft_s)
+        num_intervals = finish.usage.num_output_tokens - 1
+        if num_intervals > 0 and finish.error is None:
+            itl_s = (now - timeline.first_token) / num_intervals
+            counts.num_itls += 1
+            counts.itl_s += itl_s
+            counts.itl_moments.add(itl_s)
 
     def moved(self, state: RequestState, version: str) -> None:
         self.counts_of(version).num_moved_in += 1

@@ -45,6 +45,7 @@ from slipstream.router.protocol.messages.presence import (
     PeerLost,
     Ping,
     Pong,
+    Postponed,
     Rejected,
     ResyncBlocks,
     Role,
@@ -93,6 +94,7 @@ __all__ = [
     "PeerLost",
     "Ping",
     "Pong",
+    "Postponed",
     "Prefill",
     "Rejected",
     "Reserve",
@@ -145,6 +147,7 @@ WorkerMessage = (
 RouterMessage = (
     Welcome
     | Rejected
+    | Postponed
     | Generate
     | Reserve
     | Prefill

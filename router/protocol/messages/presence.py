@@ -2,7 +2,7 @@
 
 worker                     router
   |------ Hello ------------->|      once a connection
-  |<----- Welcome, Rejected --|
+  |<----- Welcome, Rejected --|      or Postponed
   |------ Credits ----------->|      when more or less is free
   |------ BlocksChanged ----->|      when the prefix cache changes; whole after ResyncBlocks
   |------ Stats, StepTimes -->|      now and then
@@ -176,7 +176,15 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The router refuses this worker (wrong token, version or model), which should not come back unchanged."""
+    """The router refuses this worker (wrong token or version), which should not come back unchanged."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Postponed:
+    """The router does not serve this worker's model, but may be given it a moment later. The connection ends, and the
+    worker should come back."""
 
     reason: str
 

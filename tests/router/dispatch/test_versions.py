@@ -393,8 +393,23 @@ def test_ends_and_times_are_counted_by_version(both):
     for version in ("1", "2"):
         counts = both.counts(version)
         assert (counts.num_requests, counts.num_first_tokens, counts.ttft_s) == (2, 2, 4.0)
+        assert counts.ttft_moments.typical_s == pytest.approx(2.0)
+        assert counts.num_itls == 0, "an answer of one token has no time between tokens"
+
         assert counts.ends == {"stop": 2}
     assert [action.token_ids for action in both.actions if isinstance(action, Emit)] == [(7,)] * 4
+
+
+def test_the_mean_time_between_tokens_of_each_answer_is_counted_by_version(both):
+    request_id = both.submit()
+    worker = OLD if both.version(request_id) == "1" else NEW
+    both.token(worker, request_id, 0)
+    for index in (1, 2):
+        both.now += 0.5 * index
+        both.token(worker, request_id, index, finish="stop" if index == 2 else None)
+    counts = both.counts(both.version(request_id))
+    assert (counts.num_itls, counts.itl_s) == (1, 0.75)
+    assert counts.itl_moments.typical_s == pytest.approx(0.75)
 
 
 def test_a_version_that_nobody_has_ever_served_is_refused(both):

@@ -23,7 +23,7 @@ from tests.support.router.fake_cluster import MODEL, MODEL_DIR, events_of, run
 async def routing(fronts: int = 1) -> AsyncIterator[tuple[Router, Addresses, dict[str, PlayedWorker]]]:
     """Ready, with a decode worker of each of two versions."""
     config = replace(CONFIG, frontends=fronts, dispatch=replace(CONFIG.dispatch, max_attempts=3))
-    router = Router(config, ModelSource(MODEL, MODEL_DIR), TOKEN)
+    router = Router(config, [ModelSource(MODEL, MODEL_DIR)], TOKEN)
     addresses = await router.start()
     workers = {v: PlayedWorker("decode", addresses, name=f"decode-{v}", version=v) for v in ("v1", "v2")}
     try:
@@ -57,7 +57,7 @@ def test_answers_name_their_version_and_keep_the_split(fronts: int) -> None:
     async def main() -> None:
         async with routing(fronts) as (router, addresses, _):
             await until_told(addresses, fronts)
-            router.service.set_split({"v1": 90, "v2": 10})
+            router.service.set_split(MODEL, {"v1": 90, "v2": 10})
             seen: Counter[str] = Counter()
             for _ in range(50):
                 status, answer = await complete(addresses)
@@ -83,7 +83,7 @@ def test_answers_name_their_version_and_keep_the_split(fronts: int) -> None:
 def test_all_choices_of_an_answer_come_from_one_version() -> None:
     async def main() -> None:
         async with routing() as (router, addresses, _):
-            router.service.set_split({"v1": 50, "v2": 50})
+            router.service.set_split(MODEL, {"v1": 50, "v2": 50})
             for _ in range(4):
                 status, answer = await complete(addresses, n=3)
                 assert (status, len(answer["choices"])) == (200, 3)
@@ -96,7 +96,7 @@ def test_all_choices_of_an_answer_come_from_one_version() -> None:
 def test_models_status_and_metrics_tell_of_versions() -> None:
     async def main() -> None:
         async with routing() as (router, addresses, workers):
-            router.service.set_split({"v1": 100, "v2": 0})
+            router.service.set_split(MODEL, {"v1": 100, "v2": 0})
             for _ in range(3):
                 assert (await complete(addresses))[0] == 200
             models = orjson.loads((await ask(addresses.http, "GET", "/v1/models"))[1])
@@ -123,12 +123,12 @@ def test_models_status_and_metrics_tell_of_versions() -> None:
 def test_a_stream_whose_version_goes_away_goes_on_with_the_other_one() -> None:
     async def main() -> None:
         async with routing() as (router, addresses, workers):
-            router.service.set_split({"v1": 0, "v2": 100})
+            router.service.set_split(MODEL, {"v1": 0, "v2": 100})
             workers["v2"].may_go_on.clear()
             body = completion(max_tokens=4, ignore_eos=True, stream=True)
             exchange = await Exchange.begin(addresses.http, "POST", "/v1/completions", body)
             begun = await exchange.reader.readuntil(b'"v2"')
-            router.service.set_split({"v1": 100, "v2": 0})
+            router.service.set_split(MODEL, {"v1": 100, "v2": 0})
             workers["v2"].leave()
             rest = await exchange.reader.read()
             exchange.writer.close()

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.access.access import Access
-from slipstream.router.observability.front_counts import MAX_VERSIONS, FrontMetrics, Histogram
+from slipstream.router.observability.front_counts import MAX_VERSIONS, FrontMetrics, Histogram, ModelCounts
 from slipstream.router.observability.metrics_page import MetricsPage, kv_usage
 from slipstream.router.protocol.generation import Usage
 from slipstream.router.protocol.messages import STEP_SEQUENCES, STEP_TOKENS, Stats
@@ -38,7 +38,7 @@ def test_buckets_are_cumulative_and_a_bound_belongs_to_its_bucket(values: list[f
 
 
 def test_tokens_that_came_together_share_their_gap() -> None:
-    metrics = FrontMetrics()
+    metrics = ModelCounts()
     meter = metrics.begin(time.monotonic())
     for count in (1, 4, 1):
         meter.tokens(count)
@@ -48,7 +48,7 @@ def test_tokens_that_came_together_share_their_gap() -> None:
 
 
 def test_tokens_that_come_with_the_first_have_gaps_too() -> None:
-    metrics = FrontMetrics()
+    metrics = ModelCounts()
     meter = metrics.begin(time.monotonic())
     meter.tokens(3)
     latencies = metrics.latencies.unplaced
@@ -57,7 +57,7 @@ def test_tokens_that_come_with_the_first_have_gaps_too() -> None:
 
 
 def test_a_finished_request_counts_once_with_its_stages() -> None:
-    metrics = FrontMetrics()
+    metrics = ModelCounts()
     meter = metrics.begin(time.monotonic())
     meter.served_by("v1")
     meter.tokens(2)
@@ -71,7 +71,7 @@ def test_a_finished_request_counts_once_with_its_stages() -> None:
 
 
 def test_a_request_that_never_got_a_token_has_no_latencies() -> None:
-    metrics = FrontMetrics()
+    metrics = ModelCounts()
     metrics.begin(time.monotonic()).finish("abort", 0, None, Timeline(queued=1.0))
     assert metrics.ends == {"abort": 1}
     counts = {name: histogram.count for name, histogram in metrics.latencies.unplaced.histograms().items()}
@@ -79,10 +79,10 @@ def test_a_request_that_never_got_a_token_has_no_latencies() -> None:
 
 
 def test_latencies_are_shown_for_a_bounded_number_of_versions() -> None:
-    front = FrontMetrics()
+    front = FrontMetrics(["demo"])
     for number in range(MAX_VERSIONS + 3):
-        front.latencies.of("v0").whole_s.observe(1.0)
-        front.latencies.of(f"v{number}").whole_s.observe(2.0)
+        front.of("demo").latencies.of("v0").whole_s.observe(1.0)
+        front.of("demo").latencies.of(f"v{number}").whole_s.observe(2.0)
     page = MetricsPage("demo", front, lambda: Snapshot({}, 0, {}, (), Totals()), lambda: 0, Access()).render().decode()
     families = {family.name: family for family in text_string_to_metric_families(page)}
     samples = families["vllm:e2e_request_latency_seconds"].samples

@@ -105,6 +105,9 @@ class WorkerProfile:
     `kv_transfer.peer_timeout_s` of a real cluster).
 
     `hears_between_steps`: pages are reserved at the end of the step that is under way, as engines do.
+    `model_swap_s`: from the end of its work for one model until a worker is ready for another one. `price_per_hour` is
+    what a worker costs, in whichever currency; None: that is not known.
+
     `shared_cores`: workers of a host compute on the same cores, as on a small machine. A prompt takes
     `prefill_beside_decode` times as long while somebody decodes there, and a decode step `decode_beside_prefill` times
     while somebody computes a prompt; two that do the same take twice as long each. Both factors together are more than
@@ -134,6 +137,8 @@ class WorkerProfile:
     shared_cores: bool = False
     prefill_beside_decode: float = 1.55
     decode_beside_prefill: float = 10.0
+    model_swap_s: float = 5.0
+    price_per_hour: float | None = None
 
     def __post_init__(self) -> None:
         _check(self)
@@ -142,6 +147,8 @@ class WorkerProfile:
         for key in ("prefill_beside_decode", "decode_beside_prefill"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
+        if self.price_per_hour is not None and not 0 <= self.price_per_hour <= MAX_VALUE:
+            raise ValueError(f"price_per_hour must be from 0 to {MAX_VALUE:g}, got {self.price_per_hour!r:.40}")
         if self.noise > 1:
             raise ValueError(f"noise must be at most 1, got {self.noise}")
 
@@ -229,7 +236,13 @@ def _check(profile: WorkerRoleProfile | WorkerProfile) -> None:
                 raise ValueError(f"{field.name} must be {least} to {MAX_VALUE:g}, got {value!r:.40}")
 
 
-_TYPES: dict[str, type | tuple[type, ...]] = {"float": (int, float), "int": int, "str": str, "bool": bool}
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "float": (int, float),
+    "float | None": (int, float, type(None)),
+    "int": int,
+    "str": str,
+    "bool": bool,
+}
 
 
 def _made(cls: type[Any], values: Mapping[str, Any], where: str) -> Any:

@@ -472,7 +472,7 @@ def test_what_the_router_would_refuse_of_tokenizer_and_template_is_found_without
     assert found.startswith("model.path: ")
     assert problem in found
     with pytest.raises(TokenizerError, match=re.escape(found.removeprefix("model.path: "))):
-        asyncio.run(Router(config.router, ModelSource("tiny", Path(config.model.path)), "token").start())
+        asyncio.run(Router(config.router, [ModelSource("tiny", Path(config.model.path))], "token").start())
 
 
 def test_a_chat_template_that_writes_what_the_model_does_not_have_is_refused(folder: Path) -> None:

@@ -8,11 +8,12 @@ import pytest
 from click.testing import CliRunner
 
 from slipstream.cluster.tools.sim.hardware.hardware_profile import WorkerProfile
+from slipstream.cluster.tools.sim.run_result import RunResult
 from slipstream.cluster.tools.sim.sim_command import sim_command
 from slipstream.cluster.tools.sim.sim_config import FaultConfig, SimConfig, SimConfigError, Split, load_sim_config
 from slipstream.cluster.tools.sim.sim_fleet import SimFleet
 from slipstream.cluster.tools.sim.sim_report import as_json, report_of
-from slipstream.cluster.tools.sim.sim_run import RunResult, SimRun, find_profile
+from slipstream.cluster.tools.sim.sim_run import SimRun, find_profile
 from slipstream.cluster.tools.sim.sim_world import World, WorldConfig
 from slipstream.cluster.tools.workload.workload import Workload, open_workload
 from slipstream.router.config.router_config import DispatchConfig, MigrationConfig

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import threading
 from itertools import islice
@@ -209,9 +210,39 @@ def test_bursts_keep_two_rates() -> None:
     assert quiet / len(arrivals) == pytest.approx(1 / 17, abs=0.02)
 
 
+def test_of_several_mixes_in_turn_each_is_busy_in_its_own_slots() -> None:
+    text = "chat,rate=10,burst=5,every=5,turn=1/3,model=a+documents,rate=10,burst=5,every=5,turn=3/3,model=b"
+    workload = open_workload(text, 4000, seed=2)
+    arrivals = list(workload)
+    assert [a.at_s for a in arrivals] == sorted(a.at_s for a in arrivals)
+    for model, slot in (("a", 0), ("b", 2)):
+        own = list(workload.of_model(model))
+        assert own == [a for a in arrivals if a.model == model]
+        assert sum(int(a.at_s / 5) % 3 == slot for a in own) / len(own) == pytest.approx(25 / 27, abs=0.02)
+
+
+def test_a_workload_of_so_many_seconds_ends_with_its_last_request_in_them() -> None:
+    whole = list(open_workload("chat,rate=20", 1000))
+    some = list(open_workload("chat,rate=20").within(10.0))
+    assert some == [a for a in whole if a.at_s <= 10.0]
+
+
+def test_a_trace_names_the_models_of_its_requests(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    rows = [{"timestamp": at, "input_length": 5, "output_length": 5, "model": "ab"[at % 2]} for at in range(4)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    workload = open_workload(str(path), 6)  # replayed once
+    assert [a.model for a in workload] == ["a", "b", "a", "b", "a", "b"]
+    assert [round(a.at_s * 1e3) for a in workload.of_model("b")] == [1, 3, 5]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("chat,turn=3/2", "turn must be 1/2 to"),
+        ("chat,turn=2", "turn must be such as 2/5"),
+        ("chat,every=0", "every must be over 0 s"),
+        ("chat+colour=1", "'colour' is none of"),
         ("chat,rate=0", "rate must be over 0"),
         ("chat,rate=1e-300", "rate must be 1e-06 to 1e\\+09 a second"),
         ("chat,burst=1e300", "burst must be 1 to 1000"),

@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from slipstream.router.api.exchange_context import ExchangeContext
+from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.router_config import HttpConfig, RouterConfig
 from slipstream.router.frontends.front import Front
@@ -55,7 +56,7 @@ async def router(path: Path, tokenizer: Tokenizer, hold_at: int | None) -> Async
     failover = await asyncio.to_thread(FailoverSession.of_holder, path)
     assert failover is not None
     http = HttpConfig(host="127.0.0.1", port=0, sse_ping_s=PING_S)
-    handler = Front(ServedModel(MODEL, tokenizer), service, lambda: None, lambda: 0, RouterConfig(http))
+    handler = Front(Catalog.of([ServedModel(MODEL, tokenizer)]), service, lambda: None, lambda: 0, RouterConfig(http))
     server = FailoverServer(http, handler, ExchangeContext, failover)
     port = await server.start()
     await server.take_over()

@@ -103,7 +103,7 @@ async def routing(
 ) -> AsyncIterator[tuple[Addresses, list[PlayedWorker]]]:
     """A router with played workers that are ready."""
     config: RouterConfig = replace(CONFIG, tracing=tracing, dispatch=replace(CONFIG.dispatch, **dispatch))
-    router = Router(config, ModelSource(MODEL, MODEL_DIR), TOKEN, has_prefill_pool="prefill" in roles)
+    router = Router(config, [ModelSource(MODEL, MODEL_DIR, has_prefill_pool="prefill" in roles)], TOKEN)
     addresses = await router.start()
     workers = []
     try:

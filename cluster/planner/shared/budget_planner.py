@@ -1,0 +1,239 @@
+"""Divides the workers of a cluster among its models.
+
+    each model:  signals, fleet --> its SLO planner: is it short of workers? how many could it spare?
+    some are:    what all would keep with fewer and more --> the best division of the budget --> sources of workers:
+                     1. models that keep their levels without them, with room to spare     a move: seconds
+                     2. the budget that is free                                            a start: a minute
+                     3. models whose loss weighs less than the gain                        a move
+    each model:  its SLO planner decides within the workers that it has and those that it may get
+
+So how many workers a model needs, and in which roles, is decided as in a cluster of one model, with the same
+hysteresis; here is decided from where they come. A model that gives a worker has made a change as well: it settles, and
+to take that back waits, twice as long each time. A gain counts for the part of the horizon that is left after the swap,
+and has to be `WORTH` more than the loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from slipstream.cluster.config.budget_config import BudgetConfig
+from slipstream.cluster.config.planner_config import PlannerConfig
+from slipstream.cluster.fleet.fleet_port import FleetState
+from slipstream.cluster.planner.planner_decision import (
+    AddWorkers,
+    MoveWorker,
+    PlannerAction,
+    PlannerDecision,
+    WorkerTransfer,
+)
+from slipstream.cluster.planner.shared.division import ShareOption, divide
+from slipstream.cluster.planner.shared.model_share import FreeBudget, ModelShare
+from slipstream.cluster.planner.shared.model_view import ModelView
+from slipstream.cluster.planner.shared.offers import Offer, gain_of, offers
+from slipstream.cluster.planner.slo_planner import SloPlanner
+from slipstream.router.status.load_signals import Signals
+
+MOST_WORKERS = 1_000_000  # of one model: the budget is the limit
+
+
+class BudgetPlanner:
+    """See `shared_planner.SharedPlanner`. One object for the life of a cluster."""
+
+    def __init__(self, config: PlannerConfig, shares: Sequence[ModelShare], budget: BudgetConfig) -> None:
+        self._config = config
+        self._budget = budget
+        self._shares = {share.name: share for share in shares}
+        self._planners: dict[str, SloPlanner] = {}
+        self._first_total = 0
+
+    def decide(
+        self, signals: Mapping[str, Signals], fleets: Mapping[str, FleetState], now: float
+    ) -> dict[str, PlannerDecision]:
+        """A decision for each model that there are signals of."""
+        names = [name for name in self._shares if name in signals and name in fleets]
+        views = [self._view(self._shares[name], signals[name], fleets[name], now) for name in names]
+        self._first_total = max(self._first_total, sum(view.total for view in views))
+        look = _Look(self._config, self._limits(), views)
+        return look.decide()
+
+    def _view(self, share: ModelShare, signals: Signals, fleet: FleetState, now: float) -> ModelView:
+        config = replace(self._config, max_workers=MOST_WORKERS, scale_to_zero=share.min_workers == 0)
+        planner = self._planners.get(share.name)
+        if planner is None:
+            prices = replace(share.prices, is_objective=config.objective == "cost")
+            planner = self._planners[share.name] = SloPlanner(config, prices, share.min_workers)
+        return ModelView(share, planner, config, signals, fleet, now)
+
+    def _limits(self) -> BudgetConfig:
+        """The budget; where it does not limit workers, `max_workers` of the planner or as many as there were."""
+        if self._budget.workers is not None:
+            return self._budget
+        return replace(self._budget, workers=self._config.max_workers or max(self._first_total, 1))
+
+
+class _Look:
+    """All models at one moment."""
+
+    def __init__(self, config: PlannerConfig, budget: BudgetConfig, views: Sequence[ModelView]) -> None:
+        self._config, self._budget, self._views = config, budget, views
+        self._free = FreeBudget.of(budget, [(view.share, view.fleet) for view in views])
+        self._decisions: dict[str, PlannerDecision] = {}
+        self._given: dict[str, list[Offer]] = {}  # by giver
+        self._takers: dict[str, list[str]] = {}  # by giver
+        self._fair: dict[str, int] = {}
+
+    def decide(self) -> dict[str, PlannerDecision]:
+        views = self._views
+        needy = [view for view in views if view.is_waking or view.is_short]
+        if needy or self._free.num_workers < 0:
+            self._fair = self._division()
+        needy = [view for view in needy if view.is_waking or self._fair[view.name] > view.total]
+        for view in sorted(needy, key=_urgency):
+            if view.name not in self._given:
+                self._supply(view)
+        for view in views:
+            if view.name in self._given:
+                self._decisions[view.name] = self._give(view)
+            elif view.name not in self._decisions:
+                self._decisions[view.name] = self._alone(view)
+        return {view.name: self._decisions[view.name] for view in views}
+
+    def _division(self) -> dict[str, int]:
+        """How many workers each model should have, by weight where there are too few for all."""
+        most = self._budget.workers
+        assert most is not None
+        options = {view.name: _options(view, most) for view in self._views}
+        chosen = divide(options, most, math.inf if self._budget.gpus is None else self._budget.gpus)
+        if chosen is None:  # even the least is too much: each keeps what it has
+            return {view.name: view.total for view in self._views}
+        return {name: option.num_workers for name, option in chosen.items()}
+
+    def _supply(self, view: ModelView) -> None:
+        """Decides for a model that is short of workers."""
+        share, context = view.share, view.context
+        wanted = max(self._fair[view.name] - view.total, 1)
+        room = self._free.room(share.decode, view.fleet)
+        others = [one for one in self._views if one is not view and one.name not in self._decisions]
+        found, rejected = offers(view, others, self._fair, wanted, room, self._config)
+        num_free = min(room, wanted - len(found))
+        if view.is_waking and not found and not num_free:
+            why = f"{view.signals.num_waiting} requests wait, and no other model can spare a worker"
+            decision = view.planner.hold(context, "best_there_is", why)
+            self._decisions[view.name] = replace(decision, transfers=tuple(rejected))
+            return
+        _limit(view, view.total + len(found) + num_free)
+        context.is_swap = bool(found)
+        context.grow_s = view.planner.swap_s if found else view.planner.start_s
+        decision = view.planner.decide_in(context)
+        actions: list[PlannerAction] = []
+        taken: list[Offer] = []
+        for action in decision.actions:
+            if isinstance(action, AddWorkers):
+                suitable = [one for one in found if one not in taken and one.suits(view, action.role)][: action.count]
+                taken += suitable
+                actions += [MoveWorker(one.name, view.name, action.role) for one in suitable]
+                left = min(action.count - len(suitable), self._free.room(share.of(action.role), view.fleet))
+                if left:
+                    actions.append(AddWorkers(action.role, left))
+                    self._free = self._free.without(left, share.of(action.role))
+            else:
+                actions.append(action)
+        for offer in found:
+            if offer not in taken:
+                offer.giver.gone.discard(offer.name)
+        transfers = self._transfers(view, taken)
+        why = "; ".join([decision.why, *(one.why for one in transfers)])
+        transfers += rejected
+        self._decisions[view.name] = replace(decision, why=why, actions=tuple(actions), transfers=tuple(transfers))
+
+    def _transfers(self, taker: ModelView, taken: Sequence[Offer]) -> list[WorkerTransfer]:
+        """What is said of workers that change their model."""
+        transfers = []
+        num_before = 0
+        for name in dict.fromkeys(offer.giver.name for offer in taken):
+            own = [offer for offer in taken if offer.giver.name == name]
+            giver, number = own[0].giver, len(own)
+            gain = gain_of(taker, num_before, number, self._config)
+            num_before += number
+            before, after = giver.served(giver.left + number), giver.served(giver.left) if giver.left else 1.0
+            loss = giver.share.weight * max(before - after, 0.0)
+            why = f"{name} gives {_workers(number)} to {taker.name}: {_kept(taker, giver, num_before)}"
+            transfers.append(WorkerTransfer(name, taker.name, number, round(gain, 4), round(loss, 4), why))
+            self._given.setdefault(name, []).extend(own)
+            self._takers.setdefault(name, []).append(why)
+        return transfers
+
+    def _give(self, view: ModelView) -> PlannerDecision:
+        then = view.left_after(len(self._given[view.name]))
+        assert then is not None
+        return view.planner.give(view.context, then, "; ".join(self._takers[view.name]))
+
+    def _alone(self, view: ModelView) -> PlannerDecision:
+        """Within the workers that it has, or has to have; with fewer where the budget has become smaller."""
+        most = view.total
+        if self._free.num_workers < 0:
+            most = max(min(most, self._fair[view.name]), most + int(self._free.num_workers))
+        elif most < view.share.min_workers:
+            most += min(view.share.min_workers - most, self._free.room(view.share.decode, view.fleet))
+        _limit(view, most)
+        decision = view.planner.decide_in(view.context)
+        for action in decision.actions:
+            if isinstance(action, AddWorkers):
+                self._free = self._free.without(action.count, view.share.of(action.role))
+        return decision
+
+
+def _options(view: ModelView, max_workers: int) -> list[ShareOption]:
+    """What the model would make of each number of workers, up to the first that is enough."""
+    share, least = view.share, view.share.min_workers
+    options = []
+    for number in range(min(least, max_workers), max_workers + 1):
+        served = view.served(number) if number else float(view.is_idle)
+        if view.is_waking:  # what more would do is not known until the first is there
+            served = float(number > 0)
+        pools = view.best_split(number)
+        size = view.planner.prices.size(pools)
+        options.append(ShareOption(number, share.num_gpus(pools), share.weight * served, size))
+        if served >= 1.0:
+            break
+    return options
+
+
+def _limit(view: ModelView, num_workers: int) -> None:
+    most = max(num_workers, 1)
+    limits = view.context.limits
+    view.context.limits = replace(
+        limits,
+        max_workers=most,
+        max_prefill=min(limits.max_prefill, most),
+        max_decode=min(limits.max_decode, most),
+        min_workers=min(limits.min_workers, most),
+    )
+
+
+def _urgency(view: ModelView) -> tuple[bool, float]:
+    """Those first whose requests have no worker at all, then those that lose most."""
+    lost = 1.0 if view.is_waking else 1.0 - view.served(view.total)
+    return not view.is_waking, -view.share.weight * lost
+
+
+def _workers(number: int) -> str:
+    return f"{number} worker{'s' if number > 1 else ''}"
+
+
+def _kept(taker: ModelView, giver: ModelView, number: int) -> str:
+    """`chat kept 62% of its requests, with 1 more 97%; draft keeps 100% with 1 less`."""
+    if taker.is_waking:
+        said = f"{taker.signals.num_waiting} requests wait there for a first one"
+    else:
+        said = (
+            f"{taker.name} keeps {taker.kept(taker.total):.0%} of its requests, with {number} more "
+            f"{taker.kept(taker.total + number):.0%}"
+        )
+    fewer = giver.total - giver.left
+    if not giver.left or giver.forecast is None:
+        return f"{said}; {giver.name} has had no request for {giver.planner.quiet_s(giver.now):.0f} s"
+    return f"{said}; {giver.name} keeps {giver.kept(giver.left):.0%} with {fewer} less"

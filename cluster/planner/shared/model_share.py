@@ -1,0 +1,77 @@
+"""What a planner is to know of each model that shares the budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from slipstream.cluster.config.budget_config import BudgetConfig
+from slipstream.cluster.fleet.fleet_port import FleetState
+from slipstream.cluster.planner.pool_options import Pools
+from slipstream.cluster.planner.pool_prices import NO_PRICES, PoolPrices
+from slipstream.router.protocol.messages import Role
+
+MAX_ROOM = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerNeeds:
+    """What a worker of one role takes: `tp` ranks, and `num_gpus` in all. A worker can move to another model or role
+    only where that needs the same."""
+
+    num_gpus: float = 0.0
+    tp: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShare:
+    """`weight` decides whose requests keep their levels where there are too few workers for all. The planner leaves the
+    model `min_workers`; 0: none, while there are no requests."""
+
+    name: str
+    weight: float = 1.0
+    min_workers: int = 1
+    prefill: WorkerNeeds = WorkerNeeds()
+    decode: WorkerNeeds = WorkerNeeds()
+    prices: PoolPrices = NO_PRICES
+
+    def of(self, role: Role) -> WorkerNeeds:
+        return self.prefill if role == "prefill" else self.decode
+
+    def num_gpus(self, pools: Pools) -> float:
+        return pools.num_prefill * self.prefill.num_gpus + pools.num_decode * self.decode.num_gpus
+
+
+@dataclass(frozen=True, slots=True)
+class FreeBudget:
+    """What nobody has: workers and GPUs; infinity where there is no limit."""
+
+    num_workers: float
+    num_gpus: float
+
+    @classmethod
+    def of(cls, budget: BudgetConfig, models: Iterable[tuple[ModelShare, FleetState]]) -> FreeBudget:
+        """Workers that leave have their place until they are gone."""
+        workers, gpus = 0, 0.0
+        for share, fleet in models:
+            for member in fleet.members:
+                workers += 1
+                gpus += share.of(member.role).num_gpus
+        return cls(
+            math.inf if budget.workers is None else budget.workers - workers,
+            math.inf if budget.gpus is None else budget.gpus - gpus,
+        )
+
+    def room(self, needs: WorkerNeeds, fleet: FleetState) -> int:
+        """For how many more workers of a model, by the budget and by its machines."""
+        room = max(self.num_workers, 0.0)
+        if needs.num_gpus > 0.0:
+            room = min(room, max(self.num_gpus, 0.0) / needs.num_gpus + 1e-9)
+        if fleet.max_members is not None:
+            room = min(room, max(fleet.max_members - len(fleet.members), 0))
+        return int(min(room, MAX_ROOM))
+
+    def without(self, number: int, needs: WorkerNeeds) -> FreeBudget:
+        """After so many more workers."""
+        return FreeBudget(self.num_workers - number, self.num_gpus - number * needs.num_gpus)
