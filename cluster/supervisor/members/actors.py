@@ -135,6 +135,7 @@ class RouterHost(ProcessHost):
         keeper: Path | None,
         is_ending: bool,
         manifests: tuple[ByName[Manifest], ...],
+        kv_budget_bytes: int | None,
     ) -> None:
         """Serves until stopped; one that `is_ending` only goes on with the clients of the previous router. Raises
         OSError if a port is taken, FilesChanged if what it reads of the model belongs to none of the `manifests`."""
@@ -156,6 +157,7 @@ class RouterHost(ProcessHost):
             worker_token,
             holder_path=keeper,
             is_ending=is_ending,
+            kv_budget_bytes=kv_budget_bytes,
         )
         uvloop.run(serve_until_stopped(router, workers, self._serving))
 
@@ -189,6 +191,10 @@ class RouterHost(ProcessHost):
     def set_split(self, split: dict[str, float] | None) -> None:
         """Sets each version's share of new requests."""
         self._ask(lambda router: router.service.set_split(router.only_model, split))
+
+    def set_mirror(self, version: str, percent: float | None) -> None:
+        """Has requests copied to a version, or ends that."""
+        self._ask(lambda router: router.service.set_mirror(router.only_model, version, percent))
 
     def signals(self) -> Signals:
         """The recent load and how well it was served: what a planner decides from."""

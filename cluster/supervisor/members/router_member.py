@@ -116,6 +116,7 @@ class RouterMember:
             holder,
             self._is_ending,
             tuple(map(by_name, self._manifests)),
+            self._deployment.config.budget.memory_bytes,
         )
         listening, run = (asyncio.ensure_future(_result(ref)) for ref in (self._actor.listening.remote(), self._run))
         try:
@@ -190,6 +191,11 @@ class RouterMember:
         self._config = dataclasses.replace(self._config, dispatch=dispatch)
         if self._run is not None:
             await self._ask(lambda actor: actor.set_split.remote(split))
+
+    async def set_mirror(self, version: str, percent: float | None) -> None:
+        """Has so many percent of the requests copied to a version that gets no others; None: ends that. The next
+        incarnation copies none before it is asked to."""
+        await self._ask(lambda actor: actor.set_mirror.remote(version, percent))
 
     async def signals(self) -> Signals:
         """The recent load and how well it was served: what a planner decides from."""
