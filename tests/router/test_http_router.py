@@ -57,9 +57,16 @@ class PlayedWorker:
     """A worker that says `WORD` until max_tokens, from the second token on only when `may_go_on` is set."""
 
     def __init__(
-        self, role: Role, addresses: Addresses, epoch: int = 1, name: str | None = None, version: str = ""
+        self,
+        role: Role,
+        addresses: Addresses,
+        epoch: int = 1,
+        name: str | None = None,
+        version: str = "",
+        model: str = MODEL,
     ) -> None:
         self.role = role
+        self.model = model
         self.version = version
         self.peer = PeerId(name or f"{role}-0", epoch)
         self.endpoint = addresses.workers
@@ -83,7 +90,7 @@ class PlayedWorker:
                 self.peer,
                 self.role,
                 token=TOKEN,
-                model=MODEL,
+                model=self.model,
                 max_slots=8,
                 max_model_len=1000,
                 model_version=self.version,
