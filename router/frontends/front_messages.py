@@ -66,6 +66,7 @@ class Submit:
     wants_record: bool
     resumed: Resumed | None
     model: str
+    versions: tuple[str, ...]
 
     @classmethod
     def of(cls, request: GenerateRequest, number: int) -> Submit:
