@@ -8,7 +8,7 @@ from functools import partial
 from itertools import islice
 
 from slipstream.kv_transfer.api.ticket import PeerId
-from slipstream.router.protocol.messages import Hello, Role, Stats
+from slipstream.router.protocol.messages import Hello, PagesHeld, Role, Stats
 from slipstream.router.registry.broken_links import Links
 from slipstream.router.registry.credits import CreditLedger
 from slipstream.router.registry.load_order import LoadOrder
@@ -27,6 +27,7 @@ class WorkerState:
     draining: bool = False
     num_migrations: int = 0  # sequences that are moving away from here or to here
     stats: Stats | None = None
+    pages: PagesHeld | None = None  # of a worker with a limit
     load: WorkerLoad = field(default_factory=WorkerLoad)
     times: ServiceTimes = field(default_factory=ServiceTimes)
     peer: PeerId = field(init=False)
