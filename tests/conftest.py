@@ -40,6 +40,7 @@ SLOW_FILES = (
     "router/frontends/test_front_deaths.py",
     "workers/test_worker_handoff.py",
     "router/frontends/test_fronts.py",
+    "router/frontends/test_front_models.py",
     "cluster/driver/test_guardian.py",
     "router/api/openai/test_structured_output.py",
     "router/protocol/test_wire_codec.py",

@@ -56,14 +56,21 @@ WORTH = 0.05  # of the requests: roles are not switched for less, as the model i
 class SloPlanner:
     """The default planner. See `planner_decision.Planner`."""
 
-    def __init__(self, config: PlannerConfig, prices: PoolPrices = NO_PRICES, min_workers: int = 0) -> None:
-        """`min_workers` of both roles together, unless the cluster scales to zero."""
+    def __init__(
+        self,
+        config: PlannerConfig,
+        prices: PoolPrices = NO_PRICES,
+        min_workers: int = 0,
+        change_horizon_s: float | None = None,
+    ) -> None:
+        """`min_workers` of both roles together, unless the cluster scales to zero. `change_horizon_s`: over which a
+        change has to pay, if not over `horizon_s`."""
         self._config = config
         self.prices = prices
         self._min_workers = min_workers
         self._watch = DemandWatch()
         self.corrections = Corrections()
-        self._history = ChangeHistory(config)
+        self._history = ChangeHistory(config, change_horizon_s)
         self._router_id = ""
         self._first_total = 0
         self._busy_s: float | None = None  # when there was last something to do

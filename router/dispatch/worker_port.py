@@ -119,7 +119,7 @@ class WorkerPort:
 
     def perform(self, model: ModelDispatch, actions: Iterable[Action]) -> None:
         """Performs the actions of a model's dispatcher, in order."""
-        workers, deliver = self._workers, self._deliver
+        workers, deliver = self._workers, model.deliver or self._deliver
         for action in actions:
             if isinstance(action, Emit):  # most of them
                 deliver(action)
@@ -169,6 +169,14 @@ class WorkerPort:
         for worker in list(model.dispatcher.registry):
             self._workers[worker.peer].protocol.abort()
 
+    def send_back(self, model: ModelDispatch, version: str) -> None:
+        """Closes the connections of the workers of a version, which connect anew and then belong elsewhere."""
+        for worker in list(model.dispatcher.registry):
+            if worker.version == version:
+                connection = self._remove(worker.peer)
+                connection.protocol.close()
+                self._lose(connection, "it is to connect anew")
+
     def note_change(self) -> None:
         """Wakes up the tasks that wait for a change."""
         self._changed.set()
@@ -183,6 +191,8 @@ class WorkerPort:
     def join(self, connection: _Connection, hello: Hello) -> None:
         """A connection has said hello: it becomes a worker, or is rejected."""
         model = self._models.get(hello.model)
+        if model is not None:
+            model = model.of_version(hello.model_version)
         older = self._peers.get(hello.worker.name)
         connected = [] if model is None else [worker.hello for worker in model.dispatcher.registry]
         beside = connected

@@ -192,6 +192,10 @@ class RouterHost(ProcessHost):
         """Sets each version's share of new requests."""
         self._ask(lambda router: router.service.set_split(router.only_model, split))
 
+    def set_mirror(self, version: str, percent: float | None) -> None:
+        """Has requests copied to a version, or ends that."""
+        self._ask(lambda router: router.service.set_mirror(router.only_model, version, percent))
+
     def signals(self) -> Signals:
         """The recent load and how well it was served: what a planner decides from."""
         return self._ask(lambda router: router.service.signals_of(router.only_model))

@@ -192,6 +192,11 @@ class RouterMember:
         if self._run is not None:
             await self._ask(lambda actor: actor.set_split.remote(split))
 
+    async def set_mirror(self, version: str, percent: float | None) -> None:
+        """Has so many percent of the requests copied to a version that gets no others; None: ends that. The next
+        incarnation copies none before it is asked to."""
+        await self._ask(lambda actor: actor.set_mirror.remote(version, percent))
+
     async def signals(self) -> Signals:
         """The recent load and how well it was served: what a planner decides from."""
         found: Signals = await self._ask(lambda actor: actor.signals.remote())

@@ -91,7 +91,9 @@ async def site(folder: Path, *, has_keys: bool = False) -> AsyncIterator[Site]:
         access = Access(AccessConfig(str(keys)) if has_keys else None, pool)
         access.open()
         under_test: Site
-        front = Front(catalog, service, lambda: None, lambda: under_test.server.num_connections, RouterConfig(), access)
+        front = Front(
+            catalog, service, lambda *_: None, lambda: under_test.server.num_connections, RouterConfig(), access
+        )
         server = HttpServer(HttpConfig(port=0), front, ExchangeContext)
         under_test = Site(service, tokenizers[MODEL], server, await server.start())
         under_test.front, under_test.access = front, access
