@@ -35,6 +35,7 @@ SLOW_FILES = (
     "cluster/planner/test_closed_loop.py",
     "kv_transfer/transports/test_transfer_processes.py",
     "workers/test_worker_failures.py",
+    "workers/test_worker_memory.py",
     "kernels/gpu/test_gpu_ops.py",
     "router/frontends/test_front_deaths.py",
     "router/model_files/sources/test_object_source.py",
