@@ -215,7 +215,7 @@ class Worker:
             tp = TensorParallel()
             if self._meeting is not None:
                 tp = join_process_group(self._meeting.store, 0, config.tp, config.engine)
-            fetching = version_files(Path(config.model_dir), config.manifest, partial(self._reporter.show, "loading"))
+            fetching = version_files(Path(config.model_dir), config.manifest, partial(self._reporter.show, "fetching"))
             config = replace(config, model_dir=str(stack.enter_context(fetching)))
             self._reporter.show("loading", config.model_dir)
             parts = stack.enter_context(rank_parts(config, tp, lambda outcome: self._transfer_ended(0, outcome)))

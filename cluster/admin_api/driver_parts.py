@@ -47,7 +47,7 @@ def one_model(fleet: FleetView, model: str | None) -> str:
     if model is None and len(names) == 1:
         return names[0]
     if model is None:
-        reason = f"this cluster has several models, say which one with model: {', '.join(names)}"
+        reason = f"this cluster has several models, say which one (model, or --model): {', '.join(names)}"
         raise FleetError("invalid", "model", reason)
     fleet.of_model(model)
     return model

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, Field
-from starlette.convertors import PathConvertor, register_url_convertor
 
+from slipstream.cluster.admin_api.any_text import allow_any_text
 from slipstream.cluster.admin_api.caller import Caller
 from slipstream.cluster.admin_api.driver_parts import DriverParts, one_model
 from slipstream.cluster.admin_api.strict_body import StrictBody
@@ -20,13 +20,6 @@ from slipstream.router.protocol.messages import Role
 WorkerName = Annotated[str, Path(description="A name from `GET /v1/fleet`, as decode-0.")]
 
 ModelName = Annotated[str | None, Query(description="Which model, where the cluster has several.")]
-
-
-class AnyText(PathConvertor):
-    """Matches any text as a name, even with slashes and newlines, so that the answer can say that there is no such
-    worker."""
-
-    regex = "(?s:.*)"
 
 
 class ScaleQuestion(StrictBody):
@@ -96,7 +89,7 @@ class FleetAnswer(BaseModel):
 
 def fleet_routes(parts: DriverParts) -> APIRouter:
     fleet = parts.fleet
-    register_url_convertor("any", AnyText())
+    allow_any_text()
     routes = APIRouter(prefix="/v1", tags=["fleet"])
 
     @routes.get("/fleet", summary="The worker groups and how they are")

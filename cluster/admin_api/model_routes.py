@@ -10,6 +10,7 @@ from fastapi import APIRouter
 from fastapi import Path as InPath
 from pydantic import BaseModel, Field
 
+from slipstream.cluster.admin_api.any_text import allow_any_text
 from slipstream.cluster.admin_api.caller import Caller
 from slipstream.cluster.admin_api.models_port import ModelsPort
 from slipstream.cluster.admin_api.strict_body import StrictBody
@@ -51,6 +52,7 @@ class ModelsAnswer(BaseModel):
 
 
 def model_routes(models: ModelsPort) -> APIRouter:
+    allow_any_text()
     routes = APIRouter(prefix="/v1/models", tags=["models"])
 
     @routes.get("", summary="The models and how they are")

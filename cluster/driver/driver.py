@@ -34,6 +34,7 @@ from slipstream.cluster.supervisor.cluster_fleet import ClusterFleet
 from slipstream.cluster.supervisor.members.deployment import Deployment
 from slipstream.cluster.supervisor.members.members import Group
 from slipstream.cluster.supervisor.members.router_member import RouterMember
+from slipstream.cluster.supervisor.start_bound import start_bound
 from slipstream.cluster.supervisor.supervisor import StartFailed, Supervisor
 from slipstream.cluster.terminal.console import Console
 from slipstream.router.protocol.messages import Role
@@ -158,7 +159,7 @@ class Driver:
         supervisor, fleet, reporter = cluster.supervisor, cluster.fleet, cluster.reporter
         groups = list(self._first_groups(fleet))
         try:
-            async with asyncio.timeout(self._config.startup_timeout_s):
+            async with start_bound(self._config.startup_timeout_s, lambda: supervisor.members):
                 await supervisor.start(groups)
                 assert reporter.http is not None
                 self._console.pending("generating a first token")

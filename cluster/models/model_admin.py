@@ -21,9 +21,11 @@ from slipstream.cluster.models.served_models import ServedModels
 from slipstream.cluster.models.supervised_cluster import SupervisedCluster
 from slipstream.cluster.models.version_name import name_version
 from slipstream.cluster.ray.bundles import CannotPlace
+from slipstream.cluster.repository.downloads import Downloads
 from slipstream.cluster.repository.model_content import ModelContent, content_of
 from slipstream.cluster.state.model_state import ModelState
 from slipstream.cluster.state.run_state import StateFile
+from slipstream.cluster.supervisor.start_bound import start_bound
 from slipstream.cluster.supervisor.supervisor import StartFailed
 from slipstream.cluster.terminal.console import Console
 
@@ -105,7 +107,7 @@ class ModelAdmin:
         """Reads the file and those of its models. Blocks. Raises FleetError."""
         running = self._models.config
         try:
-            entries = entries_of(path, running, self._warn)
+            entries = entries_of(path, running, self._warn, Downloads(self._console))
         except ConfigError as error:
             raise FleetError("invalid", "config", str(error)) from None
         taken = {name for entry in running.entries() for name in (entry.name, *entry.aliases)}
@@ -151,7 +153,7 @@ class ModelAdmin:
         groups = [one for role, pool in new.config.pools() for one in fleet.make(role, pool.replicas, fleet.newest)]
         await supervisor.add(groups)
         try:
-            async with asyncio.timeout(new.config.startup_timeout_s):
+            async with start_bound(new.config.startup_timeout_s, lambda: supervisor.members):
                 await asyncio.gather(*(supervisor.served(group.name) for group in groups))
         except TimeoutError:
             late = [f"{one.name} is {one.state}" for one in fleet.state().members if one.state != "ready"]

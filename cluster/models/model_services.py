@@ -13,6 +13,7 @@ from slipstream.cluster.fleet.update_plan import ENDED, UpdateEvent
 from slipstream.cluster.history.change_log import ChangeLog
 from slipstream.cluster.models.served_models import ServedModels
 from slipstream.cluster.models.supervised_cluster import SupervisedCluster
+from slipstream.cluster.repository.downloads import Downloads
 from slipstream.cluster.repository.files_watch import FilesWatch
 from slipstream.cluster.repository.model_content import ModelContent
 from slipstream.cluster.state.run_state import ClusterState
@@ -98,8 +99,8 @@ class ModelServices:
         """The configuration of the model alone, as a file has it: the cluster's whole file or, where there are several
         models, one for this model. Raises ConfigError."""
         if not self._models.config.models:
-            return self._overrides.load(path, self._warn)
-        return entry_for_update(path, name, self._models.config, self._warn)
+            return self._overrides.load(path, self._warn, Downloads(self._console))
+        return entry_for_update(path, name, self._models.config, self._warn, Downloads(self._console))
 
     def _warn(self, text: str) -> None:
         self._console.event(f"warning: {text}")

@@ -29,6 +29,7 @@ LOSABLE: tuple[MemberState, ...] = (
     "new",
     "starting",
     "gathering",
+    "fetching",
     "loading",
     "warming_up",
     "connecting",

@@ -194,7 +194,7 @@ class RollingUpdate:
 
     def _look_at_starts(self, fleet: FleetState, is_router_there: bool, now: float) -> None:
         """Rolls back if groups of the new version do not come up, or die again and again. A group that is up and only
-        waits for an absent router is not late."""
+        waits for an absent router is not late, nor is one whose model is being downloaded."""
         if self.phase == "rolling_back":
             return
         limit_s = self.plan.options.start_timeout_s
@@ -210,7 +210,7 @@ class RollingUpdate:
             if member.state == "ready":
                 self._unready_since_s.pop(member.name, None)
                 continue
-            if member.state == "connecting" and not is_router_there:
+            if member.state == "fetching" or (member.state == "connecting" and not is_router_there):
                 self._unready_since_s[member.name] = now
             waited_s = now - self._unready_since_s.setdefault(member.name, now)
             why = f" ({member.detail})" if member.detail else ""

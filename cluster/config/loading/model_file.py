@@ -4,7 +4,6 @@ them, or the file of a whole cluster."""
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,15 +13,14 @@ from slipstream.cluster.config.loading.model_settings import problems_of_models,
 from slipstream.cluster.config.model_entry import ModelEntry
 from slipstream.cluster.config.setting_errors import settings_at, validated
 from slipstream.cluster.config.settings_file import ConfigError, Key, SettingsFile
-from slipstream.cluster.repository.downloads import Downloads
-from slipstream.cluster.terminal import console
+from slipstream.cluster.repository.model_location import ModelFiles
 
 ENTRY: Key = ("models", "0")
 
 
-def entries_of(path: Path, running: ClusterConfig, warn: Callable[[str], None]) -> list[ModelEntry]:
+def entries_of(path: Path, running: ClusterConfig, warn: Callable[[str], None], files: ModelFiles) -> list[ModelEntry]:
     """The models in a file. What a model leaves out of its engine is as in the file or, where that is for no whole
-    cluster, as in the `running` one. Raises ConfigError."""
+    cluster, as in the `running` one. Remote models get the directories that `files` makes. Raises ConfigError."""
     known = [*settings_at(ENTRY), *settings_at(())]
     file, warnings = with_new_keys(SettingsFile.read(path, known, needed="path"))
     for warning in warnings:
@@ -32,7 +30,7 @@ def entries_of(path: Path, running: ClusterConfig, warn: Callable[[str], None]) 
         file = _with_engine(_as_list(file) if is_entry else file, running)
     try:
         config = dataclasses.replace(validated(file), model_cache=running.model_cache)
-        config = resolve_models(file, config, Downloads(console.Console(sys.stderr)))
+        config = resolve_models(file, config, files)
         problems = [f"{file.place(key)}: {problem}" for key, problem in problems_of_models(config)]
         if problems:
             raise ConfigError(problems)
@@ -42,9 +40,11 @@ def entries_of(path: Path, running: ClusterConfig, warn: Callable[[str], None]) 
     return list(config.entries())
 
 
-def entry_for_update(path: Path, name: str, running: ClusterConfig, warn: Callable[[str], None]) -> ClusterConfig:
+def entry_for_update(
+    path: Path, name: str, running: ClusterConfig, warn: Callable[[str], None], files: ModelFiles
+) -> ClusterConfig:
     """The running cluster's model of this name alone, as the file has it. Raises ConfigError."""
-    entries = entries_of(path, running, warn)
+    entries = entries_of(path, running, warn, files)
     entry = next((one for one in entries if one.name == name), None)
     if entry is None:
         there = ", ".join(one.name for one in entries)

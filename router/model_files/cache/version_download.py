@@ -40,11 +40,10 @@ class DownloadFailed(SourceError):  # noqa: N818 - reads as the sentence it carr
 class VersionDownload:
     """Fetches the files of a plan into `folder`. `show` is called several times a second with how far it is."""
 
-    def __init__(self, source: WeightsSource, plan: VersionPlan, folder: Path, first_pause_s: float = FIRST_PAUSE_S):
+    def __init__(self, source: WeightsSource, plan: VersionPlan, folder: Path):
         self._source = source
         self._plan = plan
         self._folder = folder
-        self._first_pause_s = first_pause_s
         self._stop = threading.Event()
         self._waiting = deque(sorted(plan.files, key=lambda file: -file.num_bytes))
         self._error: Exception | None = None
@@ -126,7 +125,7 @@ class VersionDownload:
                 num_tries = 1 if _size(part) > before else num_tries + 1
                 if num_tries >= NUM_TRIES:
                     raise
-                self._stop.wait(self._first_pause_s * 2 ** (num_tries - 1))
+                self._stop.wait(FIRST_PAUSE_S * 2 ** (num_tries - 1))
 
     def _append(self, file: SourceFile, part: Path, begin: int) -> None:
         with part.open("ab", buffering=0) as opened:
@@ -158,7 +157,7 @@ class DownloadProgress:
     def text(self) -> str:
         now, elapsed_s = self.num_bytes, self._clock() - self._begin_s
         rate = (now - self._begin_bytes) / elapsed_s if elapsed_s > 0 else 0.0
-        text = f"fetching {self._plan.url}: {in_words(now)} of {in_words(self._plan.num_bytes)}"
+        text = f"fetching {self._plan.url.shown}: {in_words(now)} of {in_words(self._plan.num_bytes)}"
         return f"{text}, {in_words(int(rate))}/s" if rate > 0 else text
 
 

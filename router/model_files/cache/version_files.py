@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,14 +22,15 @@ from slipstream.router.model_files.sources.weights_source import WeightsSource
 from slipstream.router.model_files.sources.weights_url import WeightsUrl
 from slipstream.router.model_files.text_copy import copy_of
 
+SHOW_EVERY_S = 2.0
 NUM_TRIES = 3  # to have a version that others remove
 
 
 @contextmanager
 def version_files(model_dir: Path, manifest: Manifest | None, show: Show) -> Iterator[Path]:
     """The directory with a version's files on this host: `model_dir` or, for a version of a remote source, the one in
-    this host's cache, which keeps it meanwhile. Raises SourceError, and FilesChanged if the source has other files
-    now."""
+    this host's cache, which keeps it meanwhile. `show` is called every few seconds of a download. Raises SourceError,
+    and FilesChanged if the source has other files now."""
     origin = None if manifest is None else manifest.origin
     if origin is None:
         yield model_dir
@@ -66,7 +68,7 @@ def _fetched(model_dir: Path, origin: ModelOrigin, show: Show) -> Path:
         if _is_version(directory, origin):
             return directory
     source, plan = _planned(origin)
-    return cache.fetch(source, plan, show)
+    return cache.fetch(source, plan, _seldom(show))
 
 
 def _is_version(directory: Path, origin: ModelOrigin) -> bool:
@@ -82,6 +84,19 @@ def _planned(origin: ModelOrigin) -> tuple[WeightsSource, VersionPlan]:
     if plan.version != origin.version:
         raise FilesChanged(f"{REFUSES} other files than those of the start: {url} has been changed since")
     return source, plan
+
+
+def _seldom(show: Show) -> Show:
+    """Worker processes log what they show."""
+    next_s = 0.0
+
+    def seldom(text: str) -> None:
+        nonlocal next_s
+        if time.monotonic() >= next_s:
+            next_s = time.monotonic() + SHOW_EVERY_S
+            show(text)
+
+    return seldom
 
 
 def _ignore(text: str) -> None:

@@ -31,7 +31,6 @@ from slipstream.router.model_files.sources.weights_source import (
 from slipstream.router.model_files.sources.weights_url import WeightsUrl
 
 TIMEOUT_S = 30.0
-PIECE_BYTES = 1 << 20
 
 
 class HubSource:
@@ -70,7 +69,7 @@ class HubSource:
             get_session().stream("GET", address, headers=headers, timeout=TIMEOUT_S) as response,
         ):
             hf_raise_for_status(response)
-            pieces = response.iter_bytes(PIECE_BYTES)
+            pieces = response.iter_bytes()  # in pieces of what has arrived: a cut loses none
             yield skipped(pieces, 0 if response.status_code == 206 else begin, end - begin)
 
     def checksum(self, file: SourceFile) -> Checksum | None:
@@ -118,7 +117,9 @@ def _why_not_found(error: HfHubHTTPError) -> str:
 
 def _of_status(begin: str, name: str, error: HfHubHTTPError) -> SourceError:
     status = error.response.status_code
-    if status in (401, 403):
+    if status == 401:
+        return SourceRefused(f"{begin}{_why_not_found(error)}")
+    if status == 403:
         return SourceRefused(f"{begin}the hub refuses the token" + (f" for {name}" if name else ""))
     if status == 404:
         return SourceRefused(f"{begin}{name or 'it'} does not exist")

@@ -150,5 +150,5 @@ def _shards(index: bytes) -> tuple[str, ...]:
 
 
 def _pieces(response: Any) -> Iterator[bytes]:
-    while piece := response.read(PIECE_BYTES):
+    while piece := response.read1(PIECE_BYTES):
         yield piece

@@ -55,6 +55,11 @@ class WeightsUrl:
         """Whether it always has the same files."""
         return self.scheme == "hf" and COMMIT.fullmatch(self.revision) is not None
 
+    @property
+    def shown(self) -> str:
+        """Short enough for one line of a terminal."""
+        return str(self.at(self.revision[:8]) if self.is_pinned else self)
+
     def at(self, revision: str) -> WeightsUrl:
         return replace(self, revision=revision)
 
