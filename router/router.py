@@ -19,13 +19,14 @@ from slipstream.router.catalog.catalog import Catalog, NameTakenError
 from slipstream.router.catalog.served_model import ModelSource, ServedModel
 from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.router_config import DispatchConfig, RouterConfig, TlsConfig
+from slipstream.router.dispatch.page_limits import PageLimits
 from slipstream.router.dispatch.readiness import ClusterReadiness, ModelReadiness
 from slipstream.router.dispatch.service import GenerationService
 from slipstream.router.frontends.front import Front
 from slipstream.router.frontends.front_link import FrontLink
 from slipstream.router.frontends.front_messages import DispatcherMessage
 from slipstream.router.frontends.front_pool import FrontPool
-from slipstream.router.frontends.front_setup import FrontSetup, LogStyle
+from slipstream.router.frontends.front_setup import FrontModel, FrontSetup, LogStyle
 from slipstream.router.frontends.tally import FrontTally
 from slipstream.router.http.failover.failover_server import FailoverServer
 from slipstream.router.http.failover.failover_session import FailoverSession
@@ -52,9 +53,9 @@ class Router:
     `models`, at least one at the start; others may be added and removed.
 
     The workers say how long sequences may be. `worker_token` is the secret that workers must present. With a socket
-    holder at `holder_path`, the router leaves its clients'
-    connections to the next router, and `take_over` continues those of the previous one. A router that `is_ending`
-    continues them and takes no new clients: the previous one was killed while it drained.
+    holder at `holder_path`, the router leaves its clients' connections to the next router, and `take_over` continues
+    those of the previous one. A router that `is_ending` continues them and takes no new clients: the previous one was
+    killed while it drained. `kv_budget_bytes` is the memory of each host that its workers divide for their KV pages.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Router:
         *,
         holder_path: Path | None = None,
         is_ending: bool = False,
+        kv_budget_bytes: int | None = None,
     ) -> None:
         if not models:
             raise ValueError("a router needs at least one model")
@@ -74,6 +76,7 @@ class Router:
             raise ValueError(f"models need different names, got {', '.join(source.name for source in models)}")
         self._worker_token = worker_token
         self._holder_path = holder_path
+        self._kv_budget_bytes = kv_budget_bytes
         self._expected = {source.name: expected_at_start(source) for source in models}
         self._texts: dict[str, ModelText] = {}
         self._readiness = ClusterReadiness()
@@ -101,7 +104,8 @@ class Router:
                 self._texts[name] = await self._read(source)
             dispatch = {name: self._dispatch_of(source) for name, source in self._sources.items()}
             self.service = GenerationService(self._config, models=dispatch, token=self._worker_token)
-            for name in self._sources:
+            for name, source in self._sources.items():
+                self.service.set_weight(name, source.weight)
                 self._readiness.add(name, ModelReadiness(self.service, name, self._expected[name]), is_needed=True)
             allow_all_files()
             failover = await loop.run_in_executor(pool, self._find_session)
@@ -115,7 +119,7 @@ class Router:
                 lambda: self._server.num_connections,
                 self._config,
                 access,
-                begin_tracing(self._config.tracing, next(iter(self._sources)), cleanup),
+                begin_tracing(self._config.tracing, self._only_at_start, cleanup),
             )
             if failover is not None and failover.listening:
                 # Accept the previous router's clients even before it is known which workers will come.
@@ -150,22 +154,37 @@ class Router:
         (name,) = self.service.models
         return name
 
+    @property
+    def _only_at_start(self) -> str:
+        return next(iter(self._sources)) if len(self._sources) == 1 else ""
+
     async def add_model(self, source: ModelSource) -> None:
-        """Serves another model from now on; the others are not affected. Raises ValueError if its name is taken, and
-        what `start` raises if its directory cannot be used; then nothing has changed."""
+        """Serves another model from now on, in all front processes; the others are not affected. Raises NameTakenError
+        (a ValueError), ValueError if a front process cannot read it, and what `start` raises if its directory cannot be
+        used; then nothing has changed."""
         if source.name in self._sources:
             raise NameTakenError(source.name, source.name)
-        self.front.catalog.check_free((source.name, *source.aliases))
+        names = (source.name, *source.aliases)
+        self.front.catalog.check_free(names)
         self._sources[source.name] = source
+        fronts = self._front_pool
         try:
             text = await self._read(source)
-            await asyncio.get_running_loop().run_in_executor(self._pool, keep_text, source.directory, source.manifests)
+            await asyncio.to_thread(keep_text, source.directory, source.manifests)
+            if fronts is not None:
+                await fronts.load_model(FrontModel(source, text.defaults))
+            self.front.catalog.check_free(names)  # one may have been taken meanwhile
             self.service.add_model(source.name, self._dispatch_of(source))
+            self.service.set_weight(source.name, source.weight)
         except BaseException:
             del self._sources[source.name]
+            if fronts is not None:
+                fronts.remove_model(source.name)
             raise
         self._texts[source.name] = text
         self.front.add_model(self._served(source.name))
+        if fronts is not None:
+            fronts.serve_model(self._front_model(source.name))
         expected = self._expected.setdefault(source.name, expected_at_start(source))
         self._readiness.add(source.name, ModelReadiness(self.service, source.name, expected), is_needed=False)
         self._expect(source.name, expected)
@@ -173,10 +192,15 @@ class Router:
 
     async def remove_model(self, name: str, deadline_s: float | None = None) -> None:
         """Drains a model: new requests get a 404, those that wait or run end first, then its workers are drained. After
-        `deadline_s` seconds (None: never) the rest ends by an error. Raises UnknownModelError."""
+        `deadline_s` seconds (None: never) the rest ends by an error. Raises UnknownNameError."""
         self.front.catalog.entry(name).is_leaving = True
+        fronts = self._front_pool
+        if fronts is not None:
+            fronts.model_leaves(name)
         await self.service.remove_model(name, deadline_s)
         self.front.remove_model(name)
+        if fronts is not None:
+            fronts.remove_model(name)
         self._sources.pop(name, None)
         self._texts.pop(name, None)
         self._readiness.remove(name)
@@ -185,9 +209,24 @@ class Router:
         if canary is not None:
             await cancel_and_wait(canary)
 
+    def set_aliases(self, name: str, aliases: Sequence[str]) -> None:
+        """Gives a model these aliases and no others, in all front processes; one that another model has moves to this
+        one. Raises UnknownNameError, NameTakenError; then nothing has changed."""
+        self.front.catalog.set_aliases(name, aliases)
+        for entry in self.front.catalog:
+            model = entry.model
+            self._sources[model.name] = replace(self._sources[model.name], aliases=model.aliases)
+        if self._front_pool is not None:
+            self._front_pool.set_aliases(name, self._sources[name].aliases)
+
+    @property
+    def _front_pool(self) -> FrontPool | None:
+        return self._server if isinstance(self._server, FrontPool) else None
+
     async def _read(self, source: ModelSource) -> ModelText:
         """Reads what the HTTP side needs of a model, without holding up the event loop. Raises ValueError, OSError."""
-        text = await asyncio.get_running_loop().run_in_executor(self._pool, read_model, source, self._pool)
+        # Not in the pool: while a large tokenizer is read there, the prompts of other models would wait.
+        text = await asyncio.to_thread(read_model, source, self._pool)
         if text.tokenizer.unknown_to_model:
             log.warning("%s", warning_about(text.tokenizer.unknown_to_model, text.tokenizer.vocab_size))
         if text.defaults.recommended:
@@ -246,6 +285,8 @@ class Router:
         if isinstance(self._server, FrontPool):
             limits = asyncio.create_task(self._send_limits(self._server))
             cleanup.push_async_callback(cancel_and_wait, limits)
+        limits_of_pages = asyncio.create_task(PageLimits(self._kv_budget_bytes, [self.service]).run())
+        cleanup.push_async_callback(cancel_and_wait, limits_of_pages)
         cleanup.push_async_callback(self._end_canaries)
         for name in self._sources:
             self._begin_canary(name)
@@ -267,15 +308,9 @@ class Router:
             http, check_caller = self._config.http, front.check_caller
             return new_server(http, front, ExchangeContext, check_caller=check_caller, unix_socket=unix_socket)
         log_style = LogStyle.of_this_process()
-        first, holder_path = next(iter(self._sources)), self._holder_path if failover is not None else None
-        setup = FrontSetup(
-            self._config,
-            self._sources[first],
-            self.service.max_model_len_of(first),
-            log_style,
-            holder_path=holder_path,
-            defaults=self._texts[first].defaults,
-        )
+        holder_path = self._holder_path if failover is not None else None
+        models = {name: self._front_model(name) for name in self._sources}
+        setup = FrontSetup(self._config, models, log_style, holder_path=holder_path)
 
         def link_of(send: Callable[[DispatcherMessage], None]) -> FrontLink:
             tally = FrontTally(front.counts, access.keys.num_unauthenticated, front.trace_counts)
@@ -284,14 +319,20 @@ class Router:
 
         return FrontPool(self._config.frontends, setup, link_of, failover, unix_socket)
 
+    def _front_model(self, name: str) -> FrontModel:
+        """A model as the fronts are to serve it."""
+        source, defaults = self._sources[name], self._texts[name].defaults
+        longest, versions = self.service.max_model_len_of(name), self.service.versions_of(name)
+        return FrontModel(source, defaults, longest, versions, self.front.catalog.entry(name).is_leaving)
+
     async def _send_limits(self, fronts: FrontPool) -> None:
         while True:
             self._send_limits_now(fronts)
             await self.service.worker_port.wait_for_change()
 
     def _send_limits_now(self, fronts: FrontPool) -> None:
-        first = next(iter(self._sources))
-        fronts.send_limits(self.service.max_model_len_of(first), self.service.versions_of(first))
+        for name in self.service.models:
+            fronts.send_limits(name, self.service.max_model_len_of(name), self.service.versions_of(name))
 
     async def take_over(self) -> None:
         """Continue the connections that the previous router left behind. To be called once the expected workers are
@@ -339,10 +380,10 @@ class Router:
         await self._server.drain(LAST_WORDS_S)
         await self._cleanup.aclose()
 
-    def _unready_because(self) -> str | None:
+    def _unready_because(self, model: str = "") -> str | None:
         if self._is_leaving or self._is_draining:
             return SHUTTING_DOWN.message
-        return self._readiness.unready_because()
+        return self._readiness[model].unready_because() if model else self._readiness.unready_because()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,9 @@ class UpdateQuestion(StrictBody):
     auto: bool = Field(False, description="Go on, or back, by what is seen of the new version at that split.")
     canary_s: float = Field(DEFAULTS.canary_s, description="With auto: look at it for so long at least.")
     min_requests: int = Field(DEFAULTS.min_requests, description="With auto: and at so many ended requests.")
+    mirror: float | None = Field(
+        None, description="Percent of requests that are copied to it first; it gets no others."
+    )
     steps: list[float] = Field([], description="Percents that it is tried at one after the other, as 5, 25, 50, 100.")
     tolerance_percent: float = Field(
         DEFAULTS.tolerance_percent, description="With auto or steps: by how much its TTFT and ITL may be longer."
@@ -45,6 +48,7 @@ class UpdateQuestion(StrictBody):
                 min_requests=self.min_requests,
                 start_timeout_s=self.start_timeout_s,
                 steps=tuple(self.steps),
+                mirror_percent=self.mirror,
                 tolerance_percent=self.tolerance_percent,
             )
         except ValueError as error:
@@ -75,6 +79,7 @@ class UpdateAnswer(BaseModel):
     ready: dict[str, dict[str, int]] = Field(default={}, description="Groups that serve, by version and role.")
     wanted: dict[str, int] = {}
     events: list[EventAnswer] = []
+    figures: str = Field(default="", description="How the new version compares with the old one, for people.")
     step: str = Field(default="", description="Of a canary in steps: which one, as in 2 of 3.")
 
     @classmethod
@@ -98,6 +103,7 @@ class UpdateAnswer(BaseModel):
             ready=status.ready,
             wanted=status.wanted,
             step=status.step,
+            figures=status.figures,
             events=[EventAnswer(ago_s=round(now_s - e.at_s, 1), phase=e.phase, text=e.text) for e in status.events],
         )
 

@@ -51,6 +51,12 @@ def path_of(change: str, model: str | None) -> str:
 )
 @click.option("--split", type=float, help="The new version's share of new requests, in percent; the update then waits.")
 @click.option(
+    "--mirror",
+    metavar="PERCENT",
+    type=float,
+    help="First copy so many of the requests to the new version, unseen by clients, and compare the answers.",
+)
+@click.option(
     "--steps",
     metavar="PERCENT,...",
     callback=lambda _, __, text: steps_of(text),
@@ -98,7 +104,8 @@ def update_command(
             show(cluster.admin_api().get(path_of("", model)), as_json)
         return
     question = {"config": str(config if cluster.url is not None else config.resolve()), **options}
-    until = {"canary"} if options["split"] is not None and not options["auto"] else set[str]()
+    goes_on = options["auto"] or options["steps"]
+    until = set[str]() if goes_on else {"mirror"} if options["mirror"] is not None else {"canary"}
     with exit_on_command_error():
         admin = cluster.admin_api(_name_in(config) if cluster.url is None else None)
         begun = admin.post(path_of("", model), question, READ)

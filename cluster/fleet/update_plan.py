@@ -7,10 +7,11 @@ from typing import Literal
 
 from slipstream.cluster.fleet.author import DRIVER, Author
 from slipstream.router.protocol.messages import Role
+from slipstream.router.status.mirror_status import MirrorCounts
 from slipstream.router.status.version_status import LogMoments
 
 # cut_short: the driver ended, and the next one knows no more than that. What served before serves again.
-Phase = Literal["starting", "canary", "rolling", "done", "rolling_back", "rolled_back", "cut_short"]
+Phase = Literal["starting", "mirror", "canary", "rolling", "done", "rolling_back", "rolled_back", "cut_short"]
 ENDED: frozenset[Phase] = frozenset({"done", "rolled_back", "cut_short"})
 
 
@@ -22,7 +23,8 @@ class UpdateOptions:
     `canary_percent`, the new version gets that share of new requests and the update waits: for an operator or, with
     `is_automatic`, for `min_requests` ended requests and `canary_s` seconds without a finding. With `steps`, it gets
     one share after the other, in percent, and groups to match; each step is judged, and takes at least as long.
-    Figures of the new version may be worse than those of the old one by `tolerance_percent`. A new group has
+    With `mirror_percent`, it first gets copies of that share of the requests, and no others. Figures of the new version
+    may be worse than those of the old one by `tolerance_percent`. A new group has
     `start_timeout_s` to become ready. If there is no room for one for `no_room_s`, an old group makes room.
 
     The defaults of a step are Flagger's interval (1 min) and Kayenta's number of samples and tolerance (`verdict`).
@@ -38,6 +40,7 @@ class UpdateOptions:
     no_room_s: float = 10.0
     steps: tuple[float, ...] = ()
     tolerance_percent: float = 25.0
+    mirror_percent: float | None = None
 
     def __post_init__(self) -> None:
         if self.surge < 0:
@@ -48,8 +51,10 @@ class UpdateOptions:
             raise ValueError("surge must be at least 1 where max_unavailable is 0, got 0")
         if self.canary_percent is not None and not 0 < self.canary_percent < 100:
             raise ValueError(f"split must be over 0 and below 100 percent, got {self.canary_percent:g}")
-        if self.is_automatic and self.canary_percent is None:
-            raise ValueError("auto needs a split to look at, as in split 10")
+        if self.mirror_percent is not None and not 0 < self.mirror_percent <= 100:
+            raise ValueError(f"mirror must be over 0 and at most 100 percent, got {self.mirror_percent:g}")
+        if self.is_automatic and self.canary_percent is None and self.mirror_percent is None:
+            raise ValueError("auto needs a split or a mirror to look at, as in split 10")
         if self.steps and self.canary_percent is not None:
             raise ValueError("steps and split exclude each other: the first step is the first split")
         if any(not 0 < step <= 100 for step in self.steps) or list(self.steps) != sorted(set(self.steps)):
@@ -95,7 +100,8 @@ class UpdatePlan:
 @dataclass(frozen=True, slots=True)
 class VersionLoad:
     """What the router has counted about one version since it started. `num_errors` of the `num_ended` requests failed.
-    `ttft` is of the times to the first token, `itl` of the mean times between tokens of each answer."""
+    `ttft` is of the times to the first token, `itl` of the mean times between tokens of each answer. `mirror`: the
+    requests are copies, and how their answers compare."""
 
     num_requests: int = 0
     num_failed_attempts: int = 0
@@ -103,6 +109,7 @@ class VersionLoad:
     num_errors: int = 0
     ttft: LogMoments = field(default_factory=LogMoments)
     itl: LogMoments = field(default_factory=LogMoments)
+    mirror: MirrorCounts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +117,15 @@ class SetSplit:
     """Set the router's split. None: versions share in proportion to the size of their pools."""
 
     split: dict[str, float] | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetMirror:
+    """Copy so many percent of the requests to the version, which gets no others; None: end that."""
+
+    version: str
+    percent: float | None
     reason: str
 
 
@@ -126,7 +142,7 @@ class RemoveGroup:
     reason: str
 
 
-UpdateAction = SetSplit | AddGroup | RemoveGroup
+UpdateAction = SetSplit | SetMirror | AddGroup | RemoveGroup
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,12 @@ REMEMBERED = 4.0  # horizons, for changes that were taken back
 class ChangeHistory:
     """`start_s`, `switch_s` and `swap_s`: what a new worker, a new role and a worker of another model take, as seen so
     far. `settles_s`: from then on what
-    is seen of the cluster is of it as it is now."""
+    is seen of the cluster is of it as it is now. `horizon_s`: over which a change has to pay; None: the configured
+    one."""
 
-    def __init__(self, config: PlannerConfig) -> None:
+    def __init__(self, config: PlannerConfig, horizon_s: float | None = None) -> None:
         self._config = config
+        self._horizon_s = config.horizon_s if horizon_s is None else horizon_s
         self.start_s, self.switch_s, self.swap_s = config.start_s, config.switch_s, config.swap_s
         self.settles_s = float("-inf")
         self.changed_s = float("-inf")
@@ -134,15 +136,15 @@ class ChangeHistory:
 
     def _wait_until_s(self, now: float) -> float:
         num = self._num_reversals(now)
-        return self.changed_s + (min(self._config.settle_s * 2.0**num, self._config.horizon_s) if num else 0.0)
+        return self.changed_s + (min(self._config.settle_s * 2.0**num, self._horizon_s) if num else 0.0)
 
     def _num_reversals(self, now: float) -> int:
-        kept_s = REMEMBERED * self._config.horizon_s * 2.0 ** min(max(len(self._reversals) - 1, 0), MAX_DOUBLINGS_QUIET)
+        kept_s = REMEMBERED * self._horizon_s * 2.0 ** min(max(len(self._reversals) - 1, 0), MAX_DOUBLINGS_QUIET)
         return sum(now - at_s < kept_s for at_s in self._reversals)
 
     def _takes_back(self, before: Pools, after: Pools, now: float) -> bool:
         """It goes against a change that was made not long ago."""
-        reach_s = (REMEMBERED if self._reversals else 1.0) * self._config.horizon_s
+        reach_s = (REMEMBERED if self._reversals else 1.0) * self._horizon_s
         step = (after.num_prefill - before.num_prefill, after.num_decode - before.num_decode)
         for made_s, one, other in self._made:
             made = (other.num_prefill - one.num_prefill, other.num_decode - one.num_decode)

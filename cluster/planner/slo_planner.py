@@ -56,14 +56,21 @@ WORTH = 0.05  # of the requests: roles are not switched for less, as the model i
 class SloPlanner:
     """The default planner. See `planner_decision.Planner`."""
 
-    def __init__(self, config: PlannerConfig, prices: PoolPrices = NO_PRICES, min_workers: int = 0) -> None:
-        """`min_workers` of both roles together, unless the cluster scales to zero."""
+    def __init__(
+        self,
+        config: PlannerConfig,
+        prices: PoolPrices = NO_PRICES,
+        min_workers: int = 0,
+        change_horizon_s: float | None = None,
+    ) -> None:
+        """`min_workers` of both roles together, unless the cluster scales to zero. `change_horizon_s`: over which a
+        change has to pay, if not over `horizon_s`."""
         self._config = config
         self.prices = prices
         self._min_workers = min_workers
         self._watch = DemandWatch()
         self.corrections = Corrections()
-        self._history = ChangeHistory(config)
+        self._history = ChangeHistory(config, change_horizon_s)
         self._router_id = ""
         self._first_total = 0
         self._busy_s: float | None = None  # when there was last something to do
@@ -244,10 +251,11 @@ class SloPlanner:
 
     def forecast(self, context: DecisionContext) -> Forecast | None:
         """What is planned for, by which the context predicts from now on. None as long as nothing has been measured."""
-        forecast = forecast_of(context.signals, self.corrections, self._watch, self._lead_s(context))
-        if forecast is not None:
-            context.predict = forecast.outlook
-        return forecast
+        if context.forecast is None:
+            context.forecast = forecast_of(context.signals, self.corrections, self._watch, self._lead_s(context))
+            if context.forecast is not None:
+                context.predict = context.forecast.outlook
+        return context.forecast
 
     def _priced(self, context: DecisionContext, forecast: Forecast) -> tuple[tuple[str, float], ...]:
         """Figures of what the pools cost, where that is known."""
@@ -277,7 +285,7 @@ class SloPlanner:
         return self._grow(context, shortage)
 
     def _correct(self, context: DecisionContext, forecast: Forecast) -> None:
-        """Where what is seen is of these workers alone, and of this load: answers that finish now were begun when they
+        """Where what is seen is of these workers alone, and of this load: answers that finish now were begun when both
         were there."""
         if has_shifted(context.signals):
             self.corrections.doubt()
@@ -286,7 +294,7 @@ class SloPlanner:
             return
         seen, running = forecast.seen, forecast.running
         answer_s = seen.osl * context.signals.short.itl_s.mean
-        since_s = context.now - self._history.changed_s - context.signals.short.span_s
+        since_s = context.now - max(self._history.changed_s, self._watch.stepped_s) - context.signals.short.span_s
         if since_s < min(answer_s, self._config.horizon_s):
             return
         behind_s = context.now - self._behind_since_s if self._behind_since_s is not None else 0.0

@@ -21,6 +21,9 @@ class ModelRouter:
     async def set_split(self, split: dict[str, float] | None) -> None:
         await self.router.set_split(self.model, split)
 
+    async def set_mirror(self, version: str, percent: float | None) -> None:
+        await self.router.set_mirror(self.model, version, percent)
+
     async def versions(self) -> tuple[VersionStatus, ...]:
         return await self.router.versions(self.model)
 

@@ -1,7 +1,7 @@
 """A rolling update as a state machine. Sans-IO: it takes the observed state and a time, and returns actions.
 
     starting --new groups of each role serve--> canary --promoted, or no finding--> rolling --no old group--> done
-        |          (no split asked for: rolling at once)   | step by step, if asked for |
+        |   mirror: copies only  ^ (both only if asked for)| step by step, if asked for |
         '---------------- a finding, or an operator -------+---------------------------'
                                                            v
                                                       rolling_back --no new group, all old ones--> rolled_back
@@ -29,6 +29,7 @@ from slipstream.cluster.fleet.update_plan import (
     AddGroup,
     Phase,
     RemoveGroup,
+    SetMirror,
     SetSplit,
     UpdateAction,
     UpdateEvent,
@@ -54,6 +55,8 @@ class RollingUpdate:
         self.reason = ""  # why it was rolled back
         self.events: list[UpdateEvent] = []
         self.split: dict[str, float] | None = {plan.old: 100.0, plan.new: 0.0}
+        self.mirror = plan.options.mirror_percent  # of the requests are copied to the new version, which gets no others
+        self.figures = ""  # how the new version compares with the old one, in the present phase
         self.old_files_gone: str | None = None
         self._back_to = dict(plan.initial)  # how many groups of the old version a roll-back ends with
         self._fleet: FleetState | None = None  # as last seen
@@ -78,11 +81,17 @@ class RollingUpdate:
         unknown = [version for version in split if version not in (plan.old, plan.new)]
         if unknown:
             raise ValueError(f"split names {unknown[0]!r}; this update has {plan.old!r} and {plan.new!r}")
-        if self.phase != "canary":
+        if self.phase not in ("mirror", "canary"):
             raise ValueError(f"split can be changed while the new version is tried, and the update is {self.phase}")
         self.split = {plan.old: split.get(plan.old, 0.0), plan.new: split.get(plan.new, 0.0)}
+        if self.phase == "mirror":
+            self._note(now, f"the mirror ends: {self.figures}", by)
+            self.mirror = None
+            self.num_steps_begun = self._num_steps_passed + 1  # a step of the operator's own
         if self.split[plan.old] == 0:
             self._begin_rolling(now, "the operator gave all requests to the new version", by)
+        elif self.phase == "mirror":
+            self._enter("canary", now, f"split {split_text(self.split)}", by)
         else:
             self._note(now, f"split {split_text(self.split)}", by)
 
@@ -103,7 +112,7 @@ class RollingUpdate:
             return
         if self._is_one_way:
             self.reason = reason
-            self.split = None
+            self.split = self.mirror = None
             gone = f"there is no way back to {self.plan.old}: {self.old_files_gone}"
             self._enter("done", now, f"version {self.plan.new} stays as it is, because {gone} ({reason})")
         else:
@@ -120,6 +129,9 @@ class RollingUpdate:
     def _begin_rolling_back(self, now: float, reason: str, by: Author = DRIVER) -> None:
         self.reason = reason
         self.split = {self.plan.old: 100.0, self.plan.new: 0.0}
+        if self.phase == "mirror":
+            self._note(now, f"the mirror ends: {self.figures}", by)
+        self.mirror = None
         self._enter("rolling_back", now, f"rolling back: {reason}", by)
 
     def step(
@@ -128,12 +140,13 @@ class RollingUpdate:
         loads: Mapping[str, VersionLoad] | None,
         router_split: dict[str, float] | None,
         now: float,
+        router_mirror: float | None = None,
     ) -> list[UpdateAction]:
-        """The actions to take now. `loads` None: the router does not answer, so nothing is judged and no group
-        leaves."""
+        """The actions to take now. `loads` None: the router does not answer, so nothing is judged and no group leaves.
+        `router_mirror` is how many percent of the requests it copies to the new version."""
         self._fleet = fleet
         if self.is_over:
-            return self._split_action(router_split, loads)
+            return self._router_actions(router_split, router_mirror) if loads is not None else []
         if loads is not None:
             if self._before is None:
                 self._before = dict(loads)
@@ -142,30 +155,38 @@ class RollingUpdate:
             self._judge(loads, now)
         self._look_at_starts(fleet, loads is not None, now)
         self._advance(fleet, now)
-        actions = self._split_action(router_split, loads)
-        if actions or loads is None or self.is_over:
+        if loads is None:
+            return []
+        actions = self._router_actions(router_split, router_mirror)
+        if actions or self.is_over:
             return actions  # groups leave only after the requests have
         return [*self._changes(fleet, now)]
 
-    def _split_action(
-        self, router_split: dict[str, float] | None, loads: Mapping[str, VersionLoad] | None
-    ) -> list[UpdateAction]:
-        if loads is None or router_split == self.split:
-            return []
-        return [SetSplit(self.split, f"{self.phase}: {split_text(self.split)}")]
+    def _router_actions(self, split: dict[str, float] | None, mirror: float | None) -> list[UpdateAction]:
+        """What the router is to do otherwise. The mirror begins before the new version has workers, and it ends before
+        the version gets requests."""
+        actions: list[UpdateAction] = []
+        if mirror != self.mirror:
+            actions.append(SetMirror(self.plan.new, self.mirror, f"{self.phase}: {self.mirror} % are copied"))
+        if split != self.split:
+            actions.append(SetSplit(self.split, f"{self.phase}: {split_text(self.split)}"))
+        return actions
 
     def _judge(self, loads: Mapping[str, VersionLoad], now: float) -> None:
-        if self.phase not in ("canary", "rolling"):
+        if self.phase not in ("mirror", "canary", "rolling"):
             return
         plan, options = self.plan, self.plan.options
         assert self._before is not None
         new, old = (self._load(loads, self._before, version) for version in (plan.new, plan.old))
         finding = failing(new, old)
         in_phase, old_in_phase = (self._load(loads, self._phase_loads, version) for version in (plan.new, plan.old))
-        is_tried = self.phase == "canary" and options.goes_on and self._is_step_begun
+        is_mirror = self.phase == "mirror"
+        is_tried = options.goes_on and (is_mirror or (self.phase == "canary" and self._is_step_begun))
         is_seen = is_tried and in_phase.num_ended >= options.min_requests and now - self._since_s >= options.canary_s
         if is_tried and min(old_in_phase.ttft.num, old_in_phase.itl.num) < MIN_COMPARED:
             old_in_phase = old  # at a large share of the new version, the old one may get hardly any requests
+        copies = f"{in_phase.mirror.text}; " if in_phase.mirror is not None else ""
+        self.figures = f"{copies}{comparison(in_phase, old_in_phase)}"
         if finding is None and is_tried:
             finding = much_slower(in_phase, old_in_phase)
         if finding is None and is_seen:
@@ -173,8 +194,12 @@ class RollingUpdate:
         if finding is not None:
             self.give_up(now, f"version {plan.new}: {finding}")
         elif is_seen:
-            seen = f"{in_phase.num_ended} requests ended on the new version without a finding"
-            self._pass_step(f"{seen} ({comparison(in_phase, old_in_phase)})", now)
+            what = "copies" if is_mirror else "requests"
+            seen = f"{in_phase.num_ended} {what} ended on the new version without a finding ({self.figures})"
+            if is_mirror:
+                self._begin_trial(now, seen)
+            else:
+                self._pass_step(seen, now)
 
     @property
     def _is_step_begun(self) -> bool:
@@ -183,7 +208,7 @@ class RollingUpdate:
     def _pass_step(self, why: str, now: float) -> None:
         self._num_steps_passed += 1
         shares = self.plan.options.shares
-        if self._num_steps_passed == len(shares):
+        if self._num_steps_passed >= len(shares):
             self._begin_rolling(now, why)
         else:
             self._note(now, f"{why}; next: {shares[self._num_steps_passed]:g} %")
@@ -229,10 +254,12 @@ class RollingUpdate:
     def _advance(self, fleet: FleetState, now: float) -> None:
         plan = self.plan
         if self.phase == "starting" and self._new_serves(fleet):
-            if not plan.options.shares or not any(plan.wanted.values()):  # at zero there is nothing to try
-                self._begin_rolling(now, "the new version serves")
+            if self.mirror is not None and any(plan.wanted.values()):
+                until = "for its verdict" if plan.options.goes_on else "for an operator"
+                text = f"the new version serves; {self.mirror:g} % of the requests are copied to it, waiting {until}"
+                self._enter("mirror", now, text)
             else:
-                self._enter("canary", now, "the new version serves")
+                self._begin_trial(now, "the new version serves")
         if self.phase == "canary" and not self._is_step_begun and self._has_groups_of_step(fleet):
             self._begin_step(now)
         if self.phase == "rolling" and self._is_replaced(fleet):
@@ -251,6 +278,13 @@ class RollingUpdate:
                 how = f"with fewer groups ({', '.join(missing)}: {self.old_files_gone})" if missing else "as before"
                 self._enter("rolled_back", now, f"version {plan.old} serves {how}: {self.reason}")
 
+    def _begin_trial(self, now: float, why: str) -> None:
+        self.mirror = None
+        if not self.plan.options.shares or not any(self.plan.wanted.values()):  # at zero there is nothing to try
+            self._begin_rolling(now, why)
+        else:
+            self._enter("canary", now, why)
+
     def _begin_step(self, now: float) -> None:
         plan, shares = self.plan, self.plan.options.shares
         percent = shares[self.num_steps_begun]
@@ -264,10 +298,11 @@ class RollingUpdate:
 
     def _num_at_step(self, role: Role) -> int:
         """How many groups of the new version a step needs, of those that are wanted in the end."""
-        shares = self.plan.options.shares
+        shares, wanted = self.plan.options.shares, self.plan.wanted[role]
+        if not self.plan.options.steps:
+            return min(1, wanted)
         percent = shares[min(self._num_steps_passed, len(shares) - 1)]
-        num = math.ceil(self.plan.wanted[role] * percent / 100) if self.plan.options.steps else 1
-        return min(max(num, 1), self.plan.wanted[role])
+        return min(max(math.ceil(wanted * percent / 100), 1), wanted)
 
     def _has_groups_of_step(self, fleet: FleetState) -> bool:
         return all(self._ready(fleet, self.plan.new, role) >= self._num_at_step(role) for role in ROLES)

@@ -13,7 +13,7 @@ from slipstream.router.protocol.messages import ROLES
 class UpdateStatus:
     """The update that is under way, or the last one. `changed` are the keys of the configuration that differ. `ready`
     is the number of groups that serve, by version and role, out of `wanted`. `step` is the one that a canary is at, as
-    `2 of 3`."""
+    `2 of 3`. `figures` says how the new version compares with the old one."""
 
     phase: Phase
     old: str
@@ -26,6 +26,7 @@ class UpdateStatus:
     wanted: dict[str, int]
     events: tuple[UpdateEvent, ...]
     step: str = ""
+    figures: str = ""
 
     @property
     def line(self) -> str:
@@ -35,4 +36,5 @@ class UpdateStatus:
         why = f": {self.reason}" if self.reason else ""
         step = f" step {self.step}" if self.step and self.phase == "canary" else ""
         phase = f"{self.phase.replace('_', ' ')}{step}"
-        return f"{self.old} -> {self.new}: {phase}{why} ({counts} serve the new version{shares})"
+        figures = f"; {self.figures}" if self.figures and self.phase in ("mirror", "canary") else ""
+        return f"{self.old} -> {self.new}: {phase}{why} ({counts} serve the new version{shares}{figures})"

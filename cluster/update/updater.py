@@ -21,6 +21,7 @@ from slipstream.cluster.fleet.fleet_port import FleetError
 from slipstream.cluster.fleet.update_plan import (
     AddGroup,
     RemoveGroup,
+    SetMirror,
     SetSplit,
     UpdateAction,
     UpdateEvent,
@@ -119,6 +120,7 @@ class Updater:
             ready=ready,
             wanted={role: plan.wanted[role] for role in ROLES},
             events=tuple(machine.events),
+            figures=machine.figures,
             step=f"{machine.num_steps_begun} of {len(plan.options.shares)}" if plan.options.steps else "",
         )
 
@@ -234,7 +236,7 @@ class Updater:
             raise FleetError("conflict", "update", reason)
         self._check_idle()  # another update may have begun meanwhile
         plan = running.machine.plan
-        options = replace(plan.options, canary_percent=None, is_automatic=False, steps=())
+        options = replace(plan.options, canary_percent=None, is_automatic=False, steps=(), mirror_percent=None)
         self._start(self._previous, options, dict(plan.initial), running.changed, by)
 
     async def close(self) -> None:
@@ -279,15 +281,15 @@ class Updater:
                 if time.monotonic() - looked_s >= LOOK_AT_FILES_EVERY_S:
                     await self._look_at_files(running)
                     looked_s = time.monotonic()
-                loads, split = await self._look_at_router()
-                actions = machine.step(self._fleet.state(), loads, split, time.monotonic())
+                loads, split, mirror = await self._look_at_router(machine.plan.new)
+                actions = machine.step(self._fleet.state(), loads, split, time.monotonic(), mirror)
                 for action in actions:
                     await self._perform(machine, action)
                 num_to_show = len(machine.events) - machine.is_over  # the last event is shown when everything is done
                 for event in machine.events[num_shown:num_to_show]:
                     self._tell(event)
                 num_shown = num_to_show
-                if machine.is_over and loads is not None and split == machine.split:
+                if machine.is_over and loads is not None and (split, mirror) == (machine.split, machine.mirror):
                     break
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(running.wake.wait(), LOOK_EVERY_S)
@@ -328,15 +330,19 @@ class Updater:
         """Whether groups of the old version can still be started."""
         running.machine.old_files_gone = await asyncio.to_thread(running.old.files_gone, self._cache)
 
-    async def _look_at_router(self) -> tuple[dict[str, VersionLoad] | None, dict[str, float] | None]:
-        """The loads by version, and the split. The loads are None if the router does not answer."""
+    async def _look_at_router(
+        self, new: str
+    ) -> tuple[dict[str, VersionLoad] | None, dict[str, float] | None, float | None]:
+        """The loads by version, the split, and the share of requests that are copied to the new version. The loads are
+        None if the router does not answer."""
         try:
             async with asyncio.timeout(ROUTER_PATIENCE_S):
                 versions = await self._router.versions()
         except OSError:
-            return None, None
+            return None, None, None
         split = {version.name: version.weight for version in versions if version.weight is not None}
-        return {version.name: load_of(version) for version in versions}, split or None
+        mirror = next((one.mirror.percent for one in versions if one.name == new and one.mirror is not None), None)
+        return {version.name: load_of(version) for version in versions}, split or None, mirror
 
     async def _perform(self, machine: RollingUpdate, action: UpdateAction) -> None:
         try:
@@ -344,6 +350,9 @@ class Updater:
                 case SetSplit(split):
                     async with asyncio.timeout(ROUTER_PATIENCE_S):
                         await self._router.set_split(split)
+                case SetMirror(version, percent):
+                    async with asyncio.timeout(ROUTER_PATIENCE_S):
+                        await self._router.set_mirror(version, percent)
                 case AddGroup(role, version):
                     await self._fleet.add(role, 1, version)
                 case RemoveGroup(name):
@@ -377,4 +386,5 @@ def load_of(status: VersionStatus) -> VersionLoad:
         num_errors=sum(counts.ends[kind] for kind in FAILED_ENDS),
         ttft=counts.ttft_moments,
         itl=counts.itl_moments,
+        mirror=status.mirror,
     )

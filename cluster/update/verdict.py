@@ -41,6 +41,7 @@ def since(now: VersionLoad, then: VersionLoad) -> VersionLoad:
         now.num_errors - then.num_errors,
         now.ttft.since(then.ttft),
         now.itl.since(then.itl),
+        now.mirror,
     )
 
 

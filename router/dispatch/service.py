@@ -8,14 +8,17 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgpack
 
+from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.config.router_config import DispatchConfig, RouterConfig
+from slipstream.router.dispatch.mirrored_version import MirroredVersion
 from slipstream.router.dispatch.model_dispatch import ModelDispatch
 from slipstream.router.dispatch.table.actions import Action, Emit, Finish
 from slipstream.router.dispatch.worker_port import WorkerPort
+from slipstream.router.page_budget.page_ledger import BudgetedWorker
 from slipstream.router.protocol.codec import WireError, decoder
 from slipstream.router.protocol.generation import (
     SHUTTING_DOWN,
@@ -23,15 +26,15 @@ from slipstream.router.protocol.generation import (
     EarlyEnd,
     GenerateRequest,
     GenerationError,
-    GenerationFinish,
     InvalidRequestError,
     NoWorkersError,
     ShuttingDownError,
     UnknownModelError,
 )
-from slipstream.router.protocol.messages import EngineRequest, TokenLogprob
+from slipstream.router.protocol.messages import EngineRequest, PageLimit
 from slipstream.router.registry.worker_profile import RoleProfile, worker_profiles
 from slipstream.router.requests.history import History, RequestRecord
+from slipstream.router.requests.receiver import Receiver
 from slipstream.router.requests.rejections import RejectedRequest
 from slipstream.router.requests.stages import attempts_of
 from slipstream.router.requests.stream import GenerationStream, Handouts
@@ -39,15 +42,6 @@ from slipstream.router.status.load_signals import Signals
 from slipstream.router.status.status import Snapshot
 
 log = logging.getLogger(__name__)
-
-
-class Receiver(Protocol):
-    """Receives the output of a request: a stream of this process, or a link to another process."""
-
-    @property
-    def record(self) -> RequestRecord: ...
-    def deliver(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None: ...
-    def end(self, finish: GenerationFinish) -> None: ...
 
 
 R = TypeVar("R", bound=Receiver)
@@ -81,6 +75,7 @@ class GenerationService:
         self._packer = msgpack.Packer()
         self._decode_request = decoder(EngineRequest)
         self._receivers: dict[str, Receiver] = {}
+        self._mirrored: dict[str, MirroredVersion] = {}  # by model
         self._handouts = Handouts()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -113,6 +108,8 @@ class GenerationService:
         `deadline_s` seconds (None: never) what is left ends with an error, and connections of workers are closed."""
         model = self._models[name]
         model.is_leaving = True
+        if model.mirrored is not None:
+            self.set_mirror(name, model.mirrored_version, None)
         self.worker_port.note_change()
         try:
             async with asyncio.timeout(deadline_s):
@@ -173,6 +170,7 @@ class GenerationService:
     def follow(self, model: str, config: DispatchConfig) -> None:
         """Takes over changed settings of the dispatcher, as far as that is possible without a restart."""
         found = self._models[model]
+        found.config = config
         self._perform(found, found.dispatcher.follow(config, time.monotonic()))
 
     def set_split(self, model: str, split: Mapping[str, float] | None) -> None:
@@ -180,6 +178,25 @@ class GenerationService:
         if the split makes no sense."""
         found = self._models[model]
         self._perform(found, found.dispatcher.set_split(split, time.monotonic()))
+
+    def set_mirror(self, model: str, version: str, percent: float | None) -> None:
+        """Copies so many percent of the model's requests to this version, which gets no others; None: ends that. The
+        workers of the version connect anew, to where they belong from now on. Raises ValueError."""
+        found, before = self._models[model], self._mirrored.get(model)
+        if percent is not None and not 0 < percent <= 100:
+            raise ValueError(f"percent must be over 0 and at most 100, got {percent}")
+        if before is not None and before.version == version and before.percent == percent:
+            return
+        found.mirrored, found.mirrored_version = None, ""
+        if before is not None:
+            del self._mirrored[model]
+            before.close()
+            self.worker_port.send_back(before.dispatch, before.version)
+        if percent is not None:
+            mirrored = self._mirrored[model] = MirroredVersion(found, version, percent, self.worker_port.perform)
+            found.mirrored, found.mirrored_version = mirrored.dispatch, version
+            self.worker_port.send_back(found, version)
+        self.worker_port.note_change()
 
     def submit(self, request: GenerateRequest) -> GenerationStream:
         """Queues a request and returns the stream of its output. Raises a subclass of AdmissionError if the request is
@@ -200,7 +217,8 @@ class GenerationService:
         record = self.history.get(request.request_id)
         assert record is not None
         receiver = receiver_of(record)
-        self._receivers[request.request_id] = receiver
+        mirrored = self._mirrored.get(model.name) if self._mirrored else None
+        self._receivers[request.request_id] = mirrored.observed(request, receiver) if mirrored else receiver
         self._idle.clear()
         self._perform(model, actions)
         if not model.has_decode_workers and model.dispatcher.num_waiting == 1:
@@ -247,11 +265,29 @@ class GenerationService:
 
     def snapshot_of(self, model: str) -> Snapshot:
         """The queue, the workers with their credits, and the totals, for metrics and status."""
-        return self._models[model].dispatcher.snapshot(time.monotonic())
+        snapshot = self._models[model].dispatcher.snapshot(time.monotonic())
+        mirrored = self._mirrored.get(model)
+        return snapshot if mirrored is None else mirrored.shown_in(snapshot)
 
     def signals_of(self, model: str) -> Signals:
         """The recent load and how well it was served: what a planner decides from."""
         return self._models[model].dispatcher.signals(time.monotonic(), self._router_id)
+
+    def budgeted_workers(self) -> list[BudgetedWorker]:
+        """The workers of all models that obey a limit on their pages, with what they need."""
+        return [one for model in self._models.values() for one in model.dispatcher.budgeted_workers(model.weight)]
+
+    def set_weight(self, model: str, weight: float) -> None:
+        """Sets what the model counts where models divide the memory of a host; 1 by default."""
+        self._models[model].weight = weight
+
+    def limit_pages(self, peer: PeerId, limit: PageLimit) -> None:
+        """Sends a worker its limit."""
+        self.worker_port.send(peer, limit)
+
+    async def wait_for_join(self) -> None:
+        """Returns when the next worker has joined."""
+        await self.worker_port.wait_for_join()
 
     def worker_profiles_of(self, model: str) -> tuple[RoleProfile, ...]:
         """The service times and the sizes of each role's workers, from which a profile is made."""
@@ -269,6 +305,8 @@ class GenerationService:
         """Ends all requests with error "shutting_down" and closes the workers' connections."""
         self.stop_admission()
         self._is_closed = True
+        for mirrored in self._mirrored.values():
+            mirrored.close()
         for model in self._models.values():
             self._perform(model, model.dispatcher.finish_all(SHUTTING_DOWN, time.monotonic()))
             model.close()

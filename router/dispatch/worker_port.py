@@ -20,7 +20,16 @@ from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.dispatch.model_dispatch import ModelDispatch
 from slipstream.router.dispatch.table.actions import Action, Emit, Finish, Send
 from slipstream.router.process.listening import listening_at
-from slipstream.router.protocol.messages import Hello, Ping, Postponed, Rejected, Role, Welcome, WorkerMessage
+from slipstream.router.protocol.messages import (
+    Hello,
+    Ping,
+    Postponed,
+    Rejected,
+    Role,
+    RouterMessage,
+    Welcome,
+    WorkerMessage,
+)
 from slipstream.router.protocol.wire import FrameProtocol, Message, WireError
 from slipstream.router.registry.hello_check import UnknownModel, why_refused
 from slipstream.router.registry.page_exchange import about_newcomer
@@ -110,7 +119,7 @@ class WorkerPort:
 
     def perform(self, model: ModelDispatch, actions: Iterable[Action]) -> None:
         """Performs the actions of a model's dispatcher, in order."""
-        workers, deliver = self._workers, self._deliver
+        workers, deliver = self._workers, model.deliver or self._deliver
         for action in actions:
             if isinstance(action, Emit):  # most of them
                 deliver(action)
@@ -125,6 +134,12 @@ class WorkerPort:
                 self._remove(action.worker).protocol.abort()
                 self._note_left(model)
         model.note_actions()
+
+    def send(self, peer: PeerId, message: RouterMessage) -> None:
+        """Sends a worker what is not the business of its model's dispatcher. Unknown workers are ignored."""
+        connection = self._workers.get(peer)
+        if connection is not None:
+            connection.send(message)
 
     async def wait_for_change(self) -> None:
         """Returns when the next worker has joined, was lost or began to drain, or the expected workers changed."""
@@ -154,6 +169,14 @@ class WorkerPort:
         for worker in list(model.dispatcher.registry):
             self._workers[worker.peer].protocol.abort()
 
+    def send_back(self, model: ModelDispatch, version: str) -> None:
+        """Closes the connections of the workers of a version, which connect anew and then belong elsewhere."""
+        for worker in list(model.dispatcher.registry):
+            if worker.version == version:
+                connection = self._remove(worker.peer)
+                connection.protocol.close()
+                self._lose(connection, "it is to connect anew")
+
     def note_change(self) -> None:
         """Wakes up the tasks that wait for a change."""
         self._changed.set()
@@ -168,6 +191,8 @@ class WorkerPort:
     def join(self, connection: _Connection, hello: Hello) -> None:
         """A connection has said hello: it becomes a worker, or is rejected."""
         model = self._models.get(hello.model)
+        if model is not None:
+            model = model.of_version(hello.model_version)
         older = self._peers.get(hello.worker.name)
         connected = [] if model is None else [worker.hello for worker in model.dispatcher.registry]
         beside = connected

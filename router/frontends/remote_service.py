@@ -71,16 +71,17 @@ class RemoteDispatcher:
         self._handouts = Handouts()
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self._is_lost = False
-        self.max_model_len: int | None = None
-        self.versions: tuple[str, ...] = ()
+        self._limits: dict[str, ServedLimits] = {}  # by model
 
     def versions_of(self, model: str) -> tuple[str, ...]:
-        """Those that some decode worker takes requests for."""
-        return self.versions
+        """The versions that some decode worker takes requests for."""
+        limits = self._limits.get(model)
+        return () if limits is None else limits.versions
 
     def max_model_len_of(self, model: str) -> int | None:
         """The longest sequence (prompt and output) that a worker takes; None: not known yet."""
-        return self.max_model_len
+        limits = self._limits.get(model)
+        return None if limits is None else limits.max_model_len
 
     def submit(self, request: GenerateRequest) -> GenerationStream:
         """A refusal comes as the end of the stream. Raises ShuttingDownError, InvalidRequestError."""
@@ -99,6 +100,7 @@ class RemoteDispatcher:
             request.priority,
             len(message.prompt_ids) // 4,
             Timeline(time.monotonic()),
+            model=request.model,
         )
         try:
             self._send(message)
@@ -168,8 +170,8 @@ class RemoteDispatcher:
                         running.stream.deliver(one.token_ids, one.logprobs)
                 for end in ended:
                     self._end(end)
-            case ServedLimits(max_model_len, versions):
-                self.max_model_len, self.versions = max_model_len, versions
+            case ServedLimits(model):
+                self._limits[model] = message
             case Entered() | FrontAnswer():
                 reply = self._replies.get(message.number)
                 if reply is not None and not reply.done():

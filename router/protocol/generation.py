@@ -96,6 +96,7 @@ class GenerateRequest(NamedTuple):
     wants_record: bool = False  # the answer will contain the whole record, so its writer has to be sent it
     resumed: Resumed | None = None
     model: str = ""
+    versions: tuple[str, ...] = ()  # whose tokenizer made the prompt, where versions have several; (): any version
 
     def packed_prompt(self) -> bytes:
         """The prompt as packed int32. Raises ValueError, TypeError or OverflowError if it is not a list of token

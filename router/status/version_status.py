@@ -6,6 +6,8 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 
+from slipstream.router.status.mirror_status import MirrorCounts
+
 LEAST_S = 1e-6  # what counts for durations that are shorter, because 0 has no logarithm
 
 
@@ -69,7 +71,7 @@ class VersionCounts:
 @dataclass(frozen=True, slots=True)
 class VersionStatus:
     """The state of one version. `weight` is its share in the split; None: there is no split. `is_live`: one of its
-    decode workers takes new work."""
+    decode workers takes new work. `mirror`: it gets copies of requests, and no requests of clients."""
 
     name: str
     weight: float | None
@@ -78,3 +80,4 @@ class VersionStatus:
     num_decode: int
     num_waiting: int
     counts: VersionCounts
+    mirror: MirrorCounts | None = None

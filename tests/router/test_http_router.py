@@ -57,9 +57,16 @@ class PlayedWorker:
     """A worker that says `WORD` until max_tokens, from the second token on only when `may_go_on` is set."""
 
     def __init__(
-        self, role: Role, addresses: Addresses, epoch: int = 1, name: str | None = None, version: str = ""
+        self,
+        role: Role,
+        addresses: Addresses,
+        epoch: int = 1,
+        name: str | None = None,
+        version: str = "",
+        model: str = MODEL,
     ) -> None:
         self.role = role
+        self.model = model
         self.version = version
         self.peer = PeerId(name or f"{role}-0", epoch)
         self.endpoint = addresses.workers
@@ -83,7 +90,7 @@ class PlayedWorker:
                 self.peer,
                 self.role,
                 token=TOKEN,
-                model=MODEL,
+                model=self.model,
                 max_slots=8,
                 max_model_len=1000,
                 model_version=self.version,
@@ -354,14 +361,14 @@ def test_metrics_and_status_tell_of_requests_and_workers() -> None:
                 f'vllm:request_success_total{{finished_reason="length",model_name="{MODEL}"}} 1.0',
                 f'vllm:time_to_first_token_seconds_count{{model_name="{MODEL}",version=""}} 1.0',
                 f'vllm:num_requests_running{{model_name="{MODEL}"}} 0.0',
-                'slipstream:workers{role="decode"} 1.0',
-                'slipstream:workers{role="prefill"} 1.0',
-                'slipstream:placements_total{reason="long_prompt"} 2.0',  # the canary's and ours
-                "slipstream:transfers_total 2.0",
-                "slipstream:transfer_bytes_total 2048.0",
-                'slipstream:worker_pages{role="decode",state="cached",worker="decode-0"} 10.0',
-                'slipstream:worker_leases{role="decode",worker="decode-0"} 0.0',
-                'slipstream:worker_events_total{event="steps",role="prefill",worker="prefill-0"} 3.0',
+                'slipstream:workers{model_name="demo",role="decode"} 1.0',
+                'slipstream:workers{model_name="demo",role="prefill"} 1.0',
+                'slipstream:placements_total{model_name="demo",reason="long_prompt"} 2.0',  # the canary's and ours
+                'slipstream:transfers_total{model_name="demo"} 2.0',
+                'slipstream:transfer_bytes_total{model_name="demo"} 2048.0',
+                'slipstream:worker_pages{model_name="demo",role="decode",state="cached",worker="decode-0"} 10.0',
+                'slipstream:worker_leases{model_name="demo",role="decode",worker="decode-0"} 0.0',
+                'slipstream:worker_events_total{event="steps",model_name="demo",role="prefill",worker="prefill-0"} 3.0',
                 'slipstream:http_responses_total{status="200"}',
             ):
                 assert line in page, f"{line}\n{page}"

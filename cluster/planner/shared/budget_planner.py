@@ -36,6 +36,7 @@ from slipstream.cluster.planner.shared.offers import Offer, gain_of, offers
 from slipstream.cluster.planner.slo_planner import SloPlanner
 from slipstream.router.status.load_signals import Signals
 
+SWAPS = 12.0  # times what a swap takes: over so long one has to pay
 MOST_WORKERS = 1_000_000  # of one model: the budget is the limit
 
 
@@ -64,7 +65,9 @@ class BudgetPlanner:
         planner = self._planners.get(share.name)
         if planner is None:
             prices = replace(share.prices, is_objective=config.objective == "cost")
-            planner = self._planners[share.name] = SloPlanner(config, prices, share.min_workers)
+            planner = self._planners[share.name] = SloPlanner(
+                config, prices, share.min_workers, min(config.horizon_s, SWAPS * config.swap_s)
+            )
         return ModelView(share, planner, config, signals, fleet, now)
 
     def _limits(self) -> BudgetConfig:
@@ -102,7 +105,18 @@ class _Look:
         return {view.name: self._decisions[view.name] for view in views}
 
     def _division(self) -> dict[str, int]:
-        """How many workers each model should have, by weight where there are too few for all."""
+        """How many workers each model should have: what it needs, by weight where there are too few for all, and of
+        those that there are beyond that as many as make all models bear the same multiple of their load."""
+        fair = self._needed()
+        left = sum(view.total for view in self._views) - sum(fair.values())
+        for _ in range(left):
+            least = min(self._views, key=lambda view: (view.bears(fair[view.name]), -view.share.weight))
+            if math.isinf(least.bears(fair[least.name])):
+                break
+            fair[least.name] += 1
+        return fair
+
+    def _needed(self) -> dict[str, int]:
         most = self._budget.workers
         assert most is not None
         options = {view.name: _options(view, most) for view in self._views}
@@ -130,6 +144,7 @@ class _Look:
         decision = view.planner.decide_in(context)
         actions: list[PlannerAction] = []
         taken: list[Offer] = []
+        num_asked = sum(one.count for one in decision.actions if isinstance(one, AddWorkers))
         for action in decision.actions:
             if isinstance(action, AddWorkers):
                 suitable = [one for one in found if one not in taken and one.suits(view, action.role)][: action.count]
@@ -142,12 +157,24 @@ class _Look:
             else:
                 actions.append(action)
         for offer in found:
-            if offer not in taken:
+            if taken and offer not in taken and offer.is_spare and offer.suits(view, "decode"):
+                taken.append(offer)
+                actions.append(MoveWorker(offer.name, view.name, "decode"))
+            elif offer not in taken:
                 offer.giver.gone.discard(offer.name)
         transfers = self._transfers(view, taken)
         why = "; ".join([decision.why, *(one.why for one in transfers)])
         transfers += rejected
-        self._decisions[view.name] = replace(decision, why=why, actions=tuple(actions), transfers=tuple(transfers))
+        further = sum(isinstance(one, MoveWorker) for one in actions) + sum(
+            one.count for one in actions if isinstance(one, AddWorkers)
+        )
+        self._decisions[view.name] = replace(
+            decision,
+            why=why,
+            num_decode=decision.num_decode + further - num_asked,
+            actions=tuple(actions),
+            transfers=tuple(transfers),
+        )
 
     def _transfers(self, taker: ModelView, taken: Sequence[Offer]) -> list[WorkerTransfer]:
         """What is said of workers that change their model."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from slipstream.cluster.config.planner_config import PlannerConfig
 from slipstream.cluster.fleet.fleet_port import FleetState
 from slipstream.cluster.planner.decision_context import DecisionContext
@@ -13,6 +15,7 @@ from slipstream.router.protocol.messages import Role
 from slipstream.router.status.load_signals import Signals
 
 FEW_SPLITS = 10  # prefill workers, up to which all splits are looked at
+MULTIPLES = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0)  # of the load
 ENOUGH = 1.25 * ROOM  # of the margin: as much more load as what a model gets has to bear
 
 
@@ -31,6 +34,7 @@ class ModelView:
         self.share, self.planner, self.signals, self.fleet, self.now = share, planner, signals, fleet, now
         self._config = config
         self.context: DecisionContext = planner.look(signals, fleet, now)
+        self.context.grow_s = planner.swap_s
         self.forecast = planner.forecast(self.context)
         self.gone: set[str] = set()  # workers that it gives away at this look
         self._kept: dict[tuple[int, float], float] = {}
@@ -102,6 +106,17 @@ class ModelView:
         if number <= self.total and self._is_late:
             attainment = min(attainment, self.forecast.running.in_time)
         return attainment
+
+    def bears(self, number: int) -> float:
+        """So many times the load that is planned for keeps the levels with so many workers; infinity without load."""
+        if self.forecast is None or self.forecast.planned.per_s <= 0.0:
+            return math.inf
+        bears = 0.0
+        for factor in MULTIPLES:
+            if self.kept(number, factor) < self._config.target_attainment:
+                break
+            bears = factor
+        return bears
 
     @property
     def _enough(self) -> float:

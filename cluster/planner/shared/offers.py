@@ -12,6 +12,8 @@ from slipstream.cluster.planner.shared.model_view import ModelView
 from slipstream.cluster.planner.slo_planner import WORTH
 from slipstream.router.protocol.messages import Role
 
+SPARE_STEP = 0.5  # of its workers a model gives at once, where it can spare them
+
 
 @dataclass(frozen=True, slots=True)
 class Offer:
@@ -42,7 +44,7 @@ def offers(
     rejected: list[WorkerTransfer] = []
     givers = sorted(others, key=lambda one: (not one.is_idle, -one.spare() / max(one.total, 1)))
     for giver in givers:
-        spare = giver.spare() - len(giver.gone)
+        spare = min(giver.spare() - len(giver.gone), giver.left - fair[giver.name])
         if spare > 0 and len(found) < wanted:
             found += _taken(giver, taker, min(spare, wanted - len(found)), True, config, rejected)
     missing = wanted - len(found) - num_free
@@ -61,7 +63,8 @@ def _taken(
 ) -> list[Offer]:
     """So many workers of a model, or as many as it can part with at once."""
     if not giver.is_idle:
-        number = min(number, max_step(giver.total, config.max_step) - len(giver.gone))
+        step = max_step(giver.total, SPARE_STEP if is_spare else config.max_step)
+        number = min(number, step - len(giver.gone))
     found: list[Offer] = []
     while len(found) < number:
         why = _why_not(giver, taker)

@@ -134,6 +134,7 @@ class RouterHost(ProcessHost):
         expected: Mapping[str, ByName[ExpectedWorkers]],
         keeper: Path | None,
         is_ending: bool,
+        kv_budget_bytes: int | None,
     ) -> None:
         """Serves until stopped; one that `is_ending` only goes on with the clients of the previous router. Raises
         OSError if a port is taken, FilesChanged if what it reads of a model belongs to none of its manifests."""
@@ -146,6 +147,7 @@ class RouterHost(ProcessHost):
             worker_token,
             holder_path=keeper,
             is_ending=is_ending,
+            kv_budget_bytes=kv_budget_bytes,
         )
         uvloop.run(serve_until_stopped(router, workers, self._serving))
 
@@ -187,11 +189,15 @@ class RouterHost(ProcessHost):
 
     def set_aliases(self, model: str, aliases: tuple[str, ...]) -> None:
         """Sets the further names of a model."""
-        self._ask(lambda router: router.front.catalog.set_aliases(model, aliases))
+        self._ask(lambda router: router.set_aliases(model, aliases))
 
     def set_split(self, model: str, split: dict[str, float] | None) -> None:
         """Sets each version's share of new requests."""
         self._ask(lambda router: router.service.set_split(model, split))
+
+    def set_mirror(self, model: str, version: str, percent: float | None) -> None:
+        """Has requests copied to a version, or ends that."""
+        self._ask(lambda router: router.service.set_mirror(model, version, percent))
 
     def signals(self, model: str) -> Signals:
         """The recent load of a model and how well it was served: what a planner decides from."""

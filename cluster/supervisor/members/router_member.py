@@ -122,6 +122,7 @@ class RouterMember:
             _sent(expected),
             holder,
             self._is_ending,
+            self._deployment.config.budget.memory_bytes,
         )
         listening, run = (asyncio.ensure_future(_result(ref)) for ref in (self._actor.listening.remote(), self._run))
         try:
@@ -225,6 +226,11 @@ class RouterMember:
         self._models[model] = self._models[model].with_split(split)
         if self._run is not None:
             await self._ask(lambda actor: actor.set_split.remote(model, split))
+
+    async def set_mirror(self, model: str, version: str, percent: float | None) -> None:
+        """Has so many percent of the requests copied to a version that gets no others; None: ends that. The next
+        incarnation copies none before it is asked to."""
+        await self._ask(lambda actor: actor.set_mirror.remote(model, version, percent))
 
     async def signals(self, model: str) -> Signals:
         """The recent load of a model and how well it was served: what a planner decides from."""

@@ -87,7 +87,7 @@ class RouterProcess:
     def remote(self, sent: ByName[RouterConfig], *rest: object) -> asyncio.Future[None]:
         config = settings_of(sent)
         run: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        *_, self.keeper, self.is_ending = rest
+        *_, self.keeper, self.is_ending, _ = rest
         if config.worker_port in self._taken:
             run.set_exception(task_error(OSError(errno.EADDRINUSE, "the port is in use")))
         else:

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from slipstream.cluster.fleet.update_plan import UpdateOptions, VersionLoad
 from slipstream.cluster.update.verdict import worse
+from slipstream.router.status.mirror_status import MirrorCounts
 from slipstream.router.status.version_status import LogMoments
 from tests.support.cluster.toy_fleet import ToyFleet, update_of
 
@@ -192,6 +194,7 @@ def added(one, other):
         one.num_errors + other.num_errors,
         sum_of(one.ttft, other.ttft),
         sum_of(one.itl, other.itl),
+        other.mirror,
     )
 
 
@@ -253,12 +256,69 @@ def test_a_step_is_not_judged_before_it_has_seen_enough():
         ({"steps": (50.0, 101.0)}, "steps must be ascending percentages"),
         ({"steps": (100.0,)}, "steps need one below 100"),
         ({"steps": (5.0,), "canary_percent": 5.0}, "steps and split exclude each other"),
+        ({"mirror_percent": 0.0}, "mirror must be over 0 and at most 100 percent, got 0"),
+        ({"is_automatic": True}, "auto needs a split or a mirror to look at"),
         ({"tolerance_percent": -1.0}, "tolerance_percent must be finite and not negative, got -1"),
     ],
 )
 def test_steps_that_make_no_sense_are_refused(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         UpdateOptions(**options)
+
+
+def test_a_mirrored_version_gets_copies_from_its_first_worker_on_and_waits_for_the_operator():
+    fleet = ToyFleet(1, 2)
+    update = update_of(fleet, mirror_percent=5.0)
+    fleet.step(update)
+    assert (fleet.mirror, fleet.split, fleet.num("decode", "2")) == (5.0, {"1": 100, "2": 0}, 0)
+    fleet.run(update, lambda: update.phase == "mirror")
+    copies = MirrorCounts(5.0, num_copied=60, num_compared=50, num_equal=48, first_differences=30)
+    serve_step(fleet, update, load_of(900), replace(load_of(60), mirror=copies))
+    for _ in range(1000):
+        fleet.step(update)
+    assert (update.phase, fleet.split) == ("mirror", {"1": 100, "2": 0})
+    compared = "48 of 50 greedy answers equal, the others differ from token 15 on average"
+    assert update.figures.startswith(f"60 requests copied, 0 failed, {compared}; TTFT 0")
+    update.set_split({"2": 100}, fleet.now)
+    fleet.step(update)
+    assert (update.phase, fleet.mirror) == ("rolling", None)
+    fleet.run(update, lambda: update.phase == "done")
+    assert any(event.text.startswith("the mirror ends: 60 requests copied") for event in update.events)
+
+
+def test_a_mirror_is_given_up_by_the_operator_or_goes_on_as_a_canary():
+    fleet = ToyFleet(0, 2)
+    update = update_of(fleet, mirror_percent=5.0)
+    fleet.run(update, lambda: update.phase == "mirror")
+    update.set_split({"1": 90, "2": 10}, fleet.now)
+    fleet.step(update)
+    assert (update.phase, fleet.mirror, fleet.split) == ("canary", None, {"1": 90, "2": 10})
+    update.roll_back(fleet.now, "the operator says so")
+    fleet.run(update, lambda: update.is_over)
+    assert counts(fleet) == {"1": (0, 2), "2": (0, 0)}
+
+
+@pytest.mark.parametrize(
+    ("new", "phase"), [(load_of(60), "canary"), (load_of(60, itl_s=0.03), "rolled_back"), (load_of(49), "mirror")]
+)
+def test_a_mirror_before_steps_is_judged_by_its_copies(new, phase):
+    fleet = ToyFleet(0, 2)
+    update = update_of(fleet, mirror_percent=5.0, steps=(50.0,), canary_s=10.0)
+    fleet.run(update, lambda: update.phase == "mirror")
+    serve_step(fleet, update, load_of(900), replace(new, mirror=MirrorCounts(5.0)))
+    for _ in range(30):
+        fleet.step(update)
+    assert update.phase == phase
+    assert fleet.mirror == (5.0 if phase == "mirror" else None)
+
+
+def test_a_router_that_has_forgotten_the_mirror_gets_it_again():
+    fleet = ToyFleet(0, 2)
+    update = update_of(fleet, mirror_percent=5.0)
+    fleet.run(update, lambda: update.phase == "mirror")
+    fleet.mirror = None
+    fleet.step(update)
+    assert fleet.mirror == 5.0
 
 
 def test_equal_versions_are_hardly_ever_found_worse():
@@ -337,6 +397,19 @@ def test_groups_that_wait_for_a_router_that_is_away_are_not_late():
         fleet.exchange_state("ready", "connecting")
         fleet.step(update)
     assert update.phase == "rolling_back"
+
+
+def test_groups_whose_model_is_downloaded_are_not_late():
+    fleet = ToyFleet(1, 2)
+    update = update_of(fleet, start_timeout_s=30.0)
+    fleet.run(update, lambda: any(m.version == "2" and m.state == "starting" for m in fleet.members.values()))
+    late_s = fleet.now + 100.0
+    while fleet.now < late_s:
+        fleet.exchange_state("starting", "fetching")
+        fleet.step(update)
+    assert update.phase == "starting"
+    fleet.exchange_state("fetching", "loading")
+    fleet.run(update, lambda: update.phase == "rolling_back", limit_s=60.0)
 
 
 def test_groups_that_lose_the_router_have_not_died():

@@ -107,6 +107,10 @@ class QuickRouter:
         self.check()
         self.split = split
 
+    async def set_mirror(self, version: str, percent: float | None) -> None:
+        self.check()
+        self.mirror = {version: percent} if percent is not None else {}
+
     async def versions(self) -> tuple[VersionStatus, ...]:
         self.check()
         weights = self.split or {}

@@ -68,7 +68,7 @@ async def guarded(
         handler = Front(
             Catalog.of([ServedModel(MODEL, tokenizer)]),
             service,
-            lambda: None,
+            lambda *_: None,
             lambda: under_test.server.num_connections,
             RouterConfig(admin=AdminConfig(port=0 if admin_port else None)),
             access,

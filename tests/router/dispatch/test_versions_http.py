@@ -109,8 +109,8 @@ def test_models_status_and_metrics_tell_of_versions() -> None:
             assert first["counts"]["num_requests"] >= 3
             assert (second["name"], second["weight"], second["is_live"]) == ("v2", 0, True)
             page = (await ask(addresses.http, "GET", "/metrics"))[1].decode()
-            assert 'slipstream:version_requests_total{outcome="length",version="v1"}' in page
-            assert 'slipstream:version_workers{role="decode",version="v2"} 1.0' in page
+            assert 'slipstream:version_requests_total{model_name="demo",outcome="length",version="v1"}' in page
+            assert 'slipstream:version_workers{model_name="demo",role="decode",version="v2"} 1.0' in page
             workers["v2"].leave()
             async with asyncio.timeout(30):
                 while len(models["data"]) > 1:

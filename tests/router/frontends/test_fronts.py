@@ -145,9 +145,9 @@ def test_fronts_hear_at_once_that_the_longest_sequence_has_changed() -> None:
     async def main() -> None:
         async with routing() as (router, _, worker):
             pool = fronts_of(router)
-            assert pool._setup.max_model_len == 1000
+            assert pool._setup.models[MODEL].max_model_len == 1000
             worker.leave()  # no worker joins after it
-            await until(lambda: pool._setup.max_model_len is None)
+            await until(lambda: pool._setup.models[MODEL].max_model_len is None)
 
     run(main, deadline_s=110)
 

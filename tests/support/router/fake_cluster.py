@@ -263,7 +263,7 @@ async def front(
         handler = Front(
             Catalog.of([ServedModel(MODEL, tokenizer, defaults)]),
             service,
-            lambda: under_test.unready,
+            lambda *_: under_test.unready,
             lambda: under_test.server.num_connections,
             RouterConfig(http, api=api),
         )
