@@ -170,7 +170,7 @@ class Router:
         fronts = self._front_pool
         try:
             text = await self._read(source)
-            await asyncio.get_running_loop().run_in_executor(self._pool, keep_text, source.directory, source.manifests)
+            await asyncio.to_thread(keep_text, source.directory, source.manifests)
             if fronts is not None:
                 await fronts.load_model(FrontModel(source, text.defaults))
             self.front.catalog.check_free(names)  # one may have been taken meanwhile
@@ -225,7 +225,8 @@ class Router:
 
     async def _read(self, source: ModelSource) -> ModelText:
         """Reads what the HTTP side needs of a model, without holding up the event loop. Raises ValueError, OSError."""
-        text = await asyncio.get_running_loop().run_in_executor(self._pool, read_model, source, self._pool)
+        # Not in the pool: while a large tokenizer is read there, the prompts of other models would wait.
+        text = await asyncio.to_thread(read_model, source, self._pool)
         if text.tokenizer.unknown_to_model:
             log.warning("%s", warning_about(text.tokenizer.unknown_to_model, text.tokenizer.vocab_size))
         if text.defaults.recommended:

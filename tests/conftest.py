@@ -38,6 +38,7 @@ SLOW_FILES = (
     "workers/test_worker_memory.py",
     "kernels/gpu/test_gpu_ops.py",
     "router/frontends/test_front_deaths.py",
+    "router/model_files/sources/test_object_source.py",
     "workers/test_worker_handoff.py",
     "router/frontends/test_fronts.py",
     "router/frontends/test_front_models.py",
