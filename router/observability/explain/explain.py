@@ -38,6 +38,7 @@ def summary(record: RequestRecord, unix_offset_s: float) -> Json:
         "phase": record.phase,
         "outcome": outcome(record.finish),
         "tenant": record.tenant,
+        "model": record.model or None,
         "version": record.version or None,
         "prefill": decisions[-1].prefill.name if decisions and decisions[-1].prefill is not None else None,
         "decode": record.decode_name,
