@@ -100,6 +100,7 @@ class RemoteDispatcher:
             request.priority,
             len(message.prompt_ids) // 4,
             Timeline(time.monotonic()),
+            model=request.model,
         )
         try:
             self._send(message)

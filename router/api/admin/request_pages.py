@@ -27,7 +27,7 @@ from slipstream.router.requests.history import RequestRecord
 TEXT = "text/plain; charset=utf-8"
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 1000
-LIST_FIELDS = ("limit", "tenant", "model", "outcome", "format")  # of the query
+LIST_FIELDS = ("limit", "tenant", "outcome", "format", "model")  # of the query
 EXPLAIN_FIELDS = ("format",)
 
 

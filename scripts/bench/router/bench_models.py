@@ -119,10 +119,9 @@ def compare_costs(args: argparse.Namespace) -> None:
             cells.append((f"before ({before.name})", stack, [MODEL]))
         for count in map(int, args.models.split(",")):
             names = [f"model-{number}" for number in range(count)]
-            stack = running.enter_context(serving({name: {} for name in names}))
-            cells.append((f"{count} models, all busy", stack, names))
-            if count > BUSY:
-                cells.append((f"{count} models, {BUSY} busy", stack, names[:BUSY]))
+            for busy in sorted({BUSY, count}):  # a router for each row: what one has cached must not serve another
+                stack = running.enter_context(serving({name: {} for name in names}))
+                cells.append((f"{count} models, {busy} busy", stack, names[:busy]))
             one = running.enter_context(serving({MODEL: {}}, count=count))
             cells.append((f"1 model with {count} workers", one, [MODEL]))
         results: dict[str, list[Outcome]] = {name: [] for name, _, _ in cells}
