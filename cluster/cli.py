@@ -18,6 +18,7 @@ COMMANDS = {
     "down": "slipstream.cluster.commands.down_command:down_command",
     "drain": "slipstream.cluster.commands.fleet_commands:drain_command",
     "explain": "slipstream.cluster.commands.explain_command:explain_command",
+    "fetch": "slipstream.cluster.commands.fetch_command:fetch_command",
     "history": "slipstream.cluster.commands.history_command:history_command",
     "keys": "slipstream.router.access.keys_command:keys_command",
     "mock-worker": "slipstream.workers.mock.main:mock_worker_command",

@@ -35,7 +35,7 @@ from slipstream.router.router import Router, expected_at_start
 @dataclass(frozen=True, slots=True)
 class ModelProgram:
     """One of several models: `name` and `aliases` are what clients ask for, `model_dir` holds its tokenizer. `dispatch`
-    null: that of `router`."""
+    null: that of `router`. Where models divide the memory of a host, `weight` is what this one counts."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -46,6 +46,7 @@ class ModelProgram:
     generation_config: GenerationConfigUse = "auto"
     chat_template_content_format: ContentFormat = "auto"
     dispatch: DispatchConfig | None = None
+    weight: float = 1.0
 
     def source(self) -> ModelSource:
         return ModelSource(
@@ -56,6 +57,7 @@ class ModelProgram:
             aliases=self.aliases,
             dispatch=self.dispatch,
             has_prefill_pool=self.has_prefill_pool,
+            weight=self.weight,
         )
 
 
@@ -63,7 +65,8 @@ class ModelProgram:
 class RouterProgram:
     """`model` is the name that clients ask for, `model_dir` holds its tokenizer; several models are listed as `models`
     instead. `token` is the secret that workers must present. `keeper` is the Unix socket of a `SocketHolder`, which
-    holds what is to outlive this router. One that `is_ending` only continues the existing connections."""
+    holds what is to outlive this router. One that `is_ending` only continues the existing connections.
+    `kv_budget_bytes` is the memory that the workers of a host divide for their KV pages."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -79,6 +82,7 @@ class RouterProgram:
     chat_template_content_format: ContentFormat = "auto"
     models: tuple[ModelProgram, ...] = ()
     router: RouterConfig = field(default_factory=RouterConfig)
+    kv_budget_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if bool(self.models) == bool(self.model):
@@ -147,6 +151,7 @@ async def serve(program: RouterProgram) -> None:
         program.token,
         holder_path=program.keeper,
         is_ending=program.is_ending,
+        kv_budget_bytes=program.kv_budget_bytes,
     )
     addresses = await router.start()
     if program.keeper is not None:

@@ -19,6 +19,7 @@ from slipstream.router.catalog.catalog import Catalog, NameTakenError
 from slipstream.router.catalog.served_model import ModelSource, ServedModel
 from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.router_config import DispatchConfig, RouterConfig, TlsConfig
+from slipstream.router.dispatch.page_limits import PageLimits
 from slipstream.router.dispatch.readiness import ClusterReadiness, ModelReadiness
 from slipstream.router.dispatch.service import GenerationService
 from slipstream.router.frontends.front import Front
@@ -54,7 +55,7 @@ class Router:
     The workers say how long sequences may be. `worker_token` is the secret that workers must present. With a socket
     holder at `holder_path`, the router leaves its clients' connections to the next router, and `take_over` continues
     those of the previous one. A router that `is_ending` continues them and takes no new clients: the previous one was
-    killed while it drained.
+    killed while it drained. `kv_budget_bytes` is the memory of each host that its workers divide for their KV pages.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Router:
         *,
         holder_path: Path | None = None,
         is_ending: bool = False,
+        kv_budget_bytes: int | None = None,
     ) -> None:
         if not models:
             raise ValueError("a router needs at least one model")
@@ -74,6 +76,7 @@ class Router:
             raise ValueError(f"models need different names, got {', '.join(source.name for source in models)}")
         self._worker_token = worker_token
         self._holder_path = holder_path
+        self._kv_budget_bytes = kv_budget_bytes
         self._expected = {source.name: expected_at_start(source) for source in models}
         self._texts: dict[str, ModelText] = {}
         self._readiness = ClusterReadiness()
@@ -101,7 +104,8 @@ class Router:
                 self._texts[name] = await self._read(source)
             dispatch = {name: self._dispatch_of(source) for name, source in self._sources.items()}
             self.service = GenerationService(self._config, models=dispatch, token=self._worker_token)
-            for name in self._sources:
+            for name, source in self._sources.items():
+                self.service.set_weight(name, source.weight)
                 self._readiness.add(name, ModelReadiness(self.service, name, self._expected[name]), is_needed=True)
             allow_all_files()
             failover = await loop.run_in_executor(pool, self._find_session)
@@ -171,6 +175,7 @@ class Router:
                 await fronts.load_model(FrontModel(source, text.defaults))
             self.front.catalog.check_free(names)  # one may have been taken meanwhile
             self.service.add_model(source.name, self._dispatch_of(source))
+            self.service.set_weight(source.name, source.weight)
         except BaseException:
             del self._sources[source.name]
             if fronts is not None:
@@ -280,6 +285,8 @@ class Router:
         if isinstance(self._server, FrontPool):
             limits = asyncio.create_task(self._send_limits(self._server))
             cleanup.push_async_callback(cancel_and_wait, limits)
+        limits_of_pages = asyncio.create_task(PageLimits(self._kv_budget_bytes, [self.service]).run())
+        cleanup.push_async_callback(cancel_and_wait, limits_of_pages)
         cleanup.push_async_callback(self._end_canaries)
         for name in self._sources:
             self._begin_canary(name)

@@ -34,7 +34,7 @@ router/registry router/requests router/status
 router/observability/explain router/observability/tracing router/observability
 router/text router/catalog
 router/placement/policies router/placement router/placement/prefix
-router/dispatch/queue router/dispatch/table router/dispatch/migration router/dispatch/mirror
+router/page_budget router/dispatch/queue router/dispatch/table router/dispatch/migration router/dispatch/mirror
 router/dispatch
 router/api router/api/openai/body router/api/openai router/api/admin router/api/pages
 router/frontends router

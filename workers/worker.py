@@ -37,13 +37,13 @@ from slipstream.router.protocol.messages import Role as RoleName
 from slipstream.workers.config.worker_config import WorkerConfig
 from slipstream.workers.engine.engine_builder import build_engine
 from slipstream.workers.engine.limits.engine_errors import EngineConfigError
-from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.structured_output.grammars import GrammarCompiler
 from slipstream.workers.engine_loop import EngineEvent, EngineLoop, GrammarReady, GroupBroken, Stop, TransferEnded
 from slipstream.workers.group.group_executor import (
     GroupAddress,
     GroupExecutor,
+    GroupPages,
     MeetingPoint,
     RemoteRank,
     join_process_group,
@@ -224,7 +224,8 @@ class Worker:
             tickets = parts.ticket_issuer(self._last_epoch(), addresses, config.transfer.slab_pages)
             self._reporter.show("warming_up", "generating the first tokens, timing steps")
             self._build, self._layout = build_of(parts.runner), parts.page_layout(tickets)
-            build = partial(self._warm_engine, parts, GroupExecutor(parts.runner, ranks, transfers))
+            pages = GroupPages(parts.memory, ranks) if parts.is_elastic else None
+            build = partial(self._warm_engine, parts, GroupExecutor(parts.runner, ranks, transfers), pages)
             engine, profile = self._compute(build, config.role, parts)
             stats, steps = StatsCollector(engine, transfers), StepSampler(profile)
             serving: RoleName | None = config.role
@@ -242,8 +243,11 @@ class Worker:
         self._compute_thread = thread.thread
         return thread.result()
 
-    def _warm_engine(self, parts: RankParts, executor: GroupExecutor) -> tuple[NativeEngine, Sequence[StepTime]]:
-        """An engine that has generated tokens, and how long its steps take."""
+    def _warm_engine(
+        self, parts: RankParts, executor: GroupExecutor, pages: GroupPages | None
+    ) -> tuple[NativeEngine, Sequence[StepTime]]:
+        """An engine that has generated tokens, and how long its steps take. If its pool is elastic, with these `pages`,
+        it has not touched more pages for that than one sequence can need, and has no page now."""
         limits = parts.limits
         eos_ids = [token_id for token_id in limits.eos_token_ids if token_id < limits.vocab_size]
         grammars = GrammarCompiler(
@@ -253,8 +257,12 @@ class Worker:
             on_ready=lambda: self._inbox.put_always(GrammarReady()),
             manifest=parts.files.manifest,
         )
-        engine = build_engine(limits, executor, grammars)
-        profile = time_steps(limits, executor)
+        engine = build_engine(limits, executor, grammars, pages)
+        profile = time_steps(limits if pages is None else limits.of_one_sequence, executor)
+        if pages is not None:
+            engine.set_page_limit(0)
+            while engine.has_work:
+                engine.step()
         # What is loaded stays. Without this, the garbage collector would scan all of torch every now and then.
         gc.collect()
         gc.freeze()
@@ -284,7 +292,7 @@ class Worker:
             inbox=self._inbox,
             router=link,
             tickets=tickets,
-            hello=lambda worker: self._hello(worker, name, engine.limits, tickets),
+            hello=lambda worker: self._hello(worker, name, engine, tickets),
             show=self._reporter.show,
         ).run()
 
@@ -312,8 +320,9 @@ class Worker:
         one although the last is not remembered."""
         return PeerId(self._config.name, time.time_ns() // 1_000_000)
 
-    def _hello(self, worker: PeerId, role: RoleName, limits: EngineLimits, tickets: TicketIssuer) -> Hello:
+    def _hello(self, worker: PeerId, role: RoleName, engine: NativeEngine, tickets: TicketIssuer) -> Hello:
         self._reporter.connects_in(worker.epoch)
+        limits = engine.limits
         return Hello(
             version=PROTOCOL_VERSION,
             token=self._config.token,
@@ -334,6 +343,7 @@ class Worker:
             oldest_version=OLDEST_PROTOCOL_VERSION,
             build=self._build,
             layout=self._layout,
+            page_limit=engine.page_use().num_held if engine.has_elastic_pages else None,
         )
 
     def _transfer_ended(self, rank: int, outcome: RankOutcome) -> None:

@@ -7,6 +7,7 @@ import signal
 import sys
 import traceback
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
@@ -22,6 +23,7 @@ from slipstream.cluster.processes.guardian_link import INTERRUPTED, GuardianLink
 from slipstream.cluster.processes.process_log import redirect_output
 from slipstream.cluster.ray import local_ray
 from slipstream.cluster.ray.local_ray import LocalRay
+from slipstream.cluster.repository.downloads import Downloads
 from slipstream.cluster.sizing.config_choice import ConfigSource, config_source
 from slipstream.cluster.sizing.target_type import Target
 from slipstream.cluster.state import run_state
@@ -56,7 +58,9 @@ def _run(guardian: GuardianLink, target: Target | None, overrides: Overrides, ti
     before = state_before(guardian)
     try:
         source = config_source(target, overrides.name) if before is None else ConfigSource(Path(before.config))
-        config = (from_plain(before.served) if before is not None else None) or source.load(overrides.load)
+        config = (from_plain(before.served) if before is not None else None) or source.load(
+            partial(overrides.load, files=Downloads(Console(sys.stderr), must_be_newest=False))
+        )
     except ConfigError as error:
         for problem in error.problems:
             console.error(problem)

@@ -18,7 +18,8 @@ class ModelSource:
     served, no other files than theirs are read.
 
     `dispatch` None: the model is dispatched by the router's settings. With `has_prefill_pool` it is ready only after a
-    request has gone through a prefill group; without it, that first request uses a prefill group if there is one."""
+    request has gone through a prefill group; without it, that first request uses a prefill group if there is one.
+    Where models divide the memory of a host, `weight` is what this one counts."""
 
     name: str
     directory: Path
@@ -28,6 +29,7 @@ class ModelSource:
     aliases: tuple[str, ...] = ()
     dispatch: DispatchConfig | None = None
     has_prefill_pool: bool = False
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,12 @@ from slipstream.router.dispatch.migration.migration_flow import MigrationFlow
 from slipstream.router.dispatch.migration.migration_requests import MigrationRequests
 from slipstream.router.dispatch.migration.migration_scheduler import MigrationScheduler
 from slipstream.router.dispatch.migration.rebalancer import Rebalancer
+from slipstream.router.dispatch.page_limits import budgeted_workers
 from slipstream.router.dispatch.snapshot import signals_of, snapshot_of
 from slipstream.router.dispatch.table.actions import Action
 from slipstream.router.dispatch.table.request_table import RequestTable
 from slipstream.router.dispatch.table.versions import Versions
+from slipstream.router.page_budget.page_ledger import BudgetedWorker
 from slipstream.router.placement.placer import Placer
 from slipstream.router.placement.prefix.holder import BlockEventError
 from slipstream.router.placement.prefix.index import NamePages, PrefixIndex
@@ -43,6 +45,7 @@ from slipstream.router.protocol.messages import (
     Frozen,
     HandedOff,
     Hello,
+    PagesHeld,
     Pong,
     Reserved,
     ResyncBlocks,
@@ -120,6 +123,10 @@ class Dispatcher:
     def signals(self, now: float, router_id: str = "") -> Signals:
         """The present load and service levels, for the planner. `router_id` identifies the router's process."""
         return signals_of(self._table, self.registry, self._slo, self._local_prefill_max_tokens, now, router_id)
+
+    def budgeted_workers(self, weight: float = 1.0) -> list[BudgetedWorker]:
+        """The workers that obey a limit on their pages, with what they need. `weight` is that of the model."""
+        return budgeted_workers(self.registry, self._table, weight)
 
     def submit(self, request: GenerateRequest, now: float) -> list[Action]:
         """Queues a request. Raises AdmissionError if it is refused; then that is counted and can be explained, and
@@ -212,6 +219,9 @@ class Dispatcher:
                 self._migration_flow.on_frozen(worker, message, now)
             case Stats():
                 worker.stats = message
+                return []
+            case PagesHeld():
+                worker.pages = message
                 return []
             case StepTimes():
                 for sample in message.samples:

@@ -31,6 +31,7 @@ class ModelDispatch:
         "note_actions",
         "num_decode_joins",
         "refusal_reason",
+        "weight",
         "workers_left",
     )
 
@@ -52,6 +53,7 @@ class ModelDispatch:
         self.coming_max_model_len: int | None = None  # the longest sequence, while no decode worker is connected
         self.refusal_reason = ""  # why no decode worker can come; "": requests wait for one
         self.num_decode_joins = 0
+        self.weight = 1.0  # where models divide the memory of a host
         self.is_leaving = False  # it is being removed, and takes neither requests nor workers
         self.idle = asyncio.Event()  # while it has no requests; only kept up while it is leaving
         self.workers_left = asyncio.Event()  # no worker is connected; only kept up while it is leaving

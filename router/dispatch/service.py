@@ -12,11 +12,13 @@ from typing import TypeVar
 
 import msgpack
 
+from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.config.router_config import DispatchConfig, RouterConfig
 from slipstream.router.dispatch.mirrored_version import MirroredVersion
 from slipstream.router.dispatch.model_dispatch import ModelDispatch
 from slipstream.router.dispatch.table.actions import Action, Emit, Finish
 from slipstream.router.dispatch.worker_port import WorkerPort
+from slipstream.router.page_budget.page_ledger import BudgetedWorker
 from slipstream.router.protocol.codec import WireError, decoder
 from slipstream.router.protocol.generation import (
     SHUTTING_DOWN,
@@ -29,7 +31,7 @@ from slipstream.router.protocol.generation import (
     ShuttingDownError,
     UnknownModelError,
 )
-from slipstream.router.protocol.messages import EngineRequest
+from slipstream.router.protocol.messages import EngineRequest, PageLimit
 from slipstream.router.registry.worker_profile import RoleProfile, worker_profiles
 from slipstream.router.requests.history import History, RequestRecord
 from slipstream.router.requests.receiver import Receiver
@@ -270,6 +272,22 @@ class GenerationService:
     def signals_of(self, model: str) -> Signals:
         """The recent load and how well it was served: what a planner decides from."""
         return self._models[model].dispatcher.signals(time.monotonic(), self._router_id)
+
+    def budgeted_workers(self) -> list[BudgetedWorker]:
+        """The workers of all models that obey a limit on their pages, with what they need."""
+        return [one for model in self._models.values() for one in model.dispatcher.budgeted_workers(model.weight)]
+
+    def set_weight(self, model: str, weight: float) -> None:
+        """Sets what the model counts where models divide the memory of a host; 1 by default."""
+        self._models[model].weight = weight
+
+    def limit_pages(self, peer: PeerId, limit: PageLimit) -> None:
+        """Sends a worker its limit."""
+        self.worker_port.send(peer, limit)
+
+    async def wait_for_join(self) -> None:
+        """Returns when the next worker has joined."""
+        await self.worker_port.wait_for_join()
 
     def worker_profiles_of(self, model: str) -> tuple[RoleProfile, ...]:
         """The service times and the sizes of each role's workers, from which a profile is made."""

@@ -20,7 +20,16 @@ from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.dispatch.model_dispatch import ModelDispatch
 from slipstream.router.dispatch.table.actions import Action, Emit, Finish, Send
 from slipstream.router.process.listening import listening_at
-from slipstream.router.protocol.messages import Hello, Ping, Postponed, Rejected, Role, Welcome, WorkerMessage
+from slipstream.router.protocol.messages import (
+    Hello,
+    Ping,
+    Postponed,
+    Rejected,
+    Role,
+    RouterMessage,
+    Welcome,
+    WorkerMessage,
+)
 from slipstream.router.protocol.wire import FrameProtocol, Message, WireError
 from slipstream.router.registry.hello_check import UnknownModel, why_refused
 from slipstream.router.registry.page_exchange import about_newcomer
@@ -125,6 +134,12 @@ class WorkerPort:
                 self._remove(action.worker).protocol.abort()
                 self._note_left(model)
         model.note_actions()
+
+    def send(self, peer: PeerId, message: RouterMessage) -> None:
+        """Sends a worker what is not the business of its model's dispatcher. Unknown workers are ignored."""
+        connection = self._workers.get(peer)
+        if connection is not None:
+            connection.send(message)
 
     async def wait_for_change(self) -> None:
         """Returns when the next worker has joined, was lost or began to drain, or the expected workers changed."""

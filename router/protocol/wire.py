@@ -62,6 +62,7 @@ TYPE_CODES: dict[type, int] = {
     messages.StepTimes: 10,
     messages.Copied: 11,
     messages.Frozen: 12,
+    messages.PagesHeld: 13,
     messages.Welcome: 32,
     messages.Rejected: 33,
     messages.Generate: 34,
@@ -78,6 +79,7 @@ TYPE_CODES: dict[type, int] = {
     messages.Migrate: 45,
     messages.Resume: 46,
     messages.Postponed: 47,
+    messages.PageLimit: 48,
 }
 
 

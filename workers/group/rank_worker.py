@@ -31,6 +31,7 @@ from slipstream.workers.group.group_messages import (
     Join,
     RankFailed,
     RankReady,
+    ReturnPages,
     SendPages,
     ServeAs,
     Shutdown,
@@ -140,6 +141,8 @@ class RankWorker:
                     parts.agent.peer_lost(peer)
                 case BeginEpoch(worker):
                     parts.agent.begin_epoch(worker)
+                case ReturnPages(page_ids):
+                    parts.memory.return_pages(page_ids)
                 case ServeAs(role):
                     return role
                 case Shutdown():

@@ -135,6 +135,7 @@ class RouterHost(ProcessHost):
         keeper: Path | None,
         is_ending: bool,
         manifests: tuple[ByName[Manifest], ...],
+        kv_budget_bytes: int | None,
     ) -> None:
         """Serves until stopped; one that `is_ending` only goes on with the clients of the previous router. Raises
         OSError if a port is taken, FilesChanged if what it reads of the model belongs to none of the `manifests`."""
@@ -156,6 +157,7 @@ class RouterHost(ProcessHost):
             worker_token,
             holder_path=keeper,
             is_ending=is_ending,
+            kv_budget_bytes=kv_budget_bytes,
         )
         uvloop.run(serve_until_stopped(router, workers, self._serving))
 

@@ -192,4 +192,5 @@ class GroupMember:
             engine=settings.engine,
             other_role=RoleSettings(other.max_queued_tokens, other.engine),
             transfer=dataclasses.replace(config.kv_transfer, host=transfer_host),
+            kv_budget_bytes=config.budget.memory_bytes,
         )

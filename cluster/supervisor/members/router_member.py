@@ -116,6 +116,7 @@ class RouterMember:
             holder,
             self._is_ending,
             tuple(map(by_name, self._manifests)),
+            self._deployment.config.budget.memory_bytes,
         )
         listening, run = (asyncio.ensure_future(_result(ref)) for ref in (self._actor.listening.remote(), self._run))
         try:

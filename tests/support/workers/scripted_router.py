@@ -39,7 +39,7 @@ from slipstream.router.protocol.wire import FrameProtocol, Message
 M = TypeVar("M")
 TIMEOUT_S = 30.0
 START_TIMEOUT_S = 120.0  # a busy machine imports torch several times at once
-IDLE_STATES = {"free", "cached"}
+IDLE_STATES = {"free", "cached", "withheld"}
 
 
 def request(
