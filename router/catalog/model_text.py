@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.router.catalog.served_model import ModelSource
+from slipstream.router.catalog.served_model import ModelSource, ServedModel
 from slipstream.router.model_files.cache.version_files import fetch_text
 from slipstream.router.model_files.sampling_defaults import SamplingDefaults
 from slipstream.router.model_files.text_copy import read_text
@@ -22,6 +22,10 @@ class ModelText:
     tokenizer: Tokenizer
     defaults: SamplingDefaults
     max_positions: int | None
+
+
+def served_by(source: ModelSource, text: ModelText) -> ServedModel:
+    return ServedModel(source.name, text.tokenizer, text.defaults, source.aliases)
 
 
 def read_model(source: ModelSource, pool: ThreadPoolExecutor) -> ModelText:
