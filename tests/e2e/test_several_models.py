@@ -112,7 +112,7 @@ def test_clients_of_all_models_get_right_answers_while_models_and_processes_come
         demo, qwen, mistral = (Client(cluster, name, expected[name]) for name in models)
         with demo.asking(), qwen.asking():
             assert command(cluster, "models", "add", str(added)) == "added mistral\n"
-            assert model_names(cluster) == ["demo", "qwen", "mistral"]
+            assert model_names(cluster) == ["demo", "qwen", "mistral", "mini"]
             with mistral.asking():
                 decode = [f"decode-{number}" for number in range(3)]
                 assert {cluster.member(name).model for name in decode} == set(models)
@@ -127,7 +127,7 @@ def test_clients_of_all_models_get_right_answers_while_models_and_processes_come
                 assert before is not None
                 os.kill(before.driver, signal.SIGKILL)
                 cluster.wait_until_served_by_another(before.driver)
-                assert model_names(cluster) == ["demo", "qwen", "mistral"]  # also the one that was added
+                assert model_names(cluster) == ["demo", "qwen", "mistral", "mini"]  # also the one that was added
             last = mistral.stream(PROMPTS[0])
             last.start()
             last.wait_for_pieces(1)
