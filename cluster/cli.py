@@ -18,8 +18,11 @@ COMMANDS = {
     "down": "slipstream.cluster.commands.down_command:down_command",
     "drain": "slipstream.cluster.commands.fleet_commands:drain_command",
     "explain": "slipstream.cluster.commands.explain_command:explain_command",
+    "fetch": "slipstream.cluster.commands.fetch_command:fetch_command",
+    "history": "slipstream.cluster.commands.history_command:history_command",
     "keys": "slipstream.router.access.keys_command:keys_command",
     "mock-worker": "slipstream.workers.mock.main:mock_worker_command",
+    "models": "slipstream.cluster.commands.models_command:models_command",
     "plan": "slipstream.cluster.tools.plan.plan_command:plan_command",
     "planner": "slipstream.cluster.commands.planner_command:planner_command",
     "restart": "slipstream.cluster.commands.restart_command:restart_command",
@@ -30,6 +33,7 @@ COMMANDS = {
     "sim": "slipstream.cluster.tools.sim.sim_command:sim_command",
     "split": "slipstream.cluster.commands.update_commands:split_command",
     "status": "slipstream.cluster.commands.status_command:status_command",
+    "tokens": "slipstream.cluster.commands.tokens_command:tokens_command",
     "update": "slipstream.cluster.commands.update_commands:update_command",
 }
 

@@ -20,11 +20,12 @@ import click
 
 from slipstream.cluster.driver.guardian import guard
 from slipstream.cluster.processes.guardian_link import INTERRUPTED, GuardianLink
+from slipstream.cluster.sizing.target_type import Target, TargetType
 from slipstream.router.process.module_command import module_command
 
 
 @click.command("serve")
-@click.argument("target", metavar="[CONFIG|MODEL]", required=False, type=click.Path(path_type=Path))
+@click.argument("target", metavar="[CONFIG|MODEL]", required=False, type=TargetType())
 @click.option("--name", help="Overrides the name in the configuration.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Overrides the HTTP port in the configuration; 0: any free port."
@@ -36,12 +37,13 @@ from slipstream.router.process.module_command import module_command
     metavar="FILE",
     help="Write the configuration that is chosen for MODEL to FILE, which must not exist, and do not serve.",
 )
-def serve_command(target: Path | None, name: str | None, port: int | None, timings: bool, write: Path | None) -> None:
+def serve_command(target: Target | None, name: str | None, port: int | None, timings: bool, write: Path | None) -> None:
     """Serve until Ctrl-C.
 
     CONFIG is a configuration; it runs on a Ray of its own or on the one that RAY_ADDRESS or the configuration names.
-    MODEL is the directory of a model, by default that of the demo model; workers and page memory are chosen for this
-    machine.
+    MODEL is the directory of a model, by default that of the demo model, or the address of one that is downloaded:
+    hf://ORGANIZATION/NAME, s3://, gs:// or az:// with BUCKET/FOLDER, https://HOST/FOLDER. Workers and page memory are
+    chosen for this machine.
     """
     if write is not None:
         from slipstream.cluster.sizing.config_choice import write_chosen

@@ -25,25 +25,54 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from slipstream.router.catalog.served_model import ModelSource
-from slipstream.router.config.router_config import FORMER_NAMES, ContentFormat, RouterConfig
+from slipstream.router.config.router_config import FORMER_NAMES, ContentFormat, DispatchConfig, RouterConfig
 from slipstream.router.model_files.sampling_defaults import GenerationConfigUse
 from slipstream.router.process.gc_tuning import spare_garbage_collector
 from slipstream.router.process.log_level import log_level
-from slipstream.router.registry.expected_workers import ExpectedWorkers
-from slipstream.router.router import Router
+from slipstream.router.router import Router, expected_at_start
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProgram:
+    """One of several models: `name` and `aliases` are what clients ask for, `model_dir` holds its tokenizer. `dispatch`
+    null: that of `router`. Where models divide the memory of a host, `weight` is what this one counts."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
+    name: str
+    model_dir: Path
+    aliases: tuple[str, ...] = ()
+    has_prefill_pool: bool = False
+    generation_config: GenerationConfigUse = "auto"
+    chat_template_content_format: ContentFormat = "auto"
+    dispatch: DispatchConfig | None = None
+    weight: float = 1.0
+
+    def source(self) -> ModelSource:
+        return ModelSource(
+            self.name,
+            self.model_dir,
+            self.generation_config,
+            self.chat_template_content_format,
+            aliases=self.aliases,
+            dispatch=self.dispatch,
+            has_prefill_pool=self.has_prefill_pool,
+            weight=self.weight,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class RouterProgram:
-    """`model` is the name that clients ask for, `model_dir` holds its tokenizer, and `token` is the secret that workers
-    must present. `keeper` is the Unix socket of a `SocketHolder`, which holds what is to outlive this router. One that
-    `is_ending` only continues the existing connections."""
+    """`model` is the name that clients ask for, `model_dir` holds its tokenizer; several models are listed as `models`
+    instead. `token` is the secret that workers must present. `keeper` is the Unix socket of a `SocketHolder`, which
+    holds what is to outlive this router. One that `is_ending` only continues the existing connections.
+    `kv_budget_bytes` is the memory that the workers of a host divide for their KV pages."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
-    model: str
-    model_dir: Path
     token: str
+    model: str = ""
+    model_dir: Path | None = None
     has_prefill_pool: bool = False
     drain_s: float = 30.0
     drain_grace_s: float = 2.0  # after SIGTERM, before that: new requests are still served, readiness is 503
@@ -51,7 +80,28 @@ class RouterProgram:
     is_ending: bool = False
     generation_config: GenerationConfigUse = "auto"
     chat_template_content_format: ContentFormat = "auto"
+    models: tuple[ModelProgram, ...] = ()
     router: RouterConfig = field(default_factory=RouterConfig)
+    kv_budget_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.models) == bool(self.model):
+            raise ValueError(f"either model or models must be given, got {self.model!r} and {len(self.models)} models")
+        if self.model and self.model_dir is None:
+            raise ValueError(f"model_dir must be given beside model {self.model!r}, got None")
+
+    def sources(self) -> list[ModelSource]:
+        """The models, at least one."""
+        if self.model_dir is None:
+            return [model.source() for model in self.models]
+        only = ModelProgram(
+            self.model,
+            self.model_dir,
+            has_prefill_pool=self.has_prefill_pool,
+            generation_config=self.generation_config,
+            chat_template_content_format=self.chat_template_content_format,
+        )
+        return [only.source()]
 
 
 @click.command()
@@ -94,20 +144,18 @@ async def serve(program: RouterProgram) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end, number)
-    model = ModelSource(
-        program.model, program.model_dir, program.generation_config, program.chat_template_content_format
-    )
+    sources = program.sources()
     router = Router(
         program.router,
-        model,
+        sources,
         program.token,
-        has_prefill_pool=program.has_prefill_pool,
         holder_path=program.keeper,
         is_ending=program.is_ending,
+        kv_budget_bytes=program.kv_budget_bytes,
     )
     addresses = await router.start()
     if program.keeper is not None:
-        router.expect_workers(ExpectedWorkers(num_prefill=int(program.has_prefill_pool)))
+        router.expect_workers({source.name: expected_at_start(source) for source in sources})
         await router.take_over()
     spare_garbage_collector()
     http, workers, admin = addresses.http, addresses.workers, addresses.admin

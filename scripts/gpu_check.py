@@ -53,7 +53,7 @@ STEPS = {
     "kernels": Step("kernels", "Kernels", 150, 60),
     "engine": Step("engine", "Engine", 170, 90),
     "transfer": Step("page_transfer", "Pages between two processes on one GPU", 80, 40),
-    "nccl": Step("nccl_transfer", "Pages between two GPUs over NCCL", 60, 10),
+    "nccl": Step("nccl_transfer", "Pages between two GPUs over NCCL", 110, 10),
     "peer": Step("peer", "transformers on the same work", 120, 50),
 }
 BUDGET_S = 500.0  # of nine minutes, with what it takes to import torch for the first time, and to end

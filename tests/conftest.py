@@ -35,10 +35,13 @@ SLOW_FILES = (
     "cluster/planner/test_closed_loop.py",
     "kv_transfer/transports/test_transfer_processes.py",
     "workers/test_worker_failures.py",
+    "workers/test_worker_memory.py",
     "kernels/gpu/test_gpu_ops.py",
     "router/frontends/test_front_deaths.py",
+    "router/model_files/sources/test_object_source.py",
     "workers/test_worker_handoff.py",
     "router/frontends/test_fronts.py",
+    "router/frontends/test_front_models.py",
     "cluster/driver/test_guardian.py",
     "router/api/openai/test_structured_output.py",
     "router/protocol/test_wire_codec.py",
@@ -131,9 +134,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Workers keep packed weights in the user's cache directory: nothing of the tests is to stay there."""
+    """Workers keep packed weights in the user's cache directory, and drivers the history of clusters in that for state:
+    nothing of the tests is to stay there."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
 
 

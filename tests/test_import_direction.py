@@ -27,13 +27,15 @@ kv_transfer/api kv_transfer/memory kv_transfer/sockets kv_transfer/handoff kv_tr
 kv_transfer/nccl kv_transfer/transports kv_transfer
 
 router/process router/structured_output/regex router/structured_output/json_schema
-router/protocol/messages router/protocol router/config router/model_files router/structured_output
+router/protocol/messages router/protocol router/config router/model_files router/model_files/sources
+router/model_files/cache router/structured_output
 router/http router/http/failover/holder router/http/failover router/access
 router/registry router/requests router/status
 router/observability/explain router/observability/tracing router/observability
 router/text router/catalog
 router/placement/policies router/placement router/placement/prefix
-router/dispatch/queue router/dispatch/table router/dispatch/migration router/dispatch
+router/page_budget router/dispatch/queue router/dispatch/table router/dispatch/migration router/dispatch/mirror
+router/dispatch
 router/api router/api/openai/body router/api/openai router/api/admin router/api/pages
 router/frontends router
 
@@ -43,10 +45,11 @@ workers/engine/execution workers/engine/execution/gpu
 workers/interface workers/engine/kv_cache workers/engine/scheduling workers/engine
 workers/process workers/transfers workers/telemetry workers/group workers/roles workers workers/mock
 
-cluster/processes cluster/terminal cluster/config cluster/fleet cluster/state cluster/repository
+cluster/processes cluster/terminal cluster/config cluster/access cluster/fleet cluster/state cluster/history
+cluster/repository
 cluster/planner/model cluster/planner cluster/planner/shared cluster/config/loading cluster/ray
 cluster/admin_api/client cluster/update cluster/admin_api cluster/sizing
-cluster/supervisor/members cluster/supervisor cluster/driver cluster/commands
+cluster/supervisor/members cluster/supervisor cluster/models cluster/driver cluster/commands
 cluster/tools/workload cluster/tools/report
 cluster/tools/bench/client cluster/tools/bench/load cluster/tools/sim/hardware cluster/tools/bench/profiling
 cluster/tools/bench cluster/tools/sim/engine cluster/tools/sim/worker cluster/tools/sim cluster/tools/plan cluster

@@ -8,7 +8,16 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from slipstream.router.protocol.messages import Hello, Ping, Pong, Rejected, RouterMessage, Welcome, WorkerMessage
+from slipstream.router.protocol.messages import (
+    Hello,
+    Ping,
+    Pong,
+    Postponed,
+    Rejected,
+    RouterMessage,
+    Welcome,
+    WorkerMessage,
+)
 from slipstream.router.protocol.wire import FrameProtocol, Message, WireError
 from slipstream.workers.engine_loop import EngineEvent, LinkLost
 from slipstream.workers.process.inbox import Inbox, InboxFull
@@ -19,6 +28,7 @@ RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 1.0
 ANSWER_TIMEOUT_S = 10.0  # from the connection to Welcome
 CLOSE_TIMEOUT_S = 2.0
+UNKNOWN_MODEL_S = 30.0  # for how long a new worker asks a router that does not know its model yet
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +57,7 @@ class RouterLink:
         self._connecting: asyncio.Task[None] | None = None
         self._connection = 0  # the number of the current one; messages of older ones are ignored
         self._was_welcome = False  # whether a router has ever accepted this worker
+        self._unknown_since_s: float | None = None  # when a router first said that it does not know the model
         self._answer: asyncio.Future[bool] | None = None  # to the current Hello: whether welcome
         self._over = asyncio.Event()
         self._closing = False
@@ -143,18 +154,28 @@ class RouterLink:
                     self._protocol.reader.trust()
                     self._answer.set_result(True)
                     self._put(message)
-            case Rejected(reason) if self._was_welcome:
+            case Rejected(reason) | Postponed(reason) if self._was_welcome:
                 # Our router has died, and its port now belongs to the router of another cluster. Ours will come back
                 # elsewhere, and our supervisor will give us the new address.
                 log.warning("the router at %s:%d is not ours any more: %s", self._host, self._port, reason)
                 self._abort(WireError(reason))
-            case Rejected(reason):
+            case Postponed(reason) if self._may_ask_again():
+                self._abort(WireError(reason))
+            case Rejected(reason) | Postponed(reason):
                 self._closing = True
                 self._on_failed(WorkerFailed(f"the router rejected this worker: {reason}"))
             case _ if isinstance(message, RouterMessage):
                 self._put(message)
             case _:
                 self._abort(WireError(f"{type(message).__name__} is not for workers"))
+
+    def _may_ask_again(self) -> bool:
+        """Whether a router that did not know the model may have been given it by now."""
+        now = self._loop.time()
+        if self._unknown_since_s is None:
+            self._unknown_since_s = now
+            log.info("the router does not know this worker's model yet")
+        return now - self._unknown_since_s < UNKNOWN_MODEL_S
 
     def _put(self, message: RouterMessage) -> None:
         try:

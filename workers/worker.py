@@ -12,7 +12,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import uvloop
@@ -20,7 +22,9 @@ import uvloop
 from slipstream.kv_transfer.api.ticket import PeerId, TransferAddress
 from slipstream.kv_transfer.api.transport import TransportError
 from slipstream.kv_transfer.transports.staging import StagingError
+from slipstream.router.model_files.cache.version_files import version_files
 from slipstream.router.model_files.file_digest import FilesChanged
+from slipstream.router.model_files.sources.weights_source import SourceError
 from slipstream.router.protocol.messages import (
     OLDEST_PROTOCOL_VERSION,
     PROTOCOL_VERSION,
@@ -33,13 +37,13 @@ from slipstream.router.protocol.messages import Role as RoleName
 from slipstream.workers.config.worker_config import WorkerConfig
 from slipstream.workers.engine.engine_builder import build_engine
 from slipstream.workers.engine.limits.engine_errors import EngineConfigError
-from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.structured_output.grammars import GrammarCompiler
 from slipstream.workers.engine_loop import EngineEvent, EngineLoop, GrammarReady, GroupBroken, Stop, TransferEnded
 from slipstream.workers.group.group_executor import (
     GroupAddress,
     GroupExecutor,
+    GroupPages,
     MeetingPoint,
     RemoteRank,
     join_process_group,
@@ -62,7 +66,7 @@ from slipstream.workers.transfers.group_transfers import GroupTransfers, RankOut
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
 # Errors that say, in one sentence, what is wrong with the settings, the model or the machine.
-SETUP_ERRORS = (ModelError, FilesChanged, EngineConfigError, StagingError, TransportError)
+SETUP_ERRORS = (ModelError, SourceError, FilesChanged, EngineConfigError, StagingError, TransportError)
 INBOX_LIMIT = 65_536
 BROKEN_TIMEOUT_S = 0.5
 END_TIMEOUT_S = 5.0  # for an engine thread that may be stuck in a collective with a dead rank
@@ -211,14 +215,17 @@ class Worker:
             tp = TensorParallel()
             if self._meeting is not None:
                 tp = join_process_group(self._meeting.store, 0, config.tp, config.engine)
-            self._reporter.show("loading", str(config.model_dir))
+            fetching = version_files(Path(config.model_dir), config.manifest, partial(self._reporter.show, "fetching"))
+            config = replace(config, model_dir=str(stack.enter_context(fetching)))
+            self._reporter.show("loading", config.model_dir)
             parts = stack.enter_context(rank_parts(config, tp, lambda outcome: self._transfer_ended(0, outcome)))
             addresses = self._await_ranks(ranks, parts)
             transfers = GroupTransfers([parts.agent, *ranks])
             tickets = parts.ticket_issuer(self._last_epoch(), addresses, config.transfer.slab_pages)
             self._reporter.show("warming_up", "generating the first tokens, timing steps")
             self._build, self._layout = build_of(parts.runner), parts.page_layout(tickets)
-            build = partial(self._warm_engine, parts, GroupExecutor(parts.runner, ranks, transfers))
+            pages = GroupPages(parts.memory, ranks) if parts.is_elastic else None
+            build = partial(self._warm_engine, parts, GroupExecutor(parts.runner, ranks, transfers), pages)
             engine, profile = self._compute(build, config.role, parts)
             stats, steps = StatsCollector(engine, transfers), StepSampler(profile)
             serving: RoleName | None = config.role
@@ -236,8 +243,11 @@ class Worker:
         self._compute_thread = thread.thread
         return thread.result()
 
-    def _warm_engine(self, parts: RankParts, executor: GroupExecutor) -> tuple[NativeEngine, Sequence[StepTime]]:
-        """An engine that has generated tokens, and how long its steps take."""
+    def _warm_engine(
+        self, parts: RankParts, executor: GroupExecutor, pages: GroupPages | None
+    ) -> tuple[NativeEngine, Sequence[StepTime]]:
+        """An engine that has generated tokens, and how long its steps take. If its pool is elastic, with these `pages`,
+        it has not touched more pages for that than one sequence can need, and has no page now."""
         limits = parts.limits
         eos_ids = [token_id for token_id in limits.eos_token_ids if token_id < limits.vocab_size]
         grammars = GrammarCompiler(
@@ -247,8 +257,12 @@ class Worker:
             on_ready=lambda: self._inbox.put_always(GrammarReady()),
             manifest=parts.files.manifest,
         )
-        engine = build_engine(limits, executor, grammars)
-        profile = time_steps(limits, executor)
+        engine = build_engine(limits, executor, grammars, pages)
+        profile = time_steps(limits if pages is None else limits.of_one_sequence, executor)
+        if pages is not None:
+            engine.set_page_limit(0)
+            while engine.has_work:
+                engine.step()
         # What is loaded stays. Without this, the garbage collector would scan all of torch every now and then.
         gc.collect()
         gc.freeze()
@@ -278,7 +292,7 @@ class Worker:
             inbox=self._inbox,
             router=link,
             tickets=tickets,
-            hello=lambda worker: self._hello(worker, name, engine.limits, tickets),
+            hello=lambda worker: self._hello(worker, name, engine, tickets),
             show=self._reporter.show,
         ).run()
 
@@ -306,8 +320,9 @@ class Worker:
         one although the last is not remembered."""
         return PeerId(self._config.name, time.time_ns() // 1_000_000)
 
-    def _hello(self, worker: PeerId, role: RoleName, limits: EngineLimits, tickets: TicketIssuer) -> Hello:
+    def _hello(self, worker: PeerId, role: RoleName, engine: NativeEngine, tickets: TicketIssuer) -> Hello:
         self._reporter.connects_in(worker.epoch)
+        limits = engine.limits
         return Hello(
             version=PROTOCOL_VERSION,
             token=self._config.token,
@@ -328,6 +343,7 @@ class Worker:
             oldest_version=OLDEST_PROTOCOL_VERSION,
             build=self._build,
             layout=self._layout,
+            page_limit=engine.page_use().num_held if engine.has_elastic_pages else None,
         )
 
     def _transfer_ended(self, rank: int, outcome: RankOutcome) -> None:

@@ -5,7 +5,6 @@ It is imported only when it is served: FastAPI takes 0.2 s to import, for which 
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,27 +17,39 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import HTTPConnection
 
 from slipstream import __version__
+from slipstream.cluster.access.token_file import AdminTokens
 from slipstream.cluster.admin_api.body_limit import BodyLimit
 from slipstream.cluster.admin_api.driver_parts import DriverParts
 from slipstream.cluster.admin_api.fleet_routes import fleet_routes
 from slipstream.cluster.fleet.fleet_port import FleetError, FleetErrorKind
 
 STATUS_OF: dict[FleetErrorKind, int] = {"unknown": 404, "conflict": 409, "invalid": 400, "unavailable": 503}
-DESCRIPTION = "Shows and resizes a running cluster. Every call needs `Authorization: Bearer TOKEN`."
+DESCRIPTION = (
+    "Shows and resizes a running cluster. Every call needs `Authorization: Bearer TOKEN`. "
+    "A call that changes something takes `?reason=TEXT`, which stands in the history."
+)
+HARMLESS = ("GET", "HEAD", "OPTIONS")  # methods that change nothing, for which a token with the role `read` is enough
 
 
 class TokenBearer(HTTPBearer):
-    """Admits callers that present the token."""
+    """Admits callers that present a token; to changes, only those whose token has the role `operator`."""
 
-    def __init__(self, token: str) -> None:
-        super().__init__(auto_error=False, description="The token: in the state file, or in admin_api.token_file.")
-        self._token = token.encode()
+    def __init__(self, tokens: AdminTokens) -> None:
+        super().__init__(
+            auto_error=False,
+            description="The token: in the state file, in admin_api.token_file, or one of admin_api.tokens_file.",
+        )
+        self._tokens = tokens
 
     async def __call__(self, request: HTTPConnection) -> HTTPAuthorizationCredentials:
         shown = await super().__call__(request)
-        if shown is None or not hmac.compare_digest(shown.credentials.encode(), self._token):
+        token = self._tokens.token_of(shown.credentials) if shown is not None else None
+        if shown is None or token is None:
             reason = "the token is missing" if shown is None else "this is not the token of this cluster"
             raise HTTPException(401, reason, headers={"WWW-Authenticate": "Bearer"})
+        if not token.may_change and request.scope["method"] not in HARMLESS:
+            raise HTTPException(403, f"the token {token.name} has the role read, which may change nothing")
+        request.state.caller = token.name
         return shown
 
 
@@ -49,14 +60,17 @@ def build_app(parts: DriverParts, routers: Sequence[APIRouter] = ()) -> FastAPI:
         version=__version__,
         description=DESCRIPTION,
         redoc_url=None,
-        responses={401: {"description": "No token, or the wrong one."}},
+        responses={
+            401: {"description": "No token, or the wrong one."},
+            403: {"description": "The token may look, and change nothing."},
+        },
     )
     app.add_middleware(BodyLimit)
     app.add_exception_handler(FleetError, _fleet_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(StarletteHTTPException, _refused)
     for router in (fleet_routes(parts), *routers):
-        app.include_router(router, dependencies=[Depends(TokenBearer(parts.token))])
+        app.include_router(router, dependencies=[Depends(TokenBearer(parts.tokens))])
     return app
 
 
@@ -84,7 +98,7 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
 
 async def _refused(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, StarletteHTTPException)
-    codes = {401: "unauthorized", 404: "not_found", 405: "method_not_allowed", 413: "too_large"}
+    codes = {401: "unauthorized", 403: "read_only", 404: "not_found", 405: "method_not_allowed", 413: "too_large"}
     headers = dict(error.headers) if error.headers else None
     return _error(error.status_code, str(error.detail), None, codes.get(error.status_code, "error"), headers)
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
+from slipstream.cluster.admin_api.caller import Caller
 from slipstream.cluster.admin_api.strict_body import StrictBody
 from slipstream.cluster.fleet.fleet_port import FleetError
 from slipstream.cluster.fleet.update_plan import Phase, UpdateOptions
 from slipstream.cluster.update.updater import Updater
+from slipstream.cluster.update.updaters import Updaters
 
 DEFAULTS = UpdateOptions()
 
@@ -24,6 +27,13 @@ class UpdateQuestion(StrictBody):
     auto: bool = Field(False, description="Go on, or back, by what is seen of the new version at that split.")
     canary_s: float = Field(DEFAULTS.canary_s, description="With auto: look at it for so long at least.")
     min_requests: int = Field(DEFAULTS.min_requests, description="With auto: and at so many ended requests.")
+    mirror: float | None = Field(
+        None, description="Percent of requests that are copied to it first; it gets no others."
+    )
+    steps: list[float] = Field([], description="Percents that it is tried at one after the other, as 5, 25, 50, 100.")
+    tolerance_percent: float = Field(
+        DEFAULTS.tolerance_percent, description="With auto or steps: by how much its TTFT and ITL may be longer."
+    )
     start_timeout_s: float = Field(DEFAULTS.start_timeout_s, description="In which a new group must be ready.")
 
     def options(self) -> UpdateOptions:
@@ -37,6 +47,9 @@ class UpdateQuestion(StrictBody):
                 canary_s=self.canary_s,
                 min_requests=self.min_requests,
                 start_timeout_s=self.start_timeout_s,
+                steps=tuple(self.steps),
+                mirror_percent=self.mirror,
+                tolerance_percent=self.tolerance_percent,
             )
         except ValueError as error:
             name, _, _ = str(error).partition(" ")
@@ -66,6 +79,8 @@ class UpdateAnswer(BaseModel):
     ready: dict[str, dict[str, int]] = Field(default={}, description="Groups that serve, by version and role.")
     wanted: dict[str, int] = {}
     events: list[EventAnswer] = []
+    figures: str = Field(default="", description="How the new version compares with the old one, for people.")
+    step: str = Field(default="", description="Of a canary in steps: which one, as in 2 of 3.")
 
     @classmethod
     def of(cls, updater: Updater) -> UpdateAnswer:
@@ -87,33 +102,41 @@ class UpdateAnswer(BaseModel):
             reason=status.reason,
             ready=status.ready,
             wanted=status.wanted,
+            step=status.step,
+            figures=status.figures,
             events=[EventAnswer(ago_s=round(now_s - e.at_s, 1), phase=e.phase, text=e.text) for e in status.events],
         )
 
 
-def update_routes(updater: Updater) -> APIRouter:
+ModelName = Annotated[str | None, Query(description="Which model, where the cluster has several.")]
+
+
+def update_routes(updaters: Updaters) -> APIRouter:
     routes = APIRouter(prefix="/v1/update", tags=["update"])
 
     @routes.get("", summary="The update that is under way, or the last one")
-    async def show() -> UpdateAnswer:
-        return UpdateAnswer.of(updater)
+    async def show(model: ModelName = None) -> UpdateAnswer:
+        return UpdateAnswer.of(updaters.of(model))
 
     @routes.post("", status_code=202, summary="Update to another model version or configuration")
-    async def begin(question: UpdateQuestion) -> UpdateAnswer:
-        changed = await updater.begin(Path(question.config), question.options())
+    async def begin(question: UpdateQuestion, caller: Caller, model: ModelName = None) -> UpdateAnswer:
+        updater = updaters.of(model)
+        changed = await updater.begin(Path(question.config), question.options(), caller)
         if updater.is_active:
             return UpdateAnswer.of(updater)
         line = f"taken up without an exchange of workers: {', '.join(changed)}"
         return UpdateAnswer(is_active=False, line=line, changed=list(changed), config=question.config)
 
     @routes.post("/split", status_code=202, summary="Another split while the new version is tried")
-    async def split(question: SplitQuestion) -> UpdateAnswer:
-        updater.set_split(question.weights)
+    async def split(question: SplitQuestion, caller: Caller, model: ModelName = None) -> UpdateAnswer:
+        updater = updaters.of(model)
+        updater.set_split(question.weights, caller)
         return UpdateAnswer.of(updater)
 
     @routes.post("/rollback", status_code=202, summary="Back to the version that served before")
-    async def rollback() -> UpdateAnswer:
-        await updater.roll_back()
+    async def rollback(caller: Caller, model: ModelName = None) -> UpdateAnswer:
+        updater = updaters.of(model)
+        await updater.roll_back(caller)
         return UpdateAnswer.of(updater)
 
     return routes

@@ -4,26 +4,30 @@ settings, written into a file that has former ones."""
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import click
 
 from slipstream.cluster.commands.start_check import refusals_here
+from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.loading.config_warnings import Machine, warnings_about
 from slipstream.cluster.config.loading.file_rewrite import rewrite
+from slipstream.cluster.config.loading.model_settings import models_by_key
 from slipstream.cluster.config.settings_file import ConfigError
 from slipstream.cluster.repository.model_dir import text_problem
+from slipstream.cluster.repository.outlines import Outlines
 from slipstream.cluster.sizing.config_choice import checked_config
+from slipstream.cluster.sizing.target_type import Target, TargetType
 from slipstream.cluster.terminal import console
+from slipstream.router.model_files.sources.weights_url import WeightsUrl
 
 
 @click.command("check")
-@click.argument("configs", metavar="CONFIG|MODEL...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("configs", metavar="CONFIG|MODEL...", nargs=-1, required=True, type=TargetType())
 @click.option("--elsewhere", is_flag=True, help="They are for other machines: leave ports, addresses and sizes aside.")
 @click.option(
     "--rewrite", "rewrites", is_flag=True, help="Replace former names of settings in the files, and do no more."
 )
-def check_command(configs: tuple[Path, ...], elsewhere: bool, rewrites: bool) -> None:
+def check_command(configs: tuple[Target, ...], elsewhere: bool, rewrites: bool) -> None:
     """Check configurations, or what would be chosen for models, without starting anything: all that `serve`
     would refuse on this machine."""
     failed = False
@@ -38,23 +42,43 @@ def check_command(configs: tuple[Path, ...], elsewhere: bool, rewrites: bool) ->
     sys.exit(2 if failed else 0)
 
 
-def _rewritten(path: Path) -> list[str]:
+def _rewritten(path: Target) -> list[str]:
     """Rewrites a file and says what has changed in it. Returns no problems. Raises ConfigError."""
+    if isinstance(path, WeightsUrl):
+        return [f"{path}: is a model, and no configuration"]
     for change in rewrite(path) or [f"{path}: has no former names"]:
         click.echo(change)
     return []
 
 
-def _checked(path: Path, elsewhere: bool) -> list[str]:
+def _checked(path: Target, elsewhere: bool) -> list[str]:
     """The problems of a configuration or a model, as sentences. Shows its warnings and a summary if it has none. Raises
     ConfigError."""
-    config, machine = checked_config(path), Machine.this()
+    with Outlines() as files:
+        try:
+            problems = _checked_with(files, path, elsewhere)
+        except ConfigError as error:
+            problems = error.problems
+        for note in files.notes if not problems else ():
+            click.echo(f"{path}: {note}")
+        return list(map(files.named, problems))
+
+
+def _checked_with(files: Outlines, path: Target, elsewhere: bool) -> list[str]:
+    config, machine = checked_config(path, files), Machine.this()
     refusals = [] if elsewhere else list(refusals_here(config, machine))
-    if (of_text := text_problem(config)) is not None:
-        refusals.append(of_text)
+    for key, alone in models_by_key(config):
+        if (of_text := text_problem(alone)) is not None:
+            refusals.append(f"{'.'.join(key)}.{of_text.removeprefix('model.')}" if key else of_text)
     if not refusals:
-        pools = ", ".join(f"{pool.replicas} x {role} (tp {pool.tp})" for role, pool in config.pools())
         for warning in warnings_about(config, machine):
-            console.warning(f"{path}: {warning}")
-        click.echo(f"{path}: ok: {config.model.name} with {pools}, HTTP port {config.router.http.port}")
+            console.warning(files.named(f"{path}: {warning}"))
+        models = "; ".join(map(_models_line, config.each()))
+        click.echo(f"{path}: ok: {models}, HTTP port {config.router.http.port}")
     return [f"{path}: {refusal}" for refusal in refusals]
+
+
+def _models_line(config: ClusterConfig) -> str:
+    """A model and its pools."""
+    pools = ", ".join(f"{pool.replicas} x {role} (tp {pool.tp})" for role, pool in config.pools())
+    return f"{config.model.name} with {pools}"

@@ -6,13 +6,21 @@ from __future__ import annotations
 import json
 import sys
 import time
+import urllib.parse
 from pathlib import Path
 from typing import Any
 
 import click
 
 from slipstream.cluster.admin_api.client.admin_port import AdminPort, CallOptions
-from slipstream.cluster.admin_api.client.cluster_choice import DETACH, JSON, ClusterChoice, of_a_cluster, takes_name
+from slipstream.cluster.admin_api.client.cluster_choice import (
+    DETACH,
+    JSON,
+    MODEL,
+    ClusterChoice,
+    changes_a_cluster,
+    takes_name,
+)
 from slipstream.cluster.config.former_names import with_new_keys
 from slipstream.cluster.config.settings_file import ConfigError, SettingsFile
 from slipstream.cluster.fleet.update_plan import ENDED, UpdateOptions
@@ -23,7 +31,10 @@ DEFAULTS = UpdateOptions()
 ASK_EVERY_S = 0.5
 READ = CallOptions(timeout_s=1800.0)  # in which the driver reads all files of the new version
 
-PATH = "/v1/update"
+
+def path_of(change: str, model: str | None) -> str:
+    """The path of a call to the admin API."""
+    return f"/v1/update{change}" + (f"?model={urllib.parse.quote(model, errors='replace')}" if model else "")
 
 
 @click.command("update")
@@ -39,22 +50,48 @@ PATH = "/v1/update"
     help="How many fewer groups of each role may serve.",
 )
 @click.option("--split", type=float, help="The new version's share of new requests, in percent; the update then waits.")
+@click.option(
+    "--mirror",
+    metavar="PERCENT",
+    type=float,
+    help="First copy so many of the requests to the new version, unseen by clients, and compare the answers.",
+)
+@click.option(
+    "--steps",
+    metavar="PERCENT,...",
+    callback=lambda _, __, text: steps_of(text),
+    help="Raise the new version's share step by step, as in 5,25,50,100; each is judged, a bad one is rolled back.",
+)
 @click.option("--auto", is_flag=True, help="With --split: continue or roll back by how the new version does.")
 @click.option(
-    "--canary-s", type=float, default=DEFAULTS.canary_s, show_default=True, help="With --auto: watch at least so long."
+    "--canary-s",
+    type=float,
+    default=DEFAULTS.canary_s,
+    show_default=True,
+    help="With --auto or --steps: watch at least so long.",
 )
 @click.option(
     "--min-requests",
     type=int,
     default=DEFAULTS.min_requests,
     show_default=True,
-    help="With --auto: wait for at least so many.",
+    help="With --auto or --steps: wait for at least so many.",
+)
+@click.option(
+    "--tolerance-percent",
+    type=float,
+    default=DEFAULTS.tolerance_percent,
+    show_default=True,
+    help="With --auto or --steps: by how much TTFT and ITL may be longer than the old version's.",
 )
 @click.option("--start-timeout-s", type=float, default=DEFAULTS.start_timeout_s, show_default=True)
-@of_a_cluster
+@MODEL
+@changes_a_cluster
 @DETACH
 @JSON
-def update_command(cluster: ClusterChoice, config: Path | None, detach: bool, as_json: bool, **options: Any) -> None:
+def update_command(
+    cluster: ClusterChoice, config: Path | None, model: str | None, detach: bool, as_json: bool, **options: Any
+) -> None:
     """Update a running cluster to CONFIG, by exchanging its workers one by one, without a failed request.
 
     If several clusters run on this machine, it is the one that --name or, without that, the `name` in CONFIG says.
@@ -64,20 +101,23 @@ def update_command(cluster: ClusterChoice, config: Path | None, detach: bool, as
     """
     if config is None:
         with exit_on_command_error():
-            show(cluster.admin_api().get(PATH), as_json)
+            show(cluster.admin_api().get(path_of("", model)), as_json)
         return
     question = {"config": str(config if cluster.url is not None else config.resolve()), **options}
-    until = {"canary"} if options["split"] is not None and not options["auto"] else set[str]()
+    goes_on = options["auto"] or options["steps"]
+    until = set[str]() if goes_on else {"mirror"} if options["mirror"] is not None else {"canary"}
     with exit_on_command_error():
         admin = cluster.admin_api(_name_in(config) if cluster.url is None else None)
-        follow(admin, admin.post(PATH, question, READ), as_json, until=until, detach=detach)
+        begun = admin.post(path_of("", model), question, READ)
+        follow(admin, begun, as_json, model, until=until, detach=detach)
 
 
 @click.command("split")
 @click.argument("shares", metavar="VERSION=SHARE...", nargs=-1, required=True)
-@of_a_cluster
+@MODEL
+@changes_a_cluster
 @JSON
-def split_command(cluster: ClusterChoice, shares: tuple[str, ...], as_json: bool) -> None:
+def split_command(cluster: ClusterChoice, shares: tuple[str, ...], model: str | None, as_json: bool) -> None:
     """Divide new requests between the two versions of a waiting update, as in `slipstream split v1=50 v2=50`.
 
     Giving everything to the new version lets the update continue.
@@ -92,29 +132,39 @@ def split_command(cluster: ClusterChoice, shares: tuple[str, ...], as_json: bool
         if not version:
             raise click.UsageError(f"expected VERSION=SHARE, got {share!r}")
     with exit_on_command_error():
-        show(cluster.admin_api().post(f"{PATH}/split", {"weights": weights}), as_json)
+        show(cluster.admin_api().post(path_of("/split", model), {"weights": weights}), as_json)
 
 
 @click.command("rollback")
 @takes_name
-@of_a_cluster
+@MODEL
+@changes_a_cluster
 @DETACH
 @JSON
-def rollback_command(cluster: ClusterChoice, detach: bool, as_json: bool) -> None:
+def rollback_command(cluster: ClusterChoice, model: str | None, detach: bool, as_json: bool) -> None:
     """Roll an update back: new requests go to the old version at once, then the new workers are removed.
 
     After a completed update, update back to the previous version.
     """
     with exit_on_command_error():
         admin = cluster.admin_api()
-        begun = admin.post(f"{PATH}/rollback")
-        follow(admin, begun, as_json, until=set(), detach=detach, expects_rollback=True)
+        begun = admin.post(path_of("/rollback", model))
+        follow(admin, begun, as_json, model, until=set(), detach=detach, expects_rollback=True)
+
+
+def steps_of(text: str | None) -> list[float]:
+    """The percentages in an option. Raises click.BadParameter."""
+    try:
+        return [float(part) for part in text.split(",")] if text is not None else []
+    except ValueError:
+        raise click.BadParameter(f"expected percentages, as in 5,25,50,100, got {text!r}") from None
 
 
 def follow(
     admin: AdminPort,
     answer: dict[str, Any],
     as_json: bool,
+    model: str | None,
     *,
     until: set[str],
     detach: bool,
@@ -132,7 +182,7 @@ def follow(
             break
         time.sleep(ASK_EVERY_S)
         phase = answer["phase"]
-        answer = admin.get(PATH)
+        answer = admin.get(path_of("", model))
     show(answer, as_json)
     is_back = answer["phase"] in ENDED and answer["phase"] != "done"
     is_expected = expects_rollback and (answer["phase"] != "cut_short" or phase == "rolling_back")

@@ -18,6 +18,11 @@ class BudgetConfig:
     gpus: float | None = None
     memory_gib: float | None = None
 
+    @property
+    def memory_bytes(self) -> int | None:
+        """`memory_gib` in bytes."""
+        return None if self.memory_gib is None else int(self.memory_gib * 2**30)
+
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"workers must be at least 1 or null, got {self.workers}")

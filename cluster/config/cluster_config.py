@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
@@ -14,6 +14,7 @@ from slipstream.cluster.config.model_cache_config import ModelCacheConfig
 from slipstream.cluster.config.model_entry import ModelEntry, ServedModelConfig
 from slipstream.cluster.config.planner_config import PlannerConfig
 from slipstream.cluster.config.pool_config import PoolConfig
+from slipstream.cluster.config.watch_config import WatchConfig
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.protocol.messages import Role
@@ -68,21 +69,23 @@ class RestartConfig:
 class AdminApiConfig:
     """Where the driver serves the admin API. `port` 0: any free port, which `slipstream status` shows; null: no admin
     API. `token_file` holds the token that callers must present; by default that is a random one, in the state file,
-    which only this user can read."""
+    which only this user can read. `tokens_file` has further ones, with names and roles (`token_file.py`)."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     host: str = "127.0.0.1"
     port: int | None = 0
     token_file: str | None = None
+    tokens_file: str | None = None
 
     def __post_init__(self) -> None:
         if not self.host:
             raise ValueError('host must not be empty; "::" or 0.0.0.0 means all interfaces')
         if self.port is not None and not 0 <= self.port < 65536:
             raise ValueError(f"port must be a port number (0: a free one) or null, got {self.port}")
-        if self.token_file == "":
-            raise ValueError("token_file must name a file or be null, got ''")
+        for key in ("token_file", "tokens_file"):
+            if getattr(self, key) == "":
+                raise ValueError(f"{key} must name a file or be null, got ''")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,7 @@ class ClusterConfig:
     models: tuple[ModelEntry, ...] = ()
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     model_cache: ModelCacheConfig = field(default_factory=ModelCacheConfig)
+    watch: WatchConfig = field(default_factory=WatchConfig)
     startup_timeout_s: float = 300.0
     drain_timeout_s: float = 30.0
     drain_grace_s: float = 2.0  # after SIGTERM, before that: new requests are still served, readiness is 503
@@ -128,15 +132,30 @@ class ClusterConfig:
     def of_model(self, name: str) -> ClusterConfig:
         """The same deployment with this model only. Raises KeyError if there is none of this name."""
         entry = next((one for one in self.models if one.name == name), None)
-        if entry is None:
-            if self.models or name != self.model.name:
-                raise KeyError(name)
+        if entry is not None:
+            return self.alone(entry)
+        if self.models or name != self.model.name:
+            raise KeyError(name)
+        return self
+
+    def alone(self, entry: ModelEntry) -> ClusterConfig:
+        """The same deployment with this one of its models only."""
+        if not self.models:
             return self
         router = self.router
         if entry.slo is not None:
             router = replace(router, dispatch=replace(router.dispatch, slo=entry.slo))
         alone = replace(self, model=entry.served, router=router, models=())
         return replace(alone, engine=entry.engine, prefill=entry.prefill, decode=entry.decode)
+
+    def each(self) -> Iterator[ClusterConfig]:
+        """The deployment of each model alone."""
+        return map(self.alone, self.entries())
+
+    def with_models(self, entries: Sequence[ModelEntry]) -> ClusterConfig:
+        """The same deployment with these models. Raises ValueError if two of them have a name in common."""
+        first = entries[0]
+        return replace(self, models=tuple(entries), model=first.served, prefill=first.prefill, decode=first.decode)
 
     @property
     def num_cpus(self) -> float:

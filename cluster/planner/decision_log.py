@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
@@ -51,9 +52,11 @@ class DecisionRecord:
 
 
 class DecisionLog:
-    """The latest `capacity` decisions, and as many that changed something, so that holds do not push those out."""
+    """The latest `capacity` decisions, and as many that changed something, so that holds do not push those out.
+    `on_change` is called with each of the latter."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, on_change: Callable[[DecisionRecord], None] | None = None) -> None:
+        self._on_change = on_change
         self._all: deque[DecisionRecord] = deque(maxlen=capacity)
         self._changes: deque[DecisionRecord] = deque(maxlen=capacity)
         self.num_by_reason: Counter[str] = Counter()
@@ -72,6 +75,8 @@ class DecisionLog:
         for action in decision.actions:
             self.num_actions[_kind(action)] += action.count if isinstance(action, AddWorkers) else 1
         self.num_failed += len(failed)
+        if decision.actions and self._on_change is not None:
+            self._on_change(record)
         return record
 
     def latest(self, limit: int, *, changes_only: bool = False) -> list[DecisionRecord]:

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from slipstream.cluster.config.model_entry import ServedModelConfig
+from slipstream.router.model_files.sources.weights_url import WeightsUrl
+
 
 class NoSuchVersion(Exception):  # noqa: N818 - reads as the sentence it carries
     """There is no folder for the version that was asked for."""
@@ -25,6 +28,18 @@ def version_folder(path: Path, version: str | None) -> tuple[Path, str | None]:
     if chosen not in map(str, numbers):
         raise NoSuchVersion(f"no folder {chosen!r} in {path}; there are {', '.join(map(str, numbers))}")
     return path / chosen, chosen
+
+
+def why_not_watched(model: ServedModelConfig, model_dir: Path, version: str | None) -> str | None:
+    """Why further versions of a model cannot be waited for, of which the one in `model_dir` is served; None if they
+    can."""
+    if model.version is not None:
+        return f"must be false where a version is chosen, because it follows the highest number, got {model.version!r}"
+    if WeightsUrl.parse(model.path) is not None:
+        return f"follows a directory of this host, and path is {model.path}"
+    if version is None or model_dir.name != version:
+        return f"needs a numbered folder for each version, and {model_dir} has none"
+    return None
 
 
 def version_numbers(path: Path) -> list[int]:

@@ -10,13 +10,14 @@ import yaml
 from slipstream.cluster.sizing.machine_facts import MachineFacts
 from slipstream.cluster.sizing.model_size import ModelFacts
 from slipstream.cluster.sizing.pool_choice import GIB, PoolChoice, SizingChoice
+from slipstream.cluster.sizing.target_type import Target
 
 GPU_TLS = "posix,self,tcp,cuda_copy,cuda_ipc"  # pages stay on the GPUs
 PREFILL_STEP_TOKENS, MIXED_STEP_TOKENS = 8192, 2048  # on a GPU; mixed: beside decoding
 PREFILL_QUEUE_TOKENS = 65536
 
 
-def settings_of(choice: SizingChoice, model_dir: Path) -> dict[str, Any]:
+def settings_of(choice: SizingChoice, model: Target) -> dict[str, Any]:
     """The settings, without those that are as by default."""
     is_gpu = choice.device == "cuda"
     engine = {
@@ -24,8 +25,8 @@ def settings_of(choice: SizingChoice, model_dir: Path) -> dict[str, Any]:
         "max_model_len": choice.max_model_len,
         "max_num_seqs": choice.max_num_seqs,
     }
-    settings: dict[str, Any] = {"model": {"path": str(model_dir)}, "ray": {"address": "local"}, "engine": engine}
-    if (name := name_in_hub_cache(model_dir)) is not None:
+    settings: dict[str, Any] = {"model": {"path": str(model)}, "ray": {"address": "local"}, "engine": engine}
+    if isinstance(model, Path) and (name := name_in_hub_cache(model)) is not None:
         settings["model"]["name"] = name
     if is_gpu:
         settings["kv_transfer"] = {"tls": GPU_TLS}
@@ -39,7 +40,7 @@ def settings_of(choice: SizingChoice, model_dir: Path) -> dict[str, Any]:
     return settings
 
 
-def config_text(choice: SizingChoice, machine: MachineFacts, model_dir: Path) -> str:
+def config_text(choice: SizingChoice, machine: MachineFacts, model: Target) -> str:
     """The file, which `slipstream serve` takes."""
     lines = [
         f"# Chosen by Slipstream for {machine_in_words(machine)}.",
@@ -47,7 +48,7 @@ def config_text(choice: SizingChoice, machine: MachineFacts, model_dir: Path) ->
         *(f"# {note[0].upper()}{note[1:]}." for note in choice.notes),
         "",
     ]
-    return "\n".join(lines) + yaml.safe_dump(settings_of(choice, model_dir), sort_keys=False, allow_unicode=True)
+    return "\n".join(lines) + yaml.safe_dump(settings_of(choice, model), sort_keys=False, allow_unicode=True)
 
 
 def table(choice: SizingChoice, machine: MachineFacts, model: ModelFacts) -> list[str]:

@@ -8,12 +8,17 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from slipstream.cluster.config.cluster_config import CLUSTER_NAME, ClusterConfig
 from slipstream.cluster.config.loading.config_file import load_config
 from slipstream.cluster.config.settings_file import ConfigError
+from slipstream.cluster.repository.downloads import Downloads
+from slipstream.cluster.repository.model_location import ModelFiles
+from slipstream.cluster.repository.outlines import Outlines
 from slipstream.cluster.sizing.serve_target import ChosenConfig, chosen_for
+from slipstream.cluster.sizing.target_type import Target
 from slipstream.cluster.state import run_state
 from slipstream.cluster.terminal import console
 from slipstream.cluster.terminal.console import Console
@@ -47,13 +52,13 @@ class ConfigSource:
         return f"{self.model}: {reason if key == 'model.path' else f'{key}{separator}{reason}'}"
 
 
-def config_source(target: Path | None, name: str | None) -> ConfigSource:
+def config_source(target: Target | None, name: str | None) -> ConfigSource:
     """The target, or what is chosen for the model that it is, which is shown and then kept in the cache folder under
     the cluster's name. Raises ConfigError, NoHome, and AlreadyRunning if the file that would be
     replaced belongs to a cluster that runs."""
-    chosen = chosen_for(target)
+    chosen = chosen_for(target, Downloads(Console(sys.stderr), must_be_newest=False))
     if chosen is None:
-        assert target is not None
+        assert isinstance(target, Path)
         return ConfigSource(target)
     name = name if name and CLUSTER_NAME.fullmatch(name) else DEFAULT_NAME
     run_state.check_unused(name, run_state.run_folder())
@@ -62,25 +67,28 @@ def config_source(target: Path | None, name: str | None) -> ConfigSource:
     _show(chosen)
     model = "" if target is None else f" {shlex.quote(str(target))}"
     Console(sys.stdout).say(f"To keep or change this: slipstream serve{model} --write my.yaml\n")
-    return ConfigSource(path, str(target or chosen.model_dir))
+    return ConfigSource(path, str(target or chosen.model))
 
 
-def checked_config(target: Path) -> ClusterConfig:
+def checked_config(target: Target, files: ModelFiles) -> ClusterConfig:
     """The configuration of a file, or the one that would be chosen for a model, which is shown. Raises ConfigError."""
-    chosen = chosen_for(target)
+    load = partial(load_config, files=files)
+    chosen = chosen_for(target, files)
     if chosen is None:
-        return load_config(target)
+        assert isinstance(target, Path)
+        return load(target)
     _show(chosen)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "chosen.yaml"
         chosen.write(path)
-        return ConfigSource(path, str(target)).load(load_config)
+        return ConfigSource(path, str(target)).load(load)
 
 
-def write_chosen(target: Path | None, path: Path) -> int:
+def write_chosen(target: Target | None, path: Path) -> int:
     """Writes the configuration that is chosen for a model to a new file. Returns the exit code."""
     try:
-        chosen = chosen_for(target)
+        with Outlines() as files:  # a choice needs no weights
+            chosen = chosen_for(target, files)
         if chosen is None:
             raise ConfigError([f"{target}: is a configuration already; --write is for the directory of a model"])
         if path.exists():
@@ -97,6 +105,6 @@ def write_chosen(target: Path | None, path: Path) -> int:
 
 def _show(chosen: ChosenConfig) -> None:
     terminal = Console(sys.stdout)
-    terminal.say(f"Chosen for {chosen.model_dir}:")
+    terminal.say(f"Chosen for {chosen.model}:")
     for line in chosen.lines:
         terminal.say(line)

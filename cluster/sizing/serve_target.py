@@ -6,13 +6,18 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from slipstream.cluster.config.model_cache_config import ModelCacheConfig
 from slipstream.cluster.config.settings_file import ConfigError
 from slipstream.cluster.repository.model_dir import check_model_dir
+from slipstream.cluster.repository.model_location import ModelFiles
 from slipstream.cluster.repository.version_folders import NoSuchVersion, version_folder
 from slipstream.cluster.sizing.chosen_config import config_text, table
 from slipstream.cluster.sizing.machine_facts import read_machine
 from slipstream.cluster.sizing.model_size import ModelFacts
 from slipstream.cluster.sizing.pool_choice import CannotServe, choose
+from slipstream.cluster.sizing.target_type import Target
+from slipstream.router.model_files.sources.weights_source import SourceError
+from slipstream.router.model_files.sources.weights_url import WeightsUrl
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.model_config import ModelConfig
 
@@ -24,9 +29,10 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 @dataclass(frozen=True, slots=True)
 class ChosenConfig:
-    """A configuration that was chosen for a model. `text` is its file, `lines` say what is in it."""
+    """A configuration that was chosen for the model at a directory or an address. `text` is its file, `lines` say what
+    is in it."""
 
-    model_dir: Path
+    model: Target
     text: str
     lines: list[str]
 
@@ -39,11 +45,18 @@ class ChosenConfig:
             raise ConfigError([f"{path} cannot be written: {error.strerror or error}"]) from None
 
 
-def chosen_for(target: Path | None) -> ChosenConfig | None:
-    """The configuration for a model's directory, by default the demo model's; None: the target is to be read as a
-    configuration. Raises ConfigError if it is neither, or if the model cannot be served on this machine."""
+def chosen_for(target: Target | None, files: ModelFiles) -> ChosenConfig | None:
+    """The configuration for a model, by default the demo model; None: the target is to be read as a configuration.
+    `files` makes a directory for one that is elsewhere. Raises ConfigError if it is neither, or if the model cannot be
+    served on this machine."""
     if target is None:
         return _choose(DEMO_MODEL)
+    if isinstance(target, WeightsUrl):
+        try:
+            model_dir, _ = files.local(target, None, ModelCacheConfig())
+        except SourceError as error:
+            raise ConfigError([str(error)]) from None
+        return _choose(target, model_dir)
     expanded = target.expanduser()
     try:
         if expanded.is_dir():
@@ -57,14 +70,14 @@ def chosen_for(target: Path | None) -> ChosenConfig | None:
     if not is_there and expanded.suffix not in (".yaml", ".yml"):
         text = f"{target}: no such file or directory; give a configuration (.yaml) or the directory of a model"
         if HUB_NAME.fullmatch(str(target)):
-            text += (
-                f" (nothing is downloaded; for a model of the Hugging Face Hub: hf download {target} --local-dir DIR)"
-            )
+            text += f" (for the model of the Hugging Face Hub: hf://{target})"
         raise ConfigError([text])
     return None
 
 
-def _choose(path: Path) -> ChosenConfig:
+def _choose(named: Target, path: Path | None = None) -> ChosenConfig:
+    """The choice for a model, which is in the directory `path` (None: in `named`)."""
+    path = path or Path(str(named))
     try:
         model_dir, _ = version_folder(path, None)
         problem = check_model_dir(model_dir)
@@ -74,12 +87,12 @@ def _choose(path: Path) -> ChosenConfig:
         machine = read_machine()
         choice = choose(machine, model)
     except CannotServe as error:
-        raise ConfigError([f"{path}: {error}"]) from None
+        raise ConfigError([f"{named}: {error}"]) from None
     except (ModelError, NoSuchVersion) as error:
         raise ConfigError([str(error)]) from None
     except OSError as error:
         raise ConfigError([f"{error.filename or path}: {error.strerror or error}"]) from None
-    return ChosenConfig(path, config_text(choice, machine, path), table(choice, machine, model))
+    return ChosenConfig(named, config_text(choice, machine, named), table(choice, machine, model))
 
 
 def _hint(path: Path) -> str:

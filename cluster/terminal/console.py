@@ -18,7 +18,7 @@ class Console:
         self._stream = stream
         self._clock = clock
         self._begin_s = clock()
-        self._live = stream.isatty()
+        self.is_live = stream.isatty()
         self._turns = 0
         self._shown = ""
         self.stages: list[tuple[str, float]] = []
@@ -40,7 +40,7 @@ class Console:
         self._line(f"{time.strftime('%H:%M:%S')}  {text}")
 
     def pending(self, text: str) -> None:
-        if not self._live:
+        if not self.is_live:
             return
         self._turns += 1
         self._shown = f"{self.elapsed_s:5.1f} s  {SPINNER[self._turns % len(SPINNER)]} {text}"[:100]

@@ -12,7 +12,8 @@ from slipstream.router.protocol.messages import ROLES
 @dataclass(frozen=True, slots=True)
 class UpdateStatus:
     """The update that is under way, or the last one. `changed` are the keys of the configuration that differ. `ready`
-    is the number of groups that serve, by version and role, out of `wanted`."""
+    is the number of groups that serve, by version and role, out of `wanted`. `step` is the one that a canary is at, as
+    `2 of 3`. `figures` says how the new version compares with the old one."""
 
     phase: Phase
     old: str
@@ -24,6 +25,8 @@ class UpdateStatus:
     ready: dict[str, dict[str, int]]
     wanted: dict[str, int]
     events: tuple[UpdateEvent, ...]
+    step: str = ""
+    figures: str = ""
 
     @property
     def line(self) -> str:
@@ -31,4 +34,7 @@ class UpdateStatus:
         counts = ", ".join(f"{self.ready[self.new][role]} of {self.wanted[role]} {role}" for role in ROLES)
         shares = f", split {split_text(self.split)}" if self.split else ""
         why = f": {self.reason}" if self.reason else ""
-        return f"{self.old} -> {self.new}: {self.phase.replace('_', ' ')}{why} ({counts} serve the new version{shares})"
+        step = f" step {self.step}" if self.step and self.phase == "canary" else ""
+        phase = f"{self.phase.replace('_', ' ')}{step}"
+        figures = f"; {self.figures}" if self.figures and self.phase in ("mirror", "canary") else ""
+        return f"{self.old} -> {self.new}: {phase}{why} ({counts} serve the new version{shares}{figures})"

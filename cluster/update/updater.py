@@ -16,10 +16,12 @@ from ray.exceptions import RayError
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.config_changes import changes_between
 from slipstream.cluster.config.settings_file import ConfigError
+from slipstream.cluster.fleet.author import OPERATOR, Author
 from slipstream.cluster.fleet.fleet_port import FleetError
 from slipstream.cluster.fleet.update_plan import (
     AddGroup,
     RemoveGroup,
+    SetMirror,
     SetSplit,
     UpdateAction,
     UpdateEvent,
@@ -30,17 +32,20 @@ from slipstream.cluster.fleet.update_plan import (
 from slipstream.cluster.fleet.versioned_fleet import VersionedFleet, VersionRouter
 from slipstream.cluster.ray.bundles import CannotPlace
 from slipstream.cluster.repository.model_content import ModelContent, content_of, unused_name
+from slipstream.cluster.repository.model_dir import model_problems
 from slipstream.cluster.update.release import Release, check_same_text
 from slipstream.cluster.update.rolling_update import RollingUpdate
 from slipstream.cluster.update.update_status import UpdateStatus
 from slipstream.router.config.router_config import check_split
 from slipstream.router.model_files.file_digest import DigestCache
+from slipstream.router.protocol.generation import ErrorKind
 from slipstream.router.protocol.messages import ROLES, Role
 from slipstream.router.status.version_status import VersionStatus
 
 LOOK_EVERY_S = 0.5
 LOOK_AT_FILES_EVERY_S = 5.0
 ROUTER_PATIENCE_S = 5.0
+FAILED_ENDS: tuple[ErrorKind, ...] = ("worker_failed", "request_timeout", "queue_timeout")  # of requests let in
 
 log = logging.getLogger(__name__)
 
@@ -115,23 +120,55 @@ class Updater:
             ready=ready,
             wanted={role: plan.wanted[role] for role in ROLES},
             events=tuple(machine.events),
+            figures=machine.figures,
+            step=f"{machine.num_steps_begun} of {len(plan.options.shares)}" if plan.options.steps else "",
         )
 
-    async def begin(self, path: Path, options: UpdateOptions) -> tuple[str, ...]:
+    async def begin(self, path: Path, options: UpdateOptions, by: Author = OPERATOR) -> tuple[str, ...]:
         """Begins an update to the configuration at `path`, and returns the keys that differ. If only sizes or settings
         of the router differ, everything is done when this returns. Raises FleetError; then nothing has changed."""
         self._check_idle()
         self._is_reading = True
         try:
-            return await self._begin(path, options)
+            return await self._begin(path, options, by)
         finally:
             self._is_reading = False
 
-    async def _begin(self, path: Path, options: UpdateOptions) -> tuple[str, ...]:
+    async def _begin(self, path: Path, options: UpdateOptions, by: Author) -> tuple[str, ...]:
         try:
             config = await asyncio.to_thread(self._load, path)
         except ConfigError as error:
             raise FleetError("invalid", "config", str(error)) from None
+        return await self._begin_with(config, path, options, by)
+
+    async def begin_version(self, folder: Path, options: UpdateOptions, by: Author) -> tuple[str, ...]:
+        """Begins an update to the numbered folder of another version, with the configuration as it is. Raises
+        FleetError; then nothing has changed."""
+        self._check_idle()
+        self._is_reading = True
+        try:
+            config = self._release.config
+            model = replace(config.model, path=str(folder), version=folder.name)
+            config = replace(config, model=model)
+            problem = await asyncio.to_thread(lambda: next(model_problems(folder, config), None))
+            if problem is not None:
+                key, sentence = problem
+                raise FleetError("invalid", ".".join(map(str, key)), f"{'.'.join(map(str, key))}: {sentence}")
+            return await self._begin_with(config, Path(self._release.path), options, by)
+        finally:
+            self._is_reading = False
+
+    @property
+    def served_folder(self) -> Path | None:
+        """The folder of the version that serves, if the model has one for each version."""
+        model = self._release.config.model
+        folder = Path(model.path)
+        is_numbered = folder.name == str(model.version) and folder.name.isascii() and folder.name.isdigit()
+        return folder if is_numbered else None
+
+    async def _begin_with(
+        self, config: ClusterConfig, path: Path, options: UpdateOptions, by: Author
+    ) -> tuple[str, ...]:
         old = self._release
         changes = changes_between(old.config, config)
         if changes.restart:
@@ -151,19 +188,19 @@ class Updater:
             }
             name = unused_name(content.name, self.names)
             self.names.add(name)
-            self._start(Release(name, config, str(path), content), options, wanted, changed)
+            self._start(Release(name, config, str(path), content), options, wanted, changed, by)
         elif changed:
             await self._take_up(Release(old.version, config, str(path), content))
             for role, pool in config.pools():
                 if f"{role}.replicas" in changes.sizes:
                     await self._fleet.scale(role, pool.replicas)
             text = f"{path} taken up without an exchange of workers: {', '.join(changed)}"
-            self._tell(UpdateEvent(time.monotonic(), "done", text))
+            self._tell(UpdateEvent(time.monotonic(), "done", text, by))
         else:
             raise FleetError("invalid", "config", f"{path}: nothing differs from what runs")
         return changed
 
-    def set_split(self, split: dict[str, float]) -> None:
+    def set_split(self, split: dict[str, float], by: Author = OPERATOR) -> None:
         """Changes the split of the update under way. Raises FleetError."""
         running = self._latest
         if running is None or not self.is_active:
@@ -173,19 +210,19 @@ class Updater:
         except ValueError as error:
             raise FleetError("invalid", "split", str(error)) from None
         try:
-            running.machine.set_split(split, time.monotonic())
+            running.machine.set_split(split, time.monotonic(), by)
         except ValueError as error:
             raise FleetError("conflict", "split", str(error)) from None
         running.wake.set()
 
-    async def roll_back(self) -> None:
+    async def roll_back(self, by: Author = OPERATOR) -> None:
         """Rolls back the update that is under way; if there is none, updates back to what served before. Raises
         FleetError, also if that cannot be loaded any more."""
         running = self._latest
         if running is not None and self.is_active and not running.machine.is_over:
             await self._look_at_files(running)
             try:
-                running.machine.roll_back(time.monotonic(), "the operator asked for it")
+                running.machine.roll_back(time.monotonic(), "the operator asked for it", by)
             except ValueError as error:
                 raise FleetError("conflict", "update", str(error)) from None
             running.wake.set()
@@ -199,8 +236,8 @@ class Updater:
             raise FleetError("conflict", "update", reason)
         self._check_idle()  # another update may have begun meanwhile
         plan = running.machine.plan
-        options = replace(plan.options, canary_percent=None, is_automatic=False)
-        self._start(self._previous, options, dict(plan.initial), running.changed)
+        options = replace(plan.options, canary_percent=None, is_automatic=False, steps=(), mirror_percent=None)
+        self._start(self._previous, options, dict(plan.initial), running.changed, by)
 
     async def close(self) -> None:
         """Stops driving; the update is left as it is."""
@@ -212,7 +249,9 @@ class Updater:
         if self.is_active or self._is_reading:
             raise FleetError("conflict", "update", "an update is under way")
 
-    def _start(self, new: Release, options: UpdateOptions, wanted: dict[Role, int], changed: Sequence[str]) -> None:
+    def _start(
+        self, new: Release, options: UpdateOptions, wanted: dict[Role, int], changed: Sequence[str], by: Author
+    ) -> None:
         old, fleet = self._release, self._fleet.state()
         try:
             self._add_to_fleet(new)
@@ -228,7 +267,7 @@ class Updater:
             initial={role: fleet.num(role) for role in ROLES},
             options=options,
         )
-        running = _Running(RollingUpdate(plan, time.monotonic()), old, new, tuple(changed))
+        running = _Running(RollingUpdate(plan, time.monotonic(), by), old, new, tuple(changed))
         self._latest = running
         running.task = asyncio.create_task(self._drive(running), name=f"update to {new.version}")
         running.task.add_done_callback(self._ended)
@@ -242,15 +281,15 @@ class Updater:
                 if time.monotonic() - looked_s >= LOOK_AT_FILES_EVERY_S:
                     await self._look_at_files(running)
                     looked_s = time.monotonic()
-                loads, split = await self._look_at_router()
-                actions = machine.step(self._fleet.state(), loads, split, time.monotonic())
+                loads, split, mirror = await self._look_at_router(machine.plan.new)
+                actions = machine.step(self._fleet.state(), loads, split, time.monotonic(), mirror)
                 for action in actions:
                     await self._perform(machine, action)
                 num_to_show = len(machine.events) - machine.is_over  # the last event is shown when everything is done
                 for event in machine.events[num_shown:num_to_show]:
                     self._tell(event)
                 num_shown = num_to_show
-                if machine.is_over and loads is not None and split == machine.split:
+                if machine.is_over and loads is not None and (split, mirror) == (machine.split, machine.mirror):
                     break
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(running.wake.wait(), LOOK_EVERY_S)
@@ -291,15 +330,19 @@ class Updater:
         """Whether groups of the old version can still be started."""
         running.machine.old_files_gone = await asyncio.to_thread(running.old.files_gone, self._cache)
 
-    async def _look_at_router(self) -> tuple[dict[str, VersionLoad] | None, dict[str, float] | None]:
-        """The loads by version, and the split. The loads are None if the router does not answer."""
+    async def _look_at_router(
+        self, new: str
+    ) -> tuple[dict[str, VersionLoad] | None, dict[str, float] | None, float | None]:
+        """The loads by version, the split, and the share of requests that are copied to the new version. The loads are
+        None if the router does not answer."""
         try:
             async with asyncio.timeout(ROUTER_PATIENCE_S):
                 versions = await self._router.versions()
         except OSError:
-            return None, None
+            return None, None, None
         split = {version.name: version.weight for version in versions if version.weight is not None}
-        return {version.name: load_of(version) for version in versions}, split or None
+        mirror = next((one.mirror.percent for one in versions if one.name == new and one.mirror is not None), None)
+        return {version.name: load_of(version) for version in versions}, split or None, mirror
 
     async def _perform(self, machine: RollingUpdate, action: UpdateAction) -> None:
         try:
@@ -307,6 +350,9 @@ class Updater:
                 case SetSplit(split):
                     async with asyncio.timeout(ROUTER_PATIENCE_S):
                         await self._router.set_split(split)
+                case SetMirror(version, percent):
+                    async with asyncio.timeout(ROUTER_PATIENCE_S):
+                        await self._router.set_mirror(version, percent)
                 case AddGroup(role, version):
                     await self._fleet.add(role, 1, version)
                 case RemoveGroup(name):
@@ -336,7 +382,9 @@ def load_of(status: VersionStatus) -> VersionLoad:
     return VersionLoad(
         num_requests=counts.num_requests + counts.num_moved_in,
         num_failed_attempts=counts.num_failed_attempts,
-        num_first_tokens=counts.num_first_tokens,
-        ttft_s=counts.ttft_s,
         num_ended=sum(counts.ends.values()),
+        num_errors=sum(counts.ends[kind] for kind in FAILED_ENDS),
+        ttft=counts.ttft_moments,
+        itl=counts.itl_moments,
+        mirror=status.mirror,
     )

@@ -27,7 +27,9 @@ import numpy.typing as npt
 HUGE_BYTES = 2 << 20
 SETTINGS = Path("/sys/kernel/mm/transparent_hugepage")
 
-_MADV_COLLAPSE = 25  # of Linux's mman.h, as are the next two; Python does not name them
+_MADV_COLLAPSE = 25  # of Linux's mman.h, as are the next ones; Python does not name all of them
+_MADV_REMOVE = 9
+_MADV_NOHUGEPAGE = 15
 _MAP_FIXED = 0x10
 _MAP_FAILED = c_void_p(-1).value
 _HUGE_FIELDS = ("AnonHugePages:", "ShmemPmdMapped:")
@@ -35,9 +37,10 @@ _HUGE_FIELDS = ("AnonHugePages:", "ShmemPmdMapped:")
 Memory = npt.NDArray[np.uint8]
 
 
-def map_memory(num_bytes: int, file: int | None = None, is_writable: bool = True) -> Memory:
+def map_memory(num_bytes: int, file: int | None = None, is_writable: bool = True, is_huge: bool = True) -> Memory:
     """Maps `file`, or private memory, where huge pages fit; unmaps it when neither the array nor a part of it is used
-    any more. `madvise` has asked for huge pages, which the kernel may or may not give. Raises OSError."""
+    any more. `madvise` has asked for huge pages, which the kernel may or may not give, or if not `is_huge` for none.
+    Raises OSError."""
     library = _library()
     reserved_bytes = num_bytes + HUGE_BYTES
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -53,7 +56,7 @@ def map_memory(num_bytes: int, file: int | None = None, is_writable: bool = True
     owner = (ctypes.c_uint8 * num_bytes).from_address(address)
     # Not at the end of the process: other threads may still be running then.
     weakref.finalize(owner, library.munmap, reserved, reserved_bytes).atexit = False
-    library.madvise(address, num_bytes, mmap.MADV_HUGEPAGE)
+    library.madvise(address, num_bytes, mmap.MADV_HUGEPAGE if is_huge else _MADV_NOHUGEPAGE)
     memory = np.frombuffer(memoryview(owner), np.uint8)
     memory.flags.writeable = is_writable
     return memory
@@ -64,6 +67,18 @@ def take_huge_pages(memory: Memory) -> None:
     kernel makes some. What is left is taken when it is written."""
     memory[::HUGE_BYTES] = 0  # the kernel makes a huge page around what is there
     _library().madvise(memory.ctypes.data, len(memory), _MADV_COLLAPSE)
+
+
+def return_memory(memory: Memory, first: int, end: int, is_shared: bool) -> None:
+    """Returns bytes `first .. end` of a mapping to the system, as far as whole pages of the machine lie within; they
+    read as zeros afterwards, here and in every other mapping of a shared file. Raises OSError."""
+    first, end = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+    if end <= first:
+        return
+    # Of a shared file, MADV_DONTNEED would only drop this process's view of the memory.
+    advice = _MADV_REMOVE if is_shared else mmap.MADV_DONTNEED
+    if _library().madvise(memory.ctypes.data + first, end - first, advice):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def num_huge_bytes(memory: Memory) -> int:

@@ -12,6 +12,7 @@ from slipstream.kv_transfer.memory.huge_pages import (
     Memory,
     map_memory,
     num_huge_bytes,
+    return_memory,
     take_huge_pages,
 )
 
@@ -28,19 +29,22 @@ class PoolMemory:
 
     The memory is a file without a name (memfd). It is not limited by the size of /dev/shm, and disappears with its last
     user, however that ends. Like any memory, it is taken from the machine when it is written or when `take` is called.
-    Raises MemoryError if there is not enough address space.
+    Memory that `is_elastic` is to be given back in parts, and so is not asked for in huge pages: one of those would
+    take 2 MiB for the few bytes of it that are in use. Raises MemoryError if there is not enough address space.
     """
 
-    def __init__(self, num_bytes: int, *, is_shared: bool = True) -> None:
+    def __init__(self, num_bytes: int, *, is_shared: bool = True, is_elastic: bool = False) -> None:
         self.file: int | None = None
+        self._is_shared = False
         if is_shared:
             try:
-                self.buffer, self.file = _shared(num_bytes)
+                self.buffer, self.file = _shared(num_bytes, is_elastic)
+                self._is_shared = True
                 return
             except OSError as error:
                 log.warning("no shared memory for the KV pool (%s): pages will go to other workers by UCX", error)
         try:
-            self.buffer = map_memory(num_bytes)
+            self.buffer = map_memory(num_bytes, is_huge=not is_elastic)
         except OSError as error:
             raise MemoryError(f"no {num_bytes} bytes for the KV pool: {error}") from error
 
@@ -59,6 +63,11 @@ class PoolMemory:
                 str(SETTINGS / ("enabled" if self.file is None else "shmem_enabled")),
             )
 
+    def give_back(self, first: int, end: int) -> None:
+        """Return bytes `first .. end` to the system, as far as whole pages of the machine lie within. They are zero
+        when they are next read. A peer that still reads them through a view finds zeros, too. Raises OSError."""
+        return_memory(self.buffer, first, end, self._is_shared)
+
     def close(self) -> None:
         """Hand out no more views. The memory stays for as long as somebody uses it."""
         if self.file is not None:
@@ -66,12 +75,12 @@ class PoolMemory:
             self.file = None
 
 
-def _shared(num_bytes: int) -> tuple[Memory, int]:
+def _shared(num_bytes: int, is_elastic: bool) -> tuple[Memory, int]:
     file = os.memfd_create("slipstream-kv-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(file, num_bytes)
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, SEALS)
-        buffer = map_memory(num_bytes, file)
+        buffer = map_memory(num_bytes, file, is_huge=not is_elastic)
         # A descriptor that was opened separately, for reading only, cannot be used to write.
         return buffer, os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_CLOEXEC)
     finally:

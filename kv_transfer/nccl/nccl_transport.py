@@ -19,6 +19,7 @@ network between the workers must be trusted.
 
 from __future__ import annotations
 
+import atexit
 import os
 import select
 import socket
@@ -83,6 +84,7 @@ class NcclTransport:
         self._lock = threading.Lock()  # orders `wake` against `close`
         self._is_closed = False
         self._events: TransportEvents | None = None
+        atexit.register(self._join_ended)  # if it is not closed
 
     @property
     def address(self) -> TransferAddress:
@@ -174,8 +176,8 @@ class NcclTransport:
     def close(self) -> None:
         for link in list(self._links):
             self.disconnect(link)
-        for group in self._groups:  # a thread that ends while the interpreter does would abort the process
-            group.join()
+        self._join_ended()
+        atexit.unregister(self._join_ended)
         self._run_calls()
         self._links.close()
         self._poller.close()
@@ -183,6 +185,12 @@ class NcclTransport:
         with self._lock:
             self._is_closed = True
             os.close(self._wake_fd)
+
+    def _join_ended(self) -> None:
+        """Waits for the threads of groups that have ended: one that destroys its group while the interpreter ends does
+        not get the GIL back, and that aborts the process."""
+        for group in self._groups:
+            group.join()
 
     def _post(self, call: Callable[[], None]) -> None:
         """Any thread."""

@@ -117,18 +117,24 @@ class PairGroup:
         """Ends the group. Returns the callbacks of the operations that have not begun. The callback of one that has is
         posted once it no longer touches its buffer."""
         with self._changed:
-            self._is_ended = True
             left = [done for _, done in self._operations]
             self._operations.clear()
             self._changed.notify()
-            group = self._group
-        if group is not None:
-            group.abort()
+            self._abort()
         return left
 
+    def _abort(self) -> None:
+        """Under the lock, so that it happens once, and that the thread is the last to let go of the group: whoever
+        destroys a group waits for the threads of its backend."""
+        self._is_ended = True
+        if self._group is not None:
+            self._group.abort()
+            self._group = None
+
     def join(self) -> None:
-        """Waits for the thread, if it can end."""
-        self._thread.join(JOIN_S)
+        """Waits for the thread, if the group has ended and the thread can end."""
+        if self._is_ended:
+            self._thread.join(JOIN_S)
 
     def _run(self) -> None:
         """The thread, with all that follows."""
@@ -142,8 +148,7 @@ class PairGroup:
         with self._on_device():
             self._serve(group)
         with self._changed:
-            self._group = None
-        group.abort()
+            self._abort()
 
     def _serve(self, group: Any) -> None:
         while (operation := self._next()) is not None:
@@ -177,7 +182,8 @@ class PairGroup:
                 torch.cuda.current_stream(device).synchronize()
         except RuntimeError as error:  # what torch.distributed raises if the peer is gone
             return _reason(error)
-        return "the link is down" if self._is_ended else None  # an aborted operation ends like a successful one
+        # An aborted operation of NCCL ends like a successful one, so one that ends after the link has failed with it.
+        return "the link is down" if self._is_ended else None
 
     def _on_device(self) -> AbstractContextManager[object]:
         """A stream of this thread's own, so that waiting for a message does not wait for the model."""

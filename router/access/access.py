@@ -13,7 +13,7 @@ from pathlib import Path
 from slipstream.router.access.api_key import ApiKey
 from slipstream.router.access.caller import Caller
 from slipstream.router.access.key_ring import KeyRing
-from slipstream.router.access.limits import KeyLimits, LimitName, RateLimited
+from slipstream.router.access.limits import KeyLimits, LimitName, Quota, RateLimited, check_all, headers_of
 from slipstream.router.access.usage import Account, UsageCounts, UsageTotals
 from slipstream.router.access.usage_saver import UsageSaver
 from slipstream.router.config.access_config import AccessConfig
@@ -29,6 +29,7 @@ class Permit:
     model: str
     num_tokens: int
     num_sequences: int
+    quotas: tuple[Quota, ...] = ()  # that it was taken from
 
 
 class Access:
@@ -66,26 +67,20 @@ class Access:
         """Admits a request within the limits of its key. Returns a permit, which must be settled, and header lines for
         the response. Raises HttpError 429 if it exceeds a limit, 400 if it could never be admitted; but neither for one
         that `is_resumed`, because the previous router has admitted it."""
-        permit = Permit(caller, model, num_tokens, num_sequences)
         if caller.key is None:
-            return permit, ""
-        most = caller.key.max_concurrent
-        if most is not None and num_sequences > most:
-            message = f"'n' asks for {num_sequences} choices in all; this API key may have {most} at a time."
-            figures = (Figure("max_concurrent", most), Figure("num_sequences", num_sequences))
-            error = GenerationError("invalid_request", message.removesuffix("."), figures=figures)
-            raise RequestError(400, message, error, kind="invalid_request_error", param="n", code="invalid_value")
+            return Permit(caller, model, num_tokens, num_sequences), ""
         now = time.monotonic()
-        limits = self._limits_of(caller.key, now)
-        if is_resumed:
-            limits.take(num_tokens, num_sequences, now)
-            return permit, limits.headers(now)
-        try:
-            limits.admit(caller.key, num_tokens, num_sequences, now)
-        except RateLimited as limited:
-            self.num_limited[caller.key.tenant, limited.limit] += 1
-            raise self._limited(limited, limits.headers(now)) from None
-        return permit, limits.headers(now)
+        quotas = self._limits_of(caller.key, now).of(model)
+        check_number(num_sequences, quotas)
+        if not is_resumed:
+            try:
+                check_all(quotas, num_tokens, num_sequences, now)
+            except RateLimited as limited:
+                self.num_limited[caller.key.tenant, limited.limit] += 1
+                raise self._limited(limited, headers_of(quotas, now)) from None
+        for quota in quotas:
+            quota.take(num_tokens, num_sequences, now)
+        return Permit(caller, model, num_tokens, num_sequences, quotas), headers_of(quotas, now)
 
     async def enter(
         self, caller: Caller, model: str, num_tokens: int, num_sequences: int, is_resumed: bool = False
@@ -95,16 +90,13 @@ class Access:
 
     def settle(self, permit: Permit, used: UsageCounts) -> None:
         """A request has ended: counts what it used, and gives back what it reserved beyond that."""
-        key = permit.caller.key
         account = Account(permit.caller.name, permit.caller.tenant(""), permit.model)
         if self._usage_saver is not None:
             self._usage_saver.count(account, used)
         else:
             self.usage.add(account, used)
-        if key is not None:
-            limits = self._limits.get(key.name)
-            if limits is not None:
-                limits.settle(permit.num_tokens, used.num_tokens, permit.num_sequences, time.monotonic())
+        for quota in permit.quotas:
+            quota.settle(permit.num_tokens, used.num_tokens, permit.num_sequences, time.monotonic())
 
     def usage_of(self, caller: Caller) -> Iterator[tuple[Account, UsageCounts]]:
         """The usage of the caller's key; for an administrator, of all keys."""
@@ -139,3 +131,14 @@ class Access:
         message = f"Rate limit reached ({limited.limit}): {limited}."
         error = GenerationError("limit_exceeded", str(limited), limited.retry_after_s, limited.figures)
         return RequestError(429, message, error, kind=limited.limit, code="rate_limit_exceeded", headers=tuple(headers))
+
+
+def check_number(num_sequences: int, quotas: Sequence[Quota]) -> None:
+    """Raises HttpError 400 if a request asks for more sequences than may ever run at a time."""
+    limits = [quota.max_concurrent for quota in quotas if quota.max_concurrent is not None]
+    if limits and num_sequences > min(limits):
+        most = min(limits)
+        message = f"'n' asks for {num_sequences} choices in all; this API key may have {most} at a time."
+        figures = (Figure("max_concurrent", most), Figure("num_sequences", num_sequences))
+        error = GenerationError("invalid_request", message.removesuffix("."), figures=figures)
+        raise RequestError(400, message, error, kind="invalid_request_error", param="n", code="invalid_value")

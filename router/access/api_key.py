@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 SECRET_PREFIX = "sk-slip-"  # lets people, and scanners for leaked secrets, recognise it
 SECRET_BYTES = 32
@@ -24,9 +25,19 @@ def digest_of(secret: bytes) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
+class Rates:
+    """Limits, per minute and at a time; None: no limit. `max_concurrent` counts sequences, of which each choice of an
+    answer is one."""
+
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+    max_concurrent: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ApiKey:
-    """One API key. `digest` is the SHA-256 of its secret. Rates are per minute; None: no limit. `max_concurrent` counts
-    sequences, of which each choice of an answer is one. `max_priority` is the most urgent (lowest) priority that may be
+    """One API key. `digest` is the SHA-256 of its secret. Its rates (see `Rates`) are for all models together; `limits`
+    are further ones for single models, by their names. `max_priority` is the most urgent (lowest) priority that may be
     asked for. `models` None: all. `expires_s` is in seconds since the epoch. With `shared_cache`, the tenant shares
     cached KV with all other tenants that have `shared_cache`."""
 
@@ -42,3 +53,8 @@ class ApiKey:
     admin: bool = False
     expires_s: float | None = None
     shared_cache: bool = False
+    limits: Mapping[str, Rates] = field(default_factory=dict)
+
+    @property
+    def rates(self) -> Rates:
+        return Rates(self.requests_per_minute, self.tokens_per_minute, self.max_concurrent)

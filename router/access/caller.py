@@ -44,12 +44,16 @@ class Caller:
             return f"shared:{name}" if name else ""
         return f"tenant:{len(self.key.tenant)}:{self.key.tenant}:{name}"
 
+    def may_use(self, model: str) -> bool:
+        """Whether the key allows the model of this name; aliases are no names here."""
+        return self.key is None or self.key.models is None or model in self.key.models
+
     def check(self, model: str, priority: int) -> None:
         """Raises HttpError 403 if the key does not allow this model or this priority."""
         key = self.key
         if key is None:
             return
-        if key.models is not None and model not in key.models:
+        if not self.may_use(model):
             raise forbidden(f"This API key may not use the model {model!r}.", "model", "model_not_allowed")
         if priority < key.max_priority:
             message = f"The most urgent 'priority' that this API key may ask for is {key.max_priority}, not {priority}."

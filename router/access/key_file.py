@@ -9,7 +9,9 @@ keys:
     tokens_per_minute: 100000
     max_concurrent: 16
     max_priority: 0
-    models: [llama]
+    models: [llama, coder]   # by their names; aliases do not count
+    limits:                  # of single models, beside those above, which are for all models together
+      coder: {requests_per_minute: 10, tokens_per_minute: 20000, max_concurrent: 2}
     expires: 2027-01-01      # or with a time; without an offset it is UTC
     admin: false
     shared_cache: false
@@ -17,82 +19,35 @@ keys:
 
 from __future__ import annotations
 
-import fcntl
 import math
-import os
 import re
-import stat
-import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
+from slipstream.router.access.api_key import ApiKey, Rates
+from slipstream.router.access.entry_list import KeyFileError, add_entry, parse_entries, read_entries, remove_entry
 
-from slipstream.router.access.api_key import ApiKey
-
-MAX_FILE_BYTES = 16 << 20
 MAX_NAME_CHARS = 128
 NAME = re.compile(r"[A-Za-z0-9._@/+-]+( [A-Za-z0-9._@/+-]+)*")  # names occur in logs, URLs and labels of metrics
 SHA256 = re.compile(r"[0-9a-f]{64}")
 FIELDS = (
     *("name", "sha256", "tenant", "weight", "requests_per_minute", "tokens_per_minute", "max_concurrent"),
-    *("max_priority", "models", "admin", "expires", "shared_cache"),
+    *("max_priority", "models", "admin", "expires", "shared_cache", "limits"),
 )
-
-# libyaml's loader if it is installed: it is ten times as fast, and the file is read while requests are served.
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-class KeyFileError(ValueError):
-    """The file is broken. The text is one sentence that names the key and the field."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileVersion:
-    """Identifies the state of a file: it differs from an earlier one if the file was written or replaced in between."""
-
-    inode: int
-    mtime_ns: int
-    num_bytes: int
-
-    @classmethod
-    def of(cls, path: Path) -> FileVersion:
-        """Raises OSError."""
-        status = path.stat()
-        return cls(status.st_ino, status.st_mtime_ns, status.st_size)
+RATES = ("requests_per_minute", "tokens_per_minute", "max_concurrent")
 
 
 def read_keys(path: Path) -> list[ApiKey]:
     """The keys in a file. Raises KeyFileError if it is broken or cannot be read."""
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise KeyFileError(f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB")
-        return parse_keys(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise KeyFileError(f"{path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise KeyFileError(f"{path}: not UTF-8 text (byte {error.start})") from error
-    except KeyFileError as error:
-        raise KeyFileError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from None
-    except ValueError as error:  # a path that no file can have
-        raise KeyFileError(f"{str(path)!r}: {error}") from error
+    return read_entries(path, parse_keys)
 
 
 def parse_keys(text: str) -> list[ApiKey]:
     """The keys in the text of a file. Raises KeyFileError if it is broken."""
-    try:
-        raw = yaml.load(text, _Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise KeyFileError(f"not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(raw, dict) or set(raw) != {"keys"}:
-        raise KeyFileError("must be a mapping with the one entry `keys`")
-    entries = raw["keys"] or []
-    if not isinstance(entries, list):
-        raise KeyFileError("keys: must be a list")
-    keys = [_key(number, entry) for number, entry in enumerate(entries)]
+    keys = [_key(number, entry) for number, entry in enumerate(parse_entries(text, "keys"))]
     names: dict[str, ApiKey] = {}
     digests: dict[bytes, str] = {}
     weights: dict[str, ApiKey] = {}
@@ -114,92 +69,12 @@ def parse_keys(text: str) -> list[ApiKey]:
 
 def add_key(text: str, entry: Mapping[str, Any]) -> str:
     """The file's text with one more key at the end of the list. Raises KeyFileError if the result would be broken."""
-    text = f"{text.rstrip()}\n"
-    parse_keys(text if text.strip() else "keys: []")
-    lines = yaml.safe_dump([dict(entry)], sort_keys=False, allow_unicode=True, width=1000).splitlines()
-    node = yaml.compose(text) if text.strip() else None
-    listed = _listed(node)
-    if listed is None or not listed.value:
-        kept = [line for line in text.splitlines() if not re.match(r"keys\s*:", line)]
-        new = "\n".join([*kept, "keys:", *(f"  {line}" for line in lines)]) + "\n"
-    elif listed.flow_style:
-        raise KeyFileError("keys: written in one line with brackets; write one key a line to have it edited")
-    else:
-        all_lines = text.splitlines()
-        end = _end_line(listed.value[-1], all_lines)
-        indent = " " * listed.start_mark.column
-        all_lines[end:end] = [indent + line for line in lines]
-        new = "\n".join(all_lines) + "\n"
-    parse_keys(new)
-    return new
+    return add_entry(text, "keys", entry, parse_keys)
 
 
 def remove_key(text: str, name: str) -> str:
     """The file's text without the key called `name`. Raises KeyFileError if there is no such key."""
-    text = f"{text.rstrip()}\n"
-    keys = parse_keys(text)
-    at = next((number for number, key in enumerate(keys) if key.name == name), None)
-    if at is None:
-        raise KeyFileError(f"there is no key named {name!r}")
-    listed = _listed(yaml.compose(text))
-    assert listed is not None
-    if listed.flow_style:
-        raise KeyFileError("keys: written in one line with brackets; write one key a line to have it edited")
-    lines = text.splitlines()
-    item = listed.value[at]
-    del lines[item.start_mark.line : _end_line(item, lines)]
-    if len(keys) == 1:
-        lines = ["keys: []" if re.match(r"keys\s*:", line) else line for line in lines]
-    new = "\n".join(lines) + "\n"
-    assert [key.name for key in parse_keys(new)] == [key.name for key in keys if key.name != name]
-    return new
-
-
-def edit_file(path: Path, edit: Callable[[str | None], str]) -> None:
-    """Replaces a file atomically by what `edit` makes of its text (None: there is none). Other processes that edit it
-    this way wait, so that neither a new key nor a removal is lost. Raises OSError, UnicodeDecodeError."""
-    path = path.resolve()  # a symbolic link stays one
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)  # the file cannot be locked, as another one takes its place
-        _replace(path, edit(path.read_text(encoding="utf-8") if path.exists() else None))
-    finally:
-        os.close(folder)
-
-
-def _replace(path: Path, text: str) -> None:
-    """A new file can only be read by its owner. One that was there keeps its owner and its mode, or else the router
-    might not be able to read it any more."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            if path.exists():
-                before, now = path.stat(), os.fstat(descriptor)
-                if (before.st_uid, before.st_gid) != (now.st_uid, now.st_gid):
-                    os.fchown(descriptor, before.st_uid, before.st_gid)
-                os.fchmod(descriptor, stat.S_IMODE(before.st_mode))
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def _listed(node: yaml.Node | None) -> yaml.SequenceNode | None:
-    if not isinstance(node, yaml.MappingNode) or not node.value:
-        return None
-    value = node.value[0][1]
-    return value if isinstance(value, yaml.SequenceNode) else None
-
-
-def _end_line(item: yaml.CollectionNode, lines: list[str]) -> int:
-    """The number of the line after an item. (The parser lets a block end only where the next thing begins.)"""
-    end = item.end_mark.line + bool(item.flow_style)
-    while not lines[end - 1].split("#")[0].strip():
-        end -= 1
-    return end
+    return remove_entry(text, "keys", name, parse_keys)
 
 
 def _key(number: int, raw: object) -> ApiKey:
@@ -221,15 +96,29 @@ def _key(number: int, raw: object) -> ApiKey:
         digest=bytes.fromhex(digest),
         tenant=fields.name("tenant") if "tenant" in raw else name,
         weight=fields.number("weight", 1.0, least=1e-3, most=1e6) or 1.0,
-        requests_per_minute=fields.number("requests_per_minute", None, least=1e-3),
-        tokens_per_minute=fields.number("tokens_per_minute", None, least=1),
-        max_concurrent=fields.integer("max_concurrent", None, least=1),
+        **asdict(fields.rates()),
         max_priority=fields.integer("max_priority", 0, least=-(2**31)) or 0,
         models=fields.names("models"),
         admin=fields.flag("admin"),
         expires_s=fields.moment("expires"),
         shared_cache=fields.flag("shared_cache"),
+        limits=_limits(where, raw.get("limits")),
     )
+
+
+def _limits(where: str, raw: object) -> dict[str, Rates]:
+    """The limits by model."""
+    if raw is None:
+        return {}
+    if not isinstance(raw, dict) or not all(isinstance(model, str) and model for model in raw):
+        raise KeyFileError(f"{where}: limits: must be a mapping of models to their limits, got {raw!r}")
+    limits: dict[str, Rates] = {}
+    for model, rates in raw.items():
+        place = f"{where}: limits: {model}"
+        if not isinstance(rates, dict) or not rates or not set(rates) <= set(RATES):
+            raise KeyFileError(f"{place}: must have some of {', '.join(RATES)}, got {rates!r}")
+        limits[model] = _Fields(place, rates).rates()
+    return limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +153,13 @@ class _Fields:
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
             raise self._wrong(field, f"a whole number of at least {least}")
         return value
+
+    def rates(self) -> Rates:
+        return Rates(
+            self.number("requests_per_minute", None, least=1e-3),
+            self.number("tokens_per_minute", None, least=1),
+            self.integer("max_concurrent", None, least=1),
+        )
 
     def flag(self, field: str) -> bool:
         value = self.raw.get(field, False)

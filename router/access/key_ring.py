@@ -13,7 +13,8 @@ from pathlib import Path
 
 from slipstream.router.access.api_key import ApiKey, digest_of
 from slipstream.router.access.caller import ANYBODY, Caller
-from slipstream.router.access.key_file import FileVersion, KeyFileError, read_keys
+from slipstream.router.access.entry_list import FileVersion, KeyFileError
+from slipstream.router.access.key_file import read_keys
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import click
 
-from slipstream.router.access.api_key import digest_of, new_secret
-from slipstream.router.access.key_file import KeyFileError, add_key, edit_file, read_keys, remove_key
+from slipstream.router.access.api_key import Rates, digest_of, new_secret
+from slipstream.router.access.entry_list import KeyFileError, edit_file
+from slipstream.router.access.key_file import RATES, add_key, read_keys, remove_key
 
 KEY_FILE = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 
@@ -33,18 +34,31 @@ def keys_command() -> None:
 @click.option("--max-concurrent", type=int, help="Sequences at a time; each choice of an answer is one.")
 @click.option("--max-priority", type=int, help="The most urgent (lowest) priority that it may ask for. Default: 0.")
 @click.option("--model", "models", multiple=True, help="Only this model; may be given several times.")
+@click.option(
+    "--limit",
+    "limits",
+    multiple=True,
+    type=(str, click.Choice(RATES), float),
+    metavar="MODEL WHAT NUMBER",
+    help=f"A limit for one model, beside those for all; WHAT is {' or '.join(RATES)}. May be given several times.",
+)
 @click.option("--expires", help="A date, or a date and time, as in 2027-01-31T12:00:00Z.")
 @click.option("--admin", is_flag=True, help="May see metrics and status, and requests and usage of all keys.")
 @click.option(
     "--shared-cache", is_flag=True, help="Shares cached KV with other tenants whose keys have this option, too."
 )
-def add_command(file: Path, name: str, models: tuple[str, ...], **options: Any) -> None:
+def add_command(
+    file: Path, name: str, models: tuple[str, ...], limits: tuple[tuple[str, str, float], ...], **options: Any
+) -> None:
     """Make a key called NAME, and show its secret, this once."""
     secret = new_secret()
     entry: dict[str, Any] = {"name": name, "sha256": digest_of(secret.encode()).hex()}
     entry |= {field: value for field, value in options.items() if value is not None and value is not False}
     if models:
         entry["models"] = list(models)
+    for model, what, number in limits:
+        of_model = entry.setdefault("limits", {}).setdefault(model, {})
+        of_model[what] = int(number) if number.is_integer() else number
     try:
         edit_file(file, lambda text: add_key(text or "", entry))
     except (OSError, UnicodeDecodeError, KeyFileError) as error:
@@ -71,6 +85,7 @@ def list_command(file: Path) -> None:
         if key.expires_s is not None:
             verb = "expired" if key.expires_s <= time.time() else "expires"
             notes.append(f"{verb} {datetime.fromtimestamp(key.expires_s, UTC):%Y-%m-%d %H:%M} UTC")
+        notes += [f"{model}: {described(rates)}" for model, rates in sorted(key.limits.items())]
         limits = (key.requests_per_minute, key.tokens_per_minute, key.max_concurrent)
         shown = ["-" if limit is None else f"{limit:.10g}" for limit in limits]
         models = ", ".join(sorted(key.models)) if key.models is not None else "all"
@@ -90,6 +105,16 @@ def remove_command(file: Path, name: str) -> None:
     except (OSError, UnicodeDecodeError, KeyFileError) as error:
         fail(file, error)
     click.echo(f"The key {name} has been removed from {file}; running requests finish.", err=True)
+
+
+def described(rates: Rates) -> str:
+    """The limits of a key for one model."""
+    limits = {
+        "requests/min": rates.requests_per_minute,
+        "tokens/min": rates.tokens_per_minute,
+        "concurrent": rates.max_concurrent,
+    }
+    return " ".join(f"{limit:.10g} {what}" for what, limit in limits.items() if limit is not None)
 
 
 def fail(file: Path, error: Exception) -> Any:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from slipstream.router.access.api_key import ApiKey
+from slipstream.router.access.api_key import ApiKey, Rates
 from slipstream.router.protocol.generation import Figure
 
 MINUTE_S = 60.0
@@ -63,28 +64,33 @@ class TokenBucket:
 
 
 @dataclass(slots=True)
-class KeyLimits:
-    """How much of its limits a key has used up. This outlives changes of the key file, where a key keeps its name."""
+class Quota:
+    """How much has been used up of one set of limits: those of a key, or those that it has for one model, which `scope`
+    then names in the words that follow "this key"."""
 
+    scope: str = ""
+    max_concurrent: int | None = None
     requests: TokenBucket | None = None
     tokens: TokenBucket | None = None
     num_running: int = 0
 
-    def follow(self, key: ApiKey, now: float) -> None:
-        """Applies changed rates of the key."""
-        self.requests = _at_rate(self.requests, key.requests_per_minute, now)
-        self.tokens = _at_rate(self.tokens, key.tokens_per_minute, now)
+    def follow(self, rates: Rates, now: float) -> None:
+        """Applies changed limits; what has been used stays used."""
+        self.max_concurrent = rates.max_concurrent
+        self.requests = _at_rate(self.requests, rates.requests_per_minute, now)
+        self.tokens = _at_rate(self.tokens, rates.tokens_per_minute, now)
 
-    def admit(self, key: ApiKey, num_tokens: int, num_sequences: int, now: float) -> None:
-        """Takes one request with so many tokens and sequences. Raises RateLimited; then nothing was taken."""
-        if key.max_concurrent is not None and self.num_running + num_sequences > key.max_concurrent:
-            running = f"{self.num_running} of {key.max_concurrent} sequences of this key are running or waiting"
+    def check(self, num_tokens: int, num_sequences: int, now: float) -> None:
+        """Raises RateLimited if one request with so many tokens and sequences is too much."""
+        most = self.max_concurrent
+        if most is not None and self.num_running + num_sequences > most:
+            running = f"{self.num_running} of {most} sequences of this key{self.scope} are running or waiting"
             raise RateLimited(
                 "concurrent",
                 f"{running}, and this request asks for {num_sequences}",
                 BUSY_RETRY_S,
                 Figure("num_running", self.num_running),
-                Figure("max_concurrent", key.max_concurrent),
+                Figure("max_concurrent", most),
                 Figure("num_sequences", num_sequences),
             )
         if self.requests is not None:
@@ -92,7 +98,7 @@ class KeyLimits:
             if wait_s > 0:
                 raise RateLimited(
                     "requests",
-                    f"this key may send {self.requests.per_minute:g} requests a minute",
+                    f"this key{self.scope} may send {self.requests.per_minute:g} requests a minute",
                     wait_s,
                     Figure("requests_per_minute", self.requests.per_minute),
                     Figure("requests_left", self.requests.level(now)),
@@ -100,7 +106,7 @@ class KeyLimits:
         if self.tokens is not None:
             wait_s = self.tokens.wait_s(num_tokens, now)
             if wait_s > 0:
-                used = f"this key may use {self.tokens.per_minute:g} tokens a minute"
+                used = f"this key{self.scope} may use {self.tokens.per_minute:g} tokens a minute"
                 raise RateLimited(
                     "tokens",
                     f"{used}, and this request asks for up to {num_tokens}",
@@ -109,10 +115,9 @@ class KeyLimits:
                     Figure("tokens_left", self.tokens.level(now)),
                     Figure("num_tokens", num_tokens),
                 )
-        self.take(num_tokens, num_sequences, now)
 
     def take(self, num_tokens: int, num_sequences: int, now: float) -> None:
-        """As `admit`, but for a request that another router has admitted: what exceeds the limits becomes a debt."""
+        """Takes one request. What exceeds the limits becomes a debt."""
         if self.tokens is not None:
             self.tokens.take(num_tokens, now)
         if self.requests is not None:
@@ -125,16 +130,53 @@ class KeyLimits:
         if self.tokens is not None:
             self.tokens.take(num_used - num_reserved, now)
 
-    def headers(self, now: float) -> str:
-        """OpenAI's x-ratelimit-* headers, as lines of a response."""
-        lines = []
-        for name, bucket in (("requests", self.requests), ("tokens", self.tokens)):
-            if bucket is not None:
-                left = max(int(bucket.level(now)), 0)
-                lines.append(f"x-ratelimit-limit-{name}: {int(bucket.per_minute)}\r\n")
-                lines.append(f"x-ratelimit-remaining-{name}: {left}\r\n")
-                lines.append(f"x-ratelimit-reset-{name}: {duration(bucket.reset_s(now))}\r\n")
-        return "".join(lines)
+
+class KeyLimits:
+    """How much of its limits a key has used up: of those for all models together, and of those for single models. It
+    outlives changes of the key file, where a key keeps its name."""
+
+    __slots__ = ("_both", "_own", "whole")
+
+    def __init__(self) -> None:
+        self.whole = Quota()
+        self._own: dict[str, Quota] = {}  # by model
+        self._both: dict[str, tuple[Quota, ...]] = {}
+
+    @property
+    def num_running(self) -> int:
+        return self.whole.num_running
+
+    def follow(self, key: ApiKey, now: float) -> None:
+        """Applies changed limits of the key."""
+        self.whole.follow(key.rates, now)
+        for model, rates in key.limits.items():
+            self._own.setdefault(model, Quota(f" with the model {model!r}")).follow(rates, now)
+        # What runs settles with the quota that it has taken from, also if that is no longer among these.
+        self._own = {model: own for model, own in self._own.items() if model in key.limits}
+        self._both = {model: (self.whole, own) for model, own in self._own.items()}
+
+    def of(self, model: str) -> tuple[Quota, ...]:
+        """The quotas that a request to this model takes from."""
+        return self._both.get(model) or (self.whole,)
+
+
+def check_all(quotas: Sequence[Quota], num_tokens: int, num_sequences: int, now: float) -> None:
+    """Raises RateLimited if one of them does not allow a request."""
+    for quota in quotas:
+        quota.check(num_tokens, num_sequences, now)
+
+
+def headers_of(quotas: Sequence[Quota], now: float) -> str:
+    """OpenAI's x-ratelimit-* headers, as lines of a response: of the quota of which least is left."""
+    lines = []
+    for name in ("requests", "tokens"):
+        buckets = [bucket for quota in quotas if (bucket := getattr(quota, name)) is not None]
+        if buckets:
+            bucket = min(buckets, key=lambda one: one.level(now))
+            lines.append(f"x-ratelimit-limit-{name}: {int(bucket.per_minute)}\r\n")
+            lines.append(f"x-ratelimit-remaining-{name}: {max(int(bucket.level(now)), 0)}\r\n")
+            lines.append(f"x-ratelimit-reset-{name}: {duration(bucket.reset_s(now))}\r\n")
+    return "".join(lines)
 
 
 def duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Readiness is proven: a token is generated over the whole path before the cluster is reported ready."""
+"""Readiness is proven: a token is generated over the whole path before a model is reported ready."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ class CanaryTarget(Protocol):
 
     @property
     def history(self) -> History: ...
-    @property
-    def is_ready(self) -> bool: ...
-    @property
-    def max_model_len(self) -> int | None: ...
+    def has_workers(self, model: str) -> bool: ...
+    def max_model_len_of(self, model: str) -> int | None: ...
     def submit(self, request: GenerateRequest) -> GenerationStream: ...
-    def snapshot(self) -> Snapshot: ...
+    def snapshot_of(self, model: str) -> Snapshot: ...
     @property
     def worker_port(self) -> WorkerPort: ...
 
 
 class Canary:
-    """Sends a request as soon as the workers are there, and repeats it until one has been answered completely.
+    """Sends a request to a model as soon as its workers are there, and repeats it until one has been answered
+    completely.
 
     With every placement policy, the request goes through a prefill group if there is one; where `needs_prefill_group`
     says so, the canary waits until there is. `missing` says what it still waits for; it is None once the canary has
     succeeded.
     """
 
-    def __init__(self, service: CanaryTarget, needs_prefill_group: Callable[[], bool]) -> None:
+    def __init__(self, service: CanaryTarget, model: str, needs_prefill_group: Callable[[], bool]) -> None:
         self._service = service
+        self._model = model
         self._needs_prefill_group = needs_prefill_group
         self.missing: str | None = "no decode worker has connected yet"
 
@@ -62,11 +62,14 @@ class Canary:
             if failure is None:
                 self.missing = None
                 return
-            log.warning("the first request failed: %s", failure)
+            log.warning("the first request to model %r failed: %s", self._model, failure)
             self.missing = f"the first request failed: {failure}"
             await self._wait_for_change()
 
     async def _wait_for_change(self) -> None:
+        if not self._service.has_workers(self._model):
+            await self._service.worker_port.wait_for_join()
+            return
         try:
             async with asyncio.timeout(RETRY_S):
                 await self._service.worker_port.wait_for_join()
@@ -74,16 +77,16 @@ class Canary:
             pass  # no new worker, but an old one may have recovered, or a prefill group may no longer be required
 
     def _missing_worker(self) -> str | None:
-        if not self._service.is_ready:
+        if not self._service.has_workers(self._model):
             return "no decode worker has connected yet"
-        roles = {worker.role for worker in self._service.snapshot().workers if not worker.draining}
+        roles = {worker.role for worker in self._service.snapshot_of(self._model).workers if not worker.draining}
         if self._needs_prefill_group() and "prefill" not in roles:
             return "no prefill worker has connected yet"
         return None
 
     async def _probe(self) -> str | None:
         """Sends one request. Returns the reason of its failure, or None."""
-        longest = (self._service.max_model_len or 0) - NUM_TOKENS
+        longest = (self._service.max_model_len_of(self._model) or 0) - NUM_TOKENS
         num_tokens = max(1, min(PROMPT_TOKENS, longest))
         request = GenerateRequest(
             request_id=f"canary-{secrets.token_hex(8)}",
@@ -91,6 +94,7 @@ class Canary:
             sampling=SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True),
             cache_salt=f"canary-{secrets.token_hex(8)}",  # otherwise the second try would find its prompt cached
             local_prefill_max_tokens=0,
+            model=self._model,
         )
         try:
             with self._service.submit(request) as stream:

@@ -26,10 +26,12 @@ from slipstream.router.dispatch.migration.migration_flow import MigrationFlow
 from slipstream.router.dispatch.migration.migration_requests import MigrationRequests
 from slipstream.router.dispatch.migration.migration_scheduler import MigrationScheduler
 from slipstream.router.dispatch.migration.rebalancer import Rebalancer
+from slipstream.router.dispatch.page_limits import budgeted_workers
 from slipstream.router.dispatch.snapshot import signals_of, snapshot_of
 from slipstream.router.dispatch.table.actions import Action
 from slipstream.router.dispatch.table.request_table import RequestTable
 from slipstream.router.dispatch.table.versions import Versions
+from slipstream.router.page_budget.page_ledger import BudgetedWorker
 from slipstream.router.placement.placer import Placer
 from slipstream.router.placement.prefix.holder import BlockEventError
 from slipstream.router.placement.prefix.index import NamePages, PrefixIndex
@@ -43,6 +45,7 @@ from slipstream.router.protocol.messages import (
     Frozen,
     HandedOff,
     Hello,
+    PagesHeld,
     Pong,
     Reserved,
     ResyncBlocks,
@@ -53,23 +56,26 @@ from slipstream.router.protocol.messages import (
     WorkerMessage,
 )
 from slipstream.router.registry.worker_registry import WorkerRegistry, WorkerState
+from slipstream.router.requests.history import History
 from slipstream.router.status.load_signals import Signals
 from slipstream.router.status.status import Snapshot
 
+HISTORY_REQUESTS = 1024  # of a dispatcher that is given no history
+
 
 class Dispatcher:
-    """Keeps the records of the last `history_capacity` requests, running or finished, and of as many rejected ones, so
-    that they can be explained. For `name_pages` see `PrefixIndex`."""
+    """The requests and workers of one model. Records of the requests are kept in `history`, so that they can be
+    explained; None: the latest `HISTORY_REQUESTS` are. For `name_pages` see `PrefixIndex`."""
 
     def __init__(
-        self, config: DispatchConfig, history_capacity: int = 1024, name_pages: NamePages | None = None
+        self, config: DispatchConfig, history: History | None = None, name_pages: NamePages | None = None
     ) -> None:
         self._slo, self._local_prefill_max_tokens = config.slo, config.local_prefill_max_tokens
         registry = self.registry = WorkerRegistry()
         versions = self.versions = Versions(config.versions, registry)
         index = self._index = PrefixIndex(name_pages=name_pages)
-        table = self._table = RequestTable(config, history_capacity, versions, index)
-        self.history = table.history
+        self.history = history if history is not None else History(HISTORY_REQUESTS)
+        table = self._table = RequestTable(config, self.history, versions, index)
         sessions = Sessions()
         self._placer = Placer(config, registry, index, sessions, table.placed)
         self._attempts = AttemptFlow(table, self._placer, index, sessions, registry.links)
@@ -117,6 +123,10 @@ class Dispatcher:
     def signals(self, now: float, router_id: str = "") -> Signals:
         """The present load and service levels, for the planner. `router_id` identifies the router's process."""
         return signals_of(self._table, self.registry, self._slo, self._local_prefill_max_tokens, now, router_id)
+
+    def budgeted_workers(self, weight: float = 1.0) -> list[BudgetedWorker]:
+        """The workers that obey a limit on their pages, with what they need. `weight` is that of the model."""
+        return budgeted_workers(self.registry, self._table, weight)
 
     def submit(self, request: GenerateRequest, now: float) -> list[Action]:
         """Queues a request. Raises AdmissionError if it is refused; then that is counted and can be explained, and
@@ -209,6 +219,9 @@ class Dispatcher:
                 self._migration_flow.on_frozen(worker, message, now)
             case Stats():
                 worker.stats = message
+                return []
+            case PagesHeld():
+                worker.pages = message
                 return []
             case StepTimes():
                 for sample in message.samples:

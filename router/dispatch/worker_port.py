@@ -1,8 +1,9 @@
-"""The TCP server for workers. It turns their frames into events for the dispatcher, and performs its actions.
+"""The TCP server for workers. It turns their frames into events for the dispatchers, and performs their actions.
 
-    connection: opened -> Hello -> (Rejected, closed) | Welcome -> messages ... -> lost
+    connection: opened -> Hello -> (Rejected or Postponed, closed) | Welcome -> messages ... -> lost
 
-A connection that sends bad frames, is silent for longer than its lease, or does not read is closed. The dispatcher gets
+The Hello names the worker's model, and from then on the connection belongs to the dispatcher of that model. A
+connection that sends bad frames, is silent for longer than its lease, or does not read is closed. Its dispatcher gets
 `worker_lost`; the other connections are not affected.
 """
 
@@ -12,16 +13,25 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.config.router_config import RouterConfig
-from slipstream.router.dispatch.dispatcher import Dispatcher
+from slipstream.router.dispatch.model_dispatch import ModelDispatch
 from slipstream.router.dispatch.table.actions import Action, Emit, Finish, Send
 from slipstream.router.process.listening import listening_at
-from slipstream.router.protocol.messages import Hello, Ping, Rejected, Role, Welcome, WorkerMessage
+from slipstream.router.protocol.messages import (
+    Hello,
+    Ping,
+    Postponed,
+    Rejected,
+    Role,
+    RouterMessage,
+    Welcome,
+    WorkerMessage,
+)
 from slipstream.router.protocol.wire import FrameProtocol, Message, WireError
-from slipstream.router.registry.hello_check import why_refused
+from slipstream.router.registry.hello_check import UnknownModel, why_refused
 from slipstream.router.registry.page_exchange import about_newcomer
 
 # How much a stranger can make us buffer before it has shown the token.
@@ -34,30 +44,29 @@ log = logging.getLogger(__name__)
 
 
 class WorkerPort:
-    """Owns the connections, and the one timer of the dispatcher. `token` is the secret that workers must present;
-    `deliver` gets the actions for clients. Everything runs on the event loop that `start` was called on, and the time
-    of all events is `time.monotonic()`."""
+    """Owns the connections. The names of workers are unique over all `models`, to which models may be added and from
+    which they may be removed. `token` is the secret that workers must present; `deliver` gets the actions for clients.
+    Everything runs on the event loop that `start` was called on, and the time of all events is `time.monotonic()`."""
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
+        models: Mapping[str, ModelDispatch],
         config: RouterConfig,
         *,
-        model: str,
         token: str,
         router_id: str,
         deliver: Callable[[Emit | Finish], None],
     ) -> None:
         if not token:
             raise ValueError("workers need a secret token: it is empty")
-        self._dispatcher = dispatcher
+        self._models = models
         self._config = config
-        self._model = model
         self._token = token
         self._router_id = router_id
         self._deliver = deliver
         self._connections: set[_Connection] = set()
         self._workers: dict[PeerId, _Connection] = {}
+        self._peers: dict[str, PeerId] = {}  # of `_workers`, by name
         self._all_gone = asyncio.Event()
         self._all_gone.set()
         self._joined = asyncio.Event()
@@ -65,12 +74,8 @@ class WorkerPort:
         self._loop: asyncio.AbstractEventLoop
         self._servers: list[asyncio.Server] = []
         self._listening: Sequence[socket.socket] = ()
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_due_s = 0.0
-        self._is_timer_set_soon = False
         self._beat: asyncio.TimerHandle | None = None
         self._num_pings = 0
-        self.num_decode_joins = 0
         self._is_closing = False
 
     async def start(self, listening: Sequence[socket.socket] = ()) -> Sequence[socket.socket]:
@@ -93,9 +98,8 @@ class WorkerPort:
     async def close(self) -> None:
         """Closes every connection, after a moment to send what is queued for it."""
         self._is_closing = True
-        for handle in (self._timer, self._beat):
-            if handle is not None:
-                handle.cancel()
+        if self._beat is not None:
+            self._beat.cancel()
         if not self._servers:
             return
         for server in self._servers:
@@ -113,9 +117,9 @@ class WorkerPort:
             await server.wait_closed()
         self._servers.clear()
 
-    def perform(self, actions: Iterable[Action]) -> None:
-        """Performs the dispatcher's actions in order. Its next deadline is looked at once per turn of the loop."""
-        workers, deliver = self._workers, self._deliver
+    def perform(self, model: ModelDispatch, actions: Iterable[Action]) -> None:
+        """Performs the actions of a model's dispatcher, in order."""
+        workers, deliver = self._workers, model.deliver or self._deliver
         for action in actions:
             if isinstance(action, Emit):  # most of them
                 deliver(action)
@@ -127,11 +131,15 @@ class WorkerPort:
                 deliver(action)
             else:
                 log.warning("closing the connection of %s: %s", action.worker, action.reason)
-                workers.pop(action.worker).protocol.abort()
-                self.note_change()
-        if not self._is_timer_set_soon:
-            self._is_timer_set_soon = True
-            self._loop.call_soon(self._set_timer)
+                self._remove(action.worker).protocol.abort()
+                self._note_left(model)
+        model.note_actions()
+
+    def send(self, peer: PeerId, message: RouterMessage) -> None:
+        """Sends a worker what is not the business of its model's dispatcher. Unknown workers are ignored."""
+        connection = self._workers.get(peer)
+        if connection is not None:
+            connection.send(message)
 
     async def wait_for_change(self) -> None:
         """Returns when the next worker has joined, was lost or began to drain, or the expected workers changed."""
@@ -143,42 +151,36 @@ class WorkerPort:
 
     def drain(self, name: str, next_role: Role | None = None, migrate: bool = True) -> bool:
         """Empties the worker, which then exits or comes back as `next_role`. Returns False if it is not connected."""
-        peer = self._peer_named(name)
+        peer = self._peers.get(name)
         if peer is None:
             return False
-        self.perform(self._dispatcher.drain(peer, time.monotonic(), next_role, migrate))
+        model = self._workers[peer].model
+        assert model is not None
+        self.perform(model, model.dispatcher.drain(peer, time.monotonic(), next_role, migrate))
         self.note_change()
         return True
 
-    def migrate(self, request_id: str, to: str | None = None) -> None:
-        """Moves a running request to another decode worker, once there is room. Unknown ids are ignored."""
-        peer = None if to is None else self._peer_named(to)
-        if to is None or peer is not None:
-            self.perform(self._dispatcher.migrate(request_id, time.monotonic(), peer))
+    def peer_named(self, name: str) -> PeerId | None:
+        """The identity of the worker that is connected under this name, of whichever model."""
+        return self._peers.get(name)
+
+    def disconnect(self, model: ModelDispatch) -> None:
+        """Closes the connections of all workers of a model."""
+        for worker in list(model.dispatcher.registry):
+            self._workers[worker.peer].protocol.abort()
+
+    def send_back(self, model: ModelDispatch, version: str) -> None:
+        """Closes the connections of the workers of a version, which connect anew and then belong elsewhere."""
+        for worker in list(model.dispatcher.registry):
+            if worker.version == version:
+                connection = self._remove(worker.peer)
+                connection.protocol.close()
+                self._lose(connection, "it is to connect anew")
 
     def note_change(self) -> None:
         """Wakes up the tasks that wait for a change."""
         self._changed.set()
         self._changed.clear()
-
-    def _set_timer(self) -> None:
-        """Sets the timer. Most deadlines are dropped before they come, so a timer that is early enough is left alone,
-        even if it will find nothing to do."""
-        self._is_timer_set_soon = False
-        due_s = self._dispatcher.next_deadline()
-        if due_s is None or self._is_closing:
-            return
-        if self._timer is not None:
-            if self._timer_due_s <= due_s:
-                return
-            self._timer.cancel()
-        self._timer_due_s = due_s
-        delay_s = max(due_s - time.monotonic(), 0.0)
-        self._timer = self._loop.call_later(delay_s, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self.perform(self._dispatcher.tick(time.monotonic()))
 
     def _accept(self) -> FrameProtocol:
         connection = _Connection(self, self._config.dispatch.worker_lease_s)
@@ -188,33 +190,49 @@ class WorkerPort:
 
     def join(self, connection: _Connection, hello: Hello) -> None:
         """A connection has said hello: it becomes a worker, or is rejected."""
-        connected = [one.hello for one in self._workers.values() if one.hello is not None]
-        reason = why_refused(hello, self._token, self._model, connected)
-        if reason is not None:
+        model = self._models.get(hello.model)
+        if model is not None:
+            model = model.of_version(hello.model_version)
+        older = self._peers.get(hello.worker.name)
+        connected = [] if model is None else [worker.hello for worker in model.dispatcher.registry]
+        beside = connected
+        if older is not None:
+            before = self._workers[older]
+            if before.hello is not None and before.model is not model:
+                beside = [*connected, before.hello]
+        reason = why_refused(hello, self._token, self._served_names, beside)
+        if reason is not None or model is None:
+            assert reason is not None
             log.warning("rejecting %r at %s: %s", hello.worker.name, connection.protocol.peer_address, reason)
-            connection.send(Rejected(reason))
+            connection.send(Postponed(str(reason)) if isinstance(reason, UnknownModel) else Rejected(reason))
             connection.protocol.close()
             return
         for remark in about_newcomer(hello, connected):
             log.warning("%s", remark)
         now = time.monotonic()
-        older = self._peer_named(hello.worker.name)
         if older is not None:
-            self._workers.pop(older).protocol.abort()  # it may be dead, and never read its queue
-            self.perform(self._dispatcher.worker_lost(older, now, "it connected anew"))
+            before = self._remove(older)
+            before.protocol.abort()  # it may be dead, and never read its queue
+            self._lose(before, "it connected anew")
         connection.protocol.reader.trust()
-        connection.hello = hello
+        connection.hello, connection.model = hello, model
         self._workers[hello.worker] = connection
+        self._peers[hello.worker.name] = hello.worker
         log.info("%s worker %s has joined (pid %d)", hello.role, hello.worker, hello.pid)
         connection.send(Welcome(self._router_id))
-        self.num_decode_joins += hello.role == "decode"
-        self.perform(self._dispatcher.worker_joined(hello, now))
+        model.num_decode_joins += hello.role == "decode"
+        self.perform(model, model.dispatcher.worker_joined(hello, now))
         self._joined.set()  # wakes the present waiters; later ones wait for the next worker
         self._joined.clear()
         self.note_change()
 
-    def handle(self, hello: Hello, message: WorkerMessage, now: float) -> None:
-        self.perform(self._dispatcher.worker_message(hello.worker, message, now))
+    @property
+    def _served_names(self) -> Collection[str]:
+        """Of the models that take workers."""
+        return [name for name, model in self._models.items() if not model.is_leaving]
+
+    def handle(self, model: ModelDispatch, hello: Hello, message: WorkerMessage, now: float) -> None:
+        self.perform(model, model.dispatcher.worker_message(hello.worker, message, now))
 
     def forget(self, connection: _Connection, reason: Exception | None) -> None:
         """A connection has ended."""
@@ -224,15 +242,29 @@ class WorkerPort:
         hello = connection.hello
         if hello is None or self._workers.get(hello.worker) is not connection:
             return
-        del self._workers[hello.worker]
+        self._remove(hello.worker)
         text = str(reason) if reason is not None else "connection closed"
         level = logging.INFO if self._is_closing else logging.WARNING
         log.log(level, "%s worker %s is lost: %s", hello.role, hello.worker, text)
-        self.perform(self._dispatcher.worker_lost(hello.worker, time.monotonic(), text))
-        self.note_change()
+        self._lose(connection, text)
 
-    def _peer_named(self, name: str) -> PeerId | None:
-        return next((peer for peer in self._workers if peer.name == name), None)
+    def _remove(self, peer: PeerId) -> _Connection:
+        """The worker's connection is one no longer."""
+        del self._peers[peer.name]
+        return self._workers.pop(peer)
+
+    def _lose(self, connection: _Connection, reason: str) -> None:
+        """The dispatcher loses a worker whose connection has been removed."""
+        hello, model = connection.hello, connection.model
+        assert hello is not None
+        assert model is not None
+        self.perform(model, model.dispatcher.worker_lost(hello.worker, time.monotonic(), reason))
+        self._note_left(model)
+
+    def _note_left(self, model: ModelDispatch) -> None:
+        if not len(model.dispatcher.registry):
+            model.workers_left.set()
+        self.note_change()
 
     def _schedule_beat(self) -> None:
         period_s = self._config.dispatch.worker_lease_s / PINGS_PER_LEASE
@@ -254,13 +286,14 @@ class WorkerPort:
 
 
 class _Connection:
-    """One connection, from its first byte to its last. `hello` is set once the worker has joined."""
+    """One connection, from its first byte to its last. `hello` and `model` are set once the worker has joined."""
 
     def __init__(self, port: WorkerPort, hello_timeout_s: float) -> None:
         self._port = port
         self._hello_timeout_s = hello_timeout_s
         self._hello_timer: asyncio.TimerHandle | None = None
         self.hello: Hello | None = None
+        self.model: ModelDispatch | None = None
         self.heard_s = time.monotonic()
         self.protocol = FrameProtocol(self._received, self._lost, self._opened, max_frame_bytes=MAX_HELLO_BYTES)
 
@@ -281,8 +314,8 @@ class _Connection:
         self.heard_s = now = time.monotonic()
         if not isinstance(message, WorkerMessage):
             self.protocol.abort(WireError(f"{type(message).__name__} is not for routers"))
-        elif self.hello is not None:
-            self._port.handle(self.hello, message, now)
+        elif self.hello is not None and self.model is not None:
+            self._port.handle(self.model, self.hello, message, now)
         elif isinstance(message, Hello):
             self._end_hello_timer()
             self._port.join(self, message)

@@ -14,12 +14,13 @@ from slipstream.router.access.caller import forbidden
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes, ExchangeContext
 from slipstream.router.api.openai.openai_api import OpenAiApi, SubmitService
 from slipstream.router.api.pages.pages import PAGE_PATHS
+from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.http.body_coding import decode_body
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import CheckCaller, Request
-from slipstream.router.observability.front_counts import FrontMetrics
+from slipstream.router.observability.front_counts import FrontMetrics, ModelCounts
 from slipstream.router.observability.tracing.context import trace_context
 from slipstream.router.observability.tracing.tracer import TraceCounts, Tracer
 from slipstream.router.process.random_bytes import random_bytes
@@ -37,20 +38,21 @@ class ApiFront:
 
     def __init__(
         self,
-        model: ServedModel,
+        catalog: Catalog,
         service: SubmitService,
         config: RouterConfig = DEFAULT_CONFIG,
         access: Access | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         http = config.http
-        self._metrics = FrontMetrics()
+        self._catalog = catalog
+        self._metrics = FrontMetrics(entry.model.name for entry in catalog)
         self._access = access or Access()
         self._tracer = tracer
         self._open_paths = OPEN_PATHS | {http.path_prefix}  # which leads to the home page
         self._max_body_bytes = http.max_body_mib * 1024 * 1024
         self._routes = ApiRoutes()
-        OpenAiApi(model, service, self._metrics, self._access, config.api, http.sse_ping_s).add_to(self._routes)
+        OpenAiApi(catalog, service, self._metrics, self._access, config.api, http.sse_ping_s).add_to(self._routes)
         self._routes.add("GET", "/health/live", self.live)
         self._routes.add("GET", "/version", self.version)
 
@@ -58,6 +60,21 @@ class ApiFront:
         """Serve one request. The response carries the client's X-Request-Id if that is a harmless one, else a new
         id."""
         return self._serve(self._routes, request, exchange, is_open=request.path in self._open_paths)
+
+    @property
+    def catalog(self) -> Catalog:
+        """The models that are served. They change by `add_model` and `remove_model`."""
+        return self._catalog
+
+    def add_model(self, model: ServedModel) -> None:
+        """Serves one more model. Raises NameTakenError."""
+        self._catalog.add(model)
+        self._metrics.models[model.name] = ModelCounts()
+
+    def remove_model(self, name: str) -> None:
+        """Forgets a model, and what was counted of it. Raises UnknownNameError."""
+        self._catalog.remove(name)
+        del self._metrics.models[name]
 
     @staticmethod
     def request_id_of(request: Request) -> str:

@@ -5,63 +5,57 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-import orjson
-
-from slipstream import __version__
-from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.access.access import Access
+from slipstream.router.api.admin.cluster_pages import ClusterPages, ObservedService, UnreadyBecause
 from slipstream.router.api.admin.request_pages import RequestHistory, RequestPages
 from slipstream.router.api.admin.worker_pages import DrainableWorkers, WorkerPages
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
 from slipstream.router.api.openai.openai_api import SubmitService
 from slipstream.router.api.pages.pages import InfoPages
-from slipstream.router.catalog.served_model import ServedModel
+from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.frontends.api_front import DEFAULT_CONFIG, OPEN_PATHS, READY_PATHS, ApiFront
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
 from slipstream.router.observability.metrics_page import CONTENT_TYPE, MetricsPage
 from slipstream.router.observability.tracing.tracer import Tracer
-from slipstream.router.registry.worker_profile import RoleProfile
-from slipstream.router.status.load_signals import Signals
-from slipstream.router.status.status import Snapshot
 
 
-class DispatcherView(SubmitService, Protocol):
+class DispatcherView(SubmitService, ObservedService, Protocol):
     """What the front needs of `GenerationService`."""
 
     @property
     def history(self) -> RequestHistory: ...
-    def snapshot(self) -> Snapshot: ...
-    def worker_profiles(self) -> tuple[RoleProfile, ...]: ...
-    def signals(self) -> Signals: ...
     @property
     def worker_port(self) -> DrainableWorkers: ...
 
 
 class Front(ApiFront):
     """The HTTP handler of the dispatcher's own process, which can also answer questions about the cluster's state.
-    `unready_because` returns the reason why the cluster is not ready, or None. If `config.admin` has a port, the
-    operators' pages are served by `admin` only."""
+    `unready_because` returns the reason why the cluster, or a model, is not ready, or None. If `config.admin` has a
+    port, the operators' pages are served by `admin` only."""
 
     def __init__(
         self,
-        model: ServedModel,
+        catalog: Catalog,
         service: DispatcherView,
-        unready_because: Callable[[], str | None],
+        unready_because: UnreadyBecause,
         num_connections: Callable[[], int],
         config: RouterConfig = DEFAULT_CONFIG,
         access: Access | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        super().__init__(model, service, config, access, tracer)
+        super().__init__(catalog, service, config, access, tracer)
         has_admin_port = config.admin.port is not None
-        self._model = model.name
-        self._service = service
         self._unready_because = unready_because
         self._page = MetricsPage(
-            model.name, self._metrics, service.snapshot, num_connections, self._access, traces=self.trace_counts
+            self._metrics,
+            lambda: {name: service.snapshot_of(name) for name in service.models},
+            num_connections,
+            self._access,
+            traces=self.trace_counts,
         )
+        cluster = self._cluster = ClusterPages(service, unready_because)
         self._admin_routes = ApiRoutes()
         self._admin_routes.add("GET", "/health/live", self.live)
         for routes in (self._routes, self._admin_routes):
@@ -69,9 +63,7 @@ class Front(ApiFront):
                 routes.add("GET", path, self.ready)
         for routes in (self._admin_routes,) if has_admin_port else (self._routes, self._admin_routes):
             routes.add("GET", "/metrics", self.metrics)
-            routes.add("GET", "/cluster/status", self.status)
-            routes.add("GET", "/cluster/profile", self.profile)
-            routes.add("GET", "/cluster/signals", self.signals)
+            cluster.add_to(routes)
         workers = WorkerPages(service.worker_port)
         workers.add_to(self._admin_routes)
         has_keys = self._access.keys.is_on
@@ -81,7 +73,7 @@ class Front(ApiFront):
         pages.add_to(self._admin_routes)
         if has_keys or not has_admin_port:  # with keys, each caller may ask about its own requests
             pages.add_to(self._routes)
-        for_people = InfoPages(model.name, self._routes, has_keys=has_keys, open_paths=OPEN_PATHS)
+        for_people = InfoPages(catalog, self._routes, has_keys=has_keys, open_paths=OPEN_PATHS)
         for_people.add_to(self._routes, config.http.path_prefix)
 
     def admin(self, request: Request, exchange: ApiExchange) -> Awaitable[None]:
@@ -99,37 +91,6 @@ class Front(ApiFront):
         """What Prometheus collects."""
         exchange.respond(200, self._page.render(), CONTENT_TYPE)
 
-    async def status(self, request: Request, exchange: ApiExchange) -> None:
-        """Queue, workers, credits and totals."""
-        exchange.respond(200, self.status_body())
-
     def status_body(self) -> bytes:
-        """The snapshot as JSON, for `slipstream status`."""
-        snapshot = self._service.snapshot()
-        unready = self._unready_because()
-        status = {
-            "model": self._model,
-            "ready": unready is None,
-            "unready_because": unready,
-            "max_model_len": self._service.max_model_len,
-            "num_waiting": snapshot.num_waiting,
-            "num_running": snapshot.num_running,
-            "num_requests_by_phase": snapshot.num_requests_by_phase,
-            "queue_depth": snapshot.queue_depth,
-            "workers": snapshot.workers,
-            "versions": snapshot.versions,
-            "slipstream": __version__,
-            "refused_pairs": snapshot.refused_pairs,
-            "drift": snapshot.drift,
-            "closed_links": snapshot.closed_links,
-            "totals": snapshot.totals,
-        }
-        return orjson.dumps(status, default=PeerId._asdict, option=orjson.OPT_NON_STR_KEYS)
-
-    async def signals(self, request: Request, exchange: ApiExchange) -> None:
-        """The recent load and how well it was served: what the planner decides from."""
-        exchange.respond(200, orjson.dumps(self._service.signals()))
-
-    async def profile(self, request: Request, exchange: ApiExchange) -> None:
-        """What has been measured of the workers, for `slipstream bench --profile`."""
-        exchange.respond(200, orjson.dumps({"model": self._model, "roles": self._service.worker_profiles()}))
+        """The JSON of `/cluster/status`."""
+        return self._cluster.status_body()

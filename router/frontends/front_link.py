@@ -12,7 +12,6 @@ from slipstream.router.access.access import Access, Permit
 from slipstream.router.access.caller import ANYBODY
 from slipstream.router.access.usage import UsageCounts
 from slipstream.router.api.exchange_context import ApiExchange, ExchangeContext
-from slipstream.router.dispatch.service import Receiver
 from slipstream.router.frontends.front_messages import (
     Ask,
     CancelRequest,
@@ -39,6 +38,7 @@ from slipstream.router.http.reader import Request
 from slipstream.router.protocol.generation import AdmissionError, EarlyEnd, GenerateRequest, GenerationFinish, Usage
 from slipstream.router.protocol.messages import TokenLogprob
 from slipstream.router.requests.history import RequestRecord, Timeline
+from slipstream.router.requests.receiver import Receiver
 from slipstream.router.requests.rejections import RejectedRequest
 
 log = logging.getLogger(__name__)

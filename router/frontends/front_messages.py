@@ -9,6 +9,8 @@
       ------------ Refused ----------->          by a limit, or before it was submitted
       ------------ Ask --------------->  FrontAnswer      every path that is not a generation's
       <----------- TakeOver -----------          once, when the workers to come are known
+      <----------- LoadModel ---------->  ModelLoaded      read, and not served yet
+      <----------- NameModel, RemoveModel
       <----------- ServedLimits, Leave, DrainFront
 
 Requests have numbers that the front gives; ids would be most of each token's message. Fields called `pickled` hold
@@ -63,6 +65,8 @@ class Submit:
     first_choice: str
     wants_record: bool
     resumed: Resumed | None
+    model: str
+    versions: tuple[str, ...]
 
     @classmethod
     def of(cls, request: GenerateRequest, number: int) -> Submit:
@@ -143,18 +147,49 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class ServedLimits:
-    """What depends on the workers that are connected."""
+    """What depends on the workers of a model that are connected."""
 
+    model: str
     max_model_len: int | None
     versions: tuple[str, ...] = ()
+    shares: tuple[tuple[str, float], ...] = ()  # of new requests, by version
+
+
+@dataclass(frozen=True, slots=True)
+class LoadModel:
+    """Read the files of a model. `pickled` is a `FrontModel`."""
+
+    pickled: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoaded:
+    """`error` says why a model cannot be read; "": it has been read."""
+
+    model: str
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NameModel:
+    """A model that has been read is to be served under its name and these aliases; one that `is_leaving` begins no more
+    answers."""
+
+    model: str
+    aliases: tuple[str, ...]
+    is_leaving: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveModel:
+    """Forget a model, be it served or only read."""
+
+    model: str
 
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """Continue with the clients of the previous front, whose requests may be as long as that."""
-
-    max_model_len: int | None
-    versions: tuple[str, ...]
+    """Continue with the clients of the previous front."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +282,9 @@ class DrainFront:
     deadline_s: float
 
 
-FrontMessage = Listening | Submit | CancelRequest | Enter | Settle | Counts | Ask | Forget | Refused
-DispatcherMessage = Begin | ServedLimits | TakeOver | Output | Entered | FrontAnswer | Leave | DrainFront
+FrontMessage = Listening | Submit | CancelRequest | Enter | Settle | Counts | Ask | Forget | Refused | ModelLoaded
+ModelChange = LoadModel | NameModel | RemoveModel
+DispatcherMessage = Begin | ServedLimits | ModelChange | TakeOver | Output | Entered | FrontAnswer | Leave | DrainFront
 
 FRONTS = Vocabulary(
     {
@@ -261,6 +297,7 @@ FRONTS = Vocabulary(
         Ask: 7,
         Forget: 8,
         Refused: 9,
+        ModelLoaded: 10,
         Begin: 32,
         ServedLimits: 33,
         Output: 34,
@@ -269,5 +306,8 @@ FRONTS = Vocabulary(
         DrainFront: 37,
         TakeOver: 38,
         Leave: 39,
+        LoadModel: 40,
+        NameModel: 41,
+        RemoveModel: 42,
     }
 )

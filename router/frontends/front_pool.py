@@ -5,38 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import pickle
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from slipstream.router.frontends.connection_counts import ConnectionCounts
+from slipstream.router.frontends.front_child import FrontChild
 from slipstream.router.frontends.front_link import FrontLink
 from slipstream.router.frontends.front_messages import (
-    FRONTS,
-    Begin,
     DispatcherMessage,
     DrainFront,
     Leave,
-    Listening,
-    ServedLimits,
     TakeOver,
 )
-from slipstream.router.frontends.front_setup import FrontSetup
+from slipstream.router.frontends.front_setup import FrontModel, FrontSetup
 from slipstream.router.http.failover.failover_session import FailoverSession
 from slipstream.router.process.listening import bound_at, cannot_listen, close_all
-from slipstream.router.protocol.wire import FrameProtocol, WireError
 
 FIRST_RETRY_S = 0.2
 MAX_RETRY_S = 5.0
 LOOK_EVERY_S = 5.0
 SILENT_S = 60.0  # fronts say something every second
-EXIT_TIMEOUT_S = 3.0  # after its connection is closed; then it is killed
+LOAD_TIMEOUT_S = 120.0  # for a tokenizer, which takes seconds where it is converted
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +54,7 @@ class FrontPool:
         self._link_of = link_of
         self._counts = ConnectionCounts(num_fronts)
         self._reserved: list[socket.socket] = []
-        self._fronts: set[_Front] = set()
+        self._fronts: set[FrontChild] = set()
         self._watchers: list[asyncio.Task[None]] = []  # one a front
         self._watch: asyncio.Task[None] | None = None
         self._drained_s: float | None = None  # when the drain that has begun is to be over (monotonic)
@@ -84,6 +75,8 @@ class FrontPool:
         port = self._setup.config.http.port if self._setup.is_ending else self._reserve()
         fronts = [self._spawn(slot) for slot in range(1, self._num_fronts + 1)]
         await asyncio.gather(*(front.listens for front in fronts))
+        for front in fronts:
+            self._tell_what_to_do(front)
         self._watchers = [asyncio.create_task(self._keep(front)) for front in fronts]
         self._watch = asyncio.create_task(self._end_silent())
         return port
@@ -117,12 +110,67 @@ class FrontPool:
         for front in self._fronts:
             self._tell_what_to_do(front)
 
-    def send_limits(self, max_model_len: int | None, versions: tuple[str, ...]) -> None:
-        """The longest sequence or the versions of the model may have changed."""
-        if (max_model_len, versions) != (self._setup.max_model_len, self._setup.versions):
-            self._setup = replace(self._setup, max_model_len=max_model_len, versions=versions)
-            for front in self._fronts:
-                front.protocol.send(ServedLimits(max_model_len, versions))
+    def send_limits(
+        self, name: str, max_model_len: int | None, versions: tuple[str, ...], shares: tuple[tuple[str, float], ...]
+    ) -> None:
+        """The longest sequence, the versions of a model or their shares may have changed. A model that the fronts do
+        not serve is left out."""
+        model = self._setup.models.get(name)
+        if model is not None:
+            now = replace(model, max_model_len=max_model_len, versions=versions, shares=shares)
+            if now != model:
+                self.serve_model(now)
+
+    async def load_model(self, model: FrontModel) -> None:
+        """Has every front read one more model, and does not serve it yet. Raises ValueError if one of them cannot read
+        it; then none has it."""
+        fronts = self._listening()
+        try:
+            async with asyncio.timeout(LOAD_TIMEOUT_S), asyncio.TaskGroup() as group:
+                for front in fronts:
+                    group.create_task(front.load(model))
+        except BaseException as error:
+            for front in fronts:
+                front.forget(model.name)
+            if isinstance(error, TimeoutError):
+                raise ValueError(f"no front has read the model {model.name!r} within {LOAD_TIMEOUT_S:g} s") from error
+            if isinstance(error, BaseExceptionGroup):
+                reason = error.exceptions[0]
+                raise ValueError(f"a front cannot serve the model {model.name!r}: {reason}") from reason
+            raise
+
+    def serve_model(self, model: FrontModel) -> None:
+        """Serves a model that has been loaded."""
+        self._set_model(model)
+        for front in self._listening():
+            front.serve(model)
+
+    def set_aliases(self, name: str, aliases: tuple[str, ...]) -> None:
+        """An alias that another model has moves to this one."""
+        model = self._setup.models[name]
+        self.serve_model(replace(model, source=replace(model.source, aliases=aliases)))
+        for other in list(self._setup.models.values()):
+            kept = tuple(alias for alias in other.source.aliases if alias not in aliases)
+            if other.name != name and kept != other.source.aliases:
+                self.serve_model(replace(other, source=replace(other.source, aliases=kept)))
+
+    def model_leaves(self, name: str) -> None:
+        """No front begins another answer of this model."""
+        self.serve_model(replace(self._setup.models[name], is_leaving=True))
+
+    def remove_model(self, name: str) -> None:
+        """The fronts forget a model, be it served or only loaded."""
+        models = {other: model for other, model in self._setup.models.items() if other != name}
+        self._setup = replace(self._setup, models=models)
+        for front in self._listening():
+            front.forget(name)
+
+    def _set_model(self, model: FrontModel) -> None:
+        self._setup = replace(self._setup, models={**self._setup.models, model.name: model})
+
+    def _listening(self) -> list[FrontChild]:
+        """The fronts that serve. The others get what has changed as soon as they do."""
+        return [front for front in self._fronts if front.listens.done() and not front.lost.done()]
 
     def leave(self) -> None:
         """Clients still come and are served, and each connection is closed after its next response."""
@@ -144,13 +192,17 @@ class FrontPool:
             self._failover.farewell()
         return not late
 
-    def _tell_what_to_do(self, front: _Front) -> None:
+    def _tell_what_to_do(self, front: FrontChild) -> None:
         """A front that does not listen yet gets the message as soon as it does."""
         if not front.listens.done():
             return
+        for name in front.models.keys() - self._setup.models.keys():
+            front.forget(name)
+        for model in self._setup.models.values():
+            front.serve(model)
         if self._takes_over and not front.takes_over:
             front.takes_over = True
-            front.protocol.send(TakeOver(self._setup.max_model_len, self._setup.versions))
+            front.protocol.send(TakeOver())
         if self._setup.is_leaving:
             front.protocol.send(Leave())
         if self._drained_s is not None:
@@ -171,17 +223,17 @@ class FrontPool:
         self._close_unix_socket()
         self._counts.close()
 
-    def _spawn(self, slot: int) -> _Front:
+    def _spawn(self, slot: int) -> FrontChild:
         cell = self._counts.take_cell()
         try:
-            front = _Front(self._setup, self._link_of, self._counts.fd, cell, slot, self._unix_socket)
+            front = FrontChild(self._setup, self._link_of, self._counts.fd, cell, slot, self._unix_socket)
         except OSError:
             self._counts.give_back(cell)
             raise
         self._fronts.add(front)
         return front
 
-    async def _keep(self, front: _Front) -> None:
+    async def _keep(self, front: FrontChild) -> None:
         """Restarts a front whenever it has ended, until it has been drained."""
         retry_s = FIRST_RETRY_S
         while True:
@@ -215,95 +267,11 @@ class FrontPool:
                     log.warning("front process %d says nothing any more and is killed", front.process.pid)
                     front.process.kill()
 
-    async def _end(self, front: _Front) -> None:
+    async def _end(self, front: FrontChild) -> None:
         await front.end()
         if front in self._fronts:
             self._fronts.remove(front)
             self._counts.give_back(front.cell)
-
-
-class _Front:
-    """One front process and the connection to it. `listens` is done when it serves, `lost` when it has ended."""
-
-    def __init__(
-        self,
-        setup: FrontSetup,
-        link_of: Callable[[Callable[[DispatcherMessage], None]], FrontLink],
-        counts_fd: int,
-        cell: int,
-        slot: int,
-        unix_socket: socket.socket | None,
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        self.cell = cell  # in the connection counts
-        self.slot = slot  # its slot at the socket holder: its successor has the same
-        self.listens: asyncio.Future[None] = loop.create_future()
-        self.listens.add_done_callback(lambda future: future.exception())  # read, or the loop would complain
-        self.lost: asyncio.Future[None] = loop.create_future()
-        self.takes_over = False
-        self.heard_s = time.monotonic()
-        self.protocol = FrameProtocol(self._received, self._on_lost, vocabulary=FRONTS)
-        self.link = link_of(self._send)
-        restored = [counts_fd]
-        if unix_socket is not None:
-            setup = replace(setup, unix_socket_fd=unix_socket.fileno())
-            restored.append(unix_socket.fileno())
-        ours, theirs = socket.socketpair()
-        with theirs:
-            # Where this process found its modules, that one shall.
-            environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-            try:
-                self.process = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-P",  # they are on PYTHONPATH
-                        "-m",
-                        "slipstream.router.frontends.front_process",
-                        *map(str, (theirs.fileno(), counts_fd, cell, slot)),
-                    ],
-                    pass_fds=[theirs.fileno(), *restored],
-                    stdin=subprocess.DEVNULL,
-                    env=environment,
-                )
-            except OSError:
-                ours.close()
-                raise
-        self._opening = loop.create_task(self._open(ours, Begin(pickle.dumps(setup))))
-
-    async def _open(self, ours: socket.socket, begin: Begin) -> None:
-        await asyncio.get_running_loop().create_unix_connection(lambda: self.protocol, sock=ours)
-        self.protocol.send(begin)
-
-    async def end(self) -> None:
-        """Closes the connection, which the process takes for its end, and waits for that."""
-        await self._opening
-        self.protocol.close()
-        loop = asyncio.get_running_loop()
-        try:
-            await loop.run_in_executor(None, self.process.wait, EXIT_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            await loop.run_in_executor(None, self.process.wait)
-
-    def _send(self, message: DispatcherMessage) -> None:
-        try:
-            self.protocol.send(message)
-        except WireError as error:  # larger than any frame; streams of this front would miss what was in it
-            log.error("cannot send to front process %d: %s", self.process.pid, error)
-            self.protocol.abort(error)
-
-    def _received(self, message: Any) -> None:
-        self.heard_s = time.monotonic()
-        if isinstance(message, Listening):
-            self.listens.set_result(None)
-        else:
-            self.link.received(message)
-
-    def _on_lost(self, reason: Exception | None) -> None:
-        self.link.lost()
-        if not self.listens.done():
-            self.listens.set_exception(OSError("a front process ended before it listened; the log says why"))
-        self.lost.set_result(None)
 
 
 def reserve_port(host: str, port: int) -> list[socket.socket]:

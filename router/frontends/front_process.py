@@ -26,7 +26,6 @@ from typing import Any
 import uvloop
 
 from slipstream.router.api.exchange_context import ApiExchange, ExchangeContext
-from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.frontends.api_front import ApiFront
 from slipstream.router.frontends.connection_counts import SharedConnectionCount
 from slipstream.router.frontends.front_messages import (
@@ -36,9 +35,14 @@ from slipstream.router.frontends.front_messages import (
     DrainFront,
     Leave,
     Listening,
+    LoadModel,
+    ModelChange,
+    NameModel,
+    RemoveModel,
     ServedLimits,
     TakeOver,
 )
+from slipstream.router.frontends.front_models import FrontModels
 from slipstream.router.frontends.front_setup import FrontSetup
 from slipstream.router.frontends.remote_service import RemoteAccess, RemoteDispatcher
 from slipstream.router.frontends.tally import counts_of
@@ -46,13 +50,11 @@ from slipstream.router.http.failover.failover_server import FailoverServer
 from slipstream.router.http.failover.failover_session import FailoverSession
 from slipstream.router.http.reader import Request
 from slipstream.router.http.server import LAST_WORDS_S, HttpServer
-from slipstream.router.model_files.text_copy import read_text
 from slipstream.router.observability.tracing.begin import begin_tracing
 from slipstream.router.process.gc_tuning import spare_garbage_collector
 from slipstream.router.process.open_files import allow_all_files
 from slipstream.router.protocol.wire import FrameProtocol
 from slipstream.router.text.encoding import encode_pool
-from slipstream.router.text.tokenizer import Tokenizer
 
 OWN_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/health/live"})
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # that may be repeated
@@ -71,6 +73,8 @@ class FrontProcess:
         self._failover: FailoverSession | None = None
         self._leaves_clients = False  # to the next router's front
         self._taking_over: asyncio.Task[None] | None = None
+        self._changes: asyncio.Queue[ModelChange | TakeOver] = asyncio.Queue()  # a few in the life of a cluster
+        self._following: asyncio.Task[None]
         self._connections = connections
         self._begun: asyncio.Future[FrontSetup] = asyncio.get_running_loop().create_future()
         self._over = asyncio.Event()
@@ -104,17 +108,17 @@ class FrontProcess:
                 None, FailoverSession.of_holder, setup.holder_path, self._slot
             )
             self._leaves_clients = failover is not None and not config.http.tls.is_on
-        pool = cleanup.enter_context(encode_pool())
+        models = FrontModels(cleanup.enter_context(encode_pool()), self._link.send)
         files = cleanup.enter_context(ThreadPoolExecutor(1, thread_name_prefix="access"))
-        read = partial(Tokenizer.from_directory, encode_pool=pool, content_format=setup.model.content_format)
-        tokenizer = await loop.run_in_executor(pool, read_text, setup.model.directory, setup.model.manifests, read)
-        tracer = begin_tracing(config.tracing, setup.model.name, cleanup)
+        catalog = await models.catalog(setup.models.values())
+        tracer = begin_tracing(config.tracing, next(iter(setup.models)) if len(setup.models) == 1 else "", cleanup)
         dispatcher = self._dispatcher = RemoteDispatcher(self._link.send, traces=tracer is not None)
-        dispatcher.max_model_len, dispatcher.versions = setup.max_model_len, setup.versions
+        for model in setup.models.values():
+            dispatcher.received(ServedLimits(model.name, model.max_model_len, model.versions, model.shares))
         access = RemoteAccess(config.access, files, dispatcher)
         access.open()
         cleanup.push_async_callback(access.close)
-        front = ApiFront(ServedModel(setup.model.name, tokenizer, setup.defaults), dispatcher, config, access, tracer)
+        front = ApiFront(catalog, dispatcher, config, access, tracer)
         new_server = HttpServer if failover is None else partial(FailoverServer, failover=failover)
         server = self._server = new_server(
             config.http,
@@ -135,6 +139,8 @@ class FrontProcess:
         port = await server.start()
         cleanup.push_async_callback(server.stop)
         cleanup.callback(self._stop_sending)
+        self._following = asyncio.create_task(self._follow(models, front))
+        cleanup.callback(self._following.cancel)
         self._tell_counts()
         spare_garbage_collector()
         self._link.send(Listening(port))
@@ -156,8 +162,9 @@ class FrontProcess:
 
     async def _drain(self, deadline_s: float) -> None:
         """Ends this process once nothing runs here; after the deadline the dispatcher will end it."""
+        await self._changes.join()  # what has not come yet would not be waited for
         if self._taking_over is not None:
-            await self._taking_over  # what has not come yet would not be waited for
+            await self._taking_over
         if self._server is None or await self._server.drain(deadline_s):
             self._over.set()
 
@@ -165,16 +172,30 @@ class FrontProcess:
         match message:
             case Begin(pickled):
                 self._begun.set_result(pickle.loads(pickled))
-            case TakeOver(max_model_len, versions) if self._dispatcher is not None:
-                self._dispatcher.received(ServedLimits(max_model_len, versions))
-                if isinstance(self._server, FailoverServer):
-                    self._taking_over = asyncio.create_task(self._server.take_over())
+            case TakeOver() | LoadModel() | NameModel() | RemoveModel():
+                self._changes.put_nowait(message)
             case Leave() if self._server is not None:
                 self._server.leave()
             case DrainFront(deadline_s):
                 self._draining = asyncio.create_task(self._drain(deadline_s))
             case _ if self._dispatcher is not None:
                 self._dispatcher.received(message)
+
+    async def _follow(self, models: FrontModels, front: ApiFront) -> None:
+        """Changes the models one after the other, while requests are served. Clients of the previous front come after
+        the changes that were sent before."""
+        while True:
+            message = await self._changes.get()
+            try:
+                if not isinstance(message, TakeOver):
+                    await models.apply(message, front)
+                elif isinstance(self._server, FailoverServer):
+                    self._taking_over = asyncio.create_task(self._server.take_over())
+            except Exception:  # the next front begins with the models as they are to be
+                log.exception("this front ends: it cannot apply %s", type(message).__name__)
+                os._exit(1)
+            finally:
+                self._changes.task_done()
 
     def _lost(self, reason: Exception | None) -> None:
         if self._failover is not None and not self._failover.has_said_farewell:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,18 +35,34 @@ class LogStyle:
 
 
 @dataclass(frozen=True, slots=True)
+class FrontModel:
+    """A model that a front serves, or the text of one of its versions. The front reads the tokenizer itself, from
+    `source`; the `defaults` of requests it is told. `max_model_len`, `versions` and their `shares` are those of the
+    workers that are connected."""
+
+    source: ModelSource
+    defaults: SamplingDefaults = PLAIN
+    max_model_len: int | None = None
+    versions: tuple[str, ...] = ()
+    is_leaving: bool = False
+    shares: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Unique among models and texts."""
+        return self.source.key
+
+
+@dataclass(frozen=True, slots=True)
 class FrontSetup:
-    """`config.http` has the port that all fronts share. At `holder_path` is the socket holder, where a front leaves its
-    clients to the next one. A front that `is_ending` takes no new clients, one that `is_leaving` closes each connection
-    after its next response. `unix_socket_fd` is inherited, and listens."""
+    """`models` are by their names. `config.http` has the port that all fronts share. At `holder_path` is the socket
+    holder, where a front leaves its clients to the next one. A front that `is_ending` takes no new clients, one that
+    `is_leaving` closes each connection after its next response. `unix_socket_fd` is inherited, and listens."""
 
     config: RouterConfig
-    model: ModelSource
-    max_model_len: int | None
+    models: Mapping[str, FrontModel]
     log: LogStyle
-    versions: tuple[str, ...] = ()
     holder_path: Path | None = None
     is_ending: bool = False
     is_leaving: bool = False
     unix_socket_fd: int | None = None
-    defaults: SamplingDefaults = PLAIN

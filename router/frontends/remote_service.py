@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -71,8 +71,22 @@ class RemoteDispatcher:
         self._handouts = Handouts()
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self._is_lost = False
-        self.max_model_len: int | None = None
-        self.versions: tuple[str, ...] = ()
+        self._limits: dict[str, ServedLimits] = {}  # by model
+
+    def versions_of(self, model: str) -> tuple[str, ...]:
+        """The versions that some decode worker takes requests for."""
+        limits = self._limits.get(model)
+        return () if limits is None else limits.versions
+
+    def shares_of(self, model: str) -> Mapping[str, float]:
+        """The shares of new requests that these versions have, in any unit."""
+        limits = self._limits.get(model)
+        return {} if limits is None else dict(limits.shares)
+
+    def max_model_len_of(self, model: str) -> int | None:
+        """The longest sequence (prompt and output) that a worker takes; None: not known yet."""
+        limits = self._limits.get(model)
+        return None if limits is None else limits.max_model_len
 
     def submit(self, request: GenerateRequest) -> GenerationStream:
         """A refusal comes as the end of the stream. Raises ShuttingDownError, InvalidRequestError."""
@@ -91,6 +105,7 @@ class RemoteDispatcher:
             request.priority,
             len(message.prompt_ids) // 4,
             Timeline(time.monotonic()),
+            model=request.model,
         )
         try:
             self._send(message)
@@ -160,8 +175,8 @@ class RemoteDispatcher:
                         running.stream.deliver(one.token_ids, one.logprobs)
                 for end in ended:
                     self._end(end)
-            case ServedLimits(max_model_len, versions):
-                self.max_model_len, self.versions = max_model_len, versions
+            case ServedLimits(model):
+                self._limits[model] = message
             case Entered() | FrontAnswer():
                 reply = self._replies.get(message.number)
                 if reply is not None and not reply.done():
@@ -195,7 +210,7 @@ class RemoteDispatcher:
 class RemotePermit(Permit):
     """`number` is that of its Enter, 0 if it needed none."""
 
-    number: int
+    number: int = 0
 
 
 class RemoteAccess(Access):
@@ -209,11 +224,11 @@ class RemoteAccess(Access):
         self, caller: Caller, model: str, num_tokens: int, num_sequences: int, is_resumed: bool = False
     ) -> tuple[Permit, str]:
         if caller.key is None:
-            return RemotePermit(caller, model, num_tokens, num_sequences, 0), ""
+            return RemotePermit(caller, model, num_tokens, num_sequences), ""
         entered = await self._dispatcher.enter(caller.key.digest, model, num_tokens, num_sequences, is_resumed)
         if entered.refusal is not None:
             raise entered.refusal.exception()
-        return RemotePermit(caller, model, num_tokens, num_sequences, entered.number), entered.header_lines
+        return RemotePermit(caller, model, num_tokens, num_sequences, number=entered.number), entered.header_lines
 
     def settle(self, permit: Permit, used: UsageCounts) -> None:
         assert isinstance(permit, RemotePermit)

@@ -9,14 +9,21 @@ from typing import Any
 
 import orjson
 
-from slipstream.router.observability.front_counts import FieldCounts, FrontMetrics, Histogram, LatenciesByVersion
+from slipstream.router.observability.front_counts import FrontMetrics, Histogram, LatenciesByVersion, ModelCounts
 from slipstream.router.observability.tracing.tracer import TraceCounts
 
 
 def counts_of(metrics: FrontMetrics, unauthenticated: Mapping[str, int], traces: TraceCounts | None) -> bytes:
     """All counts of a front, as JSON."""
-    reported = {name: plain(value) for name, value in vars(metrics).items()}
-    reported |= {"unauthenticated": unauthenticated, "traces": asdict(traces) if traces is not None else {}}
+    reported = {
+        "models": {
+            model: {name: plain(value) for name, value in vars(of).items()} for model, of in metrics.models.items()
+        },
+        "ignored_fields": metrics.ignored_fields,
+        "responses": metrics.responses,
+        "unauthenticated": unauthenticated,
+        "traces": asdict(traces) if traces is not None else {},
+    }
     return orjson.dumps(reported, option=orjson.OPT_NON_STR_KEYS)
 
 
@@ -42,32 +49,36 @@ class FrontTally:
 
     def add(self, counts: bytes) -> None:
         reported: dict[str, Any] = orjson.loads(counts)
-        for name, value in reported.items():
-            before = self._latest.get(name)
-            if name == "unauthenticated":
-                add_counts(self._unauthenticated, value, before or {})
-                continue
-            if name == "traces":
-                self._add_traces(value, before or {})
-                continue
-            mine = getattr(self._metrics, name)
-            if isinstance(mine, Histogram):
-                add_histogram(mine, value, before)
-            elif isinstance(mine, LatenciesByVersion):
-                add_latencies(mine, value, before or {})
-            elif isinstance(mine, FieldCounts):
-                for field, count in value.items():
-                    mine.add(field, count - (before or {}).get(field, 0))
-            elif isinstance(mine, Counter):
-                add_counts(mine, value, before or {})
-            else:
-                setattr(self._metrics, name, mine + value - (before or 0))
+        before = self._latest
+        add_counts(self._unauthenticated, reported["unauthenticated"], before.get("unauthenticated", {}))
+        add_counts(self._metrics.responses, reported["responses"], before.get("responses", {}))
+        self._add_traces(reported["traces"], before.get("traces", {}))
+        fields = before.get("ignored_fields", {})
+        for field, count in reported["ignored_fields"].items():
+            self._metrics.ignored_fields.add(field, count - fields.get(field, 0))
+        for model, values in reported["models"].items():
+            mine = self._metrics.models.get(model)
+            if mine is not None:  # else it has been removed meanwhile
+                add_model(mine, values, before.get("models", {}).get(model, {}))
         self._latest = reported
 
     def _add_traces(self, now: Mapping[str, int], before: Mapping[str, int]) -> None:
         if self._traces is not None:
             for name, count in now.items():
                 setattr(self._traces, name, getattr(self._traces, name) + count - before.get(name, 0))
+
+
+def add_model(mine: ModelCounts, now: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+    for name, value in now.items():
+        was, own = before.get(name), getattr(mine, name)
+        if isinstance(own, Histogram):
+            add_histogram(own, value, was)
+        elif isinstance(own, LatenciesByVersion):
+            add_latencies(own, value, was or {})
+        elif isinstance(own, Counter):
+            add_counts(own, value, was or {})
+        else:
+            setattr(mine, name, own + value - (was or 0))
 
 
 def add_histogram(histogram: Histogram, now: Sequence[float], before: Sequence[float] | None) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from xxhash import xxh3_128
 
 from slipstream.router.model_files.file_digest import DigestCache, FileDigest, FilesChanged, FileStamp
+from slipstream.router.model_files.model_origin import ModelOrigin
 from slipstream.router.process.container_limits import num_cores
 
 INDEX = "model.safetensors.index.json"
@@ -80,6 +81,7 @@ class Manifest:
     """The files of one version, by name. A file that has only been copied, moved or touched is the same file."""
 
     files: tuple[ManifestFile, ...]
+    origin: ModelOrigin | None = None  # where hosts that do not have the directory can fetch them
 
     @classmethod
     def read(cls, model_dir: Path, cache: DigestCache, *, is_fresh: bool = False) -> Manifest:
@@ -87,7 +89,7 @@ class Manifest:
         names = served_files(model_dir)
         with ThreadPoolExecutor(min(MAX_READERS, num_cores())) as readers:
             found = readers.map(lambda name: cache.digest_of(model_dir / name, is_fresh=is_fresh), names)
-            return cls(tuple(map(ManifestFile, names, found)))
+            return cls(tuple(map(ManifestFile, names, found)), ModelOrigin.read(model_dir))
 
     @property
     def digest(self) -> str:
@@ -102,7 +104,7 @@ class Manifest:
     @property
     def without_weights(self) -> Manifest:
         """What a router reads."""
-        return Manifest(tuple(file for file in self.files if not file.is_weights))
+        return Manifest(tuple(file for file in self.files if not file.is_weights), self.origin)
 
     def file(self, name: str) -> ManifestFile | None:
         return next((file for file in self.files if file.name == name), None)

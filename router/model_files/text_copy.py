@@ -50,7 +50,7 @@ def text_folder(model_dir: Path, manifests: Sequence[Manifest]) -> Path:
     if difference is None:
         return model_dir
     for manifest in manifests:
-        copy = _copy_of(manifest)
+        copy = copy_of(manifest)
         if copy is not None and manifest.difference(copy, cache, ignores_weights=True) is None:
             log.warning("%s: what is served is read from a copy, %s", difference, copy)
             with suppress(OSError):
@@ -63,7 +63,7 @@ def keep_text(model_dir: Path, manifests: Sequence[Manifest]) -> None:
     """Makes the copy for the routers to come. If that is not possible, they refuse other files."""
     cache = DigestCache.of_user()
     for manifest in manifests:
-        copy = _copy_of(manifest)
+        copy = copy_of(manifest)
         if copy is None or copy.exists() or manifest.difference(model_dir, cache, ignores_weights=True) is not None:
             continue
         part = copy.with_suffix(f".{os.getpid()}.part")
@@ -79,7 +79,8 @@ def keep_text(model_dir: Path, manifests: Sequence[Manifest]) -> None:
             shutil.rmtree(part, ignore_errors=True)
 
 
-def _copy_of(manifest: Manifest) -> Path | None:
+def copy_of(manifest: Manifest) -> Path | None:
+    """Where the copy of a version's text is, if there is one; None for a user without a home."""
     folder = cache_folder()
     return None if folder is None else folder / "text" / manifest.without_weights.digest
 

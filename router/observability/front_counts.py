@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from slipstream.router.protocol.generation import Usage
 from slipstream.router.requests.history import Timeline
@@ -110,7 +110,7 @@ class LatenciesByVersion:
         return [("", self.unplaced), *self._by_version.items()]
 
 
-class FrontMetrics:
+class ModelCounts:
     """The counts of one served model, as seen by clients."""
 
     def __init__(self) -> None:
@@ -119,10 +119,8 @@ class FrontMetrics:
         self.output_tokens = Histogram(TOKENS)
         self.choices = Histogram(CHOICES)
         self.max_tokens = Histogram(TOKENS)
-        self.ignored_fields = FieldCounts()
         self.num_clamped = 0  # requests for more output than there is room for
         self.ends: Counter[str] = Counter()
-        self.responses: Counter[int] = Counter()
         self.num_output_tokens = 0
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
@@ -132,12 +130,26 @@ class FrontMetrics:
         return RequestMeter(self, arrived_s)
 
 
+class FrontMetrics:
+    """The counts of a process that faces clients: those of each model in `models`, by its name, and those of all
+    requests. There are no others than those of served models, because each becomes many time series."""
+
+    def __init__(self, models: Iterable[str] = ()) -> None:
+        self.models = {name: ModelCounts() for name in models}
+        self.ignored_fields = FieldCounts()
+        self.responses: Counter[int] = Counter()
+
+    def of(self, model: str) -> ModelCounts:
+        """Those of a model. If it has been removed meanwhile, what is counted is lost."""
+        return self.models.get(model) or ModelCounts()
+
+
 class RequestMeter:
     """Measures one request from its arrival at the HTTP port, so that everything the client has to wait for counts."""
 
     __slots__ = ("_arrived_s", "_first_s", "_latencies", "_latest_s", "_metrics")
 
-    def __init__(self, metrics: FrontMetrics, arrived_s: float) -> None:
+    def __init__(self, metrics: ModelCounts, arrived_s: float) -> None:
         self._metrics = metrics
         self._latencies = metrics.latencies.unplaced
         self._arrived_s = arrived_s

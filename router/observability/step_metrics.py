@@ -12,9 +12,9 @@ from slipstream.router.status.status import WorkerStatus
 STEP_COUNTERS = ("step_sequences", STEP_SEQUENCES.prefix, STEP_TOKENS.prefix)  # how the names begin that are shown here
 
 
-def step_families(model: str, workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
+def step_families(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
     """How many tokens and how many sequences there are in a step, of each worker that counts them."""
-    labels = ["model_name", "worker", "role"]
+    labels = ["worker", "role"]
     tokens = HistogramMetricFamily(
         "vllm:iteration_tokens_total", "Tokens of each step of a worker, of prompts and of outputs.", labels=labels
     )
@@ -25,7 +25,7 @@ def step_families(model: str, workers: Sequence[WorkerStatus]) -> Iterator[Metri
         counters = dict(worker.stats.counters) if worker.stats is not None else {}
         if "step_sequences" not in counters:
             continue
-        who = [model, worker.peer.name, worker.role]
+        who = [worker.peer.name, worker.role]
         for family, buckets, total in (
             (tokens, STEP_TOKENS, "computed_tokens"),
             (sequences, STEP_SEQUENCES, "step_sequences"),

@@ -25,6 +25,9 @@ def version_families(versions: Sequence[VersionStatus]) -> Iterator[Metric]:
     ttft = SummaryMetricFamily(
         "slipstream:version_ttft_seconds", "Seconds from being queued to the first token.", labels=["version"]
     )
+    itl = SummaryMetricFamily(
+        "slipstream:version_itl_seconds", "Mean seconds between tokens, one for each answer.", labels=["version"]
+    )
     for version in versions[-MAX_VERSIONS:]:
         workers.add_metric([version.name, "prefill"], version.num_prefill)
         workers.add_metric([version.name, "decode"], version.num_decode)
@@ -35,7 +38,8 @@ def version_families(versions: Sequence[VersionStatus]) -> Iterator[Metric]:
             ends.add_metric([name, outcome], count)
         failed.add_metric([name], counts.num_failed_attempts)
         ttft.add_metric([name], counts.num_first_tokens, counts.ttft_s)
-    yield from (workers, weights, ends, failed, ttft)
+        itl.add_metric([name], counts.num_itls, counts.itl_s)
+    yield from (workers, weights, ends, failed, ttft, itl)
 
 
 def shown_counts(versions: Sequence[VersionStatus]) -> dict[str, VersionCounts]:
@@ -46,5 +50,7 @@ def shown_counts(versions: Sequence[VersionStatus]) -> dict[str, VersionCounts]:
         into.num_failed_attempts += version.counts.num_failed_attempts
         into.num_first_tokens += version.counts.num_first_tokens
         into.ttft_s += version.counts.ttft_s
+        into.num_itls += version.counts.num_itls
+        into.itl_s += version.counts.itl_s
         into.ends.update(version.counts.ends)
     return counts

@@ -25,6 +25,7 @@ ErrorKind = Literal[
     "request_timeout",
     "worker_failed",  # after all attempts
     "shutting_down",
+    "model_not_found",  # it is not served, or is being removed
 ]
 
 
@@ -95,6 +96,7 @@ class GenerateRequest(NamedTuple):
     wants_record: bool = False  # the answer will contain the whole record, so its writer has to be sent it
     resumed: Resumed | None = None
     model: str = ""
+    versions: tuple[str, ...] = ()  # whose tokenizer made the prompt, where versions have several; (): any version
 
     def packed_prompt(self) -> bytes:
         """The prompt as packed int32. Raises ValueError, TypeError or OverflowError if it is not a list of token
@@ -220,6 +222,13 @@ class NoWorkersError(AdmissionError):
     def __init__(self, reason: str) -> None:
         message = f"no decode worker is left, and none can be started: {reason}"
         super().__init__(GenerationError("not_ready", message, retry_after_s=NO_WORKERS_RETRY_S))
+
+
+class UnknownModelError(AdmissionError):
+    """The router serves no model of this name, or it is being removed."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(GenerationError("model_not_found", message))
 
 
 class ShuttingDownError(AdmissionError):

@@ -62,6 +62,7 @@ TYPE_CODES: dict[type, int] = {
     messages.StepTimes: 10,
     messages.Copied: 11,
     messages.Frozen: 12,
+    messages.PagesHeld: 13,
     messages.Welcome: 32,
     messages.Rejected: 33,
     messages.Generate: 34,
@@ -77,6 +78,8 @@ TYPE_CODES: dict[type, int] = {
     messages.Extend: 44,
     messages.Migrate: 45,
     messages.Resume: 46,
+    messages.Postponed: 47,
+    messages.PageLimit: 48,
 }
 
 

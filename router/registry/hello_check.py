@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from slipstream.router.protocol.messages import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, Hello
 
+MAX_NAMES = 8  # of models in a sentence
 
-def why_refused(hello: Hello, token: str, model: str, connected: Iterable[Hello]) -> str | None:
-    """Why a worker cannot join a router with this secret token and this model, beside the workers that are connected;
-    None if it can."""
+
+class UnknownModel(str):
+    """The reason to refuse a worker of a model that the router does not serve, but may serve later."""
+
+
+def why_refused(hello: Hello, token: str, models: Collection[str], connected: Iterable[Hello]) -> str | None:
+    """Why a worker cannot join a router with this secret token and these models; None if it can. `connected` are the
+    workers of its model, and the one that has its name, of any model."""
     if not hmac.compare_digest(hello.token.encode(), token.encode()):
         return "wrong token"
     if (reason := _protocol_mismatch(hello)) is not None:
         return reason
-    if hello.model != model:
-        return f"model {hello.model!r}, this router serves {model!r}"
+    if hello.model not in models:
+        return UnknownModel(f"model {hello.model!r}, this router serves {_spell_names(models)}")
     return _invalid_field(hello) or next(filter(None, (_conflict(hello, other) for other in connected)), None)
+
+
+def _spell_names(models: Collection[str]) -> str:
+    shown = ", ".join(map(repr, sorted(models)[:MAX_NAMES]))
+    more = f" and {len(models) - MAX_NAMES} more" if len(models) > MAX_NAMES else ""
+    return f"{shown}{more}" if models else "no model"
 
 
 def _protocol_mismatch(hello: Hello) -> str | None:

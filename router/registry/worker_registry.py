@@ -8,7 +8,7 @@ from functools import partial
 from itertools import islice
 
 from slipstream.kv_transfer.api.ticket import PeerId
-from slipstream.router.protocol.messages import Hello, Role, Stats
+from slipstream.router.protocol.messages import Hello, PagesHeld, Role, Stats
 from slipstream.router.registry.broken_links import Links
 from slipstream.router.registry.credits import CreditLedger
 from slipstream.router.registry.load_order import LoadOrder
@@ -27,6 +27,7 @@ class WorkerState:
     draining: bool = False
     num_migrations: int = 0  # sequences that are moving away from here or to here
     stats: Stats | None = None
+    pages: PagesHeld | None = None  # of a worker with a limit
     load: WorkerLoad = field(default_factory=WorkerLoad)
     times: ServiceTimes = field(default_factory=ServiceTimes)
     peer: PeerId = field(init=False)
@@ -35,6 +36,12 @@ class WorkerState:
 
     def __post_init__(self) -> None:
         self.peer, self.name, self.version = self.hello.worker, self.hello.worker.name, self.hello.model_version
+
+    @property
+    def num_pages(self) -> int:
+        """The pages that it may use now, at least one: all that it has, or fewer where workers divide the memory of a
+        host."""
+        return self.hello.num_pages if self.pages is None else max(self.pages.num_held, 1)
 
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.hello.page_tokens)

@@ -113,6 +113,7 @@ class RequestRecord:
     num_cached_tokens: int | None = None  # of the prompt, known with the first token
     output: OutputLog | None = None
     trace_id: str = ""
+    model: str = ""  # "": the only one of its dispatcher
     version: str = ""  # of the model; "" while none has been chosen
     landed: PagesLanded | None = None  # the latest hand-off
     num_events_left_out: int = 0  # dropped between the first MAX_EVENTS / 2 events and the rest
@@ -229,6 +230,7 @@ def record_of(refused: RejectedRequest) -> RequestRecord:
         max_output_tokens=refused.max_output_tokens,
         expected_output_tokens=refused.expected_output_tokens,
         trace_id=refused.trace_id,
+        model=refused.model,
         version=refused.version,
     )
 

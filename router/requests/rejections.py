@@ -15,7 +15,7 @@ from slipstream.router.protocol.generation import GenerateRequest, GenerationErr
 
 class RejectedRequest(NamedTuple):
     """A request that was never let in, and why. `at_s` is in seconds of the router's clock. `num_prompt_tokens` is 0 if
-    the prompt had not been tokenised yet."""
+    the prompt had not been tokenised yet. `model` is the name of the model, after aliases have been resolved."""
 
     at_s: float
     request_id: str
@@ -31,6 +31,7 @@ class RejectedRequest(NamedTuple):
     trace_id: str
     version: str
     error: GenerationError
+    model: str = ""
 
     @staticmethod
     def of(request: GenerateRequest, error: GenerationError, now: float) -> RejectedRequest:
@@ -54,6 +55,7 @@ class RejectedRequest(NamedTuple):
             request.trace_id,
             request.version,
             error,
+            request.model,
         )
 
 

@@ -83,6 +83,7 @@ class RequestState:
             expected_output_tokens=request.expected_output_tokens,
             output=output,
             trace_id=request.trace_id,
+            model=request.model,
         )
         return RequestState(request, prompt_ids, output, record, levels, deadline)
 

@@ -79,6 +79,7 @@ class WorkerStatus:
     build: Build = field(default_factory=Build)
     layout: PageLayout = field(default_factory=PageLayout)
     reality: float = 1.0  # by which factor its first tokens come later than predicted
+    model: str = ""
 
     @classmethod
     def of(cls, worker: WorkerState, now: float, num_known_blocks: int) -> WorkerStatus:
@@ -107,6 +108,7 @@ class WorkerStatus:
             build=hello.build,
             layout=hello.layout,
             reality=worker.times.correction,
+            model=hello.model,
         )
 
 

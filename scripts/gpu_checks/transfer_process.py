@@ -13,6 +13,7 @@ import os
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -138,6 +139,7 @@ def send(transport: Transport, job: Job, pool: Tensor, pipe: Pipe) -> None:
         event = events.get(timeout=30)
         if isinstance(event, SendFailed):
             raise RuntimeError(event.reason)
+    pipe.tell("all sent")  # until then the other agent stays: its end would fail a message that it alone knows it has
     pipe.hear()
     agent.close()
 
@@ -162,6 +164,7 @@ def receive(transport: Transport, job: Job, pool: Tensor, pipe: Pipe) -> None:
     way = "gathered, sent and scattered, from the decode side's request to its last byte"
     over = f"UCX_TLS={TLS[pool.device.type]}" if transport == "ucx" else "NCCL" if pool.is_cuda else "gloo"
     report(job, pool, expected, whole, f"{over}, slabs of {job.slab_pages} pages, {way}")
+    pipe.hear()
     pipe.tell("done")
     agent.close()
 
@@ -209,6 +212,11 @@ def report(job: Job, pool: Tensor, expected: str, whole: Callable[[], None], not
 
 if __name__ == "__main__":
     work, how, on, part, read_fd, write_fd = sys.argv[1:]
-    main(Job(**json.loads(work)), how, torch.device(on), part, Pipe(int(read_fd), int(write_fd)))
+    status = 0
+    try:
+        main(Job(**json.loads(work)), how, torch.device(on), part, Pipe(int(read_fd), int(write_fd)))
+    except Exception:
+        traceback.print_exc()
+        status = 1
     sys.stdout.flush()
-    os._exit(0)  # as workers do: threads of gloo that are still there abort an interpreter that ends
+    os._exit(status)  # as workers do: threads of gloo that are still there abort an interpreter that ends

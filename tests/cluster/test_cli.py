@@ -41,6 +41,7 @@ class CommandLine:
             **{key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "XDG_"))},
             "XDG_RUNTIME_DIR": str(home / "run"),
             "XDG_CACHE_HOME": str(home / "cache"),
+            "XDG_STATE_HOME": str(home / "state"),
             "PYTHONWARNINGS": "error",
         }
         (home / "run").mkdir()

@@ -65,6 +65,7 @@ def ray_head(free_ports: tuple[int, int]) -> Iterator[RayHead]:
         "HOME": str(folder),  # where Ray keeps the token that its ports ask for
         "XDG_RUNTIME_DIR": str(folder),
         "XDG_CACHE_HOME": str(folder / "cache"),
+        "XDG_STATE_HOME": str(folder / "state"),
         "RAY_enable_metrics_collection": "0",
     }
     port = free_ports[0]

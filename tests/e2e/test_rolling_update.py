@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -160,14 +161,23 @@ def check_texts(load: Load, expected: dict[tuple[str, int], str]) -> None:
     assert all(expected[answer.version, answer.number] == answer.text for answer in load.answers)
 
 
-def test_a_canary_a_promotion_and_the_way_back_under_load(serving: ServingCluster, tmp_path: Path) -> None:
+def test_a_mirror_a_canary_a_promotion_and_the_way_back_under_load(serving: ServingCluster, tmp_path: Path) -> None:
     old = the_version(serving)
     path = config_with(serving, tmp_path, model={"path": str(perturbed_model(tmp_path / "new")), "name": MODEL})
     expected = texts_of(serving, old)
     with loaded(serving) as load:
-        said = command(serving, "update", path, "--split", "10")
-        assert "canary" in said
-        (new,) = set(versions(serving)) - {old}
+        said = command(serving, "update", path, "--mirror", "50", "--reason", "new weights")
+        assert "50 % of the requests are copied to it" in said
+        assert {answer.version for answer in load.wait_for_more(40)} == {old}
+        update = operator(serving).get("/v1/update")
+        new = update["new"]
+        (copied,) = re.findall(r"(\d+) requests copied, 0 failed", update["figures"])
+        assert int(copied) >= 10
+        assert "0 of " in update["figures"], "the weights are others, so no answer is equal"
+        with client_of(serving) as client, pytest.raises(openai.NotFoundError, match="does not exist"):
+            ask(client, 0, f"{MODEL}@{new}")
+        command(serving, "split", f"{old}=90", f"{new}=10")
+        serving.wait_for(lambda: set(versions(serving)) == {old, new}, 60)
         expected |= texts_of(serving, new)
         assert all(expected[old, number] != expected[new, number] for number in range(len(PROMPTS)))
         seen = Counter(answer.version for answer in load.wait_for_more(100))
@@ -180,6 +190,11 @@ def test_a_canary_a_promotion_and_the_way_back_under_load(serving: ServingCluste
         assert {answer.version for answer in load.wait_for_more(20)} == {old}
     check_texts(load, expected)
     wait_until_at_rest(serving)
+    changes = [json.loads(line) for line in command(serving, "history", "--json").splitlines()]
+    updates = [one for one in changes if one["what"] == "update" and one["subject"] == f"{old} -> {new}"]
+    assert [one["new"] for one in updates][:2] == ["starting", "mirror"]
+    assert updates[-1]["new"] == "done"
+    assert (updates[0]["who"], updates[0]["why"]) == ("operator", "new weights")
 
 
 def test_a_canary_is_turned_round_at_once_and_a_killed_router_keeps_the_split(

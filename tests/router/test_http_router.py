@@ -57,9 +57,16 @@ class PlayedWorker:
     """A worker that says `WORD` until max_tokens, from the second token on only when `may_go_on` is set."""
 
     def __init__(
-        self, role: Role, addresses: Addresses, epoch: int = 1, name: str | None = None, version: str = ""
+        self,
+        role: Role,
+        addresses: Addresses,
+        epoch: int = 1,
+        name: str | None = None,
+        version: str = "",
+        model: str = MODEL,
     ) -> None:
         self.role = role
+        self.model = model
         self.version = version
         self.peer = PeerId(name or f"{role}-0", epoch)
         self.endpoint = addresses.workers
@@ -72,6 +79,7 @@ class PlayedWorker:
         self.lost = asyncio.Event()
         self.protocol = FrameProtocol(self._received, lambda reason: self.lost.set())
         self._requests: dict[str, EngineRequest] = {}
+        self.requests: list[EngineRequest] = []
         self._num_spent = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -83,7 +91,7 @@ class PlayedWorker:
                 self.peer,
                 self.role,
                 token=TOKEN,
-                model=MODEL,
+                model=self.model,
                 max_slots=8,
                 max_model_len=1000,
                 model_version=self.version,
@@ -102,6 +110,7 @@ class PlayedWorker:
         if isinstance(message, Generate | Reserve | Prefill):
             self._num_spent = message.seq
             self._requests[message.request.request_id] = message.request
+            self.requests.append(message.request)
         match message:
             case Welcome():
                 self._say_credits()
@@ -149,7 +158,7 @@ class PlayedWorker:
 
 @contextlib.asynccontextmanager
 async def routing(*, has_prefill_pool: bool = False) -> AsyncIterator[tuple[Router, Addresses]]:
-    router = Router(CONFIG, ModelSource(MODEL, MODEL_DIR), TOKEN, has_prefill_pool=has_prefill_pool)
+    router = Router(CONFIG, [ModelSource(MODEL, MODEL_DIR, has_prefill_pool=has_prefill_pool)], TOKEN)
     addresses = await router.start()
     try:
         yield router, addresses
@@ -354,14 +363,14 @@ def test_metrics_and_status_tell_of_requests_and_workers() -> None:
                 f'vllm:request_success_total{{finished_reason="length",model_name="{MODEL}"}} 1.0',
                 f'vllm:time_to_first_token_seconds_count{{model_name="{MODEL}",version=""}} 1.0',
                 f'vllm:num_requests_running{{model_name="{MODEL}"}} 0.0',
-                'slipstream:workers{role="decode"} 1.0',
-                'slipstream:workers{role="prefill"} 1.0',
-                'slipstream:placements_total{reason="long_prompt"} 2.0',  # the canary's and ours
-                "slipstream:transfers_total 2.0",
-                "slipstream:transfer_bytes_total 2048.0",
-                'slipstream:worker_pages{role="decode",state="cached",worker="decode-0"} 10.0',
-                'slipstream:worker_leases{role="decode",worker="decode-0"} 0.0',
-                'slipstream:worker_events_total{event="steps",role="prefill",worker="prefill-0"} 3.0',
+                'slipstream:workers{model_name="demo",role="decode"} 1.0',
+                'slipstream:workers{model_name="demo",role="prefill"} 1.0',
+                'slipstream:placements_total{model_name="demo",reason="long_prompt"} 2.0',  # the canary's and ours
+                'slipstream:transfers_total{model_name="demo"} 2.0',
+                'slipstream:transfer_bytes_total{model_name="demo"} 2048.0',
+                'slipstream:worker_pages{model_name="demo",role="decode",state="cached",worker="decode-0"} 10.0',
+                'slipstream:worker_leases{model_name="demo",role="decode",worker="decode-0"} 0.0',
+                'slipstream:worker_events_total{event="steps",model_name="demo",role="prefill",worker="prefill-0"} 3.0',
                 'slipstream:http_responses_total{status="200"}',
             ):
                 assert line in page, f"{line}\n{page}"
@@ -449,16 +458,16 @@ def test_what_keeps_the_router_from_starting_is_said_and_leaves_nothing_behind(t
             port = taken.getsockname()[1]
             config = replace(CONFIG, http=HttpConfig(port=port))
             with pytest.raises(OSError, match="the port is in use"):
-                await Router(config, ModelSource(MODEL, MODEL_DIR), TOKEN).start()
+                await Router(config, [ModelSource(MODEL, MODEL_DIR)], TOKEN).start()
         with pytest.raises(FileNotFoundError, match=r"tokenizer\.json is missing"):
-            await Router(CONFIG, ModelSource(MODEL, tmp_path), TOKEN).start()
+            await Router(CONFIG, [ModelSource(MODEL, tmp_path)], TOKEN).start()
         model_dir = shutil.copytree(MODEL_DIR, tmp_path / "model")
         manifest = Manifest.read(model_dir, DigestCache(None))
         (model_dir / "chat_template.jinja").write_text("{{ messages }}")
         for fronts in (1, 2):
             with pytest.raises(FilesChanged, match=r"refuses to serve .*chat_template\.jinja has other content now"):
                 await Router(
-                    replace(CONFIG, frontends=fronts), ModelSource(MODEL, model_dir, manifests=(manifest,)), TOKEN
+                    replace(CONFIG, frontends=fronts), [ModelSource(MODEL, model_dir, manifests=(manifest,))], TOKEN
                 ).start()
         assert asyncio.all_tasks() == {asyncio.current_task()}
 

@@ -43,6 +43,11 @@ class DryRun:
         return rows
 
 
+def assert_none_failed(rows: list[dict[str, Any]], said: str) -> None:
+    failed = [f"{row['step']}, {row['name']}: {row['note']}" for row in rows if row["failed"]]
+    assert not failed, "\n".join([*failed, said])
+
+
 @pytest.fixture(scope="module")
 def dry(tmp_path_factory: pytest.TempPathFactory) -> DryRun:
     """One run for all tests; each of its steps is a process of its own, and may fail alone."""
@@ -69,7 +74,7 @@ def dry(tmp_path_factory: pytest.TempPathFactory) -> DryRun:
 )
 def test_a_dry_run_measures_and_writes_its_page(dry: DryRun, step: str, wanted: str) -> None:
     rows = dry.of(step)
-    assert not any(row["failed"] for row in rows), dry.said
+    assert_none_failed(rows, dry.said)
     [value] = [row["value"] for row in rows if row["name"] == wanted]
     assert value > 0
     assert f"| {wanted} |" in dry.page
@@ -83,7 +88,7 @@ def test_a_run_in_which_nothing_failed_ends_well(dry: DryRun) -> None:
 def test_every_kernel_is_listed_with_its_floor(dry: DryRun) -> None:
     pytest.importorskip("triton")
     rows = dry.of("kernels")
-    assert not any(row["failed"] for row in rows), dry.said
+    assert_none_failed(rows, dry.said)
     assert {"decode_attention", "page_pull"} <= {row["name"].split()[0] for row in rows}
 
 

@@ -108,6 +108,17 @@ def test_a_rejection_is_final() -> None:
         assert bench.inbox.take(0.2) == []
 
 
+def test_a_router_that_does_not_know_the_model_yet_is_asked_again() -> None:
+    with held_port() as port, linked(port) as bench:
+        with ScriptedRouter(port, rejection="model 'm', this router serves 'n'", is_final=False) as router:
+            bench.link.connect(hello())
+            router.wait_for_rejections(2)
+        with ScriptedRouter(port) as router:
+            assert router.connection("w").hello == hello()
+            assert bench.take(1) == [Welcome("scripted")]
+        assert bench.failures.empty()
+
+
 def test_a_worker_whose_router_was_followed_by_a_stranger_waits_for_its_own() -> None:
     with held_port() as port, linked(port) as bench:
         with ScriptedRouter() as router:

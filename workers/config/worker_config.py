@@ -89,6 +89,10 @@ class WorkerConfig:
     `engine.num_threads` is not given. `drain_s` bounds how long a drain waits for what is running. A worker whose
     engine is stuck in one step for `stall_s` ends with an error; a step takes at most seconds where all is well. With
     a `manifest`, a worker that finds other files in `model_dir` refuses to load them.
+
+    `kv_budget_bytes` is the host memory that the KV pages of all workers on this host may take together. With it, a
+    worker's pool may grow to all of that, takes no memory before the router allows it some, and returns what the router
+    wants back (`kv_cache_mib` then says nothing). A pool on a GPU is not affected.
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
@@ -111,6 +115,7 @@ class WorkerConfig:
     transfer: TransferConfig = field(default_factory=TransferConfig)
     model_version: str = ""  # tells one rollout of a model from the next; the same for prefill and decode
     manifest: Manifest | None = None  # of this version; None: what is in `model_dir` is served, unchecked
+    kv_budget_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -120,6 +125,8 @@ class WorkerConfig:
                 raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
         if not 0 < self.router_port < 65536:
             raise ValueError(f"router_port must be a port number, got {self.router_port}")
+        if self.kv_budget_bytes is not None and self.kv_budget_bytes < 1:
+            raise ValueError(f"kv_budget_bytes must be at least 1 or null, got {self.kv_budget_bytes}")
         if self.drain_s < 0:
             raise ValueError(f"drain_s must not be negative, got {self.drain_s}")
         if self.stall_s <= 0:

@@ -18,9 +18,16 @@ from slipstream.workers.engine.kv_cache.kv_memory import KvMemory
 from slipstream.workers.engine.limits.engine_errors import EngineConfigError
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.limits.kv_budget import auto_num_pages, require_room
-from slipstream.workers.engine.limits.pool_size import longest_sequence, page_bytes, pool_source, stated_num_pages
+from slipstream.workers.engine.limits.pool_size import (
+    budget_source,
+    elastic_num_pages,
+    longest_sequence,
+    page_bytes,
+    pool_source,
+    stated_num_pages,
+)
 from slipstream.workers.engine.native_engine import NativeEngine
-from slipstream.workers.engine.plan.executor import Executor
+from slipstream.workers.engine.plan.executor import Executor, PageMemory
 from slipstream.workers.engine.structured_output.grammars import GrammarCompiler
 from slipstream.workers.models.directory.end_tokens import end_token_ids
 from slipstream.workers.models.directory.json_keys import ModelError
@@ -49,12 +56,14 @@ def engine_limits(
     model_id: str | None = None,
     ranks_on_host: int = 1,
     model: ModelConfig | None = None,
+    kv_budget_bytes: int | None = None,
 ) -> EngineLimits:
     """What an engine with these settings can hold; the same on all ranks of a group. Reads only JSON files, and no
     config.json if that is given as `model`.
 
     `kv_cache_mib` is the memory of one rank; where it is `auto`, a group's ranks call this together, and
-    `ranks_on_host` share the host's memory. Without `max_model_len` it is what the model allows and the pool holds.
+    `ranks_on_host` share the host's memory. With `kv_budget_bytes`, a pool on the host may grow to all of it (see
+    `elastic_num_pages`). Without `max_model_len` it is what the model allows and the pool holds.
     The prefix cache shares KV only between engines of one `model_id`, by default the directory, the dtypes and the
     quantisation.
 
@@ -65,13 +74,15 @@ def engine_limits(
     tp = TensorParallel() if tp is None else tp
     dtype = _dtype(config, model)
     of_pages = kv_dtype(config.kv_cache_dtype, dtype)
-    num_pages = stated_num_pages(model, config, tp)
-    if num_pages is None:
+    num_pages, source = stated_num_pages(model, config, tp), pool_source(config)
+    if kv_budget_bytes is not None and _device(config, tp).type == "cpu":
+        num_pages, source = elastic_num_pages(model, config, tp, kv_budget_bytes), budget_source(kv_budget_bytes)
+    elif num_pages is None:
         num_pages = _auto_pool_size(model_dir, config, model, tp, ranks_on_host)
     return EngineLimits(
         num_pages=num_pages,
         page_tokens=config.page_tokens,
-        max_model_len=longest_sequence(model, config, num_pages),
+        max_model_len=longest_sequence(model, config, num_pages, source),
         max_num_seqs=config.max_num_seqs,
         max_step_tokens=config.max_step_tokens,
         max_queued_tokens=max_queued_tokens,
@@ -121,8 +132,10 @@ def build_runner(
     of_pages = kv_dtype(config.kv_cache_dtype, dtype)
     model = _load(Path(model_dir), config, dtype, device, tp, files)
     shape = kv_shape(model.config, tp, num_pages, config.page_tokens, of_pages)
-    require_room(pool_source(config), math.prod(shape) * of_pages.itemsize, device)
-    # The memory is written and not just mapped, so that no request pays for page faults.
+    # The memory is written and not just mapped, so that no request pays for page faults; but not where the router says
+    # how much of it may be used, and may never allow all.
+    if memory is None or not memory.is_elastic or device.type != "cpu":
+        require_room(pool_source(config), math.prod(shape) * of_pages.itemsize, device)
     if memory is not None and device.type == "cpu":
         kv = memory.zeros(shape, of_pages)
     else:
@@ -140,11 +153,16 @@ def build_runner(
     return ModelRunner(model, kv)
 
 
-def build_engine(limits: EngineLimits, executor: Executor, grammars: GrammarCompiler | None = None) -> NativeEngine:
+def build_engine(
+    limits: EngineLimits,
+    executor: Executor,
+    grammars: GrammarCompiler | None = None,
+    memory: PageMemory | None = None,
+) -> NativeEngine:
     """A new engine that is ready to serve: tokens have already been generated with `executor` (in another engine, of
-    which nothing is left but warm caches)."""
+    which nothing is left but warm caches). For `memory` see `NativeEngine`."""
     warm_up(limits, executor)
-    return NativeEngine(limits, executor, grammars)
+    return NativeEngine(limits, executor, grammars, memory)
 
 
 def warm_up(limits: EngineLimits, executor: Executor) -> None:

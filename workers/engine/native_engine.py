@@ -8,7 +8,7 @@ from slipstream.workers.engine.batch_builder import BatchBuilder
 from slipstream.workers.engine.input_processor import InputProcessor
 from slipstream.workers.engine.kv_cache.prefix_cache import PrefixCache
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
-from slipstream.workers.engine.plan.executor import Executor
+from slipstream.workers.engine.plan.executor import Executor, PageMemory
 from slipstream.workers.engine.plan.step_plan import SampledTokens
 from slipstream.workers.engine.scheduling.migrations import NativeMigrations
 from slipstream.workers.engine.scheduling.scheduled_step import ScheduledStep
@@ -16,16 +16,33 @@ from slipstream.workers.engine.scheduling.scheduler import Scheduler
 from slipstream.workers.engine.scheduling.sequence import Sequence, SequenceState
 from slipstream.workers.engine.step_counts import StepCounts
 from slipstream.workers.engine.structured_output.grammars import GrammarCompiler
-from slipstream.workers.interface.engine import AttemptKey, Capacity, EngineRequestError, EngineStats, Reservation
+from slipstream.workers.interface.engine import (
+    AttemptKey,
+    Capacity,
+    EngineRequestError,
+    EngineStats,
+    PageUse,
+    Reservation,
+)
+
+RETURN_PAGES_A_STEP = 4096  # a bound on how long the sequences of a step wait for it
 
 
 class NativeEngine:
     """This project's own `SteppedEngine`. It queues what it has no room for. It is owned by one thread. Without
-    `grammars`, requests with a grammar are refused."""
+    `grammars`, requests with a grammar are refused. `memory` is where the pages above the limit are returned; without
+    it they only stay unused."""
 
-    def __init__(self, limits: EngineLimits, executor: Executor, grammars: GrammarCompiler | None = None) -> None:
+    def __init__(
+        self,
+        limits: EngineLimits,
+        executor: Executor,
+        grammars: GrammarCompiler | None = None,
+        memory: PageMemory | None = None,
+    ) -> None:
         self.limits = limits
         self._executor = executor
+        self._memory = memory
         self._input_processor = InputProcessor(limits, grammars)
         self._scheduler = Scheduler(limits)
         self.migrations = NativeMigrations(limits, self._scheduler)
@@ -127,8 +144,24 @@ class NativeEngine:
     def grammar_ready(self) -> None:
         self._scheduler.look_again()
 
+    def set_page_limit(self, num_pages: int) -> None:
+        """The memory of the pages above it is returned by the next steps."""
+        self._scheduler.pages.pool.set_limit(num_pages)
+        self._scheduler.look_again()
+
+    @property
+    def has_elastic_pages(self) -> bool:
+        """Whether the memory of pages above the limit is returned."""
+        return self._memory is not None
+
+    def page_use(self) -> PageUse:
+        pool = self._scheduler.pages.pool
+        return PageUse(pool.num_held, pool.num_used, pool.num_cached, self._scheduler.num_wanted_pages)
+
     def step(self) -> list[TokenChunk]:
         """An exception of the executor passes through, and the engine is not to be used after it."""
+        if self._scheduler.pages.pool.has_returnable:
+            self._return_pages()
         step = self._last_step = self._scheduler.schedule()
         if not step:
             return []
@@ -153,9 +186,14 @@ class NativeEngine:
         context = sum([sequence.num_tokens for sequence in step.decoding])
         return StepTime(new, max(pairs, 0) // new if new else 0, len(step.decoding), context, seconds)
 
+    def _return_pages(self) -> None:
+        pages = self._scheduler.pages.pool.take_returnable(RETURN_PAGES_A_STEP)
+        if self._memory is not None:
+            self._memory.return_pages(pages)
+
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        return self._scheduler.has_work or self._scheduler.pages.pool.has_returnable
 
     def keys(self) -> list[AttemptKey]:
         """All sequences, in whatever state."""
@@ -174,7 +212,8 @@ class NativeEngine:
         )
 
     def page_counts(self) -> dict[str, int]:
-        """The states are active, reserved, held, draining, cached, free. They sum to `num_pages`."""
+        """The states are active, reserved, held, draining, cached, free, and withheld if there are any. They sum to
+        `num_pages`."""
         return self._scheduler.pages.pool.counts()
 
     @property

@@ -36,6 +36,7 @@ TYPE_CODES: dict[type, int] = {
     messages.Shutdown: 37,
     messages.SendPages: 38,
     messages.ServeAs: 39,
+    messages.ReturnPages: 40,
 }
 
 

@@ -25,7 +25,7 @@ from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferKey
 from slipstream.router.protocol.codec import WireError
 from slipstream.router.protocol.messages import Role
 from slipstream.workers.config.worker_config import EngineConfig
-from slipstream.workers.engine.plan.executor import Executor
+from slipstream.workers.engine.plan.executor import Executor, PageMemory
 from slipstream.workers.engine.plan.step_plan import SampledTokens, SamplingRow, StepPlan
 from slipstream.workers.group.control_link import ControlLink, LinkClosed
 from slipstream.workers.group.group_messages import (
@@ -37,6 +37,7 @@ from slipstream.workers.group.group_messages import (
     Join,
     RankFailed,
     RankReady,
+    ReturnPages,
     SendPages,
     ServeAs,
     Shutdown,
@@ -185,6 +186,9 @@ class RemoteRank:
         """Makes the rank compute for this role from the next step on."""
         self.link.send(ServeAs(role))
 
+    def return_pages(self, page_ids: Sequence[int]) -> None:
+        self.link.send(ReturnPages(tuple(page_ids)))
+
     def expect(self, ticket: HandoffTicket, page_ids: Sequence[int], source: PeerId, source_tp: int) -> None:
         self.link.send(Expect(ticket, tuple(page_ids), source, source_tp))
 
@@ -217,3 +221,16 @@ class GroupExecutor:
             for rank in self.others:
                 rank.link.send(execute)
         return self.local.execute(plan, sampling)
+
+
+@dataclass(slots=True)
+class GroupPages:
+    """`PageMemory` of a group: every rank returns its part of a page."""
+
+    local: PageMemory
+    others: Sequence[RemoteRank]
+
+    def return_pages(self, page_ids: Sequence[int]) -> None:
+        for rank in self.others:
+            rank.return_pages(page_ids)
+        self.local.return_pages(page_ids)

@@ -90,6 +90,13 @@ class ServeAs:
 
 
 @dataclass(frozen=True, slots=True)
+class ReturnPages:
+    """Return the memory of these pages, which hold nothing, to the system."""
+
+    page_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class BeginEpoch:
     """A new router connection: the group is `worker` from now on."""
 
@@ -102,5 +109,7 @@ class Shutdown:
 
 
 RankMessage = Join | RankReady | RankFailed | RankOutcome
-LeaderMessage = Execute | Expect | SendPages | CancelTransfer | ForgetPeer | BeginEpoch | ServeAs | Shutdown
+LeaderMessage = (
+    Execute | Expect | SendPages | CancelTransfer | ForgetPeer | BeginEpoch | ServeAs | ReturnPages | Shutdown
+)
 GroupMessage = RankMessage | LeaderMessage

@@ -129,13 +129,19 @@ class RankAgent:
 @dataclasses.dataclass(frozen=True, slots=True)
 class RankParts:
     """The parts of one rank. `limits` are those of the role in which the worker starts, `model` is the configuration of
-    what it has loaded, from `files`."""
+    what it has loaded, from `files`. `memory` holds the runner's pool, if that is on the host."""
 
     limits: EngineLimits
     runner: ModelRunner
     agent: RankAgent
     model: ModelConfig
     files: SteadyFiles
+    memory: KvMemory
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the pool's memory can be returned page by page."""
+        return self.memory.is_elastic and self.memory.pool is not None
 
     def limits_in_role(self, config: WorkerConfig, role: Role) -> EngineLimits:
         """The engine's limits in a role, given the pages that it has."""
@@ -215,13 +221,15 @@ def rank_parts(config: WorkerConfig, tp: TensorParallel, ended: Callable[[RankOu
         ranks_on_host=config.ranks_on_host,
         model_id=model_key(config.model, config.model_version),  # the name by which the router knows it
         model=model,
+        kv_budget_bytes=config.kv_budget_bytes,
     )
-    memory = KvMemory(is_shared=config.transfer.transport in ("auto", "shared_memory"))
+    is_shared = config.transfer.transport in ("auto", "shared_memory")
+    memory = KvMemory(is_shared=is_shared, is_elastic=config.kv_budget_bytes is not None)
     runner = build_runner(config.model_dir, for_both_roles(config), limits.num_pages, tp=tp, memory=memory, files=files)
     files.check()
     with closing(RankAgent(runner, memory.pool, tp, config, ended)) as agent:
         runner.sink = agent
-        yield RankParts(limits, runner, agent, model, files)
+        yield RankParts(limits, runner, agent, model, files, memory)
 
 
 def files_to_load(config: WorkerConfig) -> SteadyFiles:

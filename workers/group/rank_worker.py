@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import logging
 import os
 import socket
 import threading
 from datetime import timedelta
+from pathlib import Path
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from slipstream.router.model_files.cache.version_files import version_files
 from slipstream.router.model_files.file_digest import FilesChanged
+from slipstream.router.model_files.sources.weights_source import SourceError
 from slipstream.router.protocol.codec import WireError
 from slipstream.router.protocol.messages import Role
 from slipstream.workers.config.worker_config import WorkerConfig
@@ -27,6 +31,7 @@ from slipstream.workers.group.group_messages import (
     Join,
     RankFailed,
     RankReady,
+    ReturnPages,
     SendPages,
     ServeAs,
     Shutdown,
@@ -106,7 +111,9 @@ class RankWorker:
             address.host, address.distributed_port, config.tp, is_master=False, timeout=timedelta(seconds=60)
         )
         tp = join_process_group(store, self._rank, config.tp, config.engine)
-        self._show("loading", str(config.model_dir))
+        fetching = version_files(Path(config.model_dir), config.manifest, lambda text: None)
+        config = dataclasses.replace(config, model_dir=str(stack.enter_context(fetching)))
+        self._show("loading", config.model_dir)
         parts = stack.enter_context(rank_parts(config, tp, lambda outcome: _tell(link, outcome)))
         link.send(RankReady(parts.agent.address, parts.limits.num_pages))
         gc.collect()
@@ -134,6 +141,8 @@ class RankWorker:
                     parts.agent.peer_lost(peer)
                 case BeginEpoch(worker):
                     parts.agent.begin_epoch(worker)
+                case ReturnPages(page_ids):
+                    parts.memory.return_pages(page_ids)
                 case ServeAs(role):
                     return role
                 case Shutdown():
@@ -154,7 +163,11 @@ class RankWorker:
 
 def _reason_of(error: Exception) -> str:
     """Errors that are sentences already need no type to be understood."""
-    return str(error) if isinstance(error, WorkerFailed | FilesChanged) else f"{type(error).__name__}: {error}"
+    return (
+        str(error)
+        if isinstance(error, WorkerFailed | FilesChanged | SourceError)
+        else f"{type(error).__name__}: {error}"
+    )
 
 
 def _tell(link: ControlLink, outcome: RankOutcome) -> None:

@@ -54,6 +54,18 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True)
+class PageUse:
+    """The pages of an engine. `num_held` take memory, or may take it at any moment: all that its limit allows, or more
+    as long as they are in use or their memory has not been returned. `num_wanted` more are needed by what waits for
+    pages."""
+
+    num_held: int
+    num_used: int
+    num_cached: int
+    num_wanted: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """Gauges, and totals (`total_*`) since the engine was created. `total_step_sequences` is the sum over all steps;
     `steps_by_size` is that of `StepCounts`."""
@@ -169,6 +181,14 @@ class Engine(Protocol):
         `release`; so they do while they are sent to where it moves, until the end of that."""
 
     def capacity(self) -> Capacity: ...
+
+    def set_page_limit(self, num_pages: int) -> None:
+        """From now on at most so many pages are in use or cached, of those that there are. Free and cached pages above
+        it are withheld at once; a page in use is withheld when its last owner gives it back. No sequence ends for that,
+        but as long as there are too few pages, sequences wait or are preempted. The limit changes nothing about which
+        requests can ever run: one that needs more than the limit waits for a higher one."""
+
+    def page_use(self) -> PageUse: ...
 
     @property
     def prefix_cache(self) -> BlockSource: ...

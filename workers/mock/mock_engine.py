@@ -15,6 +15,7 @@ from slipstream.workers.interface.engine import (
     EngineRequestError,
     EngineStats,
     NoRoomError,
+    PageUse,
     Reservation,
 )
 from slipstream.workers.mock.mock_attempt import MockAttempt, MockState
@@ -109,12 +110,23 @@ class MockEngine:
 
     def page_counts(self) -> dict[str, int]:
         """Pages that are overdrawn are active, too."""
-        num_used, num_cached = self.book.pages.num_used, self.book.pages.num_cached
+        pages = self.book.pages
+        num_used, num_cached = pages.num_used, pages.num_cached
+        num_withheld = max(0, self._profile.num_pages - pages.num_held)
         return {
-            "free": max(0, self._profile.num_pages - num_used - num_cached),
+            "free": max(0, pages.limit - num_used - num_cached),
             "cached": num_cached,
             "active": num_used,
+            **({"withheld": num_withheld} if num_withheld else {}),
         }
+
+    def set_page_limit(self, num_pages: int) -> None:
+        self.book.pages.set_limit(num_pages)
+
+    def page_use(self) -> PageUse:
+        """Nothing waits for pages: what has none is refused."""
+        pages = self.book.pages
+        return PageUse(pages.num_held, pages.num_used, pages.num_cached, 0)
 
     def stats(self) -> EngineStats:
         batch, book = self.batch, self.book

@@ -36,10 +36,24 @@ class MockPages:
     known until its room is needed; the least recently used one goes first. Pages with equal content count once."""
 
     num_pages: int
+    limit: int = field(init=False)  # how many of them may be leased or known
     changes: CacheChanges = field(default_factory=CacheChanges)
     _num_private: int = 0
     _num_leases: dict[bytes, int] = field(default_factory=dict)  # of known pages that have any
     _idle: OrderedDict[bytes, None] = field(default_factory=OrderedDict)  # least recently used first
+
+    def __post_init__(self) -> None:
+        self.limit = self.num_pages
+
+    def set_limit(self, num_pages: int) -> None:
+        """At most so many pages are leased or known from now on, as soon as those leased beyond it are given back."""
+        self.limit = max(0, min(num_pages, self.num_pages))
+        self._evict()
+
+    @property
+    def num_held(self) -> int:
+        """Pages that may be in use: all below the limit, or those that are leased if that is more."""
+        return max(self.limit, self.num_used)
 
     @property
     def num_used(self) -> int:
@@ -53,7 +67,7 @@ class MockPages:
     @property
     def num_free(self) -> int:
         """The number of pages that hold nothing or could be evicted."""
-        return self.num_pages - self._num_private - len(self._num_leases)
+        return self.limit - self._num_private - len(self._num_leases)
 
     def digests(self) -> Collection[bytes]:
         return [*self._num_leases, *self._idle]
@@ -93,7 +107,7 @@ class MockPages:
         for digest in chain.digests[lease.num_known : num_full]:
             if digest in self._num_leases or digest in self._idle:
                 self._share(digest)
-            elif self.num_used > self.num_pages:
+            elif self.num_used > self.limit:
                 return  # overdrawn: a real worker would not have this page
             else:
                 self._num_leases[digest] = 1
@@ -123,7 +137,7 @@ class MockPages:
         return digests
 
     def _evict(self) -> None:
-        while self._idle and self.num_used + len(self._idle) > self.num_pages:
+        while self._idle and self.num_used + len(self._idle) > self.limit:
             self.changes.remove(self._idle.popitem(last=False)[0])
 
     def _share(self, digest: bytes) -> None:

@@ -18,7 +18,16 @@ from dataclasses import dataclass, field, replace
 
 from slipstream.kv_transfer.api.ticket import PeerId, TransferAddress
 from slipstream.router.protocol.block_hash import model_key
-from slipstream.router.protocol.messages import Ping, Pong, Rejected, Role, RouterMessage, Welcome, WorkerMessage
+from slipstream.router.protocol.messages import (
+    Ping,
+    Pong,
+    Postponed,
+    Rejected,
+    Role,
+    RouterMessage,
+    Welcome,
+    WorkerMessage,
+)
 from slipstream.router.protocol.wire import FrameProtocol, Message, WireError
 from slipstream.workers.mock.mock_profile import MockProfile
 from slipstream.workers.mock.mock_worker import MockWorker
@@ -157,6 +166,9 @@ class _Serving:
                 if not self._welcome.done():
                     self._welcome.set_result(None)
                 self._take_turn_soon()
+            case Postponed(reason):
+                if not self._welcome.done():
+                    self._welcome.set_exception(ConnectionRefusedError(f"rejected: {reason}"))
             case Rejected(reason):
                 if not self._welcome.done():
                     self._welcome.set_exception(WorkerFailed(f"the router rejected this worker: {reason}"))

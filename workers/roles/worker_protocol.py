@@ -3,7 +3,7 @@
                RouterMessage                       WorkerMessage
     router ---------------------> WorkerProtocol ------------------> router
                                     |  Role: attempts, reservations, migrations, cancel
-                                    |  credits, drain, prefix cache, statistics
+                                    |  credits, drain, prefix cache, page limit, statistics
                                     v
                          Engine, PageTransfers  (native, mock, ...)
 
@@ -24,6 +24,7 @@ from slipstream.router.protocol.messages import (
     Drain,
     Extend,
     Generate,
+    PageLimit,
     Prefill,
     Reserve,
     ResyncBlocks,
@@ -37,6 +38,7 @@ from slipstream.workers.roles.decode import DecodeRole
 from slipstream.workers.roles.prefill import PrefillRole
 from slipstream.workers.roles.role import Role
 from slipstream.workers.telemetry.block_events import BlockEvents
+from slipstream.workers.telemetry.page_reports import PageReports
 from slipstream.workers.telemetry.stats_collector import StatsCollector
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
@@ -59,12 +61,14 @@ class WorkerProtocol:
     is_stopped: bool = False  # at once, whatever is still here
     next_role: RoleName | None = None  # after the drain; None: the worker ends
     blocks: BlockEvents = field(init=False)
+    pages: PageReports = field(init=False)
     last_seq: int = 0  # the last message that spent credits
     _drained_by_s: float = math.inf
     _credits: Credits | None = None  # as last reported
 
     def __post_init__(self) -> None:
         self.blocks = BlockEvents(self.engine.prefix_cache)
+        self.pages = PageReports(self.engine)
 
     @classmethod
     def in_role(
@@ -96,6 +100,7 @@ class WorkerProtocol:
         self.last_seq = 0
         self._credits = None
         self.blocks.start_over()
+        self.pages.start_over()
         if self.stats is not None:
             self.stats.start_over()
 
@@ -104,6 +109,9 @@ class WorkerProtocol:
         match message:
             case ResyncBlocks():
                 self.blocks.resync()
+            case PageLimit(seq, num_pages):
+                self.engine.set_page_limit(num_pages)
+                self.pages.limited(seq)
             case Drain(next_role):
                 self.drain(now_s, self.drain_s, next_role)
             case _:
@@ -151,24 +159,26 @@ class WorkerProtocol:
 
     def news(self, now_s: float) -> list[WorkerMessage]:
         """What is to be reported after a step, or after messages if there is none: credits, changes of the prefix
-        cache and statistics."""
+        cache, pages held and statistics."""
         out: list[WorkerMessage] = []
         credits = self.count_credits()
         if credits != self._credits:
             self._credits = credits
             out.append(credits)
         out += self.blocks.due(now_s)
+        if (pages := self.pages.due(now_s)) is not None:
+            out.append(pages)
         if self.stats is not None and (stats := self.stats.due(now_s)) is not None:
             out.append(stats)
         return out
 
     def next_news_s(self) -> float | None:
         """When `news` will next have something by itself."""
-        blocks_s = self.blocks.next_due_s()
-        stats_s = self.stats.next_due_s() if self.stats is not None else None
-        if blocks_s is None or stats_s is None:
-            return stats_s if blocks_s is None else blocks_s
-        return min(blocks_s, stats_s)
+        first = self.stats.next_due_s() if self.stats is not None else None
+        for due_s in (self.blocks.next_due_s(), self.pages.next_due_s()):
+            if due_s is not None and (first is None or due_s < first):
+                first = due_s
+        return first
 
     def count_credits(self) -> Credits:
         if self.is_draining:

@@ -11,7 +11,7 @@ import time
 from slipstream.router.protocol.messages import Role
 from slipstream.workers.telemetry.worker_report import WorkerReport, WorkerState
 
-LOADING: tuple[WorkerState, ...] = ("new", "gathering", "loading", "warming_up")
+LOADING: tuple[WorkerState, ...] = ("new", "gathering", "fetching", "loading", "warming_up")
 AFTER_START: tuple[WorkerState, ...] = ("ready", "draining", "stopped", "failed")
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from slipstream.router.protocol.messages import Stats
 from slipstream.workers.interface.engine import EngineCounters
 from slipstream.workers.interface.page_transfers import PageTransfers, TransferOutcome
 
-IDLE_STATES = frozenset({"free", "cached"})
+IDLE_STATES = frozenset({"free", "cached", "withheld"})
 
 
 @dataclass(slots=True)

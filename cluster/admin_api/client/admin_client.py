@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import urllib.error
+import urllib.parse
 import urllib.request
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +24,12 @@ class UnreachableError(CommandError):
 
 @dataclass(frozen=True, slots=True)
 class AdminClient:
-    """One driver's API (`AdminPort`). Nothing is known of those before and after it, so no call waits for them."""
+    """One driver's API (`AdminPort`). Nothing is known of those before and after it, so no call waits for them.
+    `reason` is sent with every change."""
 
     url: str
     token: str
+    reason: str = ""
 
     @property
     def restarts(self) -> int:
@@ -36,6 +39,8 @@ class AdminClient:
         return self._ask("GET", path, None)
 
     def post(self, path: str, body: dict[str, Any] | None = None, options: CallOptions = DEFAULT) -> dict[str, Any]:
+        if self.reason:
+            path += f"{'&' if '?' in path else '?'}reason={urllib.parse.quote(self.reason, errors='replace')}"
         return self._ask("POST", path, body, options.timeout_s)
 
     def _ask(
@@ -59,11 +64,11 @@ class AdminClient:
             raise CommandError(f"{self.url} is not the admin API of a Slipstream cluster: {error}") from error
 
 
-def client_of(state: ClusterState, token: str | None = None) -> AdminClient:
+def client_of(state: ClusterState, token: str | None = None, reason: str = "") -> AdminClient:
     """A client for the cluster with this state file. Raises CommandError if it serves no admin API."""
     if not state.operator_url:
         raise CommandError(f"{state.name} serves no admin API (admin_api.port is null in {state.config})")
-    return AdminClient(state.operator_url, token or state.operator_token)
+    return AdminClient(state.operator_url, token or state.operator_token, reason)
 
 
 def _refusal(error: urllib.error.HTTPError, where: str) -> str:

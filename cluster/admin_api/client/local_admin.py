@@ -23,10 +23,11 @@ class LocalAdmin:
     """Calls wait for the cluster while it is starting, and say so at the terminal. They do not wait for one that is
     gone, and a guardian that starts drivers in vain goes, too."""
 
-    def __init__(self, state: ClusterState, token: str | None) -> None:
+    def __init__(self, state: ClusterState, token: str | None, reason: str = "") -> None:
         """Raises CommandError if the cluster serves no admin API."""
         self._state = state
         self._token = token
+        self._reason = reason
         self.restarts = 0
         client_of(state, token)
 
@@ -74,7 +75,7 @@ class LocalAdmin:
         if (state.driver, state.driver_started) != (self._state.driver, self._state.driver_started):
             self.restarts += 1
         self._state = state
-        return client_of(state, self._token)
+        return client_of(state, self._token, self._reason)
 
     def _latest(self) -> ClusterState:
         """The state now. Raises CommandError if the cluster has ended."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.loading.config_file import load_config
 from slipstream.cluster.config.settings_file import ConfigError
+from slipstream.cluster.repository.model_location import ModelFiles
 from slipstream.cluster.terminal import console
 
 
@@ -19,9 +20,11 @@ class Overrides:
     name: str | None = None
     port: int | None = None
 
-    def load(self, path: Path, warn: Callable[[str], None] = console.warning) -> ClusterConfig:
+    def load(
+        self, path: Path, warn: Callable[[str], None] = console.warning, files: ModelFiles | None = None
+    ) -> ClusterConfig:
         """The configuration of a file with these settings overridden; see `load_config`. Raises ConfigError."""
-        config = load_config(path, warn)
+        config = load_config(path, warn, files)
         try:
             if self.port is not None:
                 http = replace(config.router.http, port=self.port)

@@ -64,6 +64,10 @@ class GroupMember:
         return self._role
 
     @property
+    def model(self) -> str:
+        return self._deployment.model.name
+
+    @property
     def version(self) -> str:
         return self._deployment.version
 
@@ -192,4 +196,5 @@ class GroupMember:
             engine=settings.engine,
             other_role=RoleSettings(other.max_queued_tokens, other.engine),
             transfer=dataclasses.replace(config.kv_transfer, host=transfer_host),
+            kv_budget_bytes=config.budget.memory_bytes,
         )

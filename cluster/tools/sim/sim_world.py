@@ -23,6 +23,7 @@ from slipstream.router.dispatch.table.actions import Action, Close, Emit, Finish
 from slipstream.router.protocol.block_hash import BlockChain
 from slipstream.router.protocol.generation import AdmissionError, GenerateRequest
 from slipstream.router.protocol.messages import Hello, Role, SamplingParams, StepOutput, WorkerMessage
+from slipstream.router.requests.history import History
 from slipstream.router.requests.request_state import RequestState
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
@@ -84,7 +85,7 @@ class World:
         self.machines = machines or Machines()
         profile = config.profile
         self.network = Network(self.clock, profile.link_bytes_per_s, profile.link_latency_s, profile.peer_timeout_s)
-        self.dispatcher = Dispatcher(config.dispatch, HISTORY, self._name_pages)
+        self.dispatcher = Dispatcher(config.dispatch, History(HISTORY), self._name_pages)
         slo = config.dispatch.slo
         self.outcomes = Outcomes(slo.ttft_ms / 1e3, slo.itl_ms / 1e3)
         self.workers: dict[PeerId, SimWorker] = {}

@@ -10,6 +10,7 @@ from slipstream.router.access.usage import UsageCounts
 from slipstream.router.api.openai.body.schema import ChatRequest, GenerationFields
 from slipstream.router.api.openai.choice import Choice
 from slipstream.router.api.openai.formats import AnswerFormat, AnswerHead
+from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.observability.tracing.request_trace import Value
 from slipstream.router.protocol.generation import GenerationError
 from slipstream.router.protocol.messages import SamplingParams
@@ -28,10 +29,12 @@ class Prompt(NamedTuple):
 
 class ReceivedRequest(NamedTuple):
     """A request as it arrived. `exchange_id` is the id in the answer's X-Request-Id header, which the client may have
-    chosen; `head` begins the answer and has its id; `seed` is used if the client gives none. `version` is the version
-    of the model that was asked for, "" if none was."""
+    chosen; `head` begins the answer and has its id; `seed` is used if the client gives none. `model` is the one that
+    the name in the body stands for, `version` the version of it that was asked for, "" if none was. `versions` are
+    those that may serve it, (): any."""
 
     body: GenerationFields
+    model: ServedModel
     version: str
     exchange_id: str
     caller: Caller
@@ -39,6 +42,7 @@ class ReceivedRequest(NamedTuple):
     arrived_s: float
     head: AnswerHead
     seed: int
+    versions: tuple[str, ...] = ()
 
     @property
     def tenant(self) -> str:
@@ -66,6 +70,7 @@ class ReceivedRequest(NamedTuple):
             self.trace_id,
             self.version,
             error,
+            self.model.name,
         )
 
 
@@ -160,7 +165,7 @@ def span_attributes(batch: GenerationBatch) -> dict[str, Value]:
         "gen_ai.operation.name": "chat" if is_chat else "text_completion",
         "gen_ai.provider.name": "slipstream",
         "gen_ai.request.model": body.model,
-        "gen_ai.response.model": body.model,
+        "gen_ai.response.model": batch.received.model.name,
         "gen_ai.response.id": batch.answer_id,
         "gen_ai.request.stream": bool(body.stream),
         **{name: value for name, value in given.items() if value is not None},

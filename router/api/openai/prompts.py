@@ -19,19 +19,12 @@ DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of the completions endpoint
 
 
 class PromptReader:
-    """The `limit` that its methods take is that of a whole sequence, see `limit`."""
+    """The `limit` that its methods take is that of a whole sequence: prompt and output."""
+
+    __slots__ = ("_tokenizer",)
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._latest_limit: int | None = None
-
-    def limit(self, max_model_len: int | None) -> int:
-        """The longest sequence: `max_model_len`, which is what a worker takes, or while none is connected its last
-        value, because requests may wait for the next worker. Raises HttpError 503 while there was none."""
-        limit = self._latest_limit = max_model_len or self._latest_limit
-        if limit is None:
-            raise as_http_error(GenerationError("not_ready", "no decode worker has connected yet", 1.0), "")
-        return limit
 
     async def of_chat(self, messages: list[ChatMessage], limit: int, variables: Mapping[str, Any]) -> bytes:
         """The token ids of a conversation. `variables` are the client's for the chat template. Raises HttpError 400 if

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import orjson
 from pydantic import BeforeValidator, Field, model_validator
@@ -14,10 +13,12 @@ from slipstream.router.api.openai.body.parsing import BodyParser
 from slipstream.router.api.openai.body.sampling import check_token_ids
 from slipstream.router.api.openai.body.schema import ChatMessage, not_too_many_parts
 from slipstream.router.api.openai.body.vllm_fields import TemplateKwargs
+from slipstream.router.api.openai.model_lookup import ModelLookup
 from slipstream.router.api.openai.prompts import PromptReader
+from slipstream.router.catalog.served_model import ServedModel
+from slipstream.router.dispatch.queue.work_queue import MAX_PRIORITY
 from slipstream.router.http.reader import Request
 from slipstream.router.protocol.messages import unpack_ids
-from slipstream.router.text.tokenizer import Tokenizer
 
 
 class TokenizeRequest(Strict):
@@ -53,29 +54,12 @@ class DetokenizeRequest(Strict):
     tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
 
-class Context(Protocol):
-    """What the pages need of a service."""
-
-    @property
-    def max_model_len(self) -> int | None: ...
-
-
 class TokenPages:
-    """`check_model` raises HttpError if the caller may not use the model of that name."""
+    """A request may leave out its `model` if only one is served."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        prompts: PromptReader,
-        service: Context,
-        bodies: BodyParser,
-        check_model: Callable[[ApiExchange, str], object],
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._prompts = prompts
-        self._service = service
+    def __init__(self, lookup: ModelLookup, bodies: BodyParser) -> None:
+        self._lookup = lookup
         self._bodies = bodies
-        self._check_model = check_model
 
     def add_to(self, routes: ApiRoutes) -> None:
         """Register the endpoints."""
@@ -85,28 +69,33 @@ class TokenPages:
     async def tokenize(self, request: Request, exchange: ApiExchange) -> None:
         """The token ids of a text or a conversation. Raises HttpError 400 for one that is far too long for the model,
         because tokenising it would take long."""
-        max_model_len = self._service.max_model_len
-        body = self._bodies.parse(request, exchange, TokenizeRequest, max_model_len)
-        self._check_model(exchange, body.model or "")
-        limit = self._prompts.limit(max_model_len)
+        body = self._bodies.parse(request, exchange, TokenizeRequest)
+        model = self._model_of(body.model, exchange)
+        limit = self._lookup.limit_of(model.name)
+        prompts = PromptReader(model.tokenizer)
         if body.messages is not None:
-            packed_ids = await self._prompts.of_chat(body.messages, limit, body.chat_template_kwargs or {})
+            packed_ids = await prompts.of_chat(body.messages, limit, body.chat_template_kwargs or {})
         else:
             adds_start = body.add_special_tokens is not False
-            packed_ids = await self._prompts.of_any_text(body.prompt or "", limit, adds_start)
+            packed_ids = await prompts.of_any_text(body.prompt or "", limit, adds_start)
         token_ids = list(unpack_ids(packed_ids))
         answer = {
             "count": len(token_ids),
             "max_model_len": limit,
             "tokens": token_ids,
-            "token_strs": await self._tokenizer.names_of(token_ids) if body.return_token_strs else None,
+            "token_strs": await model.tokenizer.names_of(token_ids) if body.return_token_strs else None,
         }
         exchange.respond(200, orjson.dumps(answer))
 
     async def detokenize(self, request: Request, exchange: ApiExchange) -> None:
         """The text of token ids, with control tokens."""
-        body = self._bodies.parse(request, exchange, DetokenizeRequest, self._service.max_model_len)
-        self._check_model(exchange, body.model or "")
-        check_token_ids("tokens", body.tokens, self._tokenizer.vocab_size)
-        (text,) = await self._tokenizer.decode([body.tokens], skip_special_tokens=False)
+        body = self._bodies.parse(request, exchange, DetokenizeRequest)
+        tokenizer = self._model_of(body.model, exchange).tokenizer
+        check_token_ids("tokens", body.tokens, tokenizer.vocab_size)
+        (text,) = await tokenizer.decode([body.tokens], skip_special_tokens=False)
         exchange.respond(200, orjson.dumps({"prompt": text}))
+
+    def _model_of(self, name: str | None, exchange: ApiExchange) -> ServedModel:
+        """Raises HttpError."""
+        caller = exchange.context.caller
+        return self._lookup.of(name, caller, MAX_PRIORITY).model if name else self._lookup.default(caller, MAX_PRIORITY)

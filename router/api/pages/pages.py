@@ -9,12 +9,14 @@ import asyncio
 import html
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import orjson
 
 from slipstream import __version__
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
 from slipstream.router.api.pages.openapi import document
+from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
 
@@ -63,14 +65,15 @@ DOCS = """<!doctype html>
 
 class InfoPages:
     """`routes` are what is described, including what is added later. With keys, the pages name neither
-    the model nor the version of this software. `open_paths` need no key."""
+    the models nor the version of this software. `open_paths` need no key."""
 
-    def __init__(self, model: str, routes: ApiRoutes, *, has_keys: bool, open_paths: frozenset[str]) -> None:
-        self._model = model
+    def __init__(self, catalog: Catalog, routes: ApiRoutes, *, has_keys: bool, open_paths: frozenset[str]) -> None:
+        self._catalog = catalog
         self._routes = routes
         self._has_keys = has_keys
         self._open_paths = open_paths
         self._document = b""
+        self._documented: tuple[str, ...] = ()  # the models that are named in it
 
     def add_to(self, routes: ApiRoutes, path_prefix: str) -> None:
         """Register the pages."""
@@ -88,14 +91,20 @@ class InfoPages:
         if self._routes.has("/metrics"):
             links["metrics"] = "metrics"
         if b"text/html" not in request.headers.get(b"accept", b""):
-            details = {} if self._has_keys else {"version": __version__, "model": self._model}
+            details = {} if self._has_keys else {"version": __version__} | self._models()
             exchange.respond(200, orjson.dumps({"name": "slipstream", **details, "links": links}), headers=VARY)
             return
         about = "This server answers at <code>v1/chat/completions</code> and <code>v1/completions</code>"
         if not self._has_keys:
-            about = f"Version {html.escape(__version__)}, model <code>{html.escape(self._model)}</code>. {about}"
+            names = ", ".join(f"<code>{html.escape(entry.model.name)}</code>" for entry in self._catalog)
+            kind = "model" if self._catalog.only is not None else "models"
+            about = f"Version {html.escape(__version__)}, {kind} {names}. {about}"
         items = "\n".join(f'<li><a href="{link}">{link}</a> {WORDS[name]}' for name, link in links.items())
         exchange.respond(200, HOME.format(about=f"{about}.", links=items).encode(), HTML, (*PAGE_HEADERS, *VARY))
+
+    def _models(self) -> dict[str, Any]:
+        only = self._catalog.only
+        return {"model": only.name} if only is not None else {"models": [entry.model.name for entry in self._catalog]}
 
     async def docs(self, request: Request, exchange: ApiExchange) -> None:
         """The API, to read and to try out in a browser."""
@@ -103,11 +112,13 @@ class InfoPages:
 
     async def openapi(self, request: Request, exchange: ApiExchange) -> None:
         """The API, as an OpenAPI document for programs."""
-        if not self._document:
+        models = () if self._has_keys else tuple(entry.model.name for entry in self._catalog)
+        if not self._document or models != self._documented:
             open_paths = self._open_paths if self._has_keys else None
             self._document = await asyncio.to_thread(
-                lambda: orjson.dumps(document(self._routes.described(), open_paths))
+                lambda: orjson.dumps(document(self._routes.described(), open_paths, models))
             )
+            self._documented = models
         exchange.respond(200, self._document)
 
     async def asset(self, request: Request, exchange: ApiExchange) -> None:

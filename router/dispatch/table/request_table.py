@@ -47,7 +47,7 @@ MAX_REFUSALS = 64
 class RequestTable:
     """`actions` collects the actions in order, until the dispatcher returns them to its shell."""
 
-    def __init__(self, config: DispatchConfig, history_capacity: int, versions: Versions, index: PrefixIndex) -> None:
+    def __init__(self, config: DispatchConfig, history: History, versions: Versions, index: PrefixIndex) -> None:
         self._config = config
         self._index = index
         self._versions = versions
@@ -59,7 +59,7 @@ class RequestTable:
         self.migration_deadlines = Deadlines()
         self.queue = QueuesByVersion(config.ageing_s)
         self.placed = PlacedRequests()
-        self.history = History(history_capacity)
+        self.history = history
         self.totals = Totals()
         self.placement_rate = PlacementRate()
         self.outputs = OutputLengths()
@@ -278,7 +278,7 @@ class RequestTable:
         state.record.end(finish)
         state.enter("finished", now, f"{error.kind}: {error.message}" if error is not None else reason)
         self.totals.count_finish(finish)
-        self._versions.finished(state, finish)
+        self._versions.finished(state, finish, now)
         self.signals.ended(state, finish, now)
         output_forecasts.learn(self.outputs, state, reason)
         self.actions.append(Finish(request_id, finish))

@@ -9,6 +9,9 @@ A version is *live* while one of its decode workers takes new work, and *wanted*
 Without a split, all live versions share in proportion to the sequences that their decode workers can hold, which is
 what a rolling update needs. A request keeps its version, because KV and prefixes never cross versions. It changes only
 if its version will not serve it (`Versions.next_version`), and then its prompt and tokens so far are computed again.
+
+Where versions have different tokenizers, a request's tokens mean something to some of them only (`request.versions`).
+It goes to no other one: if none of these comes back, it fails.
 """
 
 from __future__ import annotations
@@ -53,6 +56,11 @@ class Versions:
     def live(self) -> tuple[str, ...]:
         """The versions that a client may ask for: those with a decode worker that takes new work."""
         return tuple(self._registry.decode_slots)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The shares of new requests of the live versions, in any unit."""
+        return self._wanted_live() or dict(self._registry.decode_slots)
 
     def is_known(self, version: str) -> bool:
         """Whether a version is live, or may soon be live again."""
@@ -114,11 +122,15 @@ class Versions:
                 self._lost_s[chosen] = now
         elif first_choice is not None:
             chosen = first_choice
-        elif len(self._registry.decode_slots) == 1:
+        elif len(self._registry.decode_slots) == 1 and not request.versions:
             # It can hold the request, which would not have been admitted otherwise.
             chosen = next(iter(self._registry.decode_slots))
         else:
             chosen = self._of_session(state) or self._next(self._candidates(state))
+            if not chosen and request.versions and self._registry.decode_slots:
+                chosen = next(filter(self.is_known, request.versions), request.versions[0])
+                if not self.is_known(chosen) and chosen not in self._ended:
+                    self._lost_s[chosen] = now
         if chosen:
             self.counts_of(chosen).num_requests += 1
         self._note_session(state, chosen)
@@ -148,7 +160,10 @@ class Versions:
     def is_refused(self, state: RequestState) -> bool:
         """Whether the request can no longer be served: the version that its client asked for, or that it may not leave,
         is not coming back."""
-        is_bound = bool(state.request.version) or (len(state.output) > 0 and not self._config.continue_across)
+        request = state.request
+        is_bound = bool(request.version) or (len(state.output) > 0 and not self._config.continue_across)
+        if request.versions and not is_bound:
+            is_bound = not self._registry.decode_slots.keys() & set(request.versions)
         return is_bound and state.version in self._ended and bool(self._registry.decode_slots)
 
     def after_failure(self, state: RequestState, cause: RetryCause) -> str | None:
@@ -171,12 +186,21 @@ class Versions:
         }
         return self._next(others) if others else None
 
-    def finished(self, state: RequestState, finish: GenerationFinish) -> None:
+    def finished(self, state: RequestState, finish: GenerationFinish, now: float) -> None:
         counts, timeline = self.counts_of(state.version), state.record.timeline
         counts.ends[finish.error.kind if finish.error is not None else finish.reason] += 1
-        if timeline.first_token is not None:
-            counts.num_first_tokens += 1
-            counts.ttft_s += timeline.first_token - timeline.queued
+        if timeline.first_token is None:
+            return
+        ttft_s = timeline.first_token - timeline.queued
+        counts.num_first_tokens += 1
+        counts.ttft_s += ttft_s
+        counts.ttft_moments.add(ttft_s)
+        num_intervals = finish.usage.num_output_tokens - 1
+        if num_intervals > 0 and finish.error is None:
+            itl_s = (now - timeline.first_token) / num_intervals
+            counts.num_itls += 1
+            counts.itl_s += itl_s
+            counts.itl_moments.add(itl_s)
 
     def moved(self, state: RequestState, version: str) -> None:
         self.counts_of(version).num_moved_in += 1
@@ -213,15 +237,16 @@ class Versions:
 
     def _candidates(self, state: RequestState) -> dict[str, float]:
         """The weights of the wanted versions that could hold the request; if there are none, of any live ones."""
-        num_tokens = state.num_tokens
-        return self._able(num_tokens, self._wanted_live()) or self._able(num_tokens, self._registry.decode_slots)
+        return self._able(state, self._wanted_live()) or self._able(state, self._registry.decode_slots)
 
-    def _able(self, num_tokens: int, weights: Mapping[str, float]) -> dict[str, float]:
-        """Those of `weights` with a decode worker that could hold so many tokens."""
+    def _able(self, state: RequestState, weights: Mapping[str, float]) -> dict[str, float]:
+        """Those of `weights` whose tokens the request has, with a decode worker that could hold it."""
+        num_tokens, versions = state.num_tokens, state.request.versions
         return {
             version: weight
             for version, weight in weights.items()
-            if refusal(num_tokens, self._registry.workers_of("decode", version)) is None
+            if (not versions or version in versions)
+            and refusal(num_tokens, self._registry.workers_of("decode", version)) is None
         }
 
     def _next(self, weights: Mapping[str, float]) -> str:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from slipstream.router.http.observer import AnswerPhase
 from slipstream.router.protocol.messages import pack_ids
+from slipstream.router.protocol.model_id import ModelId
 
 MAGIC = b"SLIPKEP1"
 CURRENT = 8  # the byte that says which header holds
@@ -36,17 +37,21 @@ KEPT_LOG_BYTES = 128 * 1024  # that an idle connection may go on having
 HEADER = struct.Struct("<HHIQQQQ")  # phase, spoiled, lives; bytes in and out; length of the log, now and at takeover
 ENTRY = struct.Struct("<HHI")  # kind, choice, length in bytes; then its content
 ONE_TOKEN = struct.Struct("<HHIi")  # an entry with one token
-IDENTITY_ENTRY = struct.Struct("<16sQQ")  # number, created_s, seed
+IDENTITY_ENTRY = struct.Struct(
+    "<16sQQH"
+)  # number, created_s, seed, length of the model's name; then that and a version
 INPUT, TOKENS, VERSION, ENDED, IDENTITY, CONTINUE = KINDS = range(1, 7)  # of entries
 
 
 class Identity(NamedTuple):
     """What makes an answer the same one when it is computed again: the number of its id, its time in seconds since
-    1970, and the seed of requests that came without one."""
+    1970, the seed of requests that came without one, and the model that the request's name stood for then, with the
+    version that it asked for ("" if none)."""
 
     number: int
     created_s: int
     seed: int
+    model: ModelId
 
 
 class JournalError(Exception):
@@ -136,7 +141,9 @@ class Journal:
         """The answer has got its identity."""
         if not self.is_spoiled:
             number = identity.number.to_bytes(16, "little")
-            self._append(IDENTITY, 0, IDENTITY_ENTRY.pack(number, identity.created_s, identity.seed))
+            name, version = identity.model.name.encode(), identity.model.version.encode()
+            fixed = IDENTITY_ENTRY.pack(number, identity.created_s, identity.seed, len(name))
+            self._append(IDENTITY, 0, fixed + name + version)
             self.commit()
 
     def token(self, choice: int, token_id: int) -> None:
@@ -248,8 +255,10 @@ class Journal:
             elif kind == VERSION:
                 version = data.decode("utf-8", "replace")
             elif kind == IDENTITY:
-                number, created_s, seed = IDENTITY_ENTRY.unpack(data)
-                identity = Identity(int.from_bytes(number, "little"), created_s, seed)
+                number, created_s, seed, end_of_name = IDENTITY_ENTRY.unpack_from(data)
+                name, asked = data[IDENTITY_ENTRY.size :][:end_of_name], data[IDENTITY_ENTRY.size + end_of_name :]
+                model = ModelId(name.decode("utf-8", "replace"), asked.decode("utf-8", "replace"))
+                identity = Identity(int.from_bytes(number, "little"), created_s, seed, model)
             elif kind == CONTINUE:
                 continue_sent = True
             elif kind == ENDED:

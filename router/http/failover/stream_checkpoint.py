@@ -9,24 +9,28 @@ from slipstream.router.http.failover.journal import Identity, Journal, Unfinishe
 from slipstream.router.process.random_bytes import random_bytes
 from slipstream.router.protocol.generation import Delta, Resumed
 from slipstream.router.protocol.messages import pack_ids
+from slipstream.router.protocol.model_id import ModelId
 
 NUMBER_BYTES, SEED_BYTES = 16, 8
 SEED_MASK = 2**63 - 1
 
 
-def new_identity() -> Identity:
+def new_identity(model: ModelId) -> Identity:
     """A random number and seed, and the time."""
     bits = random_bytes(NUMBER_BYTES + SEED_BYTES)
     number, seed = bits[:NUMBER_BYTES], bits[NUMBER_BYTES:]
-    return Identity(int.from_bytes(number), int(time.time()), int.from_bytes(seed) & SEED_MASK)
+    return Identity(int.from_bytes(number), int(time.time()), int.from_bytes(seed) & SEED_MASK, model)
 
 
 class StreamCheckpoint(Protocol):
     """What an answer notes while it is given, and what the previous router had noted of it. Tokens and ends count as
     sent to the client with the next bytes that leave."""
 
-    def identity(self) -> Identity:
-        """That of the answer: the one that it had before, or a new one."""
+    def model(self) -> ModelId | None:
+        """The model that the previous router had chosen for the answer; None: none was chosen yet."""
+
+    def identity(self, model: ModelId) -> Identity:
+        """That of the answer: the one that it had before, or a new one for an answer of this model."""
 
     def resumed(self, choice: int) -> Resumed | None:
         """How far a choice had come at the previous router; None: the answer is new."""
@@ -50,8 +54,11 @@ class StreamCheckpoint(Protocol):
 class NoCheckpoint:
     """For an answer that ends with its router."""
 
-    def identity(self) -> Identity:
-        return new_identity()
+    def model(self) -> ModelId | None:
+        return None
+
+    def identity(self, model: ModelId) -> Identity:
+        return new_identity(model)
 
     def resumed(self, choice: int) -> Resumed | None:
         return None
@@ -80,10 +87,14 @@ class JournalCheckpoint:
         self._before = before
         self._version = before.version if before is not None else ""
 
-    def identity(self) -> Identity:
+    def model(self) -> ModelId | None:
+        before = self._before
+        return None if before is None or before.identity is None else before.identity.model
+
+    def identity(self, model: ModelId) -> Identity:
         if self._before is not None and self._before.identity is not None:
             return self._before.identity
-        identity = new_identity()
+        identity = new_identity(model)
         self._journal.named(identity)
         return identity
 

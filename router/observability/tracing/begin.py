@@ -10,7 +10,8 @@ from slipstream.router.observability.tracing.tracer import Tracer
 
 
 def begin_tracing(config: TracingConfig, model: str, cleanup: AsyncExitStack) -> Tracer | None:
-    """The tracer; None if no collector is configured. `cleanup` sends the waiting spans, within `config.timeout_s`."""
+    """The tracer; None if no collector is configured. `model` is the only one, "" if there are several. `cleanup` sends
+    the waiting spans, within `config.timeout_s`."""
     if config.traces_url is None:
         return None
     # Imported only here, as it takes 60 ms and some MiB, which only those with a collector should pay.

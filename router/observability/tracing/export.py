@@ -36,7 +36,8 @@ SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
 
 class OtlpExporter:
-    """Life cycle: `start`, then `put` from the event loop, then `close`. `counts` may be read at any time."""
+    """Life cycle: `start`, then `put` from the event loop, then `close`. `counts` may be read at any time. `model` is
+    an attribute of all spans; "" where there are several: each span of a request names its own."""
 
     def __init__(
         self,
@@ -53,7 +54,8 @@ class OtlpExporter:
         self._changed = threading.Condition()
         self._is_closing = False
         self._was_failing = False
-        self._resource = Resource.create({"service.name": "slipstream", "slipstream.model": model})
+        named = {"slipstream.model": model} if model else {}
+        self._resource = Resource.create({"service.name": "slipstream", **named})
         self._exporter: SpanExporter = OTLPSpanExporter(endpoint=endpoint, timeout=timeout_s)
         # The library would log every failed batch with a stack trace; we log the first failure, and count.
         logging.getLogger("opentelemetry.exporter.otlp").setLevel(logging.CRITICAL)

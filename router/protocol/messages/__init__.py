@@ -40,9 +40,12 @@ from slipstream.router.protocol.messages.presence import (
     Drain,
     Hello,
     PageLayout,
+    PageLimit,
+    PagesHeld,
     PeerLost,
     Ping,
     Pong,
+    Postponed,
     Rejected,
     ResyncBlocks,
     Role,
@@ -86,9 +89,12 @@ __all__ = [
     "Hello",
     "Migrate",
     "PageLayout",
+    "PageLimit",
+    "PagesHeld",
     "PeerLost",
     "Ping",
     "Pong",
+    "Postponed",
     "Prefill",
     "Rejected",
     "Reserve",
@@ -120,7 +126,7 @@ __all__ = [
 #   it are refused by name.
 # A release understands at least the one before it. Recorded frames of released versions are in
 # tests/router/protocol/frames.
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 OLDEST_PROTOCOL_VERSION = 4  # Slipstream 0.1.0. It accepts only exactly its own fields, so it gets no new ones.
 
 WorkerMessage = (
@@ -135,11 +141,13 @@ WorkerMessage = (
     | Stats
     | BlocksChanged
     | StepTimes
+    | PagesHeld
     | Pong
 )
 RouterMessage = (
     Welcome
     | Rejected
+    | Postponed
     | Generate
     | Reserve
     | Prefill
@@ -153,4 +161,5 @@ RouterMessage = (
     | ResyncBlocks
     | Ping
     | Drain
+    | PageLimit
 )

@@ -2,10 +2,12 @@
 
 worker                     router
   |------ Hello ------------->|      once a connection
-  |<----- Welcome, Rejected --|
+  |<----- Welcome, Rejected --|      or Postponed
   |------ Credits ----------->|      when more or less is free
   |------ BlocksChanged ----->|      when the prefix cache changes; whole after ResyncBlocks
   |------ Stats, StepTimes -->|      now and then
+  |<----- PageLimit ----------|      where workers divide the memory of a host
+  |------ PagesHeld --------->|      when what it holds or wants of it changes
   |<----- Ping ---------------|
   |------ Pong -------------->|
   |<----- PeerLost -----------|      another worker is lost
@@ -87,6 +89,7 @@ class Hello:
     oldest_version: int = 0
     build: Build = Build()
     layout: PageLayout = PageLayout()
+    page_limit: int | None = None  # how many pages may take memory now; None: all, always, and no `PageLimit` is obeyed
 
 
 class Credits(NamedTuple):
@@ -108,6 +111,22 @@ class Stats:
     num_waiting: int
     pages: tuple[tuple[str, int], ...]
     counters: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PagesHeld:
+    """The pages of a worker with a limit, counted after the `PageLimit` numbered `ack_seq` (0: before any).
+
+    `num_held` may take memory: as many as the limit allows, or more while they are still in use or their memory has yet
+    to be returned. `num_used` of them are in use, others may be cached. `num_wanted` more are needed by sequences that
+    wait for pages. Sent at once when it holds fewer, has taken over a limit, or begins to want pages; else a few times
+    a second while something changes."""
+
+    ack_seq: int
+    num_held: int
+    num_used: int
+    num_cached: int
+    num_wanted: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +176,15 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The router refuses this worker (wrong token, version or model), which should not come back unchanged."""
+    """The router refuses this worker (wrong token or version), which should not come back unchanged."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Postponed:
+    """The router does not serve this worker's model, but may be given it a moment later. The connection ends, and the
+    worker should come back."""
 
     reason: str
 
@@ -172,6 +199,15 @@ class PeerLost:
 @dataclass(frozen=True, slots=True)
 class ResyncBlocks:
     """Make the next `BlocksChanged` a snapshot of all that the prefix cache holds, because a message is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageLimit:
+    """At most `num_pages` pages may take memory from now on. Pages in use beyond that are given back as they are no
+    longer needed. `seq` counts these messages from 1 on each connection."""
+
+    seq: int
+    num_pages: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,7 @@ async def measure(service: GenerationService, args: argparse.Namespace, prompt: 
             if any(len(one.times) > num_tokens - 40 for one in streams):
                 break
             num_before, asked_s = len(stream.moved_at()), time.monotonic()
-            service.worker_port.migrate(stream.request_id)
+            service.migrate(stream.request_id)
             while len(stream.moved_at()) == num_before and not stream.task.done():
                 await asyncio.sleep(0.002)
             windows.append((stream, asked_s, time.monotonic()))
@@ -158,21 +158,21 @@ async def measure(service: GenerationService, args: argparse.Namespace, prompt: 
 async def run(args: argparse.Namespace, precopy_pages: int, model: Path) -> None:
     migration = MigrationConfig(precopy_pages=precopy_pages, rebalance=False)  # only moves that are asked for here
     dispatch = DispatchConfig(migration=migration, local_prefill_max_tokens=NEVER)
-    service = GenerationService(RouterConfig(dispatch=dispatch), model="m", token="secret")
+    service = GenerationService(RouterConfig(dispatch=dispatch), models={"m": dispatch}, token="secret")
     await service.start()
     try:
         with (
             tempfile.TemporaryDirectory() as folder,
             decode_workers(model, service.worker_port.address[1], Path(folder)),
         ):
-            while len(service.snapshot().workers) < len(WORKERS):
+            while len(service.snapshot_of("m").workers) < len(WORKERS):
                 await service.worker_port.wait_for_join()
             await measure(service, argparse.Namespace(**{**vars(args), "moves": 2}), 64, 99)  # warms up
             for seed, prompt in enumerate(args.prompt):
                 figures = await measure(service, args, prompt, seed)
                 how = "pre-copy" if precopy_pages != NEVER else "none"
                 print(json.dumps({"copied_before": how, "prompt": prompt, **figures}), flush=True)
-            print(json.dumps({"migrations": dict(service.snapshot().totals.migrations)}), flush=True)
+            print(json.dumps({"migrations": dict(service.snapshot_of("m").totals.migrations)}), flush=True)
     finally:
         await service.close()
 

@@ -9,34 +9,44 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import yaml
 from click.testing import CliRunner
 
+from slipstream.cluster.access.admin_token import read_token
+from slipstream.cluster.access.token_file import AdminTokens, parse_tokens
 from slipstream.cluster.admin_api.admin_app import build_app
 from slipstream.cluster.admin_api.admin_server import AdminServer, operating
 from slipstream.cluster.admin_api.driver_parts import DriverParts
+from slipstream.cluster.admin_api.history_routes import history_routes
 from slipstream.cluster.cli import main
-from slipstream.cluster.config.admin_token import read_token
 from slipstream.cluster.config.cluster_config import AdminApiConfig
 from slipstream.cluster.state.run_state import ClusterState
-from tests.support.cluster.fake_fleet import FakeFleet, FakeRouterView
+from tests.support.cluster.fake_fleet import FakeFleet, FakeFleets, FakeRouterView
 
 TOKEN = "a-token-for-the-tests"
 JSON = {"Content-Type": "application/json"}
 SHOWN = {"Authorization": f"Bearer {TOKEN}"}
 
 
-def parts_of(fleet: FakeFleet) -> DriverParts:
+def parts_of(fleet: FakeFleet, tokens_file: Path | None = None) -> DriverParts:
     state = ClusterState("demo", 1, 2.0, "/c.yaml", "model", operator_token=TOKEN)
-    return DriverParts(fleet, state, FakeRouterView({"num_waiting": 3}), TOKEN)
+    return DriverParts(
+        FakeFleets({"model": fleet}), state, FakeRouterView({"num_waiting": 3}), AdminTokens(TOKEN, tokens_file)
+    )
 
 
-def asking(fleet: FakeFleet, ask: Callable[[httpx.AsyncClient], Awaitable[httpx.Response]]) -> httpx.Response:
+def asking(
+    asked: FakeFleet | DriverParts, ask: Callable[[httpx.AsyncClient], Awaitable[httpx.Response]]
+) -> httpx.Response:
+    parts = asked if isinstance(asked, DriverParts) else parts_of(asked)
+
     async def run() -> httpx.Response:
-        transport = httpx.ASGITransport(app=build_app(parts_of(fleet)))
+        transport = httpx.ASGITransport(app=build_app(parts, [history_routes(parts.changes)]))
         async with httpx.AsyncClient(transport=transport, base_url="http://operator", headers=SHOWN) as client:
             return await ask(client)
 
@@ -54,6 +64,52 @@ def test_nobody_without_the_token_is_told_or_changes_anything(shown: str) -> Non
         assert answer.status_code == 401
         assert answer.json()["error"]["code"] == "unauthorized"
     assert fleet.asked == []
+
+
+def test_a_read_only_token_sees_everything_and_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.yaml"
+    made = CliRunner().invoke(main, ["tokens", "add", str(path), "grafana", "--role", "read"])
+    headers = {"Authorization": f"Bearer {made.stdout.strip()}"}
+    parts = parts_of(FakeFleet(), path)
+    question = {"role": "decode", "replicas": 0}
+    assert asking(parts, lambda client: client.get("/v1/fleet", headers=headers)).status_code == 200
+    refused = asking(parts, lambda client: client.post("/v1/fleet/scale", json=question, headers=headers))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "read_only")
+    assert refused.json()["error"]["message"] == "the token grafana has the role read, which may change nothing"
+    assert "grafana  read" in CliRunner().invoke(main, ["tokens", "list", str(path)]).output
+    assert CliRunner().invoke(main, ["tokens", "remove", str(path), "grafana"]).exit_code == 0
+    assert asking(parts, lambda client: client.get("/v1/fleet", headers=headers)).status_code == 401
+    assert asking(parts, lambda client: client.get("/v1/fleet")).status_code == 200, "the single token stays valid"
+
+
+def test_the_history_has_the_name_of_the_token_and_the_reason(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.yaml"
+    made = CliRunner().invoke(main, ["tokens", "add", str(path), "alice"])
+    parts = parts_of(FakeFleet(), path)
+    question, headers = {"role": "decode", "replicas": 2}, {"Authorization": f"Bearer {made.stdout.strip()}"}
+    asking(parts, lambda c: c.post("/v1/fleet/scale?reason=more%20load", json=question, headers=headers))
+    asking(parts, lambda client: client.post("/v1/fleet/scale", json=question | {"replicas": 1}))
+    found = asking(parts, lambda client: client.get("/v1/history?after=0")).json()["changes"]
+    assert [(one["who"], one["subject"], one["old"], one["new"], one["why"]) for one in found] == [
+        ("alice", "decode", "1", "2", "more load"),
+        ("operator", "decode", "2", "1", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("entry", "sentence"),
+    [
+        ({"name": "a b"}, "token 'a b': name: must be up to 64 letters"),
+        ({"name": "planner"}, "token 'planner': name: planner is the name of a part of the cluster"),
+        ({"sha256": "x"}, "token 'alice': sha256: must be 64 hexadecimal digits"),
+        ({"role": "admin"}, "token 'alice': role: must be read or operator, got 'admin'"),
+        ({"secret": "x"}, "token 'alice': secret: unknown; known here: name, sha256, role"),
+    ],
+)
+def test_a_broken_file_of_tokens_is_refused_with_the_field(entry: dict[str, str], sentence: str) -> None:
+    token = {"name": "alice", "sha256": "ab" * 32, "role": "read"} | entry
+    with pytest.raises(ValueError, match=sentence):
+        parse_tokens(yaml.safe_dump({"tokens": [token]}))
 
 
 def test_the_api_describes_itself_to_everybody() -> None:

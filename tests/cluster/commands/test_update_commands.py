@@ -39,7 +39,7 @@ def test_without_a_cluster_every_command_says_so(run, words):
 def two_clusters(run, monkeypatch):
     """Runs a command while clusters `one` and `two` run; what it would ask is in its output."""
 
-    def ask(state, token):
+    def ask(state, token, reason):
         raise CommandError(f"asks {state.name}")
 
     monkeypatch.setattr(choice, "LocalAdmin", ask)

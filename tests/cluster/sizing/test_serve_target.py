@@ -14,6 +14,7 @@ from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.loading.config_file import load_config
 from slipstream.cluster.config.settings_file import ConfigError
 from slipstream.cluster.processes import process_tree
+from slipstream.cluster.repository.outlines import Outlines
 from slipstream.cluster.sizing import serve_target as target_module
 from slipstream.cluster.sizing.chosen_config import config_text, name_in_hub_cache, settings_of
 from slipstream.cluster.sizing.config_choice import ConfigSource, checked_config, config_source, write_chosen
@@ -43,7 +44,7 @@ def model_in(folder: Path) -> Path:
 
 def problem_of(target: Path) -> str:
     with pytest.raises(ConfigError) as refused:
-        chosen_for(target)
+        chosen_for(target, Outlines())
     (problem,) = refused.value.problems
     return problem
 
@@ -88,7 +89,7 @@ def test_a_name_that_is_none_does_not_lead_out_of_the_folder(tmp_path: Path) -> 
 
 def test_the_newest_of_numbered_versions_is_measured(tmp_path: Path) -> None:
     model_in(tmp_path / "model" / "1")
-    config = checked_config(tmp_path / "model")
+    config = checked_config(tmp_path / "model", Outlines())
     assert config.model.name == "model"
     assert config.model.version == "1"
 
@@ -96,16 +97,16 @@ def test_the_newest_of_numbered_versions_is_measured(tmp_path: Path) -> None:
 def test_a_configuration_stays_one(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(f"model: {{path: {DEMO_MODEL}}}")
-    assert chosen_for(path) is None
+    assert chosen_for(path, Outlines()) is None
     assert config_source(path, None) == ConfigSource(path)
-    assert checked_config(path).name == "slipstream"
+    assert checked_config(path, Outlines()).name == "slipstream"
 
 
 @pytest.mark.parametrize(
     ("target", "words"),
     [
         ("nothing", "nothing: no such file or directory; give a configuration (.yaml) or the directory of a model"),
-        ("org/model-7b", "nothing is downloaded; for a model of the Hugging Face Hub: hf download org/model-7b"),
+        ("org/model-7b", "for the model of the Hugging Face Hub: hf://org/model-7b"),
         ("model.gguf", "model.gguf: no such file; a model is served from its directory"),
         (str(DEMO_MODEL / "model.safetensors"), "a model is served from its directory, with config.json"),
     ],
@@ -116,7 +117,7 @@ def test_what_is_neither_is_refused_with_what_to_give(target: str, words: str) -
 
 def test_a_configuration_that_is_not_there_is_refused_when_it_is_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nope\.yaml: no such file"):
-        checked_config(tmp_path / "nope.yaml")
+        checked_config(tmp_path / "nope.yaml", Outlines())
 
 
 def test_a_directory_without_a_model_says_what_is_missing_and_where_one_is(tmp_path: Path) -> None:

@@ -12,23 +12,29 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
+from slipstream.cluster.access.token_file import AdminTokens
 from slipstream.cluster.admin_api.admin_app import build_app
 from slipstream.cluster.admin_api.driver_parts import DriverParts
 from slipstream.cluster.admin_api.update_routes import UpdateAnswer, update_routes
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.loading.overrides import Overrides
+from slipstream.cluster.config.settings_file import ConfigError
+from slipstream.cluster.config.watch_config import WatchConfig
 from slipstream.cluster.fleet.fleet_port import FleetError, FleetMember, FleetState
 from slipstream.cluster.fleet.update_plan import UpdateEvent, UpdateOptions
 from slipstream.cluster.repository.model_content import content_of
 from slipstream.cluster.state.run_state import ClusterState
 from slipstream.cluster.update import updater as module
+from slipstream.cluster.update.folder_watch import FolderWatch
 from slipstream.cluster.update.release import Release
 from slipstream.cluster.update.updater import Updater
+from slipstream.cluster.update.updaters import Updaters
 from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.protocol.messages import Role
 from slipstream.router.status.version_status import VersionCounts, VersionStatus
-from tests.support.cluster.fake_fleet import FakeRouterView
+from tests.support.cluster.fake_fleet import FakeFleets, FakeRouterView
 
+TOKEN = "a-token-of-some-length"
 DEMO = Path(__file__).parents[3] / "models" / "slipstream-demo"
 
 
@@ -100,6 +106,10 @@ class QuickRouter:
     async def set_split(self, split: dict[str, float] | None) -> None:
         self.check()
         self.split = split
+
+    async def set_mirror(self, version: str, percent: float | None) -> None:
+        self.check()
+        self.mirror = {version: percent} if percent is not None else {}
 
     async def versions(self) -> tuple[VersionStatus, ...]:
         self.check()
@@ -355,6 +365,88 @@ def test_another_recommended_sampling_takes_a_new_start_also_where_the_file_was_
     run(main)
 
 
+def watch_of(lab: Lab) -> tuple[FolderWatch, list[str]]:
+    said: list[str] = []
+    return FolderWatch(lab.updater, WatchConfig(), {}, said.append), said
+
+
+def test_a_new_highest_folder_is_updated_to_once_it_is_whole_and_has_settled(lab: Lab) -> None:
+    async def main() -> None:
+        watch, said = watch_of(lab)
+        await lab.updater.begin(lab.config("second", "2"), UpdateOptions())
+        await lab.until_over()
+        third = lab.folder / "repo" / "3"
+        shutil.copytree(DEMO, third)
+        weights = third / "model.safetensors"
+        whole = weights.read_bytes()
+        weights.write_bytes(whole[:1000])
+        for _ in range(3):
+            await watch.look()
+        assert not lab.updater.is_active
+        (sentence,) = said
+        assert sentence.startswith(f"watch: {third} is not taken so far: ")
+        weights.write_bytes(whole)
+        await watch.look()
+        assert not lab.updater.is_active, "it has just changed"
+        await watch.look()
+        assert lab.updater.is_active
+        await lab.until_over()
+        assert {member.version for member in lab.fleet.members.values()} == {"3"}
+        assert [event.by.name for event, _, _ in lab.shown if event.text.startswith("update from")] == [
+            "operator",
+            "watch",
+        ]
+
+    run(main)
+
+
+def test_a_watched_version_that_was_rolled_back_is_not_tried_again_until_it_changes(lab: Lab) -> None:
+    async def main() -> None:
+        watch, _ = watch_of(lab)
+        lab.fleet.refusal = FleetError("unavailable", "role", "no more groups today")
+        for _ in range(2):
+            await watch.look()
+        await lab.until_over()
+        assert lab.phase() == "rolled_back"
+        lab.fleet.refusal = None
+        for _ in range(3):
+            await watch.look()
+        assert not lab.updater.is_active
+        (lab.folder / "repo" / "2" / "note.txt").write_text("fixed")
+        for _ in range(2):
+            await watch.look()
+        await lab.until_over()
+        assert lab.phase() == "done"
+
+    run(main)
+
+
+def test_a_watched_version_that_is_refused_is_reported_once(lab: Lab) -> None:
+    async def main() -> None:
+        (lab.folder / "repo" / "2" / "generation_config.json").write_text('{"temperature": -1}')
+        watch, said = watch_of(lab)
+        for _ in range(4):
+            await watch.look()
+        assert len(said) == 1
+        assert "repo/2 is not taken: model.path: " in said[0]
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ("{path: repo, version: 1, watch: true}", "model.watch.*must be false where a version is chosen"),
+        ("{path: repo/1, watch: true}", "model.watch.*needs a numbered folder for each version"),
+    ],
+)
+def test_a_model_that_has_no_folders_to_watch_is_refused(lab: Lab, model: str, sentence: str) -> None:
+    path = lab.folder / "watched.yaml"
+    path.write_text(f"model: {model}\n")
+    with pytest.raises(ConfigError, match=sentence):
+        Overrides().load(path)
+
+
 def overwrite_weights(folder: Path) -> None:
     """One bit in the middle, with size and mtime as before."""
     path = folder / "model.safetensors"
@@ -422,10 +514,12 @@ def test_a_tokenizer_that_was_overwritten_takes_a_new_start(
 
 
 def test_the_admin_api_tells_what_has_become_of_the_update_of_the_driver_before(lab: Lab) -> None:
-    parts = DriverParts(lab.fleet, ClusterState("c", 1, 1.0, "c.yaml", "m"), FakeRouterView(), "a-token-of-some-length")
+    parts = DriverParts(
+        FakeFleets({"m": lab.fleet}), ClusterState("c", 1, 1.0, "c.yaml", "m"), FakeRouterView(), AdminTokens(TOKEN)
+    )
     lab.updater.last_event = UpdateEvent(0.0, "cut_short", "cut short by the end of the driver")
-    headers = {"Authorization": "Bearer a-token-of-some-length"}
-    with TestClient(build_app(parts, [update_routes(lab.updater)]), headers=headers) as client:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with TestClient(build_app(parts, [update_routes(Updaters({"m": lab.updater}))]), headers=headers) as client:
         reply = client.get("/v1/update").json()
     assert (reply["is_active"], reply["phase"]) == (False, "cut_short")
     assert reply["line"] == "cut short by the end of the driver"
@@ -433,9 +527,9 @@ def test_the_admin_api_tells_what_has_become_of_the_update_of_the_driver_before(
 
 def test_the_admin_api_begins_shows_splits_and_refuses(lab: Lab) -> None:
     state = ClusterState("c", 1, 1.0, "c.yaml", "m")
-    parts = DriverParts(lab.fleet, state, FakeRouterView(), "a-token-of-some-length")
-    headers = {"Authorization": "Bearer a-token-of-some-length"}
-    with TestClient(build_app(parts, [update_routes(lab.updater)]), headers=headers) as client:
+    parts = DriverParts(FakeFleets({"m": lab.fleet}), state, FakeRouterView(), AdminTokens(TOKEN))
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with TestClient(build_app(parts, [update_routes(Updaters({"m": lab.updater}))]), headers=headers) as client:
         assert client.get("/v1/update").json()["line"] == "no update yet"
         assert client.post("/v1/update/rollback").status_code == 409
         assert client.post("/v1/update/split", json={"weights": {"1": 1}}).status_code == 409

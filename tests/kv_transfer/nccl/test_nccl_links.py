@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from slipstream.kv_transfer.api.transfer_events import SendFailed
 from slipstream.kv_transfer.api.transport import Link, MessageArrival, TransportError
 from slipstream.kv_transfer.nccl import nccl_transport
 from slipstream.kv_transfer.nccl.nccl_transport import NcclTransport
-from slipstream.kv_transfer.nccl.pair_group import GroupSettings, Rendezvous
+from slipstream.kv_transfer.nccl.pair_group import GroupSettings, PairGroup, Rendezvous
 from slipstream.kv_transfer.sockets.link_authentication import LinkAuthenticator
 from tests.support.kv_transfer.ranks import PAGE_IDS, Rank, assert_transfers, transfer
 from tests.support.kv_transfer.waiting import EVENT_S, wait_until
@@ -172,6 +173,38 @@ def test_messages_are_received_in_the_order_that_the_receiver_chooses() -> None:
     for transport in transports:
         transport.close()
         assert transport.num_in_flight == 0
+
+
+class SlowGroup:
+    """A backend's group whose only operation ends when the group is aborted, as with NCCL."""
+
+    def __init__(self) -> None:
+        self.is_moving, self.is_aborted = threading.Event(), threading.Event()
+        self.num_aborts = 0
+
+    def send(self, tensors: list[object], rank: int, tag: int) -> SlowGroup:
+        return self
+
+    def wait(self) -> bool:
+        self.is_moving.set()
+        return self.is_aborted.wait(EVENT_S)
+
+    def abort(self) -> None:
+        self.num_aborts += 1
+        self.is_aborted.set()
+
+
+def test_a_link_that_ends_in_the_middle_of_a_message_aborts_its_group_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, posted, done = SlowGroup(), SimpleQueue[Callable[[], None]](), list[str | None]()
+    monkeypatch.setattr(GroupSettings, "open", lambda *_: slow)
+    pair = PairGroup(GLOO, Rendezvous(TransferAddress("127.0.0.1", 1), 1), 0, posted.put, done.append)
+    pair.add(np.zeros(8, np.uint8), done.append)
+    assert slow.is_moving.wait(EVENT_S)
+    assert pair.end() == []
+    posted.get(timeout=EVENT_S)()
+    assert done == ["the link is down"]
+    wait_until(lambda: not pair.is_running)
+    assert slow.num_aborts == 1
 
 
 def test_without_nccl_pages_in_device_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

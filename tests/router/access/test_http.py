@@ -18,6 +18,7 @@ from slipstream.router.access import key_ring
 from slipstream.router.access.access import Access
 from slipstream.router.access.api_key import digest_of
 from slipstream.router.api.exchange_context import ExchangeContext
+from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.router_config import AdminConfig, HttpConfig, RouterConfig
@@ -65,9 +66,9 @@ async def guarded(
         access.open()
         under_test: FrontUnderTest
         handler = Front(
-            ServedModel(MODEL, tokenizer),
+            Catalog.of([ServedModel(MODEL, tokenizer)]),
             service,
-            lambda: None,
+            lambda *_: None,
             lambda: under_test.server.num_connections,
             RouterConfig(admin=AdminConfig(port=0 if admin_port else None)),
             access,

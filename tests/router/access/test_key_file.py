@@ -11,15 +11,9 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.router.access.api_key import SECRET_PREFIX, digest_of, new_secret
-from slipstream.router.access.key_file import (
-    KeyFileError,
-    add_key,
-    edit_file,
-    parse_keys,
-    read_keys,
-    remove_key,
-)
+from slipstream.router.access.api_key import SECRET_PREFIX, Rates, digest_of, new_secret
+from slipstream.router.access.entry_list import KeyFileError, edit_file
+from slipstream.router.access.key_file import add_key, parse_keys, read_keys, remove_key
 from slipstream.router.access.keys_command import keys_command
 
 HASH = "ab" * 32
@@ -41,6 +35,9 @@ keys:
     expires: 2027-01-01
     admin: true
     shared_cache: true
+    limits:
+      llama: {{tokens_per_minute: 5000, max_concurrent: 2}}
+      org/qwen@1: {{requests_per_minute: 7}}
   - name: bob
     sha256: "{OTHER}"
 """)
@@ -49,6 +46,11 @@ keys:
     assert (full.max_priority, full.models, full.admin) == (-2, frozenset({"llama", "qwen"}), True)
     assert full.expires_s == 1798761600.0
     assert full.shared_cache
+    assert full.limits == {
+        "llama": Rates(tokens_per_minute=5000, max_concurrent=2),
+        "org/qwen@1": Rates(requests_per_minute=7),
+    }
+    assert plain.limits == {}
     assert (plain.tenant, plain.weight, plain.max_priority, plain.models) == ("bob", 1.0, 0, None)
     assert (plain.requests_per_minute, plain.tokens_per_minute, plain.max_concurrent) == (None, None, None)
     assert (plain.admin, plain.shared_cache, plain.expires_s) == (False, False, None)
@@ -68,6 +70,10 @@ keys:
         (f"sha256: {HASH}, max_concurrent: 1.5", "key 'a': max_concurrent: must be a whole number"),
         (f"sha256: {HASH}, models: llama", "key 'a': models: must be a list"),
         (f"sha256: {HASH}, models: []", "key 'a': models: must be a list"),
+        (f"sha256: {HASH}, limits: [m]", "key 'a': limits: must be a mapping of models"),
+        (f"sha256: {HASH}, limits: {{m: 5}}", "key 'a': limits: m: must have some of requests_per_minute"),
+        (f"sha256: {HASH}, limits: {{m: {{weight: 2}}}}", "key 'a': limits: m: must have some of"),
+        (f"sha256: {HASH}, limits: {{m: {{max_concurrent: 0}}}}", "key 'a': limits: m: max_concurrent: must be"),
         (f"sha256: {HASH}, admin: 1", "key 'a': admin: must be true or false"),
         (f"sha256: {HASH}, expires: soon", "key 'a': expires: must be a date"),
         (f"sha256: {HASH}, tenant: 'a\\nb'", "key 'a': tenant: must be"),
@@ -180,19 +186,20 @@ def test_the_command_adds_lists_and_removes(tmp_path: Path):
 
     code, secret, note = call(
         *("add", str(file), "alice", "--tenant", "research", "--tokens-per-minute", "1000", "--model", "m", "--admin"),
-        *("--expires", "2020-01-01"),
+        *("--expires", "2020-01-01", "--limit", "m", "tokens_per_minute", "500", "--limit", "m", "max_concurrent", "2"),
     )
     assert code == 0, note
     [key] = read_keys(file)
     assert key.digest == digest_of(secret.strip().encode())
     assert (key.tenant, key.tokens_per_minute, key.models, key.admin) == ("research", 1000, frozenset({"m"}), True)
+    assert key.limits == {"m": Rates(tokens_per_minute=500, max_concurrent=2)}
     assert secret.strip() not in file.read_text()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert call("add", str(file), "bob")[0] == 0
     code, table, _ = call("list", str(file))
     assert code == 0
     assert [line.split()[0] for line in table.splitlines()] == ["NAME", "alice", "bob"]
-    assert "admin, expired 2020-01-01 00:00 UTC" in table
+    assert "admin, expired 2020-01-01 00:00 UTC, m: 500 tokens/min 2 concurrent" in table
     code, _, error = call("add", str(file), "bob")
     assert code == 2
     assert "the name 'bob' is given twice" in error

@@ -11,19 +11,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.router.access import usage
-from slipstream.router.access.api_key import ApiKey
+from slipstream.router.access.api_key import ApiKey, Rates
 from slipstream.router.access.caller import ANYBODY, Caller
-from slipstream.router.access.limits import KeyLimits, RateLimited, TokenBucket, duration
+from slipstream.router.access.limits import KeyLimits, Quota, RateLimited, TokenBucket, check_all, duration, headers_of
 from slipstream.router.access.usage import COMPACT_BYTES, Account, UsageCounts, UsageFile, UsageTotals
 from slipstream.router.http.http_error import HttpError
 
 KEY = ApiKey("a", b"", "t", requests_per_minute=60, tokens_per_minute=600, max_concurrent=4)
 
 
+class WholeQuota(Quota):
+    """That of a key, for all models."""
+
+    def admit(self, num_tokens, num_sequences, now):
+        self.check(num_tokens, num_sequences, now)
+        self.take(num_tokens, num_sequences, now)
+
+
 def limits_of(key=KEY, now=0.0):
-    limits = KeyLimits()
-    limits.follow(key, now)
-    return limits
+    quota = WholeQuota()
+    quota.follow(key.rates, now)
+    return quota
 
 
 @given(st.lists(st.tuples(st.floats(0, 30), st.floats(0, 500)), max_size=60), st.sampled_from([1.0, 60.0, 1000.0]))
@@ -47,12 +55,12 @@ def test_requests_over_the_rate_are_refused_with_the_time_till_the_next():
     key = replace(KEY, tokens_per_minute=None, max_concurrent=None)
     limits = limits_of(key)
     for _ in range(60):
-        limits.admit(key, 1, 1, 0.0)
+        limits.admit(1, 1, 0.0)
     with pytest.raises(RateLimited, match="60 requests a minute") as limited:
-        limits.admit(key, 1, 1, 0.5)
+        limits.admit(1, 1, 0.5)
     assert limited.value.limit == "requests"
     assert limited.value.retry_after_s == pytest.approx(0.5)
-    limits.admit(key, 1, 1, 1.0)
+    limits.admit(1, 1, 1.0)
 
 
 def test_what_another_router_has_let_in_is_never_refused_and_owed():
@@ -60,25 +68,25 @@ def test_what_another_router_has_let_in_is_never_refused_and_owed():
     for _ in range(3):
         limits.take(400, 2, 0.0)
     with pytest.raises(RateLimited, match="6 of 4 sequences"):
-        limits.admit(KEY, 1, 1, 0.0)
+        limits.admit(1, 1, 0.0)
     for _ in range(3):
         limits.settle(400, 400, 2, 0.0)
     with pytest.raises(RateLimited) as limited:
-        limits.admit(KEY, 60, 1, 0.0)
+        limits.admit(60, 1, 0.0)
     assert limited.value.retry_after_s == pytest.approx(66.0)  # 600 tokens too many, and the 60
 
 
 def test_tokens_are_reserved_and_settled():
     limits = limits_of(replace(KEY, max_concurrent=None))
-    limits.admit(replace(KEY, max_concurrent=None), 500, 1, 0.0)
+    limits.admit(500, 1, 0.0)
     with pytest.raises(RateLimited, match="up to 200") as limited:
-        limits.admit(replace(KEY, max_concurrent=None), 200, 1, 0.0)
+        limits.admit(200, 1, 0.0)
     assert (limited.value.limit, limited.value.retry_after_s) == ("tokens", pytest.approx(10.0))
     limits.settle(500, 100, 1, 0.0)
-    limits.admit(replace(KEY, max_concurrent=None), 500, 1, 0.0)
+    limits.admit(500, 1, 0.0)
     limits.settle(500, 1100, 1, 0.0)  # more than it had reserved: a debt
     with pytest.raises(RateLimited) as limited:
-        limits.admit(KEY, 1, 1, 0.0)
+        limits.admit(1, 1, 0.0)
     assert limited.value.retry_after_s == pytest.approx((600 + 1) / 10)
 
 
@@ -86,42 +94,90 @@ def test_what_is_refused_takes_nothing():
     limits = limits_of()
     for _ in range(100):
         with pytest.raises(RateLimited):
-            limits.admit(KEY, 10, 5, 0.0)
-    limits.admit(KEY, 600, 4, 0.0)
+            limits.admit(10, 5, 0.0)
+    limits.admit(600, 4, 0.0)
     assert limits.num_running == 4
 
 
 def test_a_request_larger_than_the_limit_is_let_in_when_nothing_has_been_used():
     limits = limits_of()
-    limits.admit(KEY, 10_000, 1, 0.0)
+    limits.admit(10_000, 1, 0.0)
     with pytest.raises(RateLimited) as limited:
-        limits.admit(KEY, 10_000, 1, 0.0)
+        limits.admit(10_000, 1, 0.0)
     assert limited.value.retry_after_s == pytest.approx(10_000 / 10)
 
 
 def test_concurrency_counts_sequences_till_they_are_settled():
     limits = limits_of()
-    limits.admit(KEY, 1, 3, 0.0)
+    limits.admit(1, 3, 0.0)
     with pytest.raises(RateLimited, match="3 of 4 sequences") as limited:
-        limits.admit(KEY, 1, 2, 0.0)
+        limits.admit(1, 2, 0.0)
     assert limited.value.limit == "concurrent"
     limits.settle(1, 1, 3, 0.0)
-    limits.admit(KEY, 1, 4, 0.0)
+    limits.admit(1, 4, 0.0)
 
 
 def test_a_changed_limit_keeps_what_was_used():
     limits = limits_of()
-    limits.admit(KEY, 600, 1, 0.0)
-    limits.follow(replace(KEY, tokens_per_minute=1200), 0.0)
+    limits.admit(600, 1, 0.0)
+    limits.follow(replace(KEY, tokens_per_minute=1200).rates, 0.0)
     assert limits.tokens.level(0.0) == 600
-    limits.follow(replace(KEY, tokens_per_minute=None), 0.0)
+    limits.follow(replace(KEY, tokens_per_minute=None).rates, 0.0)
     assert limits.tokens is None
+
+
+def key_limits(key, now=0.0):
+    limits = KeyLimits()
+    limits.follow(key, now)
+    return limits
+
+
+def test_a_model_with_limits_of_its_own_has_those_beside_the_ones_of_the_key():
+    key = replace(KEY, limits={"big": Rates(tokens_per_minute=100), "free": Rates(requests_per_minute=1)})
+    limits = key_limits(key)
+    whole, big = limits.of("big")
+    assert limits.of("other") == (limits.whole,) == (whole,)
+    big.take(90, 1, 0.0)
+    with pytest.raises(RateLimited, match="this key with the model 'big' may use 100 tokens a minute"):
+        check_all(limits.of("big"), 20, 1, 0.0)
+    check_all(limits.of("other"), 20, 1, 0.0)
+    whole.take(590, 1, 0.0)
+    with pytest.raises(RateLimited, match="this key may use 600 tokens a minute"):
+        check_all(limits.of("free"), 20, 1, 0.0)
+
+
+def test_a_limit_of_a_model_that_comes_or_goes_while_requests_run_counts_each_of_them_once():
+    limits = key_limits(KEY)
+    before = limits.of("big")
+    for quota in before:
+        quota.take(10, 1, 0.0)
+    limits.follow(replace(KEY, limits={"big": Rates(max_concurrent=2)}), 0.0)
+    now = limits.of("big")
+    for quota in now:
+        quota.take(10, 2, 0.0)
+    for quota in before:  # which the new limit has not counted
+        quota.settle(10, 10, 1, 0.0)
+    assert [quota.num_running for quota in now] == [2, 2]
+    limits.follow(KEY, 0.0)
+    for quota in now:
+        quota.settle(10, 10, 2, 0.0)
+    assert limits.num_running == 0
+    assert limits.of("big") == (limits.whole,)
+
+
+def test_headers_are_of_the_limit_of_which_least_is_left():
+    limits = key_limits(replace(KEY, limits={"big": Rates(requests_per_minute=10, tokens_per_minute=6000)}))
+    limits.whole.take(400, 1, 0.0)
+    assert headers_of(limits.of("big"), 0.0).splitlines()[::3] == [
+        "x-ratelimit-limit-requests: 10",
+        "x-ratelimit-limit-tokens: 600",
+    ]
 
 
 def test_headers_are_those_of_openai():
     limits = limits_of()
-    limits.admit(KEY, 300, 1, 0.0)
-    assert limits.headers(0.0).splitlines() == [
+    limits.admit(300, 1, 0.0)
+    assert headers_of((limits,), 0.0).splitlines() == [
         "x-ratelimit-limit-requests: 60",
         "x-ratelimit-remaining-requests: 59",
         "x-ratelimit-reset-requests: 1s",
@@ -130,7 +186,7 @@ def test_headers_are_those_of_openai():
         "x-ratelimit-reset-tokens: 30s",
     ]
     assert [duration(s) for s in (0.0, 0.02, 1.5, 59, 360)] == ["0ms", "20ms", "1.5s", "59s", "6m0s"]
-    assert limits_of(ApiKey("b", b"", "t")).headers(0.0) == ""
+    assert headers_of((limits_of(ApiKey("b", b"", "t")),), 0.0) == ""
 
 
 def test_salts_of_different_tenants_never_meet_whatever_they_contain():

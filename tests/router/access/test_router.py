@@ -53,7 +53,7 @@ async def ask(at: Endpoint, path: str, key: str = "", tls: ssl.SSLContext | None
 
 def test_clients_come_by_tls_with_a_key_and_operators_by_a_port_of_their_own(config: RouterConfig) -> None:
     async def main() -> None:
-        router = Router(config, ModelSource(MODEL, MODEL_DIR), TOKEN)
+        router = Router(config, [ModelSource(MODEL, MODEL_DIR)], TOKEN)
         addresses = await router.start()
         tls = ssl.create_default_context(cafile=config.http.tls.cert_file)
         try:
@@ -88,7 +88,7 @@ def test_what_the_previous_router_counts_until_its_end_is_known_to_the_next_one(
     monkeypatch.setattr(Router, "_find_session", wait_for_its_end)
 
     async def main() -> None:
-        router = Router(config, ModelSource(MODEL, MODEL_DIR), TOKEN)
+        router = Router(config, [ModelSource(MODEL, MODEL_DIR)], TOKEN)
         addresses = await router.start()
         tls = ssl.create_default_context(cafile=config.http.tls.cert_file)
         try:
@@ -107,7 +107,7 @@ def test_a_router_that_does_not_start_leaves_the_socket_holder(config: RouterCon
     async def main() -> None:
         with contextlib.closing(SocketHolder()) as holder:
             with pytest.raises(ValueError, match="keys") as failure:
-                await Router(config, ModelSource(MODEL, MODEL_DIR), TOKEN, holder_path=holder.path).start()
+                await Router(config, [ModelSource(MODEL, MODEL_DIR)], TOKEN, holder_path=holder.path).start()
             following = await asyncio.to_thread(FailoverSession.of_holder, holder.path)  # which has to wait for that
             assert following is not None
             following.farewell()
@@ -122,7 +122,7 @@ def test_a_broken_file_keeps_the_router_from_starting_and_leaves_nothing_behind(
 
     async def main() -> None:
         with pytest.raises(ValueError, match="key 'a': sha256"):
-            await Router(config, ModelSource(MODEL, MODEL_DIR), TOKEN).start()
+            await Router(config, [ModelSource(MODEL, MODEL_DIR)], TOKEN).start()
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     run(main)

@@ -30,6 +30,7 @@ from slipstream.router.protocol.messages import (
     TokenChunk,
 )
 from slipstream.router.registry.worker_registry import WorkerRegistry
+from slipstream.router.requests.history import History
 
 D = PeerId("d", 1)
 
@@ -230,7 +231,7 @@ def test_a_question_with_many_choices_does_not_hold_every_slot_while_others_wait
 
 def test_a_tenant_is_charged_what_its_answers_have_been_like_and_not_what_it_may_ask_for():
     config = DispatchConfig()
-    table = RequestTable(config, 16, Versions(config.versions, WorkerRegistry()), PrefixIndex())
+    table = RequestTable(config, History(16), Versions(config.versions, WorkerRegistry()), PrefixIndex())
     for _ in range(200):
         table.outputs.learn("brief", 10, 8, is_whole=True)
     for tenant in ("brief", "unknown"):

@@ -19,6 +19,7 @@ from slipstream.router.protocol.messages import (
     SamplingParams,
     Stats,
 )
+from slipstream.router.requests.history import History
 from tests.support.router.dispatcher_lab import CONFIG, D, Lab, P, ticket, to_prefill
 
 
@@ -165,7 +166,7 @@ def test_the_story_of_a_request_can_be_told_after_its_end(pair):
 
 def test_only_so_many_stories_are_kept():
     lab = Lab()
-    lab.dispatcher = Dispatcher(CONFIG, history_capacity=2)
+    lab.dispatcher = Dispatcher(CONFIG, History(2))
     for name in "abc":
         lab.submit(name)
     assert lab.dispatcher.history.get("a") is None

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from dataclasses import replace
 
 import pytest
 import uvloop
@@ -28,59 +27,14 @@ from slipstream.router.protocol.messages import (
     Generate,
     PeerLost,
     Ping,
-    Pong,
+    Postponed,
     Rejected,
     SamplingParams,
-    StepOutput,
-    TokenChunk,
     TokenLogprob,
-    Welcome,
 )
-from slipstream.router.protocol.wire import FrameProtocol
-from tests.support.router.greetings import make_hello
+from tests.support.router.worker_end import TOKEN, WorkerEnd, hello, until
 
-TOKEN = "secret"
 CONFIG = RouterConfig(dispatch=DispatchConfig(worker_lease_s=60.0, max_queued_requests=2))
-
-
-def hello(name="d", epoch=1, **changes):
-    return replace(make_hello(PeerId(name, epoch), token=TOKEN, max_model_len=1600), **changes)
-
-
-class WorkerEnd:
-    """A worker's connection, moved by the test."""
-
-    def __init__(self):
-        self.inbox = asyncio.Queue()
-        self.lost = asyncio.get_running_loop().create_future()
-        self.protocol = FrameProtocol(self.inbox.put_nowait, self.lost.set_result)
-        self.send = self.protocol.send
-
-    @classmethod
-    async def connect(cls, service, greeting=None):
-        end = cls()
-        await asyncio.get_running_loop().create_connection(lambda: end.protocol, *service.worker_port.address)
-        if greeting is not None:
-            end.send(greeting)
-        return end
-
-    @classmethod
-    async def join(cls, service, greeting=None):
-        greeting = greeting or hello()
-        end = await cls.connect(service, greeting)
-        assert isinstance(await end.inbox.get(), Welcome)
-        end.send(Credits(0, greeting.max_slots, greeting.num_pages, greeting.max_queued_tokens))
-        return end
-
-    async def next(self, kind):
-        """The next message, which must be of this kind; pings are answered."""
-        while isinstance(message := await self.inbox.get(), Ping):
-            self.send(Pong(message.nonce))
-        assert isinstance(message, kind), message
-        return message
-
-    def chunk(self, request_id, index, *tokens, attempt=0, finish=None, logprobs=()):
-        self.send(StepOutput((TokenChunk(request_id, attempt, index, tokens, logprobs, finish),)))
 
 
 def request(request_id="r", num_prompt=5, **more):
@@ -91,23 +45,17 @@ def serve(scenario, config=CONFIG, loop_factory=uvloop.new_event_loop):
     """Runs a scenario with a started service and closes it afterwards."""
 
     async def main():
-        service = GenerationService(config, model="m", token=TOKEN)
+        service = GenerationService(config, models={"m": config.dispatch}, token=TOKEN)
         await service.start()
         try:
             await scenario(service)
         finally:
             await service.close()
-        assert service.snapshot().num_requests == 0
-        assert service.snapshot().workers == ()
+        assert service.snapshot_of("m").num_requests == 0
+        assert service.snapshot_of("m").workers == ()
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(asyncio.wait_for(main(), 30))
-
-
-async def until(condition):
-    """Lets the loop turn until something has become true, which the test's time-out bounds."""
-    while not condition():
-        await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
@@ -175,7 +123,7 @@ def test_a_reader_that_has_all_it_wants_ends_the_request_as_stopped():
             stream.cancel("stop")
         assert stream.finish.reason == "stop"
         assert await worker.next(Cancel) == Cancel("r", 0)
-        assert service.snapshot().totals.finishes == {"stop": 1}
+        assert service.snapshot_of("m").totals.finishes == {"stop": 1}
 
     serve(scenario)
 
@@ -210,7 +158,7 @@ def test_a_worker_that_dies_in_mid_stream_is_replaced_and_the_stream_goes_on():
         assert (resumed.attempt, resumed.output_ids) == (1, b"\x0a\x00\x00\x00")
         second.chunk("r", 1, 11, attempt=1, finish="stop")
         assert [delta async for delta in stream] == [[(11, None)]]
-        assert service.snapshot().totals.retries == {"worker_lost": 1}
+        assert service.snapshot_of("m").totals.retries == {"worker_lost": 1}
 
     serve(scenario)
 
@@ -251,9 +199,10 @@ def test_a_worker_that_does_not_fit_is_told_why_and_sent_away(changes, reason):
     async def scenario(service):
         await WorkerEnd.join(service, hello("first", epoch=2))
         stranger = await WorkerEnd.connect(service, hello(**changes))
-        assert await stranger.inbox.get() == Rejected(reason)
+        refused = Postponed if "model" in changes else Rejected  # a model may be added any moment
+        assert await stranger.inbox.get() == refused(reason)
         assert await stranger.lost is None
-        assert [worker.peer for worker in service.snapshot().workers] == [PeerId("first", 2)]
+        assert [worker.peer for worker in service.snapshot_of("m").workers] == [PeerId("first", 2)]
 
     serve(scenario)
 
@@ -263,7 +212,7 @@ def test_a_worker_may_come_back_with_other_pages_than_its_earlier_connection_had
         earlier = await WorkerEnd.join(service, hello("first", epoch=1))
         await WorkerEnd.join(service, hello("first", epoch=2, page_tokens=32))
         await earlier.lost
-        assert [worker.peer for worker in service.snapshot().workers] == [PeerId("first", 2)]
+        assert [worker.peer for worker in service.snapshot_of("m").workers] == [PeerId("first", 2)]
 
     serve(scenario)
 
@@ -303,7 +252,7 @@ def test_a_newer_connection_of_the_same_worker_replaces_the_older():
         new = await WorkerEnd.join(service, hello(epoch=2))
         await old.lost
         assert (await new.next(Generate)).request.attempt == 1
-        assert [worker.peer for worker in service.snapshot().workers] == [PeerId("d", 2)]
+        assert [worker.peer for worker in service.snapshot_of("m").workers] == [PeerId("d", 2)]
         stream.cancel()
         await new.next(Cancel)
 
@@ -315,7 +264,7 @@ def test_a_silent_worker_is_lost_and_one_that_answers_pings_is_not():
         silent, alive = await WorkerEnd.join(service, hello("a")), await WorkerEnd.join(service, hello("b"))
         assert await alive.next(PeerLost) == PeerLost(PeerId("a", 1))
         await silent.lost
-        assert [worker.peer.name for worker in service.snapshot().workers] == ["b"]
+        assert [worker.peer.name for worker in service.snapshot_of("m").workers] == ["b"]
 
     serve(scenario, RouterConfig(dispatch=DispatchConfig(worker_lease_s=1.0)))
 
@@ -323,7 +272,7 @@ def test_a_silent_worker_is_lost_and_one_that_answers_pings_is_not():
 def test_a_request_that_finds_no_worker_ends_at_its_queue_deadline():
     async def scenario(service):
         stream = service.submit(request())
-        assert not service.is_ready
+        assert not service.has_workers("m")
         assert [delta async for delta in stream] == []
         assert stream.finish.error.kind == "queue_timeout"
         assert stream.record.timeline.finished - stream.record.timeline.queued >= 0.1
@@ -333,7 +282,7 @@ def test_a_request_that_finds_no_worker_ends_at_its_queue_deadline():
 
 def test_a_request_is_refused_at_once_while_no_worker_can_come_and_none_is_there():
     async def scenario(service):
-        service.refuse_without_workers("config.json is gone")
+        service.refuse_without_workers("m", "config.json is gone")
         with pytest.raises(NoWorkersError, match=r"none can be started: config\.json is gone") as refused:
             service.submit(request())
         assert (refused.value.error.kind, refused.value.error.retry_after_s) == ("not_ready", 30.0)
@@ -348,18 +297,18 @@ def test_a_request_is_refused_at_once_while_no_worker_can_come_and_none_is_there
 
 def test_the_context_length_is_that_of_the_longest_decode_worker_and_joins_can_be_awaited():
     async def scenario(service):
-        assert service.max_model_len is None
+        assert service.max_model_len_of("m") is None
         joined = asyncio.ensure_future(service.worker_port.wait_for_join())
         await asyncio.sleep(0)
         await WorkerEnd.join(service, hello("p", role="prefill", max_model_len=9999))
         await joined
-        assert service.max_model_len is None
+        assert service.max_model_len_of("m") is None
         joined = asyncio.ensure_future(service.worker_port.wait_for_join())
         await asyncio.sleep(0)
         assert not joined.done()
         await WorkerEnd.join(service, hello("d"))
         await joined
-        assert service.max_model_len == 1600
+        assert service.max_model_len_of("m") == 1600
 
     serve(scenario)
 
@@ -372,12 +321,12 @@ def test_what_is_not_admitted_raises_and_leaves_nothing():
             service.submit(request("c"))
         with pytest.raises(InvalidRequestError, match="in use"):
             service.submit(request("a"))
-        assert service.snapshot().num_requests == 2
+        assert service.snapshot_of("m").num_requests == 2
         await WorkerEnd.join(service)
-        await until(lambda: service.snapshot().num_waiting == 0)
+        await until(lambda: service.snapshot_of("m").num_waiting == 0)
         with pytest.raises(PromptTooLongError):
             service.submit(request("d", num_prompt=1600))
-        assert service.snapshot().totals.rejections == {
+        assert service.snapshot_of("m").totals.rejections == {
             "queue_full": 1,
             "invalid_request": 1,
             "prompt_too_long": 1,
@@ -411,13 +360,13 @@ def test_a_value_that_would_break_a_workers_connection_is_refused_on_admission(b
 def test_draining_a_worker_tells_it_and_gives_it_nothing_new():
     async def scenario(service):
         worker = await WorkerEnd.join(service)
-        await until(lambda: service.is_ready)
+        await until(lambda: service.has_workers("m"))
         assert service.worker_port.drain("d")
         assert not service.worker_port.drain("missing")
         await worker.next(Drain)
-        assert not service.is_ready
+        assert not service.has_workers("m")
         service.submit(request())
-        assert service.snapshot().num_waiting == 1
+        assert service.snapshot_of("m").num_waiting == 1
 
     serve(scenario)
 
@@ -444,7 +393,7 @@ def test_what_the_router_before_has_admitted_is_admitted_until_the_end():
     async def scenario(service):
         service.stop_admission()
         with service.submit(request(resumed=Resumed(b"", ""))):
-            assert service.snapshot().num_waiting == 1
+            assert service.snapshot_of("m").num_waiting == 1
         await service.close()
         with pytest.raises(ShuttingDownError):
             service.submit(request("late", resumed=Resumed(b"", "")))
@@ -468,4 +417,4 @@ def test_closing_ends_what_still_runs_and_the_workers_connections():
 
 def test_a_worker_port_without_a_secret_is_refused():
     with pytest.raises(ValueError, match="secret"):
-        GenerationService(CONFIG, model="m", token="")
+        GenerationService(CONFIG, models={"m": CONFIG.dispatch}, token="")

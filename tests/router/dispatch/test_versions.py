@@ -393,8 +393,50 @@ def test_ends_and_times_are_counted_by_version(both):
     for version in ("1", "2"):
         counts = both.counts(version)
         assert (counts.num_requests, counts.num_first_tokens, counts.ttft_s) == (2, 2, 4.0)
+        assert counts.ttft_moments.typical_s == pytest.approx(2.0)
+        assert counts.num_itls == 0, "an answer of one token has no time between tokens"
+
         assert counts.ends == {"stop": 2}
     assert [action.token_ids for action in both.actions if isinstance(action, Emit)] == [(7,)] * 4
+
+
+def test_the_mean_time_between_tokens_of_each_answer_is_counted_by_version(both):
+    request_id = both.submit()
+    worker = OLD if both.version(request_id) == "1" else NEW
+    both.token(worker, request_id, 0)
+    for index in (1, 2):
+        both.now += 0.5 * index
+        both.token(worker, request_id, index, finish="stop" if index == 2 else None)
+    counts = both.counts(both.version(request_id))
+    assert (counts.num_itls, counts.itl_s) == (1, 0.75)
+    assert counts.itl_moments.typical_s == pytest.approx(0.75)
+
+
+def test_tokens_of_one_tokenizer_go_to_no_version_with_another(both):
+    both.split({"1": 100, "2": 1})
+    first = [both.submit(versions=("2",)) for _ in range(5)]
+    both.split({"1": 100, "2": 0})
+    second = [both.submit(versions=("2", "3")) for _ in range(5)]
+    assert {both.version(request_id) for request_id in first + second} == {"2"}
+    both.token(NEW, first[0], 0)
+    both.say(NEW, Failed(first[1], 0, "broken", True))
+    assert both.version(first[1]) == "2"
+    both.leave(NEW)
+    both.tick(4.9)
+    assert not both.finishes()
+    both.tick(5.0)
+    errors = {finish.error.kind for finish in both.finishes().values()}
+    assert (len(both.finishes()), errors) == (10, {"shutting_down"})
+    assert "version '2' of the model is not served any more" in both.finishes()[first[0]].error.message
+
+
+def test_tokens_of_a_version_that_is_not_there_wait_for_it_as_long_as_for_one_that_was_lost(both):
+    late, gone = both.submit(versions=("3",)), both.submit(versions=("4",))
+    both.tick(4.0)
+    both.join(NEW_P, "3")
+    assert both.version(late) == "3"
+    both.tick(5.0)
+    assert set(both.finishes()) == {gone}
 
 
 def test_a_version_that_nobody_has_ever_served_is_refused(both):

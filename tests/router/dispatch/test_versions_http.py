@@ -7,15 +7,18 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+from tokenizers import Tokenizer
 
 from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.process.addresses import Addresses
 from slipstream.router.router import Router
 from tests.router.test_http_router import CONFIG, TOKEN, Exchange, PlayedWorker, ask, completion, until_ready
+from tests.support.router.byte_model import write_byte_model
 from tests.support.router.fake_cluster import MODEL, MODEL_DIR, events_of, run
 
 
@@ -23,7 +26,7 @@ from tests.support.router.fake_cluster import MODEL, MODEL_DIR, events_of, run
 async def routing(fronts: int = 1) -> AsyncIterator[tuple[Router, Addresses, dict[str, PlayedWorker]]]:
     """Ready, with a decode worker of each of two versions."""
     config = replace(CONFIG, frontends=fronts, dispatch=replace(CONFIG.dispatch, max_attempts=3))
-    router = Router(config, ModelSource(MODEL, MODEL_DIR), TOKEN)
+    router = Router(config, [ModelSource(MODEL, MODEL_DIR)], TOKEN)
     addresses = await router.start()
     workers = {v: PlayedWorker("decode", addresses, name=f"decode-{v}", version=v) for v in ("v1", "v2")}
     try:
@@ -57,7 +60,7 @@ def test_answers_name_their_version_and_keep_the_split(fronts: int) -> None:
     async def main() -> None:
         async with routing(fronts) as (router, addresses, _):
             await until_told(addresses, fronts)
-            router.service.set_split({"v1": 90, "v2": 10})
+            router.service.set_split(MODEL, {"v1": 90, "v2": 10})
             seen: Counter[str] = Counter()
             for _ in range(50):
                 status, answer = await complete(addresses)
@@ -80,10 +83,55 @@ def test_answers_name_their_version_and_keep_the_split(fronts: int) -> None:
     run(main, deadline_s=110)
 
 
+@pytest.mark.parametrize("fronts", [1, 2])
+def test_versions_with_different_tokenizers_get_tokens_of_their_own(fronts: int, tmp_path: Path) -> None:
+    """v2 has single bytes for tokens: 5 of "hello", and another text for the token that the workers say."""
+    write_byte_model(tmp_path, temperature=0.0)
+
+    async def seen_of(addresses: Addresses, count: int, **fields: Any) -> Counter[tuple[str, int, str]]:
+        answers = [await complete(addresses, prompt="hello", **fields) for _ in range(count)]
+        assert {status for status, _ in answers} == {200}
+        return Counter(
+            (one["system_fingerprint"], one["usage"]["prompt_tokens"], one["choices"][0]["text"]) for _, one in answers
+        )
+
+    async def main() -> None:
+        async with routing(fronts) as (router, addresses, workers):
+            await until_told(addresses, fronts)
+            router.service.set_split(MODEL, {"v1": 100, "v2": 0})
+            await router.add_text(ModelSource(MODEL, tmp_path, text_of="v2"))
+            ((old, _),) = (await seen_of(addresses, 8)).items()
+            assert old[0] == "v1"
+            assert old[1] != 5
+            new = ("v2", 5, Tokenizer.from_file(str(tmp_path / "tokenizer.json")).decode([100, 100]))
+            assert old[2] != new[2]
+            router.service.set_split(MODEL, {"v1": 50, "v2": 50})
+            async with asyncio.timeout(30):
+                while len(seen := await seen_of(addresses, 20)) < 2:
+                    pass
+            assert set(seen) == {old, new}
+            for session in ("a", "b", "c", "d"):
+                assert len(await seen_of(addresses, 6, session_id=session)) == 1
+            for version, expected in (("v1", old), ("v2", new)):
+                status, answer = await complete(addresses, f"{MODEL}@{version}", prompt="hello")
+                assert (status, answer["usage"]["prompt_tokens"]) == (200, expected[1])
+            lengths = {len(request.prompt_ids) // 4 for request in workers["v2"].requests}
+            assert lengths == {5}, "no token of another tokenizer came to it"
+            await router.set_text(ModelSource(MODEL, tmp_path))
+            workers["v1"].leave()
+            router.service.set_split(MODEL, None)
+            router.remove_text(MODEL, "v2")
+            async with asyncio.timeout(30):
+                while set(await seen_of(addresses, 8)) != {new}:
+                    pass
+
+    run(main, deadline_s=110)
+
+
 def test_all_choices_of_an_answer_come_from_one_version() -> None:
     async def main() -> None:
         async with routing() as (router, addresses, _):
-            router.service.set_split({"v1": 50, "v2": 50})
+            router.service.set_split(MODEL, {"v1": 50, "v2": 50})
             for _ in range(4):
                 status, answer = await complete(addresses, n=3)
                 assert (status, len(answer["choices"])) == (200, 3)
@@ -96,7 +144,7 @@ def test_all_choices_of_an_answer_come_from_one_version() -> None:
 def test_models_status_and_metrics_tell_of_versions() -> None:
     async def main() -> None:
         async with routing() as (router, addresses, workers):
-            router.service.set_split({"v1": 100, "v2": 0})
+            router.service.set_split(MODEL, {"v1": 100, "v2": 0})
             for _ in range(3):
                 assert (await complete(addresses))[0] == 200
             models = orjson.loads((await ask(addresses.http, "GET", "/v1/models"))[1])
@@ -109,8 +157,8 @@ def test_models_status_and_metrics_tell_of_versions() -> None:
             assert first["counts"]["num_requests"] >= 3
             assert (second["name"], second["weight"], second["is_live"]) == ("v2", 0, True)
             page = (await ask(addresses.http, "GET", "/metrics"))[1].decode()
-            assert 'slipstream:version_requests_total{outcome="length",version="v1"}' in page
-            assert 'slipstream:version_workers{role="decode",version="v2"} 1.0' in page
+            assert 'slipstream:version_requests_total{model_name="demo",outcome="length",version="v1"}' in page
+            assert 'slipstream:version_workers{model_name="demo",role="decode",version="v2"} 1.0' in page
             workers["v2"].leave()
             async with asyncio.timeout(30):
                 while len(models["data"]) > 1:
@@ -123,12 +171,12 @@ def test_models_status_and_metrics_tell_of_versions() -> None:
 def test_a_stream_whose_version_goes_away_goes_on_with_the_other_one() -> None:
     async def main() -> None:
         async with routing() as (router, addresses, workers):
-            router.service.set_split({"v1": 0, "v2": 100})
+            router.service.set_split(MODEL, {"v1": 0, "v2": 100})
             workers["v2"].may_go_on.clear()
             body = completion(max_tokens=4, ignore_eos=True, stream=True)
             exchange = await Exchange.begin(addresses.http, "POST", "/v1/completions", body)
             begun = await exchange.reader.readuntil(b'"v2"')
-            router.service.set_split({"v1": 100, "v2": 0})
+            router.service.set_split(MODEL, {"v1": 100, "v2": 0})
             workers["v2"].leave()
             rest = await exchange.reader.read()
             exchange.writer.close()

@@ -175,7 +175,9 @@ class Port:
     async def honest_has_room(self, has_room: bool) -> None:
         """Returns when the router knows that the honest worker takes work, or takes none."""
         self.honest.tell_credits(8 if has_room else 0)
-        while any(w.peer.name == "honest" and (w.free_slots > 0) != has_room for w in self.service.snapshot().workers):
+        while any(
+            w.peer.name == "honest" and (w.free_slots > 0) != has_room for w in self.service.snapshot_of("m").workers
+        ):
             await asyncio.sleep(0)
 
     async def check(self) -> None:
@@ -183,7 +185,7 @@ class Port:
         assert await self.ask() == [0, 1, 2, 3, 4]
         assert not self.honest.is_lost
         assert self.errors == []
-        self.service._dispatcher.check_integrity()
+        self.service._models["m"].dispatcher.check_integrity()
 
 
 NUMBERS = count()
@@ -194,7 +196,7 @@ def port() -> Any:
     loop = uvloop.new_event_loop()
     errors: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda loop, context: errors.append(context))
-    service = GenerationService(CONFIG, model="m", token=TOKEN)
+    service = GenerationService(CONFIG, models={"m": CONFIG.dispatch}, token=TOKEN)
     loop.run_until_complete(service.start())
 
     async def join() -> Honest:
@@ -251,7 +253,7 @@ def test_a_first_frame_that_is_no_hello_ends_the_connection_and_gets_no_welcome(
             attacker = await port.attack()
             attacker.write(encode_frame(message) + encode_frame(hello("late", 1)))
             await attacker.closed.wait()
-            assert not any(worker.peer.name == "late" for worker in port.service.snapshot().workers)
+            assert not any(worker.peer.name == "late" for worker in port.service.snapshot_of("m").workers)
 
         port.run(main())
 
@@ -327,7 +329,7 @@ def test_nonsense_about_its_own_requests_ends_the_attempt_and_not_the_request(po
             assert 0 <= stream.finish.usage.num_cached_tokens <= 9
             liar.protocol.abort()
             await liar.over.wait()
-            while any(worker.peer.name == "liar" for worker in port.service.snapshot().workers):
+            while any(worker.peer.name == "liar" for worker in port.service.snapshot_of("m").workers):
                 await asyncio.sleep(0)
             await port.check()
 

@@ -50,7 +50,7 @@ def test_a_front_that_is_killed_takes_its_own_streams_and_is_started_anew() -> N
             num_lost = victim.link.num_running
             assert num_lost > 0
             os.kill(victim.process.pid, signal.SIGKILL)
-            await until(lambda: router.service.snapshot().num_requests == NUM_CLIENTS - num_lost)
+            await until(lambda: router.service.snapshot_of(MODEL).num_requests == NUM_CLIENTS - num_lost)
             await until(worker.cancelled.is_set)
             worker.may_go_on.set()
             rests = [await exchange.reader.read() for exchange in exchanges]
@@ -118,7 +118,7 @@ def test_where_one_front_does_not_start_none_is_left(monkeypatch: pytest.MonkeyP
     async def main() -> None:
         monkeypatch.setattr(subprocess, "Popen", one_of_two)
         with pytest.raises(OSError, match="before it listened"):
-            await Router(replace(CONFIG, frontends=NUM_FRONTS), ModelSource(MODEL, MODEL_DIR), TOKEN).start()
+            await Router(replace(CONFIG, frontends=NUM_FRONTS), [ModelSource(MODEL, MODEL_DIR)], TOKEN).start()
         assert len(begun) == NUM_FRONTS
         assert not any(map(psutil.pid_exists, begun))
 
@@ -132,7 +132,7 @@ def test_a_question_that_the_dispatcher_stumbles_over_is_answered_all_the_same()
     async def main() -> None:
         sent: list[Any] = []
         metrics = FrontMetrics()
-        service = GenerationService(CONFIG, model=MODEL, token=TOKEN)
+        service = GenerationService(CONFIG, models={MODEL: CONFIG.dispatch}, token=TOKEN)
         link = FrontLink(service, Access(), FrontTally(metrics, Counter()), stumble, sent.append)
         link.received(Ask(7, "GET", "/metrics", "", (), b""))
         await until(lambda: bool(sent))
@@ -152,7 +152,7 @@ def test_a_request_that_the_next_front_goes_on_with_counts_once(
     async def main() -> None:
         access = Access(AccessConfig(str(tmp_path / "keys.yaml")))
         access.open()
-        service = GenerationService(CONFIG, model=MODEL, token=TOKEN)
+        service = GenerationService(CONFIG, models={MODEL: CONFIG.dispatch}, token=TOKEN)
 
         def link() -> FrontLink:
             tally = FrontTally(FrontMetrics(), Counter())

@@ -112,7 +112,7 @@ def test_a_client_that_leaves_a_front_frees_the_worker() -> None:
             exchange = await stream_of(addresses.http, max_tokens=20)
             exchange.writer.transport.abort()
             await worker.cancelled.wait()
-            await until(lambda: router.service.snapshot().num_requests == 0)
+            await until(lambda: router.service.snapshot_of(MODEL).num_requests == 0)
 
     run(main, deadline_s=110)
 
@@ -145,9 +145,9 @@ def test_fronts_hear_at_once_that_the_longest_sequence_has_changed() -> None:
     async def main() -> None:
         async with routing() as (router, _, worker):
             pool = fronts_of(router)
-            assert pool._setup.max_model_len == 1000
+            assert pool._setup.models[MODEL].max_model_len == 1000
             worker.leave()  # no worker joins after it
-            await until(lambda: pool._setup.max_model_len is None)
+            await until(lambda: pool._setup.models[MODEL].max_model_len is None)
 
     run(main, deadline_s=110)
 
@@ -250,7 +250,7 @@ def test_a_port_that_somebody_shares_among_fronts_is_in_use() -> None:
         async with routing() as (_, addresses, _):
             config = RouterConfig(http=HttpConfig(port=addresses.http.port), frontends=NUM_FRONTS)
             with pytest.raises(OSError, match="the port is in use"):
-                await Router(config, ModelSource(MODEL, MODEL_DIR), TOKEN).start()
+                await Router(config, [ModelSource(MODEL, MODEL_DIR)], TOKEN).start()
 
     run(main, deadline_s=110)
 
@@ -267,30 +267,44 @@ def test_a_request_travels_whole() -> None:
 
 
 def test_counts_of_fronts_add_up_whatever_dies() -> None:
-    sums, unauthenticated = FrontMetrics(), Counter[str]()
-    first, second = FrontMetrics(), FrontMetrics()
+    sums, unauthenticated = FrontMetrics(["a", "b"]), Counter[str]()
+    first, second = FrontMetrics(["a", "b"]), FrontMetrics(["a", "b"])
     tallies = [FrontTally(sums, unauthenticated) for _ in range(2)]
-    first.latencies.of("v1").whole_s.observe(0.2, 2)
+    first.of("a").latencies.of("v1").whole_s.observe(0.2, 2)
+    first.of("b").ends["stop"] += 1
     first.ignored_fields.add("7", 2)
     first.responses[200] += 2
     tallies[0].add(counts_of(first, {"missing": 1}, None))
-    second.latencies.of("v2").whole_s.observe(0.2)
+    second.of("a").latencies.of("v2").whole_s.observe(0.2)
     second.ignored_fields.add("7")
     second.responses[200] += 1
-    second.num_output_tokens = 4
+    second.of("a").num_output_tokens = 4
     tallies[1].add(counts_of(second, {}, None))
-    first.latencies.of("v1").whole_s.observe(70.0)
+    first.of("a").latencies.of("v1").whole_s.observe(70.0)
+    first.of("b").ends["stop"] += 1
     first.ignored_fields.add("id")
     first.responses[503] += 1
     tallies[0].add(counts_of(first, {"missing": 3}, None))
     FrontTally(sums, unauthenticated).add(counts_of(second, {}, None))  # one that was started anew counts from zero
     assert sums.responses == {200: 4, 503: 1}
-    assert sums.num_output_tokens == 8
-    whole_s = {version: latencies.whole_s for version, latencies in sums.latencies.items()}
+    assert (sums.of("a").num_output_tokens, sums.of("b").num_output_tokens) == (8, 0)
+    assert (sums.of("a").ends, sums.of("b").ends) == ({}, {"stop": 2})
+    whole_s = {version: latencies.whole_s for version, latencies in sums.of("a").latencies.items()}
     assert {version: histogram.count for version, histogram in whole_s.items()} == {"": 0, "v1": 3, "v2": 2}
     assert whole_s["v1"].total == pytest.approx(0.4 + 70.0)
     assert sums.ignored_fields == {"7": 4, "id": 1}
     assert unauthenticated == {"missing": 3}
+
+
+def test_what_a_front_still_reports_of_a_removed_model_counts_for_none() -> None:
+    sums, front = FrontMetrics(["a"]), FrontMetrics(["a", "gone"])
+    front.of("gone").num_output_tokens = 3
+    front.of("a").num_output_tokens = 4
+    FrontTally(sums, Counter()).add(counts_of(front, {}, None))
+    assert sums.models.keys() == {"a"}
+    assert sums.of("a").num_output_tokens == 4
+    sums.of("gone").num_output_tokens += 1
+    assert sums.models.keys() == {"a"}
 
 
 def test_what_became_of_the_traces_of_fronts_adds_up() -> None:

@@ -139,7 +139,7 @@ def request(max_tokens: int, stream: bool = True) -> bytes:
 
 @asynccontextmanager
 async def routing() -> AsyncIterator[tuple[Router, Addresses, Talker]]:
-    router = Router(CONFIG, ModelSource(MODEL, MODEL_DIR), TOKEN, has_prefill_pool=False)
+    router = Router(CONFIG, [ModelSource(MODEL, MODEL_DIR)], TOKEN)
     addresses = await router.start()
     try:
         talker = await Talker().join(addresses)

@@ -138,8 +138,8 @@ def test_a_router_with_a_wrong_file_does_not_start_unless_it_leaves_the_file_asi
 
     async def main() -> None:
         with pytest.raises(GenerationConfigError, match="temperature: must be a number from 0 to 2, got -1"):
-            await Router(config, ModelSource(MODEL, folder), "token").start()
-        router = Router(config, ModelSource(MODEL, folder, generation_config="none"), "token")
+            await Router(config, [ModelSource(MODEL, folder)], "token").start()
+        router = Router(config, [ModelSource(MODEL, folder, generation_config="none")], "token")
         await router.start()
         await router.stop()
 

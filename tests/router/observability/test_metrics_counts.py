@@ -12,8 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.access.access import Access
-from slipstream.router.observability.front_counts import MAX_VERSIONS, FrontMetrics, Histogram
-from slipstream.router.observability.metrics_page import MetricsPage, kv_usage
+from slipstream.router.observability.front_counts import MAX_VERSIONS, FrontMetrics, Histogram, ModelCounts
+from slipstream.router.observability.metrics_page import MetricsPage
+from slipstream.router.observability.worker_metrics import kv_usage
 from slipstream.router.protocol.generation import Usage
 from slipstream.router.protocol.messages import STEP_SEQUENCES, STEP_TOKENS, Stats
 from slipstream.router.requests.history import Timeline
@@ -38,7 +39,7 @@ def test_buckets_are_cumulative_and_a_bound_belongs_to_its_bucket(values: list[f
 
 
 def test_tokens_that_came_together_share_their_gap() -> None:
-    metrics = FrontMetrics()
+    metrics = ModelCounts()
     meter = metrics.begin(time.monotonic())
     for count in (1, 4, 1):
         meter.tokens(count)
@@ -48,7 +49,7 @@ def test_tokens_that_came_together_share_their_gap() -> None:
 
 
 def test_tokens_that_come_with_the_first_have_gaps_too() -> None:
-    metrics = FrontMetrics()
+    metrics = ModelCounts()
     meter = metrics.begin(time.monotonic())
     meter.tokens(3)
     latencies = metrics.latencies.unplaced
@@ -57,7 +58,7 @@ def test_tokens_that_come_with_the_first_have_gaps_too() -> None:
 
 
 def test_a_finished_request_counts_once_with_its_stages() -> None:
-    metrics = FrontMetrics()
+    metrics = ModelCounts()
     meter = metrics.begin(time.monotonic())
     meter.served_by("v1")
     meter.tokens(2)
@@ -71,7 +72,7 @@ def test_a_finished_request_counts_once_with_its_stages() -> None:
 
 
 def test_a_request_that_never_got_a_token_has_no_latencies() -> None:
-    metrics = FrontMetrics()
+    metrics = ModelCounts()
     metrics.begin(time.monotonic()).finish("abort", 0, None, Timeline(queued=1.0))
     assert metrics.ends == {"abort": 1}
     counts = {name: histogram.count for name, histogram in metrics.latencies.unplaced.histograms().items()}
@@ -79,11 +80,13 @@ def test_a_request_that_never_got_a_token_has_no_latencies() -> None:
 
 
 def test_latencies_are_shown_for_a_bounded_number_of_versions() -> None:
-    front = FrontMetrics()
+    front = FrontMetrics(["demo"])
     for number in range(MAX_VERSIONS + 3):
-        front.latencies.of("v0").whole_s.observe(1.0)
-        front.latencies.of(f"v{number}").whole_s.observe(2.0)
-    page = MetricsPage("demo", front, lambda: Snapshot({}, 0, {}, (), Totals()), lambda: 0, Access()).render().decode()
+        front.of("demo").latencies.of("v0").whole_s.observe(1.0)
+        front.of("demo").latencies.of(f"v{number}").whole_s.observe(2.0)
+    page = (
+        MetricsPage(front, lambda: {"demo": Snapshot({}, 0, {}, (), Totals())}, lambda: 0, Access()).render().decode()
+    )
     families = {family.name: family for family in text_string_to_metric_families(page)}
     samples = families["vllm:e2e_request_latency_seconds"].samples
     shown = {sample.labels["version"]: sample.value for sample in samples if sample.name.endswith("_count")}
@@ -98,7 +101,7 @@ def test_steps_are_shown_as_histograms_of_each_worker() -> None:
     counters = {"computed_tokens": 20_010, "step_sequences": 6, "steps": 3, **dict(counts.by_size())}
     stats = Stats(0, 0, (), tuple((name, float(value)) for name, value in counters.items()))
     snapshot = Snapshot({}, 0, {}, (replace(worker("decode", free=1), stats=stats), worker("decode", free=1)), Totals())
-    page = MetricsPage("demo", FrontMetrics(), lambda: snapshot, lambda: 0, Access()).render().decode()
+    page = MetricsPage(FrontMetrics(), lambda: {"demo": snapshot}, lambda: 0, Access()).render().decode()
     tokens = dict(zip(STEP_TOKENS.bounds, [1, 1, *[2] * 11], strict=True))
     sequences = dict(zip(STEP_SEQUENCES.bounds, [1, 2, *[3] * 9], strict=True))
     for name, counts_le, total in (
@@ -119,7 +122,7 @@ def test_steps_are_shown_as_histograms_of_each_worker() -> None:
 def test_a_worker_that_counts_less_than_others_does_not_break_the_page() -> None:
     stats = Stats(0, 0, (), (("step_sequences", 6.0),))
     snapshot = Snapshot({}, 0, {}, (replace(worker("decode", free=1), stats=stats),), Totals())
-    page = MetricsPage("demo", FrontMetrics(), lambda: snapshot, lambda: 0, Access()).render().decode()
+    page = MetricsPage(FrontMetrics(), lambda: {"demo": snapshot}, lambda: 0, Access()).render().decode()
     assert 'slipstream:iteration_sequences_sum{model_name="demo",role="decode",worker="w"} 6.0' in page
 
 
@@ -134,7 +137,7 @@ def test_kv_usage_is_what_decode_workers_can_neither_give_nor_evict() -> None:
 
 def test_the_page_is_valid_and_has_the_names_that_users_graph() -> None:
     snapshot = Snapshot({0: 2, -3: 1}, 5, {"queued": 3, "decode": 2}, (worker("decode", free=50),), Totals())
-    page = MetricsPage("demo", FrontMetrics(), lambda: snapshot, lambda: 7, Access()).render().decode()
+    page = MetricsPage(FrontMetrics(), lambda: {"demo": snapshot}, lambda: 7, Access()).render().decode()
     families = {family.name: family for family in text_string_to_metric_families(page)}
     gauges = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
     counters = ("prompt_tokens", "generation_tokens", "request_success", "prefix_cache_queries", "prefix_cache_hits")
@@ -165,7 +168,29 @@ def test_the_page_is_valid_and_has_the_names_that_users_graph() -> None:
 def test_clients_cannot_make_up_time_series_by_their_priorities() -> None:
     depth = {0: 1} | {sign * 10**power: 1 for sign in (1, -1) for power in range(1, 10)}
     snapshot = Snapshot(depth, 19, {"queued": 19}, (), Totals())
-    page = MetricsPage("demo", FrontMetrics(), lambda: snapshot, lambda: 0, Access()).render().decode()
+    page = MetricsPage(FrontMetrics(), lambda: {"demo": snapshot}, lambda: 0, Access()).render().decode()
     families = {family.name: family for family in text_string_to_metric_families(page)}
     shown = {sample.labels["priority"]: sample.value for sample in families["slipstream:queue_depth"].samples}
     assert shown == {"-8": 9, "0": 1, "8": 9}
+
+
+def test_series_of_several_models_stand_together_and_end_with_their_model() -> None:
+    snapshots = {
+        name: Snapshot({0: number}, number, {"queued": number}, (worker("decode", free=1),), Totals())
+        for number, name in enumerate(("chat", "draft"), 1)
+    }
+    front = FrontMetrics(["chat", "draft"])
+    front.of("chat").num_output_tokens = 3
+    front.of("made up").num_output_tokens = 5
+    page = MetricsPage(front, lambda: snapshots, lambda: 0, Access())
+
+    def shown(name: str) -> dict[str, float]:
+        families = {family.name: family for family in text_string_to_metric_families(page.render().decode())}
+        return {sample.labels["model_name"]: sample.value for sample in families[name].samples}
+
+    assert shown("slipstream:queue_depth") == {"chat": 1, "draft": 2}
+    assert shown("vllm:num_requests_waiting") == {"chat": 1, "draft": 2}
+    assert shown("vllm:generation_tokens") == {"chat": 3, "draft": 0}
+    del snapshots["chat"]
+    assert shown("vllm:generation_tokens") == {"draft": 0}
+    assert b"chat" not in page.render()

@@ -182,7 +182,7 @@ def newer_hello(**fields: Any) -> messages.Hello:
 
 def with_service(scenario: Callable[[GenerationService], Awaitable[None]]) -> None:
     async def main() -> None:
-        service = GenerationService(RouterConfig(), model="m", token="secret")
+        service = GenerationService(RouterConfig(), models={"m": RouterConfig().dispatch}, token="secret")
         await service.start()
         try:
             await asyncio.wait_for(scenario(service), 30)
@@ -205,7 +205,7 @@ def test_a_newer_worker_serves_a_request_of_this_router() -> None:
         chunk = messages.TokenChunk("r", 0, 0, (5, 6), finish_reason="length")
         worker.send(messages.StepOutput((chunk,)))
         assert [token_id async for delta in stream for token_id, _ in delta] == [5, 6]
-        assert service.snapshot().drift == (
+        assert service.snapshot_of("m").drift == (
             f"protocol is {PROTOCOL_VERSION} on the router and {PROTOCOL_VERSION + 1} on d",
             f"slipstream is {__version__} on the router and 99.0.0 on d",
         )

@@ -16,7 +16,7 @@ ADDRESS = TransferAddress("127.0.0.1", 1)
 
 
 def why(hello: Hello, *connected: Hello) -> str | None:
-    return why_refused(hello, "secret", "m", connected)
+    return why_refused(hello, "secret", ["m"], connected)
 
 
 def greeting(name: str = "d", epoch: int = 1, **fields: Any) -> Hello:

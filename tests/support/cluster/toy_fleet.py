@@ -6,7 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from slipstream.cluster.fleet.fleet_port import FleetMember, FleetState, MemberState
-from slipstream.cluster.fleet.update_plan import AddGroup, RemoveGroup, SetSplit, UpdateOptions, UpdatePlan, VersionLoad
+from slipstream.cluster.fleet.update_plan import (
+    AddGroup,
+    RemoveGroup,
+    SetMirror,
+    SetSplit,
+    UpdateOptions,
+    UpdatePlan,
+    VersionLoad,
+)
 from slipstream.cluster.update.rolling_update import RollingUpdate
 from slipstream.router.protocol.messages import Role
 
@@ -23,6 +31,7 @@ class ToyFleet:
         self.members: dict[str, FleetMember] = {}
         self.number = 0
         self.split: dict[str, float] | None = None
+        self.mirror: float | None = None
         self.router_is_up = True
         self.starts: Callable[[str], bool] = lambda version: True
         self.loads: dict[str, VersionLoad] = {"1": VersionLoad(), "2": VersionLoad()}
@@ -74,10 +83,12 @@ class ToyFleet:
         self.now += STEP_S
         self._grow_older()
         loads = self.loads if self.router_is_up else None
-        for action in update.step(self.state(), loads, self.split, self.now):
+        for action in update.step(self.state(), loads, self.split, self.now, self.mirror):
             match action:
                 case SetSplit(split):
                     self.split = split
+                case SetMirror(_, percent):
+                    self.mirror = percent
                 case AddGroup(role, version):
                     self.add(role, version)
                 case RemoveGroup(name):

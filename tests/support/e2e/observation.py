@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.e2e.serving_cluster import ServingCluster
 
 HEAL_TIMEOUT_S = 100.0
-IDLE_PAGES = frozenset({"free", "cached"})
+IDLE_PAGES = frozenset({"free", "cached", "withheld"})
 
 
 class Scrape:

@@ -60,6 +60,7 @@ class ServingCluster:
             **{key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "XDG_"))},
             "XDG_RUNTIME_DIR": str(self.home / "run"),
             "XDG_CACHE_HOME": str(self.home / "cache"),
+            "XDG_STATE_HOME": str(self.home / "state"),
         }
         (self.home / "run").mkdir(parents=True, exist_ok=True)
         self._output = folder / "output.txt"

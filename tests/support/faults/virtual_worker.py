@@ -435,7 +435,11 @@ class WorkerProcess(Process):
     def check_at_rest(self) -> None:
         """Nothing is left here of any request."""
         self.engine.check_integrity()
-        left = {state: count for state, count in self.engine.page_counts().items() if state not in ("free", "cached")}
+        left = {
+            state: count
+            for state, count in self.engine.page_counts().items()
+            if state not in ("free", "cached", "withheld")
+        }
         assert not any(left.values()), f"{self.name}: pages left: {left}"
         assert not self.engine.keys(), f"{self.name}: sequences left: {self.engine.keys()}"
         assert self._loop.protocol.role.num_attempts == 0

@@ -50,6 +50,7 @@ class RayHosts:
             "HOME": str(self.home),
             "XDG_RUNTIME_DIR": str(self.home / "run"),
             "XDG_CACHE_HOME": str(self.home / "cache"),
+            "XDG_STATE_HOME": str(self.home / "state"),
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

@@ -16,6 +16,7 @@ import uvloop
 from openai import AsyncOpenAI
 
 from slipstream.router.api.exchange_context import ExchangeContext
+from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.router_config import ApiConfig, HttpConfig, RouterConfig
 from slipstream.router.frontends.front import Front
@@ -95,13 +96,26 @@ class FakeService:
         self.submitted.set()
         return stream
 
+    def versions_of(self, model: str) -> tuple[str, ...]:
+        return self.versions
+
+    def shares_of(self, model: str) -> dict[str, float]:
+        return dict.fromkeys(self.versions, 1.0)
+
+    def max_model_len_of(self, model: str) -> int | None:
+        return self.max_model_len
+
     def note_refused(self, refused: RejectedRequest) -> None:
         self.refused.append(refused)
 
-    def worker_profiles(self) -> tuple[RoleProfile, ...]:
+    @property
+    def models(self) -> tuple[str, ...]:
+        return (MODEL,)
+
+    def worker_profiles_of(self, model: str) -> tuple[RoleProfile, ...]:
         return ()
 
-    def snapshot(self) -> Snapshot:
+    def snapshot_of(self, model: str) -> Snapshot:
         return self.snapshot_value
 
     @property
@@ -250,9 +264,9 @@ async def front(
         service = FakeService(say(tokenizer, text, **script))
         under_test: FrontUnderTest
         handler = Front(
-            ServedModel(MODEL, tokenizer, defaults),
+            Catalog.of([ServedModel(MODEL, tokenizer, defaults)]),
             service,
-            lambda: under_test.unready,
+            lambda *_: under_test.unready,
             lambda: under_test.server.num_connections,
             RouterConfig(http, api=api),
         )

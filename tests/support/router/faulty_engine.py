@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferKey
 from slipstream.router.protocol.messages import EngineRequest, TokenChunk, unpack_ids
 from slipstream.workers.interface.cache_changes import CacheChanges
-from slipstream.workers.interface.engine import AttemptKey, Capacity, EngineRequestError, Reservation
+from slipstream.workers.interface.engine import AttemptKey, Capacity, EngineRequestError, PageUse, Reservation
 from slipstream.workers.interface.page_transfers import TransferOutcome
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class FaultyEngine:
         self.sequences: dict[AttemptKey, Sequence] = {}
         self.prefix_cache = EmptyCache()
         self._worker = worker
+        self.page_limit = worker.hello.num_pages
 
     @property
     def migrations(self) -> FaultyEngine:
@@ -161,9 +162,16 @@ class FaultyEngine:
         hello, sequences = self._worker.hello, self.sequences.values()
         return Capacity(
             hello.max_slots - sum(s.slots for s in sequences),
-            hello.num_pages - sum(s.pages for s in sequences),
+            self.page_limit - sum(s.pages for s in sequences),
             hello.max_queued_tokens - sum(s.uncomputed for s in sequences),
         )
+
+    def set_page_limit(self, num_pages: int) -> None:
+        self.page_limit = min(num_pages, self._worker.hello.num_pages)
+
+    def page_use(self) -> PageUse:
+        num_used = sum(s.pages for s in self.sequences.values())
+        return PageUse(max(self.page_limit, num_used), num_used, 0, 0)
 
     def _take(self, request: EngineRequest, num_room_tokens: int) -> Sequence:
         output = unpack_ids(request.output_ids)

@@ -41,7 +41,7 @@ async def routing(
         api=api,
         http=replace(CONFIG.http, **http),
     )
-    router = Router(config, ModelSource(MODEL, MODEL_DIR), TOKEN, holder_path=holder_path)
+    router = Router(config, [ModelSource(MODEL, MODEL_DIR)], TOKEN, holder_path=holder_path)
     addresses = await router.start()
     await router.take_over()
     worker = PlayedWorker("decode", addresses)

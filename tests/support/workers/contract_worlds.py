@@ -153,7 +153,9 @@ class NativeContractWorker:
     @property
     def num_used_pages(self) -> int:
         self.engine.check_integrity()
-        return sum(num for state, num in self.engine.page_counts().items() if state not in ("free", "cached"))
+        return sum(
+            num for state, num in self.engine.page_counts().items() if state not in ("free", "cached", "withheld")
+        )
 
     @property
     def is_finished(self) -> bool:

@@ -102,4 +102,4 @@ def tokens_of(engine: NativeEngine, *requests: EngineRequest) -> list[list[int]]
 
 def owned(engine: NativeEngine) -> int:
     """Pages that any sequence owns."""
-    return sum(num for state, num in engine.page_counts().items() if state not in ("free", "cached"))
+    return sum(num for state, num in engine.page_counts().items() if state not in ("free", "cached", "withheld"))

@@ -19,6 +19,7 @@ from slipstream.router.protocol.messages import (
     Generate,
     HandedOff,
     Hello,
+    Postponed,
     Prefill,
     Rejected,
     Reserve,
@@ -38,7 +39,7 @@ from slipstream.router.protocol.wire import FrameProtocol, Message
 M = TypeVar("M")
 TIMEOUT_S = 30.0
 START_TIMEOUT_S = 120.0  # a busy machine imports torch several times at once
-IDLE_STATES = {"free", "cached"}
+IDLE_STATES = {"free", "cached", "withheld"}
 
 
 def request(
@@ -175,12 +176,13 @@ class Connection:
 
 class ScriptedRouter:
     """Listens on 127.0.0.1, on a free port where none is given, its loop on a thread of its own. With `rejection` it
-    takes no worker, for that reason."""
+    takes no worker, for that reason, which `is_final` or may change."""
 
-    def __init__(self, port: int = 0, rejection: str | None = None) -> None:
+    def __init__(self, port: int = 0, rejection: str | None = None, *, is_final: bool = True) -> None:
         self.changed = threading.Condition()
         self.port = port
         self._rejection = rejection
+        self._is_final = is_final
         self._num_rejected = 0
         self._connections: list[Connection] = []
         self._protocols: list[FrameProtocol] = []
@@ -252,7 +254,7 @@ class ScriptedRouter:
 
         def received(message: Message) -> None:
             if isinstance(message, Hello) and self._rejection is not None:
-                protocol.send(Rejected(self._rejection))
+                protocol.send(Rejected(self._rejection) if self._is_final else Postponed(self._rejection))
                 protocol.close()
                 with self.changed:
                     self._num_rejected += 1

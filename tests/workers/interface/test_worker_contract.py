@@ -22,6 +22,8 @@ from slipstream.router.protocol.messages import (
     GrammarSpec,
     HandedOff,
     Migrate,
+    PageLimit,
+    PagesHeld,
     PeerLost,
     Prefill,
     Reserve,
@@ -36,6 +38,7 @@ from slipstream.router.protocol.messages import (
     pack_ids,
 )
 from tests.support.workers.contract_worlds import (
+    NUM_PAGES,
     PAGE_TOKENS,
     ContractWorker,
     ContractWorld,
@@ -367,6 +370,62 @@ def test_what_does_not_decode_here_cannot_move_away(world: ContractWorld) -> Non
     destination.hear(Cancel("r", 0))
     world.run()
     check_at_rest(source, destination)
+
+
+def test_a_limit_on_pages_holds_at_once_for_what_nobody_uses(world: ContractWorld) -> None:
+    worker = world.add("d", "decode")
+    worker.hear(Generate(1, request("before")))
+    world.run()
+    assert not heard(worker, PagesHeld)
+    worker.hear(PageLimit(1, 7))
+    world.run()
+    assert heard(worker, PagesHeld)[-1] == PagesHeld(1, 7, 0, heard(worker, PagesHeld)[-1].num_cached, 0)
+    assert free(worker)[1] == 7
+    worker.hear(Generate(2, request("after")))
+    world.run()
+    assert indices(worker, "after") == list(range(NUM_OUTPUT))
+    worker.hear(PageLimit(2, NUM_PAGES))
+    world.run()
+    assert heard(worker, PagesHeld)[-1].num_held == NUM_PAGES
+    check_at_rest(worker)
+
+
+def test_a_limit_below_what_is_in_use_ends_nothing_and_holds_afterwards(world: ContractWorld) -> None:
+    worker = world.add("d", "decode")
+    for seq in (1, 2):
+        worker.hear(Generate(seq, request(f"r{seq}", prompt=PROMPT[seq:])))
+    world.run_until(worker, StepOutput)
+    num_used = worker.num_used_pages
+    assert num_used > 2
+    worker.hear(PageLimit(1, 2))
+    assert free(worker)[1] == 0
+    assert heard(worker, PagesHeld)[-1].num_used == num_used
+    assert heard(worker, PagesHeld)[-1].num_held >= num_used
+    world.run()
+    assert not heard(worker, Failed)
+    if not isinstance(world, NativeWorld):  # others take what they need and never preempt
+        assert heard(worker, PagesHeld)[-1].num_held == 2
+    worker.hear(PageLimit(2, NUM_PAGES))
+    world.run()
+    for seq in (1, 2):
+        assert indices(worker, f"r{seq}") == list(range(NUM_OUTPUT))
+        assert len(ends(worker, f"r{seq}")) == 1
+    check_at_rest(worker)
+
+
+def test_a_request_above_the_limit_waits_for_a_higher_one_or_is_refused_for_now(world: ContractWorld) -> None:
+    worker = world.add("d", "decode")
+    worker.hear(PageLimit(1, 3))
+    worker.hear(Generate(1, request()))
+    world.run()
+    if failures := heard(worker, Failed):
+        assert failures[0].retryable
+        return
+    assert heard(worker, PagesHeld)[-1].num_wanted >= len(PROMPT) // PAGE_TOKENS
+    worker.hear(PageLimit(2, 20))
+    world.run()
+    assert indices(worker) == list(range(NUM_OUTPUT))
+    assert heard(worker, PagesHeld)[-1].num_wanted == 0
 
 
 def test_statistics_count_the_tokens_and_no_page_is_missing(world: ContractWorld) -> None:

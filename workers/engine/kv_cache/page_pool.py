@@ -18,6 +18,14 @@ class PagePool:
         give back   owned -> cached if its content is known, else free
 
     Pages are numbers `0 .. num_pages`; the KV itself is stored elsewhere.
+
+    With a limit below `num_pages`, the others are withheld: free ones at once, then cached ones, oldest first, and
+    those in use when their last owner gives them back.
+
+        withhold    free | evicted | given back -> withheld, its memory to be returned -> withheld
+        allow       withheld -> free
+
+    The memory of withheld pages is returned to the system by the caller of `take_returnable`.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -25,14 +33,55 @@ class PagePool:
         self._states = PageStates(num_pages)
         self.cache = PrefixCache()
         self._free = list(range(num_pages - 1, -1, -1))  # a stack: recently freed (warm) pages first, then low numbers
+        self._limit = num_pages
+        self._withheld: set[int] = set()
+        self._to_return: set[int] = set()  # those of them whose memory has not been returned
 
     @property
     def num_available(self) -> int:
         """Pages that could be taken now: free or evictable."""
         return len(self._free) + self._states.count(PageState.CACHED)
 
+    @property
+    def limit(self) -> int:
+        """How many pages may be in use or cached."""
+        return self._limit
+
+    @property
+    def num_held(self) -> int:
+        """Pages that may take memory: all but those that are withheld and whose memory has been returned."""
+        return self.num_pages - len(self._withheld) + len(self._to_return)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_pages - len(self._withheld) - self.num_available
+
+    @property
+    def num_cached(self) -> int:
+        """Cached pages that nobody uses."""
+        return self._states.count(PageState.CACHED)
+
+    @property
+    def has_returnable(self) -> bool:
+        return bool(self._to_return)
+
     def counts(self) -> dict[str, int]:
         return self._states.counts()
+
+    def set_limit(self, num_pages: int) -> None:
+        """At most so many pages are in use or cached from now on, as soon as those in use beyond it are given back."""
+        self._limit = max(0, min(num_pages, self.num_pages))
+        if self._num_over > 0:
+            self._shrink()
+        elif self._num_over < 0:
+            self._allow(-self._num_over)
+
+    def take_returnable(self, max_pages: int) -> list[int]:
+        """At most so many withheld pages, in order of their numbers, whose memory has not been returned. It counts as
+        returned from now on, so the caller has to do so before any other call."""
+        pages = sorted(self._to_return)[:max_pages]
+        self._to_return.difference_update(pages)
+        return pages
 
     def acquire(self, shared: Sequence[int], num_new: int, owner: PageState, spare: int = 0) -> array[int] | None:
         """Own the pages of a match and `num_new` others, leaving at least `spare` available.
@@ -57,7 +106,11 @@ class PagePool:
         for page in reversed(pages):
             if self._states.disown(page, owner):
                 continue
-            if self._states.is_cached(page):
+            if self._num_over > 0:
+                if self._states.is_cached(page):
+                    self._uncache(page)
+                self._withhold(page)
+            elif self._states.is_cached(page):
                 self.cache.idle(page)
             else:
                 self._free.append(page)
@@ -80,8 +133,43 @@ class PagePool:
         for page in pages:
             assert self._states.is_owned(page)
             if self._states.is_cached(page):
-                self.cache.forget(page)
-                self._states.set_cached(page, False)
+                self._uncache(page)
+
+    def _uncache(self, page: int) -> None:
+        """Remove a page that is not idle from the prefix cache."""
+        self.cache.forget(page)
+        self._states.set_cached(page, False)
+
+    @property
+    def _num_over(self) -> int:
+        """By how many pages the pool is over its limit; below 0: how many more may be allowed."""
+        return self.num_pages - len(self._withheld) - self._limit
+
+    def _shrink(self) -> None:
+        """Withhold what nobody uses: free pages with high numbers first, so that what is left lies together."""
+        self._free.sort(reverse=True)
+        num_free = min(self._num_over, len(self._free))
+        for page in self._free[:num_free]:
+            self._withhold(page)
+        del self._free[:num_free]
+        for _ in range(min(self._num_over, self.num_cached)):
+            page = self.cache.evict_oldest()
+            self._states.set_cached(page, False)
+            self._withhold(page)
+
+    def _withhold(self, page: int) -> None:
+        self._states.set_withheld(page, True)
+        self._withheld.add(page)
+        self._to_return.add(page)
+
+    def _allow(self, num_pages: int) -> None:
+        """Free withheld pages: those that still have their memory first, then low numbers."""
+        withheld = sorted(self._withheld, key=lambda page: (page not in self._to_return, page))[:num_pages]
+        for page in withheld:
+            self._states.set_withheld(page, False)
+        self._withheld.difference_update(withheld)
+        self._to_return.difference_update(withheld)
+        self._free[:0] = reversed(withheld)
 
     def _take(self, owner: PageState) -> int:
         if self._free:
@@ -101,7 +189,7 @@ class PagePool:
             assert len(set(pages)) == len(pages), f"a sequence has a page twice: {pages}"
             for page in pages:
                 num_owners[page, owner] = num_owners.get((page, owner), 0) + 1
-        idle, free = [], []
+        idle, free, withheld = [], [], set()
         for page in range(self.num_pages):
             for owner in (PageState.ACTIVE, PageState.RESERVED, PageState.HELD, PageState.DRAINING):
                 booked = self._states.num_owners(page, owner)
@@ -111,5 +199,11 @@ class PagePool:
                 idle.append(page)
             elif self._states.state(page) is PageState.FREE:
                 free.append(page)
+            elif self._states.state(page) is PageState.WITHHELD:
+                withheld.add(page)
+        assert withheld == self._withheld, "the withheld pages are booked otherwise"
+        assert self._to_return <= withheld, "the memory of a page in use was to be returned"
+        assert self._num_over <= 0 or not (idle or free), f"{self._num_over} pages are over the limit"
+        assert self._num_over >= 0, f"{-self._num_over} pages are withheld below the limit"
         assert sorted(self._free) == free, "the free list is not the free pages"
         self.cache.check_integrity(idle)

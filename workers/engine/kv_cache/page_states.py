@@ -8,6 +8,7 @@ A page may have several owners, because sequences share prefixes. Its state is t
     draining  its sequence is gone, but a transfer may still touch it
     cached    not owned; holds the KV of a known prefix, and may be evicted
     free      not owned; holds nothing
+    withheld  not owned, holds nothing, and may not be taken: it is above the pool's limit
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class PageState(IntEnum):
     DRAINING = 3
     CACHED = 4
     FREE = 5
+    WITHHELD = 6
 
 
 OWNERS = (PageState.ACTIVE, PageState.RESERVED, PageState.HELD, PageState.DRAINING)  # in order of precedence
@@ -34,6 +36,7 @@ class PageStates:
     def __init__(self, num_pages: int) -> None:
         self._num_owners = tuple(array("i", bytes(4 * num_pages)) for _ in OWNERS)
         self._is_cached = bytearray(num_pages)
+        self._is_withheld = bytearray(num_pages)
         self._states = bytearray([PageState.FREE]) * num_pages
         self._counts = [0] * len(PageState)
         self._counts[PageState.FREE] = num_pages
@@ -66,18 +69,29 @@ class PageStates:
         self._is_cached[page] = cached
         self._settle(page)
 
+    def set_withheld(self, page: int, withheld: bool) -> None:
+        """Forbid a free page to be taken, or allow it again."""
+        assert not self.is_owned(page), f"page {page} is in use"
+        assert not self._is_cached[page], f"page {page} is cached"
+        self._is_withheld[page] = withheld
+        self._settle(page)
+
     def count(self, state: PageState) -> int:
         return self._counts[state]
 
     def counts(self) -> dict[str, int]:
-        """Number of pages by state name; they sum to the size of the pool."""
-        return {state.name.lower(): self._counts[state] for state in PageState}
+        """Number of pages by state name; they sum to the size of the pool. `withheld` is left out if there are none."""
+        counts = {state.name.lower(): self._counts[state] for state in PageState}
+        if not self._counts[PageState.WITHHELD]:
+            del counts["withheld"]
+        return counts
 
     def check_integrity(self) -> None:
         """Raises AssertionError if the counts or states do not follow from the owners."""
         counts = [0] * len(PageState)
         for page, state in enumerate(self._states):
             assert state == self._derived(page), f"page {page} is booked as {PageState(state).name}"
+            assert not self._is_withheld[page] or state == PageState.WITHHELD, f"page {page} is withheld and in use"
             counts[state] += 1
         assert counts == self._counts, f"counted {counts}, booked {self._counts}"
 
@@ -88,6 +102,8 @@ class PageStates:
         for owner in OWNERS:
             if self._num_owners[owner][page]:
                 return owner
+        if self._is_withheld[page]:
+            return PageState.WITHHELD
         return PageState.CACHED if self._is_cached[page] else PageState.FREE
 
     def _settle(self, page: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slipstream.workers.engine.limits.engine_errors import EngineConfigError
 
@@ -33,6 +33,11 @@ class EngineLimits:
                 f"max_model_len {self.max_model_len} needs {self.pages_for(self.max_model_len)} pages of "
                 f"{self.page_tokens} tokens, the pool has num_pages {self.num_pages}"
             )
+
+    @property
+    def of_one_sequence(self) -> EngineLimits:
+        """The limits of a pool that holds one sequence of full length."""
+        return replace(self, num_pages=min(self.num_pages, self.pages_for(self.max_model_len)))
 
     @property
     def max_slots(self) -> int:

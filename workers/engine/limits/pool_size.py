@@ -45,13 +45,32 @@ def stated_num_pages(model: ModelConfig, config: EngineConfig, rank: Rank) -> in
     return num_pages
 
 
-def longest_sequence(model: ModelConfig, config: EngineConfig, num_pages: int) -> int:
-    """`max_model_len`, or without it what the model allows and the pool holds. Raises EngineConfigError."""
+def budget_source(kv_budget_bytes: int) -> str:
+    """The setting that the size of an elastic pool follows from."""
+    return f"budget.memory_gib {kv_budget_bytes / 2**30:g}"
+
+
+def elastic_num_pages(model: ModelConfig, config: EngineConfig, rank: Rank, kv_budget_bytes: int) -> int:
+    """The pages of a pool that may grow to the whole budget of its host, for all ranks of its group together; but no
+    more than `num_pages`, or than `max_num_seqs` sequences of full length can fill. Raises EngineConfigError."""
+    of_page = page_bytes(model, config, rank) * rank.size
+    num_pages = kv_budget_bytes // of_page
+    if num_pages < 1:
+        raise EngineConfigError(f"{budget_source(kv_budget_bytes)} does not hold a single page of {of_page} bytes")
+    longest = config.max_model_len or model.max_position_embeddings
+    useful = config.max_num_seqs * -(-longest // config.page_tokens)
+    return min(num_pages, useful, config.num_pages or num_pages)
+
+
+def longest_sequence(model: ModelConfig, config: EngineConfig, num_pages: int, source: str | None = None) -> int:
+    """`max_model_len`, or without it what the model allows and the pool holds. `source` is the setting that the pool
+    follows from, if that is not the engine's own. Raises EngineConfigError."""
+    source = source or pool_source(config)
     num_tokens, longest = num_pages * config.page_tokens, config.max_model_len
     if longest is None:
         longest = min(model.max_position_embeddings, num_tokens)
         if longest < MIN_MODEL_LEN:
-            raise EngineConfigError(f"{pool_source(config)} holds {longest} tokens, which leaves no room for output")
+            raise EngineConfigError(f"{source} holds {longest} tokens, which leaves no room for output")
     elif longest < MIN_MODEL_LEN:
         raise EngineConfigError(f"max_model_len must be at least {MIN_MODEL_LEN}, got {longest}")
     elif longest > model.max_position_embeddings:
@@ -59,7 +78,5 @@ def longest_sequence(model: ModelConfig, config: EngineConfig, num_pages: int) -
             f"max_model_len {longest} is over the model's {model.max_position_embeddings} positions"
         )
     elif longest > num_tokens:
-        raise EngineConfigError(
-            f"max_model_len {longest} is over the {num_tokens} tokens that {pool_source(config)} holds"
-        )
+        raise EngineConfigError(f"max_model_len {longest} is over the {num_tokens} tokens that {source} holds")
     return longest

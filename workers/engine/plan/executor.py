@@ -1,4 +1,4 @@
-"""The interface of what runs step plans."""
+"""The interfaces of what runs step plans, and of the memory that they are run on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from slipstream.workers.engine.plan.step_plan import SampledTokens, SamplingRow, StepPlan
+
+
+class PageMemory(Protocol):
+    """The memory of KV pages, where it can be returned to the system."""
+
+    def return_pages(self, page_ids: Sequence[int]) -> None:
+        """Returns the memory of these pages, which are in order. They hold nothing, and no step that has begun and no
+        transfer touches them. The next step that writes one takes memory for it again."""
 
 
 class Executor(Protocol):

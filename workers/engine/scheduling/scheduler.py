@@ -26,6 +26,8 @@ class Scheduler:
     the last. If there is none, the running sequence that is last in order gives up all its pages and queues again; it
     will be recomputed, mostly from the prefix cache. The first sequence in order is never preempted for another one, so
     there is always one that makes progress; and as every accepted sequence fits into the pool alone, it will finish.
+    With a limit on the pool's pages, a sequence that does not fit below it alone waits for a higher one:
+    `num_wanted_pages` asks for that.
 
     Reservations (for KV on its way here) count against slots and pages from the start, and are made only from what the
     queue does not need, so they never starve an accepted sequence.
@@ -237,6 +239,14 @@ class Scheduler:
         """Free and evictable pages that no queued sequence is going to need and no running one will need soon: as
         many can be reserved now."""
         return max(0, self.pages.pool.num_available - self._num_waiting_pages() - self._growth_room())
+
+    @property
+    def num_wanted_pages(self) -> int:
+        """Pages that sequences wait for, beyond those in use: those with a slot in the queue, and those that run but
+        lack a page for their next token."""
+        num_slots = max(0, self._limits.max_num_seqs - len(self._running) - self._num_reserved)
+        waiting = self._waiting[:num_slots]
+        return sum(self._limits.pages_for(sequence.num_tokens + 1) for sequence in waiting) + len(self._starved)
 
     @property
     def num_uncomputed_tokens(self) -> int:

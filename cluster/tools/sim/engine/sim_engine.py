@@ -115,6 +115,11 @@ class SimEngine:
         if attempt in self._stopping:
             self._stopping.remove(attempt)
 
+    def pages_changed(self) -> None:
+        """There may be more or fewer pages than before."""
+        self.has_told_all = True  # fewer credits are news, too
+        self._interrupt()
+
     def tell_each_step(self) -> None:
         """From the step under way on."""
         self.tells_each_step = True

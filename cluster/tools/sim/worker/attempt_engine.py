@@ -13,7 +13,7 @@ from slipstream.cluster.tools.sim.worker.sim_migrations import SimMigrations
 from slipstream.cluster.tools.sim.worker.sim_transfers import SimTransfers
 from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.router.protocol.messages import EngineRequest
-from slipstream.workers.interface.engine import Capacity, NoRoomError, Reservation
+from slipstream.workers.interface.engine import Capacity, NoRoomError, PageUse, Reservation
 from slipstream.workers.mock.mock_pages import MockPages
 
 Facts = Callable[[str], tuple[int, PageNames | None]]  # of a request: see `Environment.facts`
@@ -107,6 +107,18 @@ class AttemptEngine:
         pages = self._allocator.num_free - min(num_decoding, self._most_growth)
         tokens = role.max_queued_tokens - steps.prompts.num_tokens - num_decoding
         return Capacity(slots if slots > 0 else 0, pages if pages > 0 else 0, tokens if tokens > 0 else 0)
+
+    def set_page_limit(self, num_pages: int) -> None:
+        self._allocator.prefix_cache.set_limit(num_pages)
+        self._steps.pages_changed()
+
+    def page_use(self) -> PageUse:
+        """Those wait for pages that were preempted: new ones are refused if there are none."""
+        pages, num_used = self._allocator.prefix_cache, self._allocator.num_used
+        page_tokens = self._allocator.page_tokens
+        preempted = [attempt for attempt in self._attempts.values() if attempt.lease is None]
+        num_wanted = sum(attempt.num_known // page_tokens + 1 for attempt in preempted)
+        return PageUse(max(pages.num_held, num_used), num_used, pages.num_cached, num_wanted)
 
     @property
     def prefix_cache(self) -> MockPages:

@@ -198,6 +198,8 @@ class SimWorker:
         """Everything that is news goes to the router."""
         if not self.is_alive:
             return
+        if (pages := self._protocol.pages.due(self._clock.now_s)) is not None:
+            self._outbox.add(pages)
         out = self._outbox.take(self._protocol.count_credits(), self.engine.has_told_all)
         self.engine.has_told_all = False
         if out:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -37,15 +38,18 @@ def max_values(max_model_len: int | None) -> int:
 
 class BodyParser:
     """Parses the bodies of requests. With `ignores`, unknown fields are not errors: they are named in the header
-    `x-slipstream-ignored`, in the log at level DEBUG, and counted in `ignored`."""
+    `x-slipstream-ignored`, in the log at level DEBUG, and counted in `ignored`. `max_model_len` is asked only for large
+    bodies: it is that of the model with the longest context, as a body says which model it is for only once it is
+    parsed."""
 
-    def __init__(self, ignores: bool, ignored: FieldCounts) -> None:
+    def __init__(self, ignores: bool, ignored: FieldCounts, max_model_len: Callable[[], int | None]) -> None:
         self._ignores = ignores
         self._ignored = ignored
+        self._max_model_len = max_model_len
 
-    def parse(self, request: Request, exchange: ApiExchange, model: type[Body], max_model_len: int | None) -> Body:
+    def parse(self, request: Request, exchange: ApiExchange, model: type[Body]) -> Body:
         """Like `parse_body`, of a request that is answered by `exchange`."""
-        check_body(request, max_model_len)
+        check_body(request, self._max_model_len)
         try:
             return model.model_validate_json(request.body)
         except ValidationError as error:
@@ -64,7 +68,7 @@ class BodyParser:
         return body
 
 
-def parse_body(request: Request, model: type[Body], max_model_len: int | None = None) -> Body:
+def parse_body(request: Request, model: type[Body], max_model_len: Callable[[], int | None] = lambda: None) -> Body:
     """Parses and checks a body. Raises HttpError 400, which names the first bad field (none if there are very many),
     and those of `check_body`."""
     check_body(request, max_model_len)
@@ -74,7 +78,7 @@ def parse_body(request: Request, model: type[Body], max_model_len: int | None = 
         raise as_http_error(error) from None
 
 
-def check_body(request: Request, max_model_len: int | None) -> None:
+def check_body(request: Request, max_model_len: Callable[[], int | None]) -> None:
     """Raises HttpError 413 if the body has more commas and brackets than `max_values`; 415 if its content type is not
     JSON.
 
@@ -91,7 +95,7 @@ def check_body(request: Request, max_model_len: int | None) -> None:
         )
     body = request.body
     if len(body) > SMALL_BODY_BYTES:
-        most_values = max_values(max_model_len)
+        most_values = max_values(max_model_len())
         num_values = body.count(b",") + body.count(b"[") + body.count(b"{")
         if num_values > most_values:
             message = f"The body has {num_values} commas and brackets; for this model there may be {most_values}."

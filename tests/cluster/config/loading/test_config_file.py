@@ -472,7 +472,7 @@ def test_what_the_router_would_refuse_of_tokenizer_and_template_is_found_without
     assert found.startswith("model.path: ")
     assert problem in found
     with pytest.raises(TokenizerError, match=re.escape(found.removeprefix("model.path: "))):
-        asyncio.run(Router(config.router, ModelSource("tiny", Path(config.model.path)), "token").start())
+        asyncio.run(Router(config.router, [ModelSource("tiny", Path(config.model.path))], "token").start())
 
 
 def test_a_chat_template_that_writes_what_the_model_does_not_have_is_refused(folder: Path) -> None:
@@ -496,6 +496,29 @@ def test_a_pool_that_holds_no_sequence_is_named_by_role(folder: Path, engine: st
     (prefill, decode) = problems(folder, MODEL + f"engine: {engine}\n")
     assert prefill == f"c.yaml:2: prefill.engine.{expected}"
     assert decode == f"c.yaml:2: decode.engine.{expected}"
+
+
+@pytest.mark.parametrize(
+    ("engine", "num_bytes", "expected"),
+    [
+        ("device: cpu", 1000, r"c.yaml:3: budget.memory_gib: \S+ does not hold a single page of \d+ bytes"),
+        (
+            "device: cpu, max_model_len: 64, page_tokens: 2",
+            10_000,
+            r"c.yaml:2: decode.engine.max_model_len: 64 is over the \d+ tokens that budget.memory_gib \S+ holds",
+        ),
+    ],
+)
+def test_what_the_memory_of_a_host_can_never_hold_is_named(
+    folder: Path, engine: str, num_bytes: int, expected: str
+) -> None:
+    text = MODEL + f"engine: {{{engine}}}\nbudget: {{memory_gib: {num_bytes / 2**30:.12f}}}\n"
+    assert any(re.match(expected, line) for line in problems(folder, text))
+
+
+def test_with_a_budget_the_size_of_a_single_pool_limits_nothing(folder: Path) -> None:
+    text = MODEL + "engine: {page_tokens: 9000, kv_cache_mib: 1, device: cpu}\nbudget: {memory_gib: 1}\n"
+    assert load(folder, text).budget.memory_bytes == 1 << 30
 
 
 def test_inputs_without_groups_are_named_where_int4_is_asked_for(folder: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from slipstream.cluster.tools.sim.hardware.hardware_profile import WorkerProfile
+from slipstream.cluster.tools.sim.run_result import RunResult
 from slipstream.cluster.tools.sim.sim_command import sim_command
 from slipstream.cluster.tools.sim.sim_config import FaultConfig, SimConfig, SimConfigError, Split, load_sim_config
 from slipstream.cluster.tools.sim.sim_fleet import SimFleet

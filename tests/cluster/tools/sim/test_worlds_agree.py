@@ -11,6 +11,7 @@ import pytest
 from scripts.bench.placement.mock_world import World as MockWorld
 from scripts.bench.placement.workloads import requests as bench_requests
 from slipstream.cluster.tools.sim.hardware.hardware_profile import WorkerProfile, WorkerRoleProfile
+from slipstream.cluster.tools.sim.run_result import RunResult
 from slipstream.cluster.tools.sim.sim_config import SimConfig, Split
 from slipstream.cluster.tools.sim.sim_run import SimRun
 from slipstream.cluster.tools.workload.arrival import Arrival

@@ -18,7 +18,7 @@ from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.failover.journal import AnswerPhase, Journal
 from slipstream.router.http.failover.stream_checkpoint import JournalCheckpoint
 from slipstream.router.http.reader import Request
-from slipstream.router.observability.front_counts import FrontMetrics
+from slipstream.router.observability.front_counts import ModelCounts
 from slipstream.router.protocol.generation import EarlyEnd, GenerationFinish, Usage
 from slipstream.router.protocol.messages import FinishReason, TokenLogprob, unpack_ids
 from slipstream.router.requests.history import RequestRecord, Timeline
@@ -86,7 +86,7 @@ class Client:
             REQUEST, NullSink(), ExchangeContext(checkpoint), head_sent=before is not None and before.head_sent
         )
         output = OutputText(PIECES, self.stops, include_stop=False, min_tokens=self.min_tokens)
-        choice = Choice(0, stream, output, FrontMetrics().begin(0.0), prefix=PREFIX)
+        choice = Choice(0, stream, output, ModelCounts().begin(0.0), prefix=PREFIX)
         form = CompletionFormat(AnswerHead("cmpl-1", 0, "m"), PIECES, self.has_logprobs, False)
         run = ChoiceRun(choice, exchange, form, checkpoint if self.streams else checkpoint.of_whole_answer(), send)
         running = asyncio.create_task(run.to_end())

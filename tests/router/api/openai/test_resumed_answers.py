@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from slipstream.router.api.exchange_context import ExchangeContext
+from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.router_config import HttpConfig, RouterConfig
 from slipstream.router.frontends.front import Front
@@ -42,8 +43,11 @@ class Gate(asyncio.Event):
 
 
 @contextlib.asynccontextmanager
-async def router(path: Path, tokenizer: Tokenizer, hold_at: int | None) -> AsyncIterator[tuple[FakeService, int]]:
-    """One router after the other; each cuts its connections at its end, as a kill would."""
+async def router(
+    path: Path, tokenizer: Tokenizer, hold_at: int | None, aliases: Mapping[str, tuple[str, ...]] = {MODEL: ()}
+) -> AsyncIterator[tuple[FakeService, int]]:
+    """One router after the other; each cuts its connections at its end, as a kill would. It serves the models that have
+    these `aliases`."""
 
     def script(request: GenerateRequest) -> Script:
         text = (SHORT, LONG)[request.choice]
@@ -55,7 +59,8 @@ async def router(path: Path, tokenizer: Tokenizer, hold_at: int | None) -> Async
     failover = await asyncio.to_thread(FailoverSession.of_holder, path)
     assert failover is not None
     http = HttpConfig(host="127.0.0.1", port=0, sse_ping_s=PING_S)
-    handler = Front(ServedModel(MODEL, tokenizer), service, lambda: None, lambda: 0, RouterConfig(http))
+    catalog = Catalog.of(ServedModel(name, tokenizer, aliases=of_it) for name, of_it in aliases.items())
+    handler = Front(catalog, service, lambda *_: None, lambda: 0, RouterConfig(http))
     server = FailoverServer(http, handler, ExchangeContext, failover)
     port = await server.start()
     await server.take_over()
@@ -148,5 +153,52 @@ def test_a_stream_that_was_pinged_goes_on_at_the_next_router_as_if_it_had_not_be
             for choice in orjson.loads(event[6:])["choices"]:
                 texts[choice["index"]] += choice["text"]
         assert texts == [SHORT, LONG]
+
+    run(main)
+
+
+@pytest.mark.parametrize("asked", ["latest", "latest@v2"])
+def test_an_answer_keeps_the_model_that_its_alias_stood_for_when_it_began(asked: str) -> None:
+    async def main() -> None:
+        fields = {"model": asked, "prompt": "Say it", "n": 2, "max_tokens": 60, "stream": True}
+        body = orjson.dumps(fields)
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+        with ThreadPoolExecutor(1) as pool, contextlib.closing(SocketHolder()) as holder:
+            tokenizer = Tokenizer.from_directory(MODEL_DIR, pool)
+            before, after = {"one": ("latest",), "two": ()}, {"one": (), "two": ("latest",)}
+            async with router(holder.path, tokenizer, HELD_AT, before) as (service, port):
+                service.versions = ("v1", "v2")
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(head.encode() + body)
+                data = await reader.readuntil(b": ping\n\n")
+                assert {(request.model, request.version) for request in service.requests} == {("one", asked[7:])}
+            async with router(holder.path, tokenizer, None, after) as (service, _):
+                data += await reader.read()
+                assert {(request.model, request.version) for request in service.requests} == {("one", asked[7:])}
+                assert all(request.resumed is not None for request in service.requests)
+            writer.close()
+        assert data.count(b"data: [DONE]") == 1
+        assert data.count(b'"model":"latest"') == data.count(b"data: {")
+
+    run(main)
+
+
+def test_an_answer_of_a_model_that_is_gone_is_broken_off_and_begins_at_no_other() -> None:
+    async def main() -> None:
+        body = orjson.dumps({"model": "latest", "prompt": "Say it", "n": 2, "max_tokens": 60, "stream": True})
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+        with ThreadPoolExecutor(1) as pool, contextlib.closing(SocketHolder()) as holder:
+            tokenizer = Tokenizer.from_directory(MODEL_DIR, pool)
+            async with router(holder.path, tokenizer, HELD_AT, {"one": ("latest",)}) as (_, port):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(head.encode() + body)
+                data = await reader.readuntil(b": ping\n\n")
+            async with router(holder.path, tokenizer, None, {"two": ("latest",)}) as (service, _):
+                with contextlib.suppress(ConnectionResetError):
+                    while part := await reader.read(65536):
+                        data += part
+                assert service.requests == []
+            writer.close()
+        assert b"[DONE]" not in data
 
     run(main)

@@ -28,6 +28,7 @@ from slipstream.router.http.failover.journal import (
     UnfinishedAnswer,
 )
 from slipstream.router.protocol.messages import pack_ids
+from slipstream.router.protocol.model_id import ModelId
 
 
 class Shared:
@@ -54,7 +55,7 @@ def test_a_request_and_its_tokens_are_found_by_the_next_router(shared: Shared) -
     journal.received(b"POST / HTTP/1.1\r\n")
     journal.received(b"\r\n")
     journal.begun()
-    journal.named(Identity(7, 1_700_000_000, 9))
+    journal.named(Identity(7, 1_700_000_000, 9, ModelId("org/möd", "3")))
     journal.served_by("v1")
     journal.tokens(0, pack_ids([1, 2]))
     journal.tokens(1, pack_ids([5]))
@@ -67,7 +68,7 @@ def test_a_request_and_its_tokens_are_found_by_the_next_router(shared: Shared) -
         b"POST / HTTP/1.1\r\n\r\n",
         False,
         True,
-        Identity(7, 1_700_000_000, 9),
+        Identity(7, 1_700_000_000, 9, ModelId("org/möd", "3")),
         "v1",
         frozenset({1}),
         {0: pack_ids([1, 2, 3]), 1: pack_ids([5])},
@@ -95,7 +96,7 @@ def test_a_finished_exchange_leaves_nothing_to_do(shared: Shared) -> None:
     journal = shared.journal
     journal.received(b"request")
     journal.begun()
-    journal.named(Identity(1, 2, 3))
+    journal.named(Identity(1, 2, 3, ModelId("m")))
     journal.sent(b"answer", AnswerPhase.ENDED)
     assert shared.reopened().phase == AnswerPhase.ENDED
     journal.rest()

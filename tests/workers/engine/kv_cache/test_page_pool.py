@@ -74,6 +74,31 @@ class PagePoolMachine(RuleBasedStateMachine):
         self.pool.forget(pages)
         assert not set(self.pool.cache.match(chain, tokens, len(tokens) // PAGE_TOKENS)) & set(pages)
 
+    @rule(limit=st.integers(0, 14))
+    def set_limit(self, limit: int) -> None:
+        self.pool.set_limit(limit)
+        assert self.pool.limit == min(limit, self.pool.num_pages)
+
+    @rule(max_pages=st.integers(1, 12))
+    def return_memory(self, max_pages: int) -> None:
+        held = self.pool.num_held
+        returned = self.pool.take_returnable(max_pages)
+        owned = {page for pages, _, _, _ in self.holders for page in pages}
+        assert not owned & set(returned)
+        assert returned == sorted(set(returned))
+        assert self.pool.num_held == held - len(returned)
+        for page in returned:
+            self.content.pop(page, None)  # what was there is gone, and a later hit on it would be noticed
+
+    @invariant()
+    def no_more_is_kept_than_the_limit_allows(self) -> None:
+        owned = {page for pages, _, _, _ in self.holders for page in pages}
+        assert self.pool.num_used == len(owned)
+        kept = len(owned) + self.pool.num_available
+        assert kept == max(self.pool.limit, len(owned))
+        assert self.pool.num_held >= kept
+        assert self.pool.num_held == kept or self.pool.has_returnable
+
     @invariant()
     def books_agree(self) -> None:
         self.pool.check_integrity([(pages, owner) for pages, owner, _, _ in self.holders])
@@ -84,6 +109,8 @@ class PagePoolMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for pages, owner, _, _ in self.holders:
             self.pool.release(pages, owner)
+        assert self.pool.num_available == self.pool.limit
+        self.pool.set_limit(self.pool.num_pages)
         assert self.pool.num_available == self.pool.num_pages
 
 
@@ -131,3 +158,42 @@ def test_match_that_is_taken_up_again_is_not_evicted_for_its_own_new_pages() -> 
     again = pool.acquire(pages, 1, PageState.ACTIVE)
     assert again is not None
     assert len(set(again)) == 3
+
+
+def test_shrinking_takes_free_pages_then_cached_ones_and_then_waits_for_those_in_use() -> None:
+    pool, tokens, chain = PagePool(6), array("i", range(4)), HashChain(ROOT, PAGE_TOKENS)
+    used = pool.acquire((), 2, PageState.ACTIVE)
+    cached = pool.acquire((), 2, PageState.ACTIVE)
+    assert used is not None
+    assert cached is not None
+    pool.remember(cached, chain, tokens, 0, 2)
+    pool.release(cached, PageState.ACTIVE)
+    pool.cache.changes.take()
+    pool.set_limit(4)
+    assert pool.counts() | {"withheld": 2, "free": 0, "cached": 2, "active": 2} == pool.counts()
+    pool.set_limit(3)
+    assert pool.cache.match(HashChain(ROOT, PAGE_TOKENS), tokens, 2) == list(cached[:1])
+    pool.set_limit(1)
+    assert pool.num_available == 0
+    assert pool.acquire((), 1, PageState.ACTIVE) is None
+    stored, removed = pool.cache.changes.take()
+    assert (len(stored), len(removed)) == (0, 2)
+    assert pool.num_held == 6
+    assert pool.take_returnable(9) == [page for page in range(6) if page not in used]
+    assert pool.num_held == 2
+    pool.release(used, PageState.ACTIVE)
+    assert pool.num_available == 1
+    assert pool.take_returnable(9) == list(used[1:])
+    pool.set_limit(6)
+    assert pool.num_available == 6
+
+
+def test_pages_that_still_have_their_memory_are_allowed_again_first() -> None:
+    pool = PagePool(4)
+    pool.set_limit(1)
+    assert pool.take_returnable(2) == [1, 2]
+    pool.set_limit(2)
+    assert not pool.has_returnable
+    pages = pool.acquire((), 2, PageState.ACTIVE)
+    assert pages is not None
+    assert sorted(pages) == [0, 3]

@@ -1,0 +1,34 @@
+"""The time in which a cluster must be up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+
+from slipstream.cluster.state.run_state import MemberStatus
+
+LOOK_EVERY_S = 1.0
+
+
+@asynccontextmanager
+async def start_bound(seconds: float, members: Callable[[], Sequence[MemberStatus]]) -> AsyncIterator[None]:
+    """Raises TimeoutError after so many seconds, to which those do not count in which a member downloads its model:
+    they depend on its size."""
+    async with asyncio.timeout(seconds) as bound:
+        task = asyncio.create_task(_postpone(bound, members))
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+async def _postpone(bound: asyncio.Timeout, members: Callable[[], Sequence[MemberStatus]]) -> None:
+    while (when := bound.when()) is not None:
+        await asyncio.sleep(LOOK_EVERY_S)
+        if bound.expired():
+            return
+        if any(member.state == "fetching" for member in members()):
+            bound.reschedule(when + LOOK_EVERY_S)

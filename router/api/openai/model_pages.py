@@ -1,0 +1,69 @@
+"""OpenAI's endpoints that list models, with the fields that vLLM adds, the state of each and its versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
+from slipstream.router.api.openai.model_lookup import ModelLookup, ModelStatus
+from slipstream.router.catalog.catalog import Catalog, CatalogEntry
+from slipstream.router.dispatch.queue.work_queue import MAX_PRIORITY
+from slipstream.router.http.reader import Request
+
+
+class ModelPages:
+    """The models that the caller's key may use."""
+
+    def __init__(self, catalog: Catalog, status: ModelStatus, lookup: ModelLookup) -> None:
+        self._catalog = catalog
+        self._status = status
+        self._lookup = lookup
+
+    def add_to(self, routes: ApiRoutes) -> None:
+        """Register the endpoints."""
+        routes.add("GET", "/v1/models", self.models)
+        routes.add_item("GET", "/v1/models/", "", self.model)
+
+    async def models(self, request: Request, exchange: ApiExchange) -> None:
+        """The models that are served, and their aliases; where a model has several versions, also each of those."""
+        may_use = exchange.context.caller.may_use
+        cards = [
+            self._card(entry, name)
+            for entry in self._catalog
+            if may_use(entry.model.name)
+            for name in self._names(entry)
+        ]
+        exchange.respond(200, orjson.dumps({"object": "list", "data": cards}))
+
+    async def model(self, request: Request, exchange: ApiExchange, name: str) -> None:
+        """One model, version or alias."""
+        model = self._lookup.of(name, exchange.context.caller, MAX_PRIORITY).model
+        exchange.respond(200, orjson.dumps(self._card(self._catalog.entry(model.name), name)))
+
+    def _names(self, entry: CatalogEntry) -> Iterator[str]:
+        name = entry.model.name
+        versions = self._status.versions_of(name)
+        yield name
+        if len(versions) > 1:
+            yield from (f"{name}@{version}" for version in versions)
+        yield from entry.model.aliases
+
+    def _card(self, entry: CatalogEntry, known_as: str) -> dict[str, Any]:
+        """`root` is the model that an id stands for, and `parent` as well, unless the id is the model's own name: what
+        vLLM does for an adapter and its base model."""
+        name = entry.model.name
+        versions = self._status.versions_of(name)
+        return {
+            "id": known_as,
+            "object": "model",
+            "created": entry.created_s,
+            "owned_by": "slipstream",
+            "root": name,
+            "parent": name if known_as != name else None,
+            "max_model_len": self._status.max_model_len_of(name),
+            "state": entry.state(bool(versions)),
+            "versions": [version for version in versions if version],
+        }

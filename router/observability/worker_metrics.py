@@ -1,0 +1,53 @@
+"""Prometheus metrics of each worker: its credits, its pages and what it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from slipstream.router.observability.step_metrics import STEP_COUNTERS
+from slipstream.router.status.status import Snapshot, WorkerStatus
+
+
+def worker_families(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
+    """Metrics per worker: its credits, its pages by state, and its own counters."""
+    credits = GaugeMetricFamily(
+        "slipstream:worker_credits", "What a worker could still take on.", labels=["worker", "role", "kind"]
+    )
+    pages = GaugeMetricFamily(
+        "slipstream:worker_pages", "The ledger: KV pages by state.", labels=["worker", "role", "state"]
+    )
+    leases = GaugeMetricFamily(
+        "slipstream:worker_leases", "Hand-offs under way at a worker.", labels=["worker", "role"]
+    )
+    counted = CounterMetricFamily(
+        "slipstream:worker_events", "What workers count, since they started.", labels=["worker", "role", "event"]
+    )
+    for worker in workers:
+        who = [worker.peer.name, worker.role]
+        credits.add_metric([*who, "slots"], worker.free_slots)
+        credits.add_metric([*who, "pages"], worker.free_pages)
+        credits.add_metric([*who, "tokens"], worker.free_tokens)
+        if worker.stats is not None:
+            by_state = dict(worker.stats.pages)
+            for state, count in by_state.items():
+                pages.add_metric([*who, state], count)
+            for event, value in worker.stats.counters:
+                if event == "leases_held":  # the only one that can decrease
+                    leases.add_metric(who, value)
+                elif not event.startswith(STEP_COUNTERS):
+                    counted.add_metric([*who, event], value)
+    return iter((credits, pages, leases, counted))
+
+
+def kv_usage(snapshot: Snapshot) -> float:
+    """The share of the decode workers' pages that are neither free nor merely cached. Pages above the limit of a worker
+    do not count."""
+    num_pages = num_idle = 0
+    for worker in snapshot.workers:
+        if worker.role == "decode" and worker.stats is not None:
+            by_state = dict(worker.stats.pages)
+            num_pages += worker.num_pages - by_state.get("withheld", 0)
+            num_idle += by_state.get("free", 0) + by_state.get("cached", 0)
+    return 1 - min(num_idle / num_pages, 1) if num_pages else 0.0
