@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slipstream.router.access.access import Access
 from slipstream.router.api.exchange_context import ExchangeContext
-from slipstream.router.catalog.catalog import Catalog, NameTakenError
+from slipstream.router.catalog.catalog import Catalog, NameTakenError, UnknownNameError
 from slipstream.router.catalog.served_model import ModelSource, ServedModel
 from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.router_config import DispatchConfig, RouterConfig, TlsConfig
@@ -39,6 +39,7 @@ from slipstream.router.process.addresses import Addresses, Endpoint
 from slipstream.router.process.listening import listening_at_path, remove_path
 from slipstream.router.process.open_files import allow_all_files
 from slipstream.router.protocol.generation import SHUTTING_DOWN
+from slipstream.router.protocol.model_id import ModelId
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.router.text.encoding import encode_pool
 from slipstream.router.text.tokenizer import Tokenizer
@@ -71,9 +72,10 @@ class Router:
         if not models:
             raise ValueError("a router needs at least one model")
         self._config = config
-        self._sources = {source.name: source for source in models}
-        if len(self._sources) != len(models):
-            raise ValueError(f"models need different names, got {', '.join(source.name for source in models)}")
+        self._sources = {source.name: source for source in models if not source.text_of}
+        self._text_sources = {source.key: source for source in models if source.text_of}  # of versions
+        if len(self._sources) + len(self._text_sources) != len(models):
+            raise ValueError(f"models need different names, got {', '.join(source.key for source in models)}")
         self._worker_token = worker_token
         self._holder_path = holder_path
         self._kv_budget_bytes = kv_budget_bytes
@@ -121,6 +123,9 @@ class Router:
                 access,
                 begin_tracing(self._config.tracing, self._only_at_start, cleanup),
             )
+            for source in self._text_sources.values():
+                self._texts[source.key] = text = await self._read(source)
+                self.front.catalog.add_text(source.text_of, served_by(source, text))
             if failover is not None and failover.listening:
                 # Accept the previous router's clients even before it is known which workers will come.
                 for name, text in self._texts.items():
@@ -141,7 +146,7 @@ class Router:
             cleanup.push_async_callback(self._server.stop)  # before `start`, which may fail after some of the fronts
             http_port = await self._server.start()
             admin_at = await self._start_admin(self.front, cleanup)
-            for source in self._sources.values():
+            for source in (*self._sources.values(), *self._text_sources.values()):
                 await loop.run_in_executor(pool, keep_text, source.directory, source.manifests)
             self._begin_tasks(cleanup)
             self._cleanup = cleanup.pop_all()
@@ -170,7 +175,7 @@ class Router:
         fronts = self._front_pool
         try:
             text = await self._read(source)
-            await asyncio.get_running_loop().run_in_executor(self._pool, keep_text, source.directory, source.manifests)
+            await asyncio.to_thread(keep_text, source.directory, source.manifests)
             if fronts is not None:
                 await fronts.load_model(FrontModel(source, text.defaults))
             self.front.catalog.check_free(names)  # one may have been taken meanwhile
@@ -198,6 +203,8 @@ class Router:
         if fronts is not None:
             fronts.model_leaves(name)
         await self.service.remove_model(name, deadline_s)
+        for source in [one for one in self._text_sources.values() if one.name == name]:
+            self.remove_text(name, source.text_of)
         self.front.remove_model(name)
         if fronts is not None:
             fronts.remove_model(name)
@@ -208,6 +215,47 @@ class Router:
         canary = self._canaries.pop(name, None)
         if canary is not None:
             await cancel_and_wait(canary)
+
+    async def add_text(self, source: ModelSource) -> None:
+        """From now on a version has a text of its own, in all front processes: tokenizer, chat template and defaults
+        that are others than those of its model. Raises UnknownNameError, and what `start` raises if its directory
+        cannot be used; then nothing has changed."""
+        self.front.catalog.entry(source.name)
+        fronts = self._front_pool
+        text = await self._read(source)
+        await asyncio.to_thread(keep_text, source.directory, source.manifests)
+        if fronts is not None:
+            await fronts.load_model(FrontModel(source, text.defaults))
+        self._text_sources[source.key], self._texts[source.key] = source, text
+        self.front.catalog.add_text(source.text_of, served_by(source, text))
+        if fronts is not None:
+            fronts.serve_model(FrontModel(source, text.defaults))
+
+    def remove_text(self, name: str, version: str) -> None:
+        """The version is not served any more, or its text has become that of its model. Unknown ones are ignored."""
+        key = str(ModelId(name, version))
+        if self._text_sources.pop(key, None) is not None:
+            del self._texts[key]
+            self.front.catalog.remove_text(name, version)
+            if self._front_pool is not None:
+                self._front_pool.remove_model(key)
+
+    async def set_text(self, source: ModelSource) -> None:
+        """Gives a model another text, which all versions have that have none of their own. Raises what `add_text`
+        raises."""
+        before = self._sources.get(source.name)
+        if before is None:
+            raise UnknownNameError(source.name)
+        now = replace(before, directory=source.directory, manifests=source.manifests)
+        now = replace(now, generation_config=source.generation_config, content_format=source.content_format)
+        text = await self._read(now)
+        await asyncio.to_thread(keep_text, now.directory, now.manifests)
+        if self._front_pool is not None:
+            await self._front_pool.load_model(FrontModel(now, text.defaults))
+        self._sources[source.name], self._texts[source.name] = now, text
+        self.front.catalog.set_text(served_by(now, text))
+        if self._front_pool is not None:
+            self._front_pool.serve_model(self._front_model(source.name))
 
     def set_aliases(self, name: str, aliases: Sequence[str]) -> None:
         """Gives a model these aliases and no others, in all front processes; one that another model has moves to this
@@ -225,7 +273,8 @@ class Router:
 
     async def _read(self, source: ModelSource) -> ModelText:
         """Reads what the HTTP side needs of a model, without holding up the event loop. Raises ValueError, OSError."""
-        text = await asyncio.get_running_loop().run_in_executor(self._pool, read_model, source, self._pool)
+        # Not in the pool: while a large tokenizer is read there, the prompts of other models would wait.
+        text = await asyncio.to_thread(read_model, source, self._pool)
         if text.tokenizer.unknown_to_model:
             log.warning("%s", warning_about(text.tokenizer.unknown_to_model, text.tokenizer.vocab_size))
         if text.defaults.recommended:
@@ -236,8 +285,7 @@ class Router:
         return source.dispatch if source.dispatch is not None else self._config.dispatch
 
     def _served(self, name: str) -> ServedModel:
-        text = self._texts[name]
-        return ServedModel(name, text.tokenizer, text.defaults, self._sources[name].aliases)
+        return served_by(self._sources[name], self._texts[name])
 
     def _find_session(self) -> FailoverSession | None:
         """The session with the previous router's clients; None without a socket holder. Blocks."""
@@ -309,6 +357,7 @@ class Router:
         log_style = LogStyle.of_this_process()
         holder_path = self._holder_path if failover is not None else None
         models = {name: self._front_model(name) for name in self._sources}
+        models |= {key: FrontModel(source, self._texts[key].defaults) for key, source in self._text_sources.items()}
         setup = FrontSetup(self._config, models, log_style, holder_path=holder_path)
 
         def link_of(send: Callable[[DispatcherMessage], None]) -> FrontLink:
@@ -322,7 +371,8 @@ class Router:
         """A model as the fronts are to serve it."""
         source, defaults = self._sources[name], self._texts[name].defaults
         longest, versions = self.service.max_model_len_of(name), self.service.versions_of(name)
-        return FrontModel(source, defaults, longest, versions, self.front.catalog.entry(name).is_leaving)
+        shares = tuple(self.service.shares_of(name).items())
+        return FrontModel(source, defaults, longest, versions, self.front.catalog.entry(name).is_leaving, shares)
 
     async def _send_limits(self, fronts: FrontPool) -> None:
         while True:
@@ -331,7 +381,8 @@ class Router:
 
     def _send_limits_now(self, fronts: FrontPool) -> None:
         for name in self.service.models:
-            fronts.send_limits(name, self.service.max_model_len_of(name), self.service.versions_of(name))
+            shares = tuple(self.service.shares_of(name).items())
+            fronts.send_limits(name, self.service.max_model_len_of(name), self.service.versions_of(name), shares)
 
     async def take_over(self) -> None:
         """Continue the connections that the previous router left behind. To be called once the expected workers are
@@ -393,6 +444,10 @@ class ModelText:
     tokenizer: Tokenizer
     defaults: SamplingDefaults
     max_positions: int | None
+
+
+def served_by(source: ModelSource, text: ModelText) -> ServedModel:
+    return ServedModel(source.name, text.tokenizer, text.defaults, source.aliases)
 
 
 def read_model(source: ModelSource, pool: ThreadPoolExecutor) -> ModelText:

@@ -35,7 +35,7 @@ from slipstream.router.protocol.messages import (
 )
 from slipstream.router.protocol.messages import Role as RoleName
 from slipstream.workers.config.worker_config import WorkerConfig
-from slipstream.workers.engine.engine_builder import warm_up
+from slipstream.workers.engine.engine_builder import build_engine
 from slipstream.workers.engine.limits.engine_errors import EngineConfigError
 from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.structured_output.grammars import GrammarCompiler
@@ -259,7 +259,6 @@ class Worker:
         """An engine that has generated tokens, and how long its steps take. If its pool is elastic, with these `pages`,
         it has not touched more pages for that than one sequence can need, and has no page now."""
         limits = parts.limits
-        warm = limits if pages is None else limits.of_one_sequence
         eos_ids = [token_id for token_id in limits.eos_token_ids if token_id < limits.vocab_size]
         grammars = GrammarCompiler(
             parts.files.model_dir,
@@ -268,9 +267,8 @@ class Worker:
             on_ready=lambda: self._inbox.put_always(GrammarReady()),
             manifest=parts.files.manifest,
         )
-        warm_up(warm, executor)
-        profile = time_steps(warm, executor)
-        engine = NativeEngine(limits, executor, grammars, pages)
+        engine = build_engine(limits, executor, grammars, pages)
+        profile = time_steps(limits if pages is None else limits.of_one_sequence, executor)
         if pages is not None:
             engine.set_page_limit(0)
             while engine.has_work:

@@ -7,6 +7,7 @@ import signal
 import sys
 import traceback
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
@@ -22,6 +23,7 @@ from slipstream.cluster.processes.guardian_link import INTERRUPTED, GuardianLink
 from slipstream.cluster.processes.process_log import redirect_output
 from slipstream.cluster.ray import local_ray
 from slipstream.cluster.ray.local_ray import LocalRay
+from slipstream.cluster.repository.downloads import Downloads
 from slipstream.cluster.sizing.config_choice import ConfigSource, config_source
 from slipstream.cluster.sizing.target_type import Target
 from slipstream.cluster.state import run_state
@@ -56,7 +58,9 @@ def _run(guardian: GuardianLink, target: Target | None, overrides: Overrides, ti
     before = state_before(guardian)
     try:
         source = config_source(target, overrides.name) if before is None else ConfigSource(Path(before.config))
-        config = (from_plain(before.served) if before is not None else None) or source.load(overrides.load)
+        config = (from_plain(before.served) if before is not None else None) or source.load(
+            partial(overrides.load, files=Downloads(Console(sys.stderr), must_be_newest=False))
+        )
     except ConfigError as error:
         for problem in error.problems:
             console.error(problem)
@@ -118,7 +122,7 @@ def _serve(task: DriverTask, address: str | None) -> int:
                 ray.reaper.remove_after(guardian.pid, guardian.started, task.state_path)
                 if guardian.holder is not None:
                     ray.reaper.remove_after(guardian.pid, guardian.started, guardian.holder.path.parent)
-            terminal.say(describe(config, task.before.wanted if task.before is not None else {}))
+            terminal.say(describe(config, task.before))
             for sentence in missing_parts(config) if task.before is None else ():
                 terminal.say(sentence)
             # Imported only here: Ray reads its environment when imported, and its processes start in the meantime.
@@ -154,10 +158,17 @@ def ray_address(config: RayConfig) -> str | None:
     return None if address == "local" else address
 
 
-def describe(config: ClusterConfig, wanted: dict[Role, int]) -> str:
-    """`wanted` is how many groups there are to be where that is not as in the configuration any more."""
-    pools = ", ".join(f"{wanted.get(role, pool.replicas)} x {role} (tp {pool.tp})" for role, pool in config.pools())
-    return f"Slipstream serves {config.model.name}: {pools}"
+def describe(config: ClusterConfig, before: ClusterState | None) -> str:
+    """`before` has how many groups there are to be where that is not as in the configuration any more."""
+
+    def pools_of(alone: ClusterConfig) -> str:
+        wanted: dict[Role, int] = {}
+        if before is not None:
+            wanted = before.of_model(alone.model.name).wanted if before.further else before.wanted
+        pools = [f"{wanted.get(role, pool.replicas)} x {role} (tp {pool.tp})" for role, pool in alone.pools()]
+        return f"{alone.model.name}: {', '.join(pools)}"
+
+    return f"Slipstream serves {'; '.join(map(pools_of, config.each()))}"
 
 
 def check_ports(config: ClusterConfig, source: ConfigSource) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from slipstream.cluster.fleet.fleet_port import FleetState
 from slipstream.cluster.planner.change_history import ChangeHistory
+from slipstream.cluster.planner.forecast import Forecast
 from slipstream.cluster.planner.model.queueing_model import Outlook
 from slipstream.cluster.planner.planner_decision import Alternative
 from slipstream.cluster.planner.pool_options import PoolChange, PoolLimits, Pools
@@ -32,6 +33,7 @@ class DecisionContext:
         self.signals, self.fleet, self.now, self.limits, self.pools = signals, fleet, now, limits, pools
         self.grow_s, self.prices = grow_s, prices
         self.is_swap = False  # further workers come from another model
+        self.forecast: Forecast | None = None
         self.predict: Callable[[Pools, float], Outlook]
         self.seen: tuple[tuple[str, float], ...] = ()
         self._known: dict[tuple[Pools, float], Outlook] = {}

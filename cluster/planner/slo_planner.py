@@ -251,10 +251,11 @@ class SloPlanner:
 
     def forecast(self, context: DecisionContext) -> Forecast | None:
         """What is planned for, by which the context predicts from now on. None as long as nothing has been measured."""
-        forecast = forecast_of(context.signals, self.corrections, self._watch, self._lead_s(context))
-        if forecast is not None:
-            context.predict = forecast.outlook
-        return forecast
+        if context.forecast is None:
+            context.forecast = forecast_of(context.signals, self.corrections, self._watch, self._lead_s(context))
+            if context.forecast is not None:
+                context.predict = context.forecast.outlook
+        return context.forecast
 
     def _priced(self, context: DecisionContext, forecast: Forecast) -> tuple[tuple[str, float], ...]:
         """Figures of what the pools cost, where that is known."""
@@ -284,7 +285,7 @@ class SloPlanner:
         return self._grow(context, shortage)
 
     def _correct(self, context: DecisionContext, forecast: Forecast) -> None:
-        """Where what is seen is of these workers alone, and of this load: answers that finish now were begun when they
+        """Where what is seen is of these workers alone, and of this load: answers that finish now were begun when both
         were there."""
         if has_shifted(context.signals):
             self.corrections.doubt()
@@ -293,7 +294,7 @@ class SloPlanner:
             return
         seen, running = forecast.seen, forecast.running
         answer_s = seen.osl * context.signals.short.itl_s.mean
-        since_s = context.now - self._history.changed_s - context.signals.short.span_s
+        since_s = context.now - max(self._history.changed_s, self._watch.stepped_s) - context.signals.short.span_s
         if since_s < min(answer_s, self._config.horizon_s):
             return
         behind_s = context.now - self._behind_since_s if self._behind_since_s is not None else 0.0

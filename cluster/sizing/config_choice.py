@@ -56,7 +56,7 @@ def config_source(target: Target | None, name: str | None) -> ConfigSource:
     """The target, or what is chosen for the model that it is, which is shown and then kept in the cache folder under
     the cluster's name. Raises ConfigError, NoHome, and AlreadyRunning if the file that would be
     replaced belongs to a cluster that runs."""
-    chosen = chosen_for(target, Downloads(Console(sys.stderr)))
+    chosen = chosen_for(target, Downloads(Console(sys.stderr), must_be_newest=False))
     if chosen is None:
         assert isinstance(target, Path)
         return ConfigSource(target)

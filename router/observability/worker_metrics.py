@@ -42,11 +42,12 @@ def worker_families(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
 
 
 def kv_usage(snapshot: Snapshot) -> float:
-    """The share of the decode workers' pages that are neither free nor merely cached."""
+    """The share of the decode workers' pages that are neither free nor merely cached. Pages above the limit of a worker
+    do not count."""
     num_pages = num_idle = 0
     for worker in snapshot.workers:
         if worker.role == "decode" and worker.stats is not None:
             by_state = dict(worker.stats.pages)
-            num_pages += worker.num_pages
+            num_pages += worker.num_pages - by_state.get("withheld", 0)
             num_idle += by_state.get("free", 0) + by_state.get("cached", 0)
     return 1 - min(num_idle / num_pages, 1) if num_pages else 0.0

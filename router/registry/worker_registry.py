@@ -37,6 +37,12 @@ class WorkerState:
     def __post_init__(self) -> None:
         self.peer, self.name, self.version = self.hello.worker, self.hello.worker.name, self.hello.model_version
 
+    @property
+    def num_pages(self) -> int:
+        """The pages that it may use now, at least one: all that it has, or fewer where workers divide the memory of a
+        host."""
+        return self.hello.num_pages if self.pages is None else max(self.pages.num_held, 1)
+
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.hello.page_tokens)
 

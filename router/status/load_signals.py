@@ -187,7 +187,7 @@ class WorkerSignals:
             draining=worker.draining,
             tp=hello.tp,
             page_tokens=hello.page_tokens,
-            num_pages=hello.num_pages,
+            num_pages=worker.num_pages,
             max_slots=hello.max_slots,
             max_queued_tokens=hello.max_queued_tokens,
             max_step_tokens=hello.max_step_tokens,

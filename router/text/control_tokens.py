@@ -52,9 +52,10 @@ class DisguisedMessages:
 
 
 class ControlTokens:
-    """All special tokens of a tokenizer, and the added tokens that its chat template writes."""
+    """All special tokens of a tokenizer, and the added tokens that its chat template writes. `spec` is what `tokenizer`
+    was made from."""
 
-    def __init__(self, spec: dict[str, Any], chat_template: str) -> None:
+    def __init__(self, spec: dict[str, Any], chat_template: str, tokenizer: tokenizers.Tokenizer) -> None:
         added = spec.get("added_tokens", [])
         controls = [
             token
@@ -86,7 +87,7 @@ class ControlTokens:
             "normalizer": {"type": "Sequence", "normalizers": normalizers},
             "model": without_pieces(spec["model"], texts),
         }
-        self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(spec | separating))
+        self._tokenizer = variant_of(tokenizer, spec, separating)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
 
@@ -265,6 +266,28 @@ def without_pieces(model: dict[str, Any], texts: list[str]) -> dict[str, Any]:
         pairs = [(merge, merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"]]
         return model | {"merges": [merge for merge, pair in pairs if "".join(pair) not in texts]}
     return model
+
+
+def variant_of(tokenizer: tokenizers.Tokenizer, spec: dict[str, Any], changes: dict[str, Any]) -> tokenizers.Tokenizer:
+    """The tokenizer of tokenizer.json with other `added_tokens`, `normalizer` and `model`. It shares the vocabulary of
+    `tokenizer` if the model is the same: that is nearly all of its memory, and of the time that reading it takes."""
+    if changes["model"] is spec["model"]:
+        shell = {"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}
+        variant = tokenizers.Tokenizer(tokenizer.model)
+        variant.normalizer = tokenizers.Tokenizer.from_str(
+            json.dumps(shell | {"normalizer": changes["normalizer"]})
+        ).normalizer
+        for part in ("pre_tokenizer", "post_processor", "decoder"):
+            value = getattr(tokenizer, part)
+            if value is not None:
+                setattr(variant, part, value)
+        for token in changes["added_tokens"]:
+            fields = {name: value for name, value in token.items() if name not in ("id", "special")}
+            add = variant.add_special_tokens if token["special"] else variant.add_tokens
+            add([tokenizers.AddedToken(**fields)])
+        if all(variant.token_to_id(token["content"]) == token["id"] for token in changes["added_tokens"]):
+            return variant
+    return tokenizers.Tokenizer.from_str(json.dumps(spec | changes))
 
 
 def is_local(normalizer: dict[str, Any]) -> bool:

@@ -81,7 +81,7 @@ class Tokenizer:
             template_text = "\0".join((files.chat_template or "", self.content_forms.rendered, *named.values()))
         hidden = [token["id"] for token in added if token["special"]]
         self.pieces = PieceTable(self._tokenizer, spec.get("decoder"), hidden)
-        self._control = ControlTokens(spec, template_text)
+        self._control = ControlTokens(spec, template_text, self._tokenizer)
         self._words = WordCache.for_tokenizer(self._tokenizer, spec)
         vocabulary = self._tokenizer.get_vocab()
         self._chars_per_token = max(map(len, vocabulary), default=1)

@@ -174,7 +174,7 @@ def test_a_mirror_a_canary_a_promotion_and_the_way_back_under_load(serving: Serv
         (copied,) = re.findall(r"(\d+) requests copied, 0 failed", update["figures"])
         assert int(copied) >= 10
         assert "0 of " in update["figures"], "the weights are others, so no answer is equal"
-        with client_of(serving) as client, pytest.raises(openai.BadRequestError, match="is not served"):
+        with client_of(serving) as client, pytest.raises(openai.NotFoundError, match="does not exist"):
             ask(client, 0, f"{MODEL}@{new}")
         command(serving, "split", f"{old}=90", f"{new}=10")
         serving.wait_for(lambda: set(versions(serving)) == {old, new}, 60)

@@ -7,11 +7,17 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from slipstream.router.model_files.cache.host_cache import HostCache
+from slipstream.router.model_files.cache.version_plan import plan_version
+from slipstream.router.model_files.file_digest import DigestCache
+from slipstream.router.model_files.manifest import Manifest
+from slipstream.router.model_files.sources.directory_source import DirectorySource
+from slipstream.router.model_files.sources.weights_url import WeightsUrl
 from slipstream.router.protocol.messages import Credits, Drain, EngineRequest, Failed, HandedOff, Stats
 from tests.support.workers.scripted_router import Connection, ScriptedRouter, held_port, request
 from tests.support.workers.worker_process import END_TIMEOUT_S, WorkerProcess
@@ -254,3 +260,24 @@ def test_bad_settings_are_named_before_anything_starts(workers: Workers, tmp_pat
     with WorkerProcess(tmp_path, "odd", "decode", workers.model_dir, workers.router.port, tpp=3) as process:
         assert process.wait() == 2
         assert "tpp" in process.log
+
+
+def test_a_group_on_a_host_without_its_model_fetches_it_once(
+    workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files that the driver has fetched, by the manifest. One of two ranks does, and the other waits."""
+    source = DirectorySource(WeightsUrl("file", str(workers.model_dir)))
+    drivers = HostCache(str(tmp_path / "driver")).fetch(source, plan_version(source, None), lambda text: None)
+    manifest = Manifest.read(drivers, DigestCache(None))
+    assert manifest.origin is not None
+    manifest = replace(manifest, origin=replace(manifest.origin, cache_path=None))
+    drivers.rename(tmp_path / "of another host")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    settings = {"manifest": asdict(manifest), "model_version": "1", "tp": 2}
+    with WorkerProcess(tmp_path, "elsewhere", "decode", drivers, workers.router.port, **settings):
+        elsewhere = workers.connection("elsewhere")
+        elsewhere.generate(request("fetched", prompt(3)))
+        assert elsewhere.wait_chunks("fetched", 8)
+    (fetched,) = (tmp_path / "cache" / "slipstream" / "models").glob("*/*/config.json")
+    assert fetched.parent.name == drivers.name
+    assert "fetching (" in (tmp_path / "elsewhere.log").read_text()

@@ -27,7 +27,7 @@ from slipstream.workers.engine.limits.pool_size import (
     stated_num_pages,
 )
 from slipstream.workers.engine.native_engine import NativeEngine
-from slipstream.workers.engine.plan.executor import Executor
+from slipstream.workers.engine.plan.executor import Executor, PageMemory
 from slipstream.workers.engine.structured_output.grammars import GrammarCompiler
 from slipstream.workers.models.directory.end_tokens import end_token_ids
 from slipstream.workers.models.directory.json_keys import ModelError
@@ -153,11 +153,16 @@ def build_runner(
     return ModelRunner(model, kv)
 
 
-def build_engine(limits: EngineLimits, executor: Executor, grammars: GrammarCompiler | None = None) -> NativeEngine:
+def build_engine(
+    limits: EngineLimits,
+    executor: Executor,
+    grammars: GrammarCompiler | None = None,
+    memory: PageMemory | None = None,
+) -> NativeEngine:
     """A new engine that is ready to serve: tokens have already been generated with `executor` (in another engine, of
-    which nothing is left but warm caches)."""
+    which nothing is left but warm caches). For `memory` see `NativeEngine`."""
     warm_up(limits, executor)
-    return NativeEngine(limits, executor, grammars)
+    return NativeEngine(limits, executor, grammars, memory)
 
 
 def warm_up(limits: EngineLimits, executor: Executor) -> None:

@@ -35,6 +35,7 @@ class DemandWatch:
         self._level = 0.0
         self._trend = 0.0
         self._at_s = self._middle_s = 0.0
+        self.stepped_s = -math.inf  # when the rate was last seen to have changed at once
 
     def see(self, signals: Signals, now: float) -> None:
         short = signals.latest if has_shifted(signals) else signals.short
@@ -44,6 +45,7 @@ class DemandWatch:
         variance = max(self._level, per_s, 1.0 / short.span_s) * burstiness / short.span_s
         if seen and abs(per_s - self.rate(0.0)) > SIGMAS * math.sqrt(variance):
             seen.clear()  # a step: what was before it is over
+            self.stepped_s = now
         while seen and seen[0][0] < middle_s - TREND_S:
             seen.popleft()
         seen.append((middle_s, per_s))

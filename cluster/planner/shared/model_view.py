@@ -34,6 +34,7 @@ class ModelView:
         self.share, self.planner, self.signals, self.fleet, self.now = share, planner, signals, fleet, now
         self._config = config
         self.context: DecisionContext = planner.look(signals, fleet, now)
+        self.context.grow_s = planner.swap_s
         self.forecast = planner.forecast(self.context)
         self.gone: set[str] = set()  # workers that it gives away at this look
         self._kept: dict[tuple[int, float], float] = {}

@@ -10,8 +10,10 @@ import yaml
 from slipstream.cluster.config.former_names import with_new_names
 from slipstream.cluster.config.loading.config_file import load_config
 from slipstream.cluster.config.settings_file import ConfigError
+from slipstream.cluster.repository.outlines import Outlines
 from slipstream.cluster.tools.plan.candidate import DeploymentCandidate
 from slipstream.router.config.router_config import SloConfig
+from slipstream.router.model_files.sources.weights_url import WeightsUrl
 
 
 class PlanError(Exception):
@@ -49,13 +51,16 @@ def base_of(config: Path | None, model: Path | None) -> dict[str, Any]:
             raise PlanError("--write needs --config FILE or --model DIRECTORY: a deployment has a model")
         return {"model": {"path": str(model.resolve())}}
     try:
-        loaded = load_config(config)
+        with Outlines() as files:
+            loaded = load_config(config, files=files)
         base = yaml.safe_load(config.read_text(encoding="utf-8"))
+        named = base["model"]["path"]
+        path = named if WeightsUrl.parse(named) is not None else loaded.model.path
     except ConfigError as error:
         raise PlanError("; ".join(map(str, error.problems))) from None
     except OSError as error:
         raise PlanError(f"{config}: {error.strerror}") from None
-    return with_new_names(base) | {"model": dict(base["model"]) | {"path": str(loaded.model.path)}}
+    return with_new_names(base) | {"model": dict(base["model"]) | {"path": str(path)}}
 
 
 def write_deployment(path: Path, settings: dict[str, Any], heading: str) -> None:
@@ -63,7 +68,8 @@ def write_deployment(path: Path, settings: dict[str, Any], heading: str) -> None
     comment = "".join(f"# {line}\n" for line in heading.splitlines())
     try:
         path.write_text(comment + yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
-        load_config(path)
+        with Outlines() as files:
+            load_config(path, files=files)
     except OSError as error:
         raise PlanError(f"{path}: {error.strerror}") from None
     except ConfigError as error:

@@ -27,7 +27,7 @@ from slipstream.router.requests.history import RequestRecord
 TEXT = "text/plain; charset=utf-8"
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 1000
-LIST_FIELDS = ("limit", "tenant", "outcome", "format")  # of the query
+LIST_FIELDS = ("limit", "tenant", "outcome", "format", "model")  # of the query
 EXPLAIN_FIELDS = ("format",)
 
 
@@ -50,15 +50,16 @@ class RequestPages:
         routes.add_item("GET", "/v1/requests/", "/explain", self.explain, query=EXPLAIN_FIELDS)
 
     async def list(self, request: Request, exchange: ApiExchange) -> None:
-        """The latest requests, newest first; `limit`, `tenant` and `outcome` (or phase) select among them."""
+        """The latest requests, newest first; `limit`, `tenant`, `model` and `outcome` (or phase) select among them."""
         fields = query_fields(request, LIST_FIELDS)
         limit = limit_of(fields.get("limit", str(DEFAULT_LIMIT)))
-        tenant, wanted = fields.get("tenant"), outcome_of(fields.get("outcome"))
+        tenant, model, wanted = fields.get("tenant"), fields.get("model"), outcome_of(fields.get("outcome"))
         records = (
             record
             for record in self._records.latest()
             if exchange.context.caller.may_see(record.tenant)
             and tenant in (None, record.tenant)
+            and model in (None, record.model)
             and wanted in (None, outcome(record.finish), record.phase)
         )
         offset_s = unix_offset_s()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from pydantic.json_schema import models_json_schema
@@ -37,11 +37,15 @@ ERROR = {
 }
 
 
-def document(routes: Iterable[Route], open_paths: Collection[str] | None) -> dict[str, Any]:
-    """`open_paths` are those that need no key; None: there are no keys."""
+def document(routes: Iterable[Route], open_paths: Collection[str] | None, models: Sequence[str]) -> dict[str, Any]:
+    """`open_paths` are those that need no key; None: there are no keys. `models` are examples for fields of that
+    name."""
     routes = list(routes)
     bodies = list(dict.fromkeys(route.body for route in routes if route.body is not None))
     _, schemas = models_json_schema([(body, "validation") for body in bodies], ref_template=REFERENCE)
+    for schema in schemas.get("$defs", {}).values():
+        if models and "model" in schema.get("properties", {}):
+            schema["properties"]["model"]["examples"] = list(models)
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         has_key = open_paths is not None and route.path not in open_paths

@@ -73,6 +73,7 @@ class InfoPages:
         self._has_keys = has_keys
         self._open_paths = open_paths
         self._document = b""
+        self._documented: tuple[str, ...] = ()  # the models that are named in it
 
     def add_to(self, routes: ApiRoutes, path_prefix: str) -> None:
         """Register the pages."""
@@ -111,11 +112,13 @@ class InfoPages:
 
     async def openapi(self, request: Request, exchange: ApiExchange) -> None:
         """The API, as an OpenAPI document for programs."""
-        if not self._document:
+        models = () if self._has_keys else tuple(entry.model.name for entry in self._catalog)
+        if not self._document or models != self._documented:
             open_paths = self._open_paths if self._has_keys else None
             self._document = await asyncio.to_thread(
-                lambda: orjson.dumps(document(self._routes.described(), open_paths))
+                lambda: orjson.dumps(document(self._routes.described(), open_paths, models))
             )
+            self._documented = models
         exchange.respond(200, self._document)
 
     async def asset(self, request: Request, exchange: ApiExchange) -> None:

@@ -3,6 +3,7 @@
 PATH/<model>/<version>/             a complete version: it appears by a rename and never changes
 PATH/<model>/<version>.part/        being downloaded; continued after a cut
 PATH/<model>/<version>.lock         held by the process that downloads it; others wait for it
+PATH/<model>/<digest>.asked         the name of the version that an address and a number last led to
 PATH/<model>/<version>/.in-use      locked (shared) by processes that use it; its time is that of the last use
 """
 
@@ -15,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from xxhash import xxh3_64_hexdigest
 
 from slipstream.router.model_files.cache.cache_room import IN_USE_FILE, SIZE_FILE, make_room
 from slipstream.router.model_files.cache.version_download import (
@@ -51,6 +54,25 @@ class HostCache:
         """The directory of a version that is there, which is marked as used; None if it is not."""
         directory = self._directory(plan)
         return directory if self._is_complete(plan, directory) else None
+
+    def note(self, url: WeightsUrl, number: str | None, directory: Path) -> None:
+        """Remembers where an address led to, for `last`."""
+        with suppress(OSError):
+            part = directory.parent / f".{os.getpid()}.asked.part"
+            part.write_text(directory.name, "ascii")
+            part.replace(self._asked(url, number))
+
+    def last(self, url: WeightsUrl, number: str | None) -> Path | None:
+        """The directory that an address last led to, if it is there."""
+        try:
+            directory = self._root / url.slug / self._asked(url, number).read_text("ascii")
+        except OSError:
+            return None
+        if ModelOrigin.read(directory) is None:
+            return None
+        with suppress(OSError):
+            os.utime(directory / IN_USE_FILE)
+        return directory
 
     def fetch(self, source: WeightsSource, plan: VersionPlan, show: Show) -> Path:
         """The directory of a version, after downloading it if it is not there, or after another process has. Raises
@@ -102,6 +124,9 @@ class HostCache:
 
     def _directory(self, plan: VersionPlan) -> Path:
         return self.directory_of(self._origin(plan))
+
+    def _asked(self, url: WeightsUrl, number: str | None) -> Path:
+        return self._root / url.slug / f"{xxh3_64_hexdigest(f'{url} {number}'.encode())}.asked"
 
     @property
     def _root(self) -> Path:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from slipstream.router.observability.explain.explain import Json
 
 NONE = "-"
-WHO = (("tenant", "tenant"), ("session", "session_id"), ("version", "version"))
+WHO = (("tenant", "tenant"), ("session", "session_id"), ("model", "model"), ("version", "version"))
 
 
 def table(entry: Json) -> str:

@@ -16,7 +16,7 @@ from slipstream.router.model_files.manifest import REFUSES
 from slipstream.router.process.addresses import Endpoint
 from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.expected_workers import ExpectedWorkers
-from tests.support.cluster.fake_members import CONFIG, FakeGroup, FakeRouter, Watcher, serving
+from tests.support.cluster.fake_members import CONFIG, MODEL, FakeGroup, FakeRouter, Watcher, serving
 
 
 def wanted(num_prefill: int, num_decode: int) -> ExpectedWorkers:
@@ -36,7 +36,7 @@ async def test_a_new_group_is_wanted_at_once_and_ready_later() -> None:
     async with serving("prefill", "decode") as it:
         await it.supervisor.add([it.group("decode-1", version="v2")])
         assert it.managed("decode-1").status.version == "v2"
-        assert it.supervisor.expected == wanted(1, 2)
+        assert it.supervisor.expected[MODEL] == wanted(1, 2)
         assert it.router.expected[-1] == wanted(1, 2)
         await it.until(lambda: it.state_of("decode-1") == "ready")
         assert [member.name for member in it.watcher.members] == ["router", "prefill-0", "decode-0", "decode-1"]
@@ -171,7 +171,7 @@ async def test_a_group_that_waited_starts_when_there_is_room() -> None:
 async def test_a_role_is_switched_in_the_same_process() -> None:
     async with serving("prefill", "decode") as it:
         await it.supervisor.switch(it.managed("decode-0"), "prefill")
-        assert it.supervisor.expected == wanted(2, 0)
+        assert it.supervisor.expected[MODEL] == wanted(2, 0)
         await it.until(lambda: it.state_of("decode-0") == "ready" and it.managed("decode-0").pending_change is None)
         assert it.router.drained == [("decode-0", "prefill", True)]
         assert it.groups["decode-0"].num_launches == 1
@@ -233,7 +233,7 @@ async def test_a_group_that_never_starts_is_given_up_and_the_others_serve_on() -
         broken.found_room.set()
         await it.until(lambda: it.state_of("decode-1") == "failed")
         assert it.managed("decode-1").status.detail == "given up after 3 tries: no memory"
-        assert it.supervisor.expected == wanted(0, 1)
+        assert it.supervisor.expected[MODEL] == wanted(0, 1)
         assert it.state_of("decode-0") == "ready"
         await it.supervisor.remove(it.managed("decode-1"), migrate=True)
         assert it.supervisor.group("decode-1") is None
@@ -259,7 +259,7 @@ async def test_the_next_router_hears_what_is_wanted_now() -> None:
     async with serving("prefill", "decode") as it:
         await it.supervisor.remove(it.managed("prefill-0"), migrate=True)
         await it.until(lambda: it.supervisor.group("prefill-0") is None)
-        it.router.expected.clear()
+        it.router.told.clear()
         it.router.die("killed")
         await it.until(lambda: it.router.num_launches == 2 and bool(it.router.expected))
         assert set(it.router.expected) == {wanted(0, 1)}
@@ -268,7 +268,7 @@ async def test_the_next_router_hears_what_is_wanted_now() -> None:
 @scenario
 async def test_a_deployment_may_begin_without_any_group() -> None:
     async with serving() as it:
-        assert it.supervisor.expected == wanted(0, 0)
+        assert it.supervisor.expected[MODEL] == wanted(0, 0)
         await it.supervisor.add([it.group("decode-0")])
         await it.until(lambda: it.state_of("decode-0") == "ready")
 

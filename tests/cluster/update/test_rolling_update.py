@@ -399,6 +399,19 @@ def test_groups_that_wait_for_a_router_that_is_away_are_not_late():
     assert update.phase == "rolling_back"
 
 
+def test_groups_whose_model_is_downloaded_are_not_late():
+    fleet = ToyFleet(1, 2)
+    update = update_of(fleet, start_timeout_s=30.0)
+    fleet.run(update, lambda: any(m.version == "2" and m.state == "starting" for m in fleet.members.values()))
+    late_s = fleet.now + 100.0
+    while fleet.now < late_s:
+        fleet.exchange_state("starting", "fetching")
+        fleet.step(update)
+    assert update.phase == "starting"
+    fleet.exchange_state("fetching", "loading")
+    fleet.run(update, lambda: update.phase == "rolling_back", limit_s=60.0)
+
+
 def test_groups_that_lose_the_router_have_not_died():
     fleet = ToyFleet(1, 2)
     update = update_of(fleet, canary_percent=50.0)

@@ -32,7 +32,7 @@ from slipstream.cluster.update.updaters import Updaters
 from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.protocol.messages import Role
 from slipstream.router.status.version_status import VersionCounts, VersionStatus
-from tests.support.cluster.fake_fleet import FakeRouterView
+from tests.support.cluster.fake_fleet import FakeFleets, FakeRouterView
 
 TOKEN = "a-token-of-some-length"
 DEMO = Path(__file__).parents[3] / "models" / "slipstream-demo"
@@ -514,7 +514,9 @@ def test_a_tokenizer_that_was_overwritten_takes_a_new_start(
 
 
 def test_the_admin_api_tells_what_has_become_of_the_update_of_the_driver_before(lab: Lab) -> None:
-    parts = DriverParts(lab.fleet, ClusterState("c", 1, 1.0, "c.yaml", "m"), FakeRouterView(), AdminTokens(TOKEN))
+    parts = DriverParts(
+        FakeFleets({"m": lab.fleet}), ClusterState("c", 1, 1.0, "c.yaml", "m"), FakeRouterView(), AdminTokens(TOKEN)
+    )
     lab.updater.last_event = UpdateEvent(0.0, "cut_short", "cut short by the end of the driver")
     headers = {"Authorization": f"Bearer {TOKEN}"}
     with TestClient(build_app(parts, [update_routes(Updaters({"m": lab.updater}))]), headers=headers) as client:
@@ -525,7 +527,7 @@ def test_the_admin_api_tells_what_has_become_of_the_update_of_the_driver_before(
 
 def test_the_admin_api_begins_shows_splits_and_refuses(lab: Lab) -> None:
     state = ClusterState("c", 1, 1.0, "c.yaml", "m")
-    parts = DriverParts(lab.fleet, state, FakeRouterView(), AdminTokens(TOKEN))
+    parts = DriverParts(FakeFleets({"m": lab.fleet}), state, FakeRouterView(), AdminTokens(TOKEN))
     headers = {"Authorization": f"Bearer {TOKEN}"}
     with TestClient(build_app(parts, [update_routes(Updaters({"m": lab.updater}))]), headers=headers) as client:
         assert client.get("/v1/update").json()["line"] == "no update yet"

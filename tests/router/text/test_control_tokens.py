@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import product
@@ -15,8 +16,9 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as HfTokenizer
 
 from slipstream.router.protocol.messages import unpack_ids
-from slipstream.router.text.control_tokens import ControlTokenError
+from slipstream.router.text.control_tokens import ControlTokenError, variant_of
 from slipstream.router.text.tokenizer import Tokenizer, TokenizerFiles
+from tests.support.router.fake_cluster import MODEL_DIR
 
 CONTROLS = ("<s>", "</s>", "<|user|>", "<|assistant|>", "<|end|>")
 TEMPLATE = "{{bos_token}}{% for m in messages %}<|{{m.role}}|>{{m.content}}<|end|>{% endfor %}<|assistant|>"
@@ -335,3 +337,37 @@ def test_ordinary_texts_with_pieces_of_control_tokens_are_not_refused(name: str 
     assert tokenizer.chat_template is not None
     expected = made.encode(tokenizer.chat_template.render(messages), add_special_tokens=False).ids
     assert ids_of(tokenizer, messages) == expected
+
+
+@given(text=st.text(max_size=40), number=st.integers(0, 20))
+def test_a_tokenizer_that_shares_its_vocabulary_reads_texts_as_one_that_was_read_for_itself(
+    text: str, number: int
+) -> None:
+    shared, alone = both_variants()
+    names = [token["content"] for token in shared_spec()["added_tokens"]]
+    typed = f"{text}{names[number % len(names)]} {text}"
+    assert shared.encode(typed).ids == alone.encode(typed).ids
+    assert shared.encode(typed, add_special_tokens=False).ids == alone.encode(typed, add_special_tokens=False).ids
+    assert shared.decode(shared.encode(typed).ids) == alone.decode(alone.encode(typed).ids)
+
+
+@cache
+def shared_spec() -> dict[str, Any]:
+    """Of the demo model, with added tokens of all kinds."""
+    spec: dict[str, Any] = json.loads((MODEL_DIR / "tokenizer.json").read_text())
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+    for number, kind in enumerate(({}, *({name: True} for name in plain))):
+        token = plain | kind | {"content": f"<added{number}>", "id": 4096 + number}
+        spec["added_tokens"].append(token)
+    return spec
+
+
+@cache
+def both_variants() -> tuple[HfTokenizer, HfTokenizer]:
+    spec = shared_spec()
+    normalizer = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, {"type": "NFC"}]}
+    changes = {"added_tokens": spec["added_tokens"], "normalizer": normalizer, "model": spec["model"]}
+    shared = variant_of(HfTokenizer.from_str(json.dumps(spec)), spec, changes)
+    alone = variant_of(shared, spec, changes | {"model": dict(spec["model"])})
+    assert len(shared.get_vocab()) == len(alone.get_vocab()) == 4102
+    return shared, alone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,6 +50,17 @@ class Expected:
         return len(self.tokens) - self.num_prompt
 
 
+class PoisonedMemory:
+    """`PageMemory` that spoils the pages whose memory is returned. None of them is in use."""
+
+    def __init__(self, executor: FakeExecutor) -> None:
+        self._executor = executor
+
+    def return_pages(self, page_ids: Sequence[int]) -> None:
+        assert not set(page_ids) & set(+self._executor.pinned), "the memory of a page in use is returned"
+        self._executor.kv[list(page_ids)] = -1
+
+
 class EngineMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +88,7 @@ class EngineMachine(RuleBasedStateMachine):
             prefix_caching=prefix_caching,
         )
         self.executor = FakeExecutor(num_pages, limits.page_tokens, VOCAB_SIZE)
-        self.engine = NativeEngine(limits, self.executor)
+        self.engine = NativeEngine(limits, self.executor, memory=PoisonedMemory(self.executor))
 
     def _name(self) -> str:
         self.num_names += 1
@@ -202,6 +214,12 @@ class EngineMachine(RuleBasedStateMachine):
     def drained(self, data: st.DataObject) -> None:
         self._release(data.draw(st.sampled_from(list(self.draining))))
 
+    @rule(num_pages=st.integers(0, 24))
+    def set_page_limit(self, num_pages: int) -> None:
+        self.engine.set_page_limit(num_pages)
+        use = self.engine.page_use()
+        assert use.num_used + use.num_cached <= max(min(num_pages, self.engine.limits.num_pages), use.num_used)
+
     @rule(num_steps=st.integers(1, 4))
     def step(self, num_steps: int) -> None:
         for _ in range(num_steps):
@@ -282,6 +300,7 @@ class EngineMachine(RuleBasedStateMachine):
         """Everything comes to its end once transfers do: nothing is lost, and no page is left with an owner."""
         if not hasattr(self, "engine"):
             return
+        self.engine.set_page_limit(self.engine.limits.num_pages)
         for key in list(self.draining):
             self._release(key)
         for _ in range(2000):

@@ -45,6 +45,9 @@ class ManyModels(FakeService):
         self.versions_by_model: dict[str, tuple[str, ...]] = {MODEL: ("1", "2"), BYTES: ("b",)}
         self.longest = {MODEL: 512, BYTES: 4096}
 
+    def shares_of(self, model: str) -> dict[str, float]:
+        return {}
+
     def versions_of(self, model: str) -> tuple[str, ...]:
         return self.versions_by_model[model]
 
@@ -327,5 +330,25 @@ def test_a_limit_for_one_model_holds_for_its_aliases_and_leaves_the_others_alone
             assert f"with the model '{BYTES}' may send 1 requests a minute" in answer["error"]["message"]
             for _ in range(3):
                 assert (await of.ask("/v1/completions", "boss", model=MODEL, prompt="x"))[0] == 200
+
+    run(main)
+
+
+def test_the_pages_for_people_name_the_models_that_there_are(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with site(tmp_path) as of:
+
+            async def examples() -> list[str]:
+                _, document = await of.ask("/openapi.json")
+                shown: list[str] = document["components"]["schemas"]["CompletionRequest"]["properties"]["model"][
+                    "examples"
+                ]
+                return shown
+
+            assert (await of.ask("/"))[1]["models"] == await examples() == [MODEL, BYTES]
+            _, _, home = await of.request("GET", "/", None, {"Accept": "text/html"})
+            assert f"models <code>{MODEL}</code>, <code>{BYTES}</code>" in home.decode()
+            of.front.remove_model(BYTES)
+            assert [(await of.ask("/"))[1]["model"]] == await examples() == [MODEL]
 
     run(main)

@@ -72,6 +72,7 @@ def test_the_openapi_document_has_every_route_and_the_fields_of_its_body() -> No
             assert {"messages", "temperature", "response_format"} <= set(
                 reply["components"]["schemas"][name]["properties"]
             )
+            assert reply["components"]["schemas"][name]["properties"]["model"]["examples"] == [MODEL]
             for reference in re.findall(r'"\$ref":"#/components/schemas/([^"]+)"', orjson.dumps(reply).decode()):
                 assert reference in reply["components"]["schemas"]
             assert {path.split("/")[1] for path, _ in served} - {""} <= OWN_SEGMENTS  # no prefix may shadow them
@@ -88,6 +89,7 @@ def test_with_keys_the_pages_need_none_and_say_nothing_of_the_model(tmp_path: Pa
             reply = orjson.loads((await ask(site, "/openapi.json"))[1])
             assert reply["paths"]["/v1/models"]["get"]["security"] == [{"key": []}]
             assert "security" not in reply["paths"]["/health/live"]["get"]
+            assert "examples" not in reply["components"]["schemas"]["ChatRequest"]["properties"]["model"]
             await ask(site, "/docs")
             assert (await site.request("GET", "/v1/models"))[0] == 401
             await ask(site, "/v1/models", bearer("alice"))

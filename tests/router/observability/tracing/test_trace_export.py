@@ -31,6 +31,7 @@ from tests.router.test_http_router import CONFIG, TOKEN, Exchange, PlayedWorker,
 from tests.support.router.fake_cluster import MODEL, MODEL_DIR, run
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+ALIAS = "latest"
 
 
 class Collector:
@@ -103,7 +104,8 @@ async def routing(
 ) -> AsyncIterator[tuple[Addresses, list[PlayedWorker]]]:
     """A router with played workers that are ready."""
     config: RouterConfig = replace(CONFIG, tracing=tracing, dispatch=replace(CONFIG.dispatch, **dispatch))
-    router = Router(config, [ModelSource(MODEL, MODEL_DIR, has_prefill_pool="prefill" in roles)], TOKEN)
+    source = ModelSource(MODEL, MODEL_DIR, has_prefill_pool="prefill" in roles, aliases=(ALIAS,))
+    router = Router(config, [source], TOKEN)
     addresses = await router.start()
     workers = []
     try:
@@ -139,14 +141,14 @@ def test_a_remote_prefill_gives_a_span_for_each_stage_below_the_callers_span(col
         async with routing(TracingConfig(collector.url), "decode", "prefill") as (addresses, _):
             before_ns = time.time_ns()
             headers = {"traceparent": f"00-{TRACE}-{CALLER}-01", "tracestate": "rojo=1"}
-            body = completion(300, max_tokens=8, temperature=0.5, user="acme")
+            body = completion(300, max_tokens=8, temperature=0.5, user="acme", model=ALIAS)
             status, answer = await post(addresses, body, **headers)
             assert status == 200
             spans = await asyncio.to_thread(collector.wait_for, 1)
             after_ns = time.time_ns()
             answer_id = orjson.loads(answer)["id"]
             explained = orjson.loads((await ask(addresses.http, "GET", f"/v1/requests/{answer_id}/explain"))[1])
-        assert explained["trace_id"] == TRACE
+        assert (explained["trace_id"], explained["model"]) == (TRACE, MODEL)
         [server] = [span for span in spans if span.kind == 2]
         stages = [span for span in spans if span is not server]
         assert {span.trace_id.hex() for span in spans} == {TRACE}
@@ -168,7 +170,8 @@ def test_a_remote_prefill_gives_a_span_for_each_stage_below_the_callers_span(col
             "http.route": "/v1/completions",
             "http.response.status_code": 200,
             "gen_ai.operation.name": "text_completion",
-            "gen_ai.request.model": MODEL,
+            "gen_ai.request.model": ALIAS,
+            "gen_ai.response.model": MODEL,
             "gen_ai.request.temperature": 0.5,
             "gen_ai.request.max_tokens": 8,
             "gen_ai.response.id": answer_id,

@@ -10,7 +10,13 @@ import pytest
 
 from slipstream.workers.config.worker_config import EngineConfig
 from slipstream.workers.engine.limits.engine_errors import EngineConfigError
-from slipstream.workers.engine.limits.pool_size import longest_sequence, page_bytes, stated_num_pages
+from slipstream.workers.engine.limits.pool_size import (
+    budget_source,
+    elastic_num_pages,
+    longest_sequence,
+    page_bytes,
+    stated_num_pages,
+)
 from slipstream.workers.models.directory.model_config import ModelConfig
 from slipstream.workers.models.directory.rank_share import Rank
 from slipstream.workers.models.directory.stored_quantization import KvCacheDtype
@@ -44,3 +50,22 @@ def test_without_a_length_it_is_what_the_model_allows_and_the_pool_holds(tiny_mo
     assert longest_sequence(model, EngineConfig(), 3) == 48
     with pytest.raises(EngineConfigError, match=r"num_pages 1 holds 1 tokens, which leaves no room for output"):
         longest_sequence(model, EngineConfig(num_pages=1, page_tokens=1), 1)
+
+
+def test_an_elastic_pool_may_grow_to_the_whole_budget_of_its_host(tiny_model_dir: Callable[[str], Path]) -> None:
+    model = ModelConfig.read(tiny_model_dir("llama"))
+    of_page = page_bytes(model, EngineConfig(), Rank())
+    assert elastic_num_pages(model, EngineConfig(), Rank(), 100 * of_page) == 100
+    assert elastic_num_pages(model, EngineConfig(num_pages=7), Rank(), 100 * of_page) == 7
+    few = EngineConfig(max_num_seqs=2, max_model_len=64)
+    assert elastic_num_pages(model, few, Rank(), 100 * of_page) == 2 * 64 // 16
+    of_group = page_bytes(model, EngineConfig(), Rank(0, 2)) * 2
+    assert elastic_num_pages(model, EngineConfig(), Rank(0, 2), 100 * of_group) == 100
+
+
+def test_what_a_budget_can_never_hold_is_refused_by_its_name(tiny_model_dir: Callable[[str], Path]) -> None:
+    model = ModelConfig.read(tiny_model_dir("llama"))
+    with pytest.raises(EngineConfigError, match=r"budget\.memory_gib .* does not hold a single page of"):
+        elastic_num_pages(model, EngineConfig(), Rank(), 1000)
+    with pytest.raises(EngineConfigError, match=r"max_model_len 512 is over the 48 tokens that budget\.memory_gib 2 h"):
+        longest_sequence(model, EngineConfig(max_model_len=512), 3, budget_source(2 << 30))
