@@ -22,6 +22,7 @@ COMMANDS = {
     "history": "slipstream.cluster.commands.history_command:history_command",
     "keys": "slipstream.router.access.keys_command:keys_command",
     "mock-worker": "slipstream.workers.mock.main:mock_worker_command",
+    "models": "slipstream.cluster.commands.models_command:models_command",
     "plan": "slipstream.cluster.tools.plan.plan_command:plan_command",
     "planner": "slipstream.cluster.commands.planner_command:planner_command",
     "restart": "slipstream.cluster.commands.restart_command:restart_command",

@@ -9,13 +9,14 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from slipstream.router.access.access import Access
 from slipstream.router.api.exchange_context import ExchangeContext
-from slipstream.router.catalog.catalog import Catalog, NameTakenError
+from slipstream.router.catalog.catalog import Catalog, NameTakenError, UnknownNameError
+from slipstream.router.catalog.model_text import ModelText, read_model, served_by
 from slipstream.router.catalog.served_model import ModelSource, ServedModel
 from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.router_config import DispatchConfig, RouterConfig, TlsConfig
@@ -31,18 +32,15 @@ from slipstream.router.frontends.tally import FrontTally
 from slipstream.router.http.failover.failover_server import FailoverServer
 from slipstream.router.http.failover.failover_session import FailoverSession
 from slipstream.router.http.server import BACKLOG, LAST_WORDS_S, HttpServer
-from slipstream.router.model_files.cache.version_files import fetch_text
-from slipstream.router.model_files.sampling_defaults import SamplingDefaults
-from slipstream.router.model_files.text_copy import keep_text, read_text
+from slipstream.router.model_files.text_copy import keep_text
 from slipstream.router.observability.tracing.begin import begin_tracing
 from slipstream.router.process.addresses import Addresses, Endpoint
 from slipstream.router.process.listening import listening_at_path, remove_path
 from slipstream.router.process.open_files import allow_all_files
 from slipstream.router.protocol.generation import SHUTTING_DOWN
+from slipstream.router.protocol.model_id import ModelId
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.router.text.encoding import encode_pool
-from slipstream.router.text.tokenizer import Tokenizer
-from slipstream.router.text.tokenizer_files import read_json
 from slipstream.router.text.unknown_tokens import warning_about
 
 log = logging.getLogger(__name__)
@@ -71,9 +69,10 @@ class Router:
         if not models:
             raise ValueError("a router needs at least one model")
         self._config = config
-        self._sources = {source.name: source for source in models}
-        if len(self._sources) != len(models):
-            raise ValueError(f"models need different names, got {', '.join(source.name for source in models)}")
+        self._sources = {source.name: source for source in models if not source.text_of}
+        self._text_sources = {source.key: source for source in models if source.text_of}  # of versions
+        if len(self._sources) + len(self._text_sources) != len(models):
+            raise ValueError(f"models need different names, got {', '.join(source.key for source in models)}")
         self._worker_token = worker_token
         self._holder_path = holder_path
         self._kv_budget_bytes = kv_budget_bytes
@@ -121,6 +120,9 @@ class Router:
                 access,
                 begin_tracing(self._config.tracing, self._only_at_start, cleanup),
             )
+            for source in self._text_sources.values():
+                self._texts[source.key] = text = await self._read(source)
+                self.front.catalog.add_text(source.text_of, served_by(source, text))
             if failover is not None and failover.listening:
                 # Accept the previous router's clients even before it is known which workers will come.
                 for name, text in self._texts.items():
@@ -141,7 +143,7 @@ class Router:
             cleanup.push_async_callback(self._server.stop)  # before `start`, which may fail after some of the fronts
             http_port = await self._server.start()
             admin_at = await self._start_admin(self.front, cleanup)
-            for source in self._sources.values():
+            for source in (*self._sources.values(), *self._text_sources.values()):
                 await loop.run_in_executor(pool, keep_text, source.directory, source.manifests)
             self._begin_tasks(cleanup)
             self._cleanup = cleanup.pop_all()
@@ -198,6 +200,8 @@ class Router:
         if fronts is not None:
             fronts.model_leaves(name)
         await self.service.remove_model(name, deadline_s)
+        for source in [one for one in self._text_sources.values() if one.name == name]:
+            self.remove_text(name, source.text_of)
         self.front.remove_model(name)
         if fronts is not None:
             fronts.remove_model(name)
@@ -208,6 +212,47 @@ class Router:
         canary = self._canaries.pop(name, None)
         if canary is not None:
             await cancel_and_wait(canary)
+
+    async def add_text(self, source: ModelSource) -> None:
+        """From now on a version has a text of its own, in all front processes: tokenizer, chat template and defaults
+        that are others than those of its model. Raises UnknownNameError, and what `start` raises if its directory
+        cannot be used; then nothing has changed."""
+        self.front.catalog.entry(source.name)
+        fronts = self._front_pool
+        text = await self._read(source)
+        await asyncio.to_thread(keep_text, source.directory, source.manifests)
+        if fronts is not None:
+            await fronts.load_model(FrontModel(source, text.defaults))
+        self._text_sources[source.key], self._texts[source.key] = source, text
+        self.front.catalog.add_text(source.text_of, served_by(source, text))
+        if fronts is not None:
+            fronts.serve_model(FrontModel(source, text.defaults))
+
+    def remove_text(self, name: str, version: str) -> None:
+        """The version is not served any more, or its text has become that of its model. Unknown ones are ignored."""
+        key = str(ModelId(name, version))
+        if self._text_sources.pop(key, None) is not None:
+            del self._texts[key]
+            self.front.catalog.remove_text(name, version)
+            if self._front_pool is not None:
+                self._front_pool.remove_model(key)
+
+    async def set_text(self, source: ModelSource) -> None:
+        """Gives a model another text, which all versions have that have none of their own. Raises what `add_text`
+        raises."""
+        before = self._sources.get(source.name)
+        if before is None:
+            raise UnknownNameError(source.name)
+        now = replace(before, directory=source.directory, manifests=source.manifests)
+        now = replace(now, generation_config=source.generation_config, content_format=source.content_format)
+        text = await self._read(now)
+        await asyncio.to_thread(keep_text, now.directory, now.manifests)
+        if self._front_pool is not None:
+            await self._front_pool.load_model(FrontModel(now, text.defaults))
+        self._sources[source.name], self._texts[source.name] = now, text
+        self.front.catalog.set_text(served_by(now, text))
+        if self._front_pool is not None:
+            self._front_pool.serve_model(self._front_model(source.name))
 
     def set_aliases(self, name: str, aliases: Sequence[str]) -> None:
         """Gives a model these aliases and no others, in all front processes; one that another model has moves to this
@@ -237,8 +282,7 @@ class Router:
         return source.dispatch if source.dispatch is not None else self._config.dispatch
 
     def _served(self, name: str) -> ServedModel:
-        text = self._texts[name]
-        return ServedModel(name, text.tokenizer, text.defaults, self._sources[name].aliases)
+        return served_by(self._sources[name], self._texts[name])
 
     def _find_session(self) -> FailoverSession | None:
         """The session with the previous router's clients; None without a socket holder. Blocks."""
@@ -310,6 +354,7 @@ class Router:
         log_style = LogStyle.of_this_process()
         holder_path = self._holder_path if failover is not None else None
         models = {name: self._front_model(name) for name in self._sources}
+        models |= {key: FrontModel(source, self._texts[key].defaults) for key, source in self._text_sources.items()}
         setup = FrontSetup(self._config, models, log_style, holder_path=holder_path)
 
         def link_of(send: Callable[[DispatcherMessage], None]) -> FrontLink:
@@ -323,7 +368,8 @@ class Router:
         """A model as the fronts are to serve it."""
         source, defaults = self._sources[name], self._texts[name].defaults
         longest, versions = self.service.max_model_len_of(name), self.service.versions_of(name)
-        return FrontModel(source, defaults, longest, versions, self.front.catalog.entry(name).is_leaving)
+        shares = tuple(self.service.shares_of(name).items())
+        return FrontModel(source, defaults, longest, versions, self.front.catalog.entry(name).is_leaving, shares)
 
     async def _send_limits(self, fronts: FrontPool) -> None:
         while True:
@@ -332,7 +378,8 @@ class Router:
 
     def _send_limits_now(self, fronts: FrontPool) -> None:
         for name in self.service.models:
-            fronts.send_limits(name, self.service.max_model_len_of(name), self.service.versions_of(name))
+            shares = tuple(self.service.shares_of(name).items())
+            fronts.send_limits(name, self.service.max_model_len_of(name), self.service.versions_of(name), shares)
 
     async def take_over(self) -> None:
         """Continue the connections that the previous router left behind. To be called once the expected workers are
@@ -386,37 +433,9 @@ class Router:
         return self._readiness[model].unready_because() if model else self._readiness.unready_because()
 
 
-@dataclass(frozen=True, slots=True)
-class ModelText:
-    """What the HTTP side needs of a model's files. `max_positions` is the longest sequence that it allows; None: its
-    config.json does not say."""
-
-    tokenizer: Tokenizer
-    defaults: SamplingDefaults
-    max_positions: int | None
-
-
-def read_model(source: ModelSource, pool: ThreadPoolExecutor) -> ModelText:
-    """Blocks. Raises ValueError or OSError, which name the model's directory or file."""
-
-    def read(folder: Path) -> ModelText:
-        tokenizer = Tokenizer.from_directory(folder, pool, source.content_format)
-        return ModelText(tokenizer, SamplingDefaults.read(folder, source.generation_config), model_positions(folder))
-
-    fetch_text(source.directory, source.manifests)
-    return read_text(source.directory, source.manifests, read)
-
-
 def expected_at_start(source: ModelSource) -> ExpectedWorkers:
     """Until a supervisor says more."""
     return ExpectedWorkers(num_prefill=int(source.has_prefill_pool))
-
-
-def model_positions(model_dir: Path) -> int | None:
-    """The longest sequence that a model allows, if its config.json says so. Raises ValueError if that is not valid
-    JSON."""
-    longest = read_json(model_dir / "config.json").get("max_position_embeddings")
-    return longest if isinstance(longest, int) else None
 
 
 def open_access(config: AccessConfig, cleanup: AsyncExitStack) -> Access:

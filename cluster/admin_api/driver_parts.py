@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from slipstream.cluster.access.token_file import AdminTokens
-from slipstream.cluster.fleet.fleet_port import FleetPort
+from slipstream.cluster.admin_api.models_port import ModelsPort
+from slipstream.cluster.fleet.fleet_port import FleetError, FleetPort, FleetState
 from slipstream.cluster.history.change_log import ChangeLog
 from slipstream.cluster.planner.decision_log import DecisionLog
 from slipstream.cluster.repository.files_watch import FilesWatch
@@ -20,20 +22,48 @@ class RouterView(Protocol):
     async def cluster_status(self) -> dict[str, Any] | None:
         """Its view of the load (`/cluster/status`)."""
 
-    async def signals_to_show(self) -> dict[str, Any] | None:
-        """The recent load and how well it was served."""
+    async def signals_to_show(self, model: str) -> dict[str, Any] | None:
+        """The recent load of a model and how well it was served."""
+
+
+class FleetView(Protocol):
+    """The fleets of all models."""
+
+    @property
+    def models(self) -> tuple[str, ...]: ...
+    def state(self) -> FleetState:
+        """The groups of all models together."""
+
+    def of_model(self, model: str) -> FleetPort:
+        """Raises FleetError if there is no such model."""
+
+    def of_worker(self, name: str) -> FleetPort:
+        """The fleet of the model that a group belongs to. Raises FleetError if there is no such group."""
+
+
+def one_model(fleet: FleetView, model: str | None) -> str:
+    """The name of this model or, without a name, of the only one. Raises FleetError."""
+    names = fleet.models
+    if model is None and len(names) == 1:
+        return names[0]
+    if model is None:
+        reason = f"this cluster has several models, say which one (model, or --model): {', '.join(names)}"
+        raise FleetError("invalid", "model", reason)
+    fleet.of_model(model)
+    return model
 
 
 @dataclass(frozen=True, slots=True)
 class DriverParts:
     """`tokens` are what callers must present. `decisions` are those of the planner, None if it is not enabled.
-    `changes` is the history; in tests it is kept in memory."""
+    `files` watch those of each model. `changes` is the history; in tests it is kept in memory."""
 
-    fleet: FleetPort
+    fleet: FleetView
     state: ClusterState
     router: RouterView
     tokens: AdminTokens
     decisions: DecisionLog | None = None
     updaters: Updaters | None = None
-    files: FilesWatch | None = None
+    files: Mapping[str, FilesWatch] = field(default_factory=dict)
     changes: ChangeLog = field(default_factory=lambda: ChangeLog(None))
+    models: ModelsPort | None = None

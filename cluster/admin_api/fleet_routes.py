@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, Field
-from starlette.convertors import PathConvertor, register_url_convertor
 
+from slipstream.cluster.admin_api.any_text import allow_any_text
 from slipstream.cluster.admin_api.caller import Caller
-from slipstream.cluster.admin_api.driver_parts import DriverParts
+from slipstream.cluster.admin_api.driver_parts import DriverParts, one_model
 from slipstream.cluster.admin_api.strict_body import StrictBody
 from slipstream.cluster.config.pool_config import MAX_REPLICAS
 from slipstream.cluster.fleet.fleet_port import FleetMember, FleetState, MemberState
@@ -19,15 +19,11 @@ from slipstream.router.protocol.messages import Role
 
 WorkerName = Annotated[str, Path(description="A name from `GET /v1/fleet`, as decode-0.")]
 
-
-class AnyText(PathConvertor):
-    """Matches any text as a name, even with slashes and newlines, so that the answer can say that there is no such
-    worker."""
-
-    regex = "(?s:.*)"
+ModelName = Annotated[str | None, Query(description="Which model, where the cluster has several.")]
 
 
 class ScaleQuestion(StrictBody):
+    model: str | None = Field(None, description="Which model, where the cluster has several.")
     role: Role
     replicas: int = Field(ge=0, le=MAX_REPLICAS, description="Groups that are wanted in this role; 0: none.")
 
@@ -50,6 +46,7 @@ class MemberAnswer(BaseModel):
     detail: str
     is_leaving: bool
     startup_s: list[tuple[str, float]] = Field(description="Stages of its last start or role switch, and seconds.")
+    model: str
 
     @classmethod
     def of(cls, member: FleetMember, now_s: float) -> MemberAnswer:
@@ -63,6 +60,7 @@ class MemberAnswer(BaseModel):
             detail=member.detail,
             is_leaving=member.is_leaving,
             startup_s=list(member.startup_s),
+            model=member.model,
         )
 
 
@@ -91,41 +89,51 @@ class FleetAnswer(BaseModel):
 
 def fleet_routes(parts: DriverParts) -> APIRouter:
     fleet = parts.fleet
-    register_url_convertor("any", AnyText())
+    allow_any_text()
     routes = APIRouter(prefix="/v1", tags=["fleet"])
 
     @routes.get("/fleet", summary="The worker groups and how they are")
-    async def show() -> FleetAnswer:
-        return FleetAnswer.of(fleet.state())
+    async def show(model: ModelName = None) -> FleetAnswer:
+        return FleetAnswer.of(fleet.state() if model is None else fleet.of_model(model).state())
 
     @routes.get("/status", summary="The cluster: its processes, and the load as the router sees it")
     async def status() -> dict[str, Any]:
-        signals = await parts.router.signals_to_show()
-        return parts.state.public() | {"router": await parts.router.cluster_status(), "signals": signals}
+        names = fleet.models
+        signals = {name: await parts.router.signals_to_show(name) for name in names}
+        router = await parts.router.cluster_status()
+        shown = {"router": router, "signals": signals[names[0]] if len(names) == 1 else None}
+        return parts.state.public() | shown | ({"signals_by_model": signals} if len(names) > 1 else {})
 
     @routes.post("/fleet/scale", status_code=202, summary="Add or remove groups of a role")
-    async def scale(question: ScaleQuestion, caller: Caller) -> FleetAnswer:
-        before = {member.name for member in fleet.state().members}
-        await RecordedFleet(fleet, parts.changes, caller).scale(question.role, question.replicas)
-        state = fleet.state()
+    async def scale(question: ScaleQuestion, caller: Caller, model: ModelName = None) -> FleetAnswer:
+        name = one_model(fleet, question.model or model)
+        own = fleet.of_model(name)
+        before = {member.name for member in own.state().members}
+        await RecordedFleet(own, parts.changes, caller, name).scale(question.role, question.replicas)
+        state = own.state()
         added = [member.name for member in state.members if member.name not in before]
         return FleetAnswer.of(state, added, _emptied(state, question.role))
 
     @routes.post("/workers/{name:any}/drain", status_code=202, summary="Empty a group and end it for good")
     async def drain(name: WorkerName, caller: Caller, question: DrainQuestion | None = None) -> FleetAnswer:
-        member = fleet.state().member(name)
+        own, member = fleet.of_worker(name), fleet.state().member(name)
         migrates = question.migrate if question is not None else True
-        await RecordedFleet(fleet, parts.changes, caller).remove(name, migrate=migrates)
-        state = fleet.state()
+        await RecordedFleet(own, parts.changes, caller, _model(member)).remove(name, migrate=migrates)
+        state = own.state()
         return FleetAnswer.of(state, warning=_emptied(state, member.role) if member is not None else None)
 
     @routes.post("/workers/{name:any}/role", status_code=202, summary="Let a group serve the other role")
     async def switch(name: WorkerName, question: RoleQuestion, caller: Caller) -> FleetAnswer:
-        await RecordedFleet(fleet, parts.changes, caller).switch_role(name, question.role)
-        state = fleet.state()
+        own, member = fleet.of_worker(name), fleet.state().member(name)
+        await RecordedFleet(own, parts.changes, caller, _model(member)).switch_role(name, question.role)
+        state = own.state()
         return FleetAnswer.of(state, warning=_emptied(state, "prefill" if question.role == "decode" else "decode"))
 
     return routes
+
+
+def _model(member: FleetMember | None) -> str:
+    return member.model if member is not None else ""
 
 
 def _emptied(state: FleetState, role: Role) -> str | None:

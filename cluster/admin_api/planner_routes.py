@@ -10,14 +10,14 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from slipstream.cluster.fleet.fleet_port import FleetPort
+from slipstream.cluster.admin_api.driver_parts import FleetView
 from slipstream.cluster.planner.decision_log import DecisionLog
 from slipstream.router.observability.metrics_page import CONTENT_TYPE
 
 MAX_LIMIT = 1000
 
 
-def planner_routes(decisions: DecisionLog | None, fleet: FleetPort, further: Sequence[Collector] = ()) -> APIRouter:
+def planner_routes(decisions: DecisionLog | None, fleet: FleetView, further: Sequence[Collector] = ()) -> APIRouter:
     """`decisions` None: no planner is enabled. The page of metrics has those of the `further` collectors as well."""
     routes = APIRouter(tags=["planner"])
 
@@ -43,7 +43,7 @@ def planner_routes(decisions: DecisionLog | None, fleet: FleetPort, further: Seq
 class PlannerPage(Collector):
     """`slipstream:planner_*` and what is wanted of each role."""
 
-    def __init__(self, decisions: DecisionLog | None, fleet: FleetPort) -> None:
+    def __init__(self, decisions: DecisionLog | None, fleet: FleetView) -> None:
         self._decisions = decisions
         self._fleet = fleet
 

@@ -10,6 +10,7 @@ import uvicorn
 from slipstream.cluster.admin_api.admin_app import build_app
 from slipstream.cluster.admin_api.driver_parts import DriverParts
 from slipstream.cluster.admin_api.history_routes import history_routes
+from slipstream.cluster.admin_api.model_routes import model_routes
 from slipstream.cluster.admin_api.planner_routes import planner_routes
 from slipstream.cluster.admin_api.update_routes import update_routes
 from slipstream.cluster.repository.files_metrics import FilesPage
@@ -27,9 +28,11 @@ class UvicornServer(uvicorn.Server):
 
 def web_server(parts: DriverParts) -> UvicornServer:
     """A server with the routes of everything that operators can ask of this driver."""
-    pages = [FilesPage(parts.files)] if parts.files is not None else []
+    pages = [FilesPage(parts.files)]
     routers = [planner_routes(parts.decisions, parts.fleet, pages)]
     routers.append(history_routes(parts.changes))
+    if parts.models is not None:
+        routers.append(model_routes(parts.models))
     if parts.updaters is not None:
         routers.append(update_routes(parts.updaters))
     app = build_app(parts, routers)

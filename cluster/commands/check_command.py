@@ -8,8 +8,10 @@ import sys
 import click
 
 from slipstream.cluster.commands.start_check import refusals_here
+from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.loading.config_warnings import Machine, warnings_about
 from slipstream.cluster.config.loading.file_rewrite import rewrite
+from slipstream.cluster.config.loading.model_settings import models_by_key
 from slipstream.cluster.config.settings_file import ConfigError
 from slipstream.cluster.repository.model_dir import text_problem
 from slipstream.cluster.repository.outlines import Outlines
@@ -65,11 +67,18 @@ def _checked(path: Target, elsewhere: bool) -> list[str]:
 def _checked_with(files: Outlines, path: Target, elsewhere: bool) -> list[str]:
     config, machine = checked_config(path, files), Machine.this()
     refusals = [] if elsewhere else list(refusals_here(config, machine))
-    if (of_text := text_problem(config)) is not None:
-        refusals.append(of_text)
+    for key, alone in models_by_key(config):
+        if (of_text := text_problem(alone)) is not None:
+            refusals.append(f"{'.'.join(key)}.{of_text.removeprefix('model.')}" if key else of_text)
     if not refusals:
-        pools = ", ".join(f"{pool.replicas} x {role} (tp {pool.tp})" for role, pool in config.pools())
         for warning in warnings_about(config, machine):
             console.warning(files.named(f"{path}: {warning}"))
-        click.echo(f"{path}: ok: {config.model.name} with {pools}, HTTP port {config.router.http.port}")
+        models = "; ".join(map(_models_line, config.each()))
+        click.echo(f"{path}: ok: {models}, HTTP port {config.router.http.port}")
     return [f"{path}: {refusal}" for refusal in refusals]
+
+
+def _models_line(config: ClusterConfig) -> str:
+    """A model and its pools."""
+    pools = ", ".join(f"{pool.replicas} x {role} (tp {pool.tp})" for role, pool in config.pools())
+    return f"{config.model.name} with {pools}"

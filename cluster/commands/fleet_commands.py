@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from slipstream.cluster.admin_api.client.admin_port import AdminPort, CallOptions
-from slipstream.cluster.admin_api.client.cluster_choice import DETACH, ClusterChoice, changes_a_cluster
+from slipstream.cluster.admin_api.client.cluster_choice import DETACH, MODEL, ClusterChoice, changes_a_cluster
 from slipstream.cluster.terminal import console
 from slipstream.cluster.terminal.command_error import CommandError, exit_on_command_error
 from slipstream.router.protocol.messages import ROLES
@@ -26,10 +26,13 @@ FLEET_JSON = click.option("--json", "as_json", is_flag=True, help="Print the fle
 
 @click.command("scale")
 @click.argument("wanted", metavar="ROLE=N...", nargs=-1, required=True)
+@MODEL
 @changes_a_cluster
 @DETACH
 @FLEET_JSON
-def scale_command(cluster: ClusterChoice, wanted: tuple[str, ...], detach: bool, as_json: bool) -> None:
+def scale_command(
+    cluster: ClusterChoice, wanted: tuple[str, ...], model: str | None, detach: bool, as_json: bool
+) -> None:
     """Grow or shrink pools, as in `slipstream scale prefill=2 decode=3`.
 
     New workers get requests once they have generated their first tokens. Workers that are removed hand over their
@@ -41,7 +44,7 @@ def scale_command(cluster: ClusterChoice, wanted: tuple[str, ...], detach: bool,
             raise click.UsageError(f"{role} is given twice: {' '.join(wanted)}")
         replicas[role] = count
     with exit_on_command_error():
-        _scale(cluster.admin_api(), replicas, detach, as_json)
+        _scale(cluster.admin_api(), replicas, model, detach, as_json)
 
 
 @click.command("drain")
@@ -84,19 +87,22 @@ def _replicas(text: str) -> tuple[str, int]:
     return role, int(count)
 
 
-def _scale(admin: AdminPort, replicas: dict[str, int], detach: bool, as_json: bool) -> None:
-    before = admin.get("/v1/fleet")
+def _scale(admin: AdminPort, replicas: dict[str, int], model: str | None, detach: bool, as_json: bool) -> None:
+    of_model = f"?model={urllib.parse.quote(model, safe='', errors='surrogateescape')}" if model is not None else ""
+    before = admin.get(f"/v1/fleet{of_model}")
     grown_first = sorted(replicas, key=lambda role: replicas[role] < before[f"num_{role}"])
     touched: list[str] = []
     for role in grown_first:
-        begun = admin.post("/v1/fleet/scale", {"role": role, "replicas": replicas[role]}, REPEATABLE)
+        begun = admin.post(f"/v1/fleet/scale{of_model}", {"role": role, "replicas": replicas[role]}, REPEATABLE)
         touched += begun["added"]
     left = {member["name"] for member in begun["members"] if not member["is_leaving"]}
     touched += [member["name"] for member in before["members"] if member["name"] not in left]
-    _follow(admin, begun, touched, detach, as_json)
+    _follow(admin, begun, touched, detach, as_json, of_model)
 
 
-def _follow(admin: AdminPort, fleet: dict[str, Any], names: list[str], detach: bool, as_json: bool) -> None:
+def _follow(
+    admin: AdminPort, fleet: dict[str, Any], names: list[str], detach: bool, as_json: bool, of_model: str = ""
+) -> None:
     """Shows the progress of the members until they are at rest or gone. Exits with 1 if one of them cannot start."""
     begun, restarts = fleet, admin.restarts
     if fleet["warning"] is not None:
@@ -112,7 +118,7 @@ def _follow(admin: AdminPort, fleet: dict[str, Any], names: list[str], detach: b
         if detach or all(_is_at_rest(members.get(name)) for name in names):
             break
         time.sleep(ASK_EVERY_S)
-        fleet = admin.get("/v1/fleet")
+        fleet = admin.get(f"/v1/fleet{of_model}")
         if admin.restarts != restarts:
             _exit_after_restart(begun, fleet, as_json)
     if as_json:

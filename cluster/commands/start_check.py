@@ -8,9 +8,10 @@ from pathlib import Path
 
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.loading.config_warnings import Machine
+from slipstream.cluster.config.loading.model_settings import models_by_key
 from slipstream.cluster.driver.driver_process import ray_address
 from slipstream.cluster.driver.listeners import listeners, why_no_unix_socket, why_not_there
-from slipstream.cluster.ray.bundles import CannotPlace, check_fits, pool_resources
+from slipstream.cluster.ray.bundles import CannotPlace, all_pools, check_fits
 from slipstream.cluster.ray.local_ray import offered_cpus
 from slipstream.cluster.state import run_state
 
@@ -29,13 +30,15 @@ def refusals_here(config: ClusterConfig, machine: Machine, devices: Path = Path(
     if num_gpus is None:
         num_gpus = sum(GPU_DEVICE.fullmatch(path.name) is not None for path in devices.glob("nvidia*"))
     try:
-        check_fits(pool_resources(config, num_gpus), {"CPU": offered_cpus(config), "GPU": num_gpus})
+        check_fits(all_pools(config, num_gpus), {"CPU": offered_cpus(config), "GPU": num_gpus})
     except CannotPlace as error:
         yield str(error)
-    for role, pool in config.pools():
-        engine, size = pool.engine, pool.engine.kv_cache_mib
-        is_on_host = engine.device == "cpu" or num_gpus == 0
-        if not pool.replicas or not is_on_host or engine.num_pages is not None or size == "auto":
-            continue
-        if size > machine.memory_mib:
-            yield f"{role}.engine.kv_cache_mib: must fit into memory, got {size}, and {machine.memory}"
+    for key, alone in models_by_key(config):
+        place = "".join(f"{part}." for part in key)
+        for role, pool in alone.pools():
+            engine, size = pool.engine, pool.engine.kv_cache_mib
+            is_on_host = engine.device == "cpu" or num_gpus == 0
+            if not pool.replicas or not is_on_host or engine.num_pages is not None or size == "auto":
+                continue
+            if size > machine.memory_mib:
+                yield f"{place}{role}.engine.kv_cache_mib: must fit into memory, got {size}, and {machine.memory}"

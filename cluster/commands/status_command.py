@@ -17,6 +17,7 @@ from slipstream.cluster.admin_api.client.admin_port import AdminPort
 from slipstream.cluster.admin_api.client.cluster_choice import NAME, TOKEN, URL, ClusterChoice, takes_name
 from slipstream.cluster.state import run_state
 from slipstream.cluster.state.cluster_status import describe, router_status
+from slipstream.cluster.state.model_state import ModelState
 from slipstream.cluster.state.run_state import ClusterState, MemberStatus
 from slipstream.cluster.terminal import console
 from slipstream.cluster.terminal.command_error import CommandError, exit_on_command_error
@@ -31,9 +32,15 @@ class StatusView:
     state: ClusterState
     router: dict[str, Any] | None
     signals: dict[str, Any] | None
+    signals_by_model: dict[str, dict[str, Any] | None] | None  # where there are several models
 
     def as_dict(self) -> dict[str, Any]:
-        return {**self.state.public(), "router": self.router, "signals": self.signals}
+        shown = {**self.state.public(), "router": self.router, "signals": self.signals}
+        return shown if self.signals_by_model is None else {**shown, "signals_by_model": self.signals_by_model}
+
+    @property
+    def lines(self) -> Iterator[str]:
+        return describe(self.state, self.router, self.signals, self.signals_by_model)
 
 
 @click.command("status")
@@ -57,7 +64,7 @@ def status_command(
             if as_json:
                 click.echo(json.dumps([look.as_dict() for look in looks], indent=None if watch else 1))
             else:
-                text = "\n\n".join("\n".join(describe(look.state, look.router, look.signals)) for look in looks)
+                text = "\n\n".join("\n".join(look.lines) for look in looks)
                 nothing = f"no cluster named {name} runs here" if name else "no cluster runs here"
                 click.echo((CLEAR if watch and sys.stdout.isatty() else "") + (text or nothing))
             if not watch:
@@ -78,7 +85,8 @@ def _here(name: str | None) -> Iterator[StatusView]:
                 reply = client_of(state).get("/v1/status")
             except CommandError:
                 reply = {}
-        yield StatusView(state, reply.get("router") or router_status(state.ask_url), reply.get("signals"))
+        router = reply.get("router") or router_status(state.ask_url)
+        yield StatusView(state, router, reply.get("signals"), reply.get("signals_by_model"))
 
 
 def _elsewhere(admin: AdminPort, url: str) -> StatusView:
@@ -88,6 +96,15 @@ def _elsewhere(admin: AdminPort, url: str) -> StatusView:
     try:
         state = ClusterState(**{key: value for key, value in reply.items() if key in known})
         state.members = [MemberStatus(**member) for member in reply["members"]]
+        state.further = [_model_state(model) for model in reply.get("models", ())[1:]]
     except (TypeError, KeyError) as error:
         raise CommandError(f"{url} is of another version of Slipstream: {error}") from error
-    return StatusView(state, reply.get("router"), reply.get("signals"))
+    return StatusView(state, reply.get("router"), reply.get("signals"), reply.get("signals_by_model"))
+
+
+def _model_state(shown: dict[str, Any]) -> ModelState:
+    """A model but the first, as a cluster elsewhere shows it."""
+    known = {field.name for field in fields(ModelState)}
+    state = ModelState(shown["name"], **{key: value for key, value in shown.items() if key in known})
+    state.is_leaving = shown["state"] == "leaving"
+    return state

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
@@ -132,15 +132,30 @@ class ClusterConfig:
     def of_model(self, name: str) -> ClusterConfig:
         """The same deployment with this model only. Raises KeyError if there is none of this name."""
         entry = next((one for one in self.models if one.name == name), None)
-        if entry is None:
-            if self.models or name != self.model.name:
-                raise KeyError(name)
+        if entry is not None:
+            return self.alone(entry)
+        if self.models or name != self.model.name:
+            raise KeyError(name)
+        return self
+
+    def alone(self, entry: ModelEntry) -> ClusterConfig:
+        """The same deployment with this one of its models only."""
+        if not self.models:
             return self
         router = self.router
         if entry.slo is not None:
             router = replace(router, dispatch=replace(router.dispatch, slo=entry.slo))
         alone = replace(self, model=entry.served, router=router, models=())
         return replace(alone, engine=entry.engine, prefill=entry.prefill, decode=entry.decode)
+
+    def each(self) -> Iterator[ClusterConfig]:
+        """The deployment of each model alone."""
+        return map(self.alone, self.entries())
+
+    def with_models(self, entries: Sequence[ModelEntry]) -> ClusterConfig:
+        """The same deployment with these models. Raises ValueError if two of them have a name in common."""
+        first = entries[0]
+        return replace(self, models=tuple(entries), model=first.served, prefill=first.prefill, decode=first.decode)
 
     @property
     def num_cpus(self) -> float:

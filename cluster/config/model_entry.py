@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from slipstream.cluster.config.pool_config import PoolConfig
 from slipstream.router.config.router_config import ContentFormat, SloConfig
 from slipstream.router.model_files.sampling_defaults import GenerationConfigUse
+from slipstream.router.protocol.model_id import SEPARATOR
 from slipstream.workers.config.worker_config import EngineConfig
 
 VERSION = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -42,8 +43,8 @@ class ServedModelConfig:
         if not self.name.isprintable():  # it occurs in logs, headers and metrics
             raise ValueError(f"name must be printable, got {self.name!r}")
         for alias in self.aliases:
-            if not alias or not alias.isprintable():
-                raise ValueError(f"aliases must be printable names, got {alias!r}")
+            if not alias or not alias.isprintable() or SEPARATOR in alias:
+                raise ValueError(f"aliases must be printable names without {SEPARATOR}, got {alias!r}")
         if self.version is not None and not VERSION.fullmatch(str(self.version)):
             raise ValueError(f"version must be up to 64 letters, digits, '.', '_' or '-', got {self.version!r}")
 
@@ -69,6 +70,8 @@ class ModelEntry(ServedModelConfig):
 
     def __post_init__(self) -> None:
         ServedModelConfig.__post_init__(self)
+        if SEPARATOR in self.name:  # name@version asks for a version
+            raise ValueError(f"name must not contain {SEPARATOR}, got {self.name!r}")
         if not (0 < self.weight < math.inf):
             raise ValueError(f"weight must be over 0 and finite, got {self.weight}")
         if self.min_workers < 0:

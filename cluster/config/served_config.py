@@ -11,12 +11,22 @@ from pydantic import TypeAdapter, ValidationError
 
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.former_names import with_former_names, with_new_names
+from slipstream.cluster.config.model_entry import ServedModelConfig
+
+# Settings that an earlier Slipstream does not know: the section ("": the top) and the key.
+NEW_KEYS = (("", "models"), ("", "budget"), ("", "model_cache"), ("model", "aliases"), ("admin_api", "tokens_file"))
 
 
 def as_plain(config: ClusterConfig) -> dict[str, Any]:
-    """The configuration as plain values, which JSON has. Renamed settings have their former names, so that a driver of
-    an earlier Slipstream can go on with it."""
-    return with_former_names(_form().dump_python(config, mode="json"))
+    """The configuration as plain values, which JSON has. Renamed settings have their former names, and new ones are
+    left out where they say nothing, so that a driver of an earlier Slipstream can go on with it."""
+    plain: dict[str, Any] = _form().dump_python(config, mode="json")
+    default = _form().dump_python(ClusterConfig(ServedModelConfig("/")), mode="json")
+    for section, key in NEW_KEYS:
+        holder, unset = (plain, default) if not section else (plain[section], default[section])
+        if holder[key] == unset[key]:
+            del holder[key]
+    return with_former_names(plain)
 
 
 def from_plain(plain: dict[str, Any]) -> ClusterConfig | None:

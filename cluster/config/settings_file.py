@@ -60,11 +60,20 @@ class SettingsFile:
 
     def place(self, key: Key) -> str:
         """`FILE:LINE: dotted.key`, with the line of the nearest enclosing key that is in the file."""
-        line = next((self.lines[key[:n]] for n in range(len(key), 0, -1) if key[:n] in self.lines), None)
-        if line is None and key[:-1] and key[0] in ("prefill", "decode") and key[1] == "engine":
-            line = self.lines.get(key[1:])
+        line = next((self.lines[at] for at in _enclosing(key) if at in self.lines), None)
         where = f"{self.path}:{line}" if line else f"{self.path}"
         return f"{where}: {'.'.join(key)}" if key else where
+
+
+def _enclosing(key: Key) -> Iterator[Key]:
+    """Where a setting may be given, the nearest place first. One of a pool's engine may be in the engine of the model,
+    or of the cluster."""
+    at_engine = key.index("engine") if "engine" in key[:-1] else 0
+    for length in range(len(key), 0, -1):
+        if length == at_engine:
+            yield (*key[: length - 1], *key[length:])
+            yield key[length:]
+        yield key[:length]
 
 
 @contextmanager

@@ -6,32 +6,35 @@ import asyncio
 import os
 import secrets
 import signal
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from slipstream import __version__
+from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.served_config import as_plain
 from slipstream.cluster.driver.control_services import ControlServices
 from slipstream.cluster.driver.driver_task import DriverTask
-from slipstream.cluster.driver.served_version import ServedVersion
-from slipstream.cluster.driver.start_bound import start_bound
+from slipstream.cluster.driver.served_versions import ServedVersions
 from slipstream.cluster.driver.start_report import first_request, timings
 from slipstream.cluster.driver.status_reporter import StatusReporter
 from slipstream.cluster.driver.stop_order import StopOrder, unless
-from slipstream.cluster.driver.supervised_cluster import SupervisedCluster
 from slipstream.cluster.driver.urls import port_of
+from slipstream.cluster.models.supervised_cluster import SupervisedCluster
 from slipstream.cluster.processes import process_tree
 from slipstream.cluster.processes.guardian_link import INTERRUPTED
-from slipstream.cluster.ray.bundles import CannotPlace, check_fits, pool_resources
+from slipstream.cluster.ray.bundles import CannotPlace, all_pools, check_fits
 from slipstream.cluster.ray.local_ray import LocalRay, RayFailed
 from slipstream.cluster.ray.ray_session import RaySession, connected
-from slipstream.cluster.repository.files_watch import FilesWatch
 from slipstream.cluster.repository.model_content import ModelContent
+from slipstream.cluster.state.model_state import ModelState
 from slipstream.cluster.state.router_probe import wait_until_ready, why_not_ready
 from slipstream.cluster.state.run_state import ClusterPhase, ClusterState, StateFile
 from slipstream.cluster.supervisor.cluster_fleet import ClusterFleet
 from slipstream.cluster.supervisor.members.deployment import Deployment
+from slipstream.cluster.supervisor.members.members import Group
 from slipstream.cluster.supervisor.members.router_member import RouterMember
+from slipstream.cluster.supervisor.start_bound import start_bound
 from slipstream.cluster.supervisor.supervisor import StartFailed, Supervisor
 from slipstream.cluster.terminal.console import Console
 from slipstream.router.protocol.messages import Role
@@ -47,6 +50,7 @@ class Driver:
         self._before = task.before
         self._console = console
         self._log_dir = log_dir
+        first, *others = task.config.entries()
         self._state = ClusterState(
             name=task.config.name,
             pid=task.guardian.pid,
@@ -55,16 +59,17 @@ class Driver:
             driver_started=process_tree.start_time(os.getpid()) or 0.0,
             config=str(task.config_path.resolve()),
             served=as_plain(task.config),
-            model=task.config.model.name,
+            model=first.name,
             log_dir=str(log_dir or ""),
             slipstream=__version__,
             guardian_slipstream=task.guardian.slipstream,
+            further=[ModelState(entry.name, str(task.config_path.resolve())) for entry in others],
         )
         if task.before is not None:
             self._state.carry_on(task.before)
         self._state_file = StateFile(task.state_path, self._state, console.event)
-        self._version = ServedVersion(task.config, self._state, console)
-        self._services = ControlServices(task, self._state, console)
+        self._versions = ServedVersions(task.config, self._state, console)
+        self._services = ControlServices(task, self._state_file, console)
 
     def run(self, where: LocalRay | str) -> int:
         """Serves until a signal, on a Ray of our own or at an address. Returns the exit code."""
@@ -74,7 +79,7 @@ class Driver:
             self._console.say(f"slipstream: admin API: {error}")
             return 1
         self._state_file.write()
-        self._version.start_reading()  # Ray starts meanwhile
+        self._versions.start_reading()  # Ray starts meanwhile
         if isinstance(where, str):
             self._console.say(f"connecting to Ray at {where}")
         else:
@@ -99,10 +104,10 @@ class Driver:
     async def _serve(self, session: RaySession, own: LocalRay | None) -> int:
         stop = StopOrder()
         with stop.signals(), self._guardian.watched(partial(self._on_guardian_gone, stop)):
-            content = await self._version.content_unless(stop.given)
-            if content is None:
+            contents = await self._versions.contents_unless(stop.given)
+            if contents is None:
                 return self._interrupted()
-            cluster = self._supervised(session, own, content)
+            cluster = self._supervised(session, own, contents)
             try:
                 if not await unless(stop.given, self._bring_up(cluster)):
                     return self._interrupted()
@@ -117,33 +122,42 @@ class Driver:
                 self._phase("stopping")
                 await cluster.supervisor.stop(leaves_clients=self._leaves_clients)
 
-    def _supervised(self, session: RaySession, own: LocalRay | None, content: ModelContent) -> SupervisedCluster:
+    def _supervised(
+        self, session: RaySession, own: LocalRay | None, contents: dict[str, ModelContent]
+    ) -> SupervisedCluster:
         """The cluster, of which nothing runs so far. Raises CannotPlace."""
         config = self._config
-        pools = pool_resources(config, session.resources.get("GPU", 0.0))
         try:
-            check_fits(pools, session.resources)
+            check_fits(all_pools(config, session.resources.get("GPU", 0.0)), session.resources)
         except CannotPlace as too_small:
             if session.is_own:
                 raise
             self._console.say(f"{too_small}; waiting for further nodes")
-        self._version.name(content)
+        self._versions.name(contents)
         token = secrets.token_hex(16)
-        version, manifest = self._state.version, content.manifest
-        deployment = Deployment(config, token, self._log_dir, session.may_span_nodes, version, manifest)
-        router = RouterMember(deployment, session.node_id, self._guardian.holder)
+        deployments = [
+            Deployment(
+                alone,
+                token,
+                self._log_dir,
+                session.may_span_nodes,
+                self._state.of_model(alone.model.name).version,
+                contents[alone.model.name].manifest,
+            )
+            for alone in config.each()
+        ]
+        router = RouterMember(deployments, session.node_id, self._guardian.holder)
         if self._before is not None:
             router.stay_at(*(port_of(url) for url in (self._before.url, self._before.admin_url)))
         reporter = StatusReporter(self._console, self._state_file, own, config.router.http.tls.is_on)
         supervisor = Supervisor(config, router, reporter)
-        reporter.fleet = fleet = ClusterFleet(supervisor, deployment, session)
-        reporter.files = files = FilesWatch(fleet.files, reporter.files_changed)
-        return SupervisedCluster(supervisor, fleet, reporter, files, content)
+        reporter.fleet = fleet = ClusterFleet(supervisor, deployments, session, config.budget, config.num_ranks)
+        return SupervisedCluster(supervisor, fleet, reporter, reporter.files, contents, deployments[0])
 
     async def _bring_up(self, cluster: SupervisedCluster) -> None:
         """Starts everything and waits for the first token. Raises StartFailed."""
         supervisor, fleet, reporter = cluster.supervisor, cluster.fleet, cluster.reporter
-        groups = [group for role, count in self._replicas().items() for group in fleet.make(role, count, fleet.newest)]
+        groups = list(self._first_groups(fleet))
         try:
             async with start_bound(self._config.startup_timeout_s, lambda: supervisor.members):
                 await supervisor.start(groups)
@@ -158,18 +172,31 @@ class Driver:
         except OSError as error:
             raise StartFailed(f"the router cannot be reached at {self._state.url}: {error}") from error
         supervisor.settle()
-        has_decode = self._state.wanted["decode"] > 0
-        self._console.step("a first token has been generated" if has_decode else "requests wait for a decode worker")
+        cold = [model.model for model in self._state.models if not model.wanted["decode"]]
+        if len(cold) < len(self._state.models):
+            self._console.step("a first token has been generated")
+        if cold:
+            which = f" of {', '.join(cold)}" if self._state.further else ""
+            self._console.step(f"requests{which} wait for a decode worker")
         reporter.settled = True
         self._phase("ready")
         self._guardian.ready()
         self._report_start()
 
-    def _replicas(self) -> dict[Role, int]:
-        """How many groups of each role to begin with: as many as the previous driver was to have, even none."""
-        if self._before is not None and self._before.wanted:
-            return self._before.wanted
-        return {role: pool.replicas for role, pool in self._config.pools()}
+    def _first_groups(self, fleet: ClusterFleet) -> Iterator[Group]:
+        """The groups to begin with: of each model as many as the previous driver was to have, even none."""
+        taken: set[str] = set()
+        for alone in self._config.each():
+            of_model = fleet.of_model(alone.model.name)
+            for role, count in self._replicas(alone).items():
+                for group in of_model.make(role, count, of_model.newest, taken):
+                    taken.add(group.name)
+                    yield group
+
+    def _replicas(self, alone: ClusterConfig) -> dict[Role, int]:
+        """How many groups of each role a model is to begin with."""
+        wanted = self._state.of_model(alone.model.name).wanted
+        return {role: wanted.get(role, pool.replicas) for role, pool in alone.pools()}
 
     def _report_start(self) -> None:
         if self._before is not None:

@@ -122,7 +122,7 @@ def _serve(task: DriverTask, address: str | None) -> int:
                 ray.reaper.remove_after(guardian.pid, guardian.started, task.state_path)
                 if guardian.holder is not None:
                     ray.reaper.remove_after(guardian.pid, guardian.started, guardian.holder.path.parent)
-            terminal.say(describe(config, task.before.wanted if task.before is not None else {}))
+            terminal.say(describe(config, task.before))
             for sentence in missing_parts(config) if task.before is None else ():
                 terminal.say(sentence)
             # Imported only here: Ray reads its environment when imported, and its processes start in the meantime.
@@ -158,10 +158,17 @@ def ray_address(config: RayConfig) -> str | None:
     return None if address == "local" else address
 
 
-def describe(config: ClusterConfig, wanted: dict[Role, int]) -> str:
-    """`wanted` is how many groups there are to be where that is not as in the configuration any more."""
-    pools = ", ".join(f"{wanted.get(role, pool.replicas)} x {role} (tp {pool.tp})" for role, pool in config.pools())
-    return f"Slipstream serves {config.model.name}: {pools}"
+def describe(config: ClusterConfig, before: ClusterState | None) -> str:
+    """`before` has how many groups there are to be where that is not as in the configuration any more."""
+
+    def pools_of(alone: ClusterConfig) -> str:
+        wanted: dict[Role, int] = {}
+        if before is not None:
+            wanted = before.of_model(alone.model.name).wanted if before.further else before.wanted
+        pools = [f"{wanted.get(role, pool.replicas)} x {role} (tp {pool.tp})" for role, pool in alone.pools()]
+        return f"{alone.model.name}: {', '.join(pools)}"
+
+    return f"Slipstream serves {'; '.join(map(pools_of, config.each()))}"
 
 
 def check_ports(config: ClusterConfig, source: ConfigSource) -> None:

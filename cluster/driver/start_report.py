@@ -11,7 +11,7 @@ from slipstream.cluster.state.run_state import MemberStatus
 
 
 def first_request(config: ClusterConfig, url: str) -> Iterator[str]:
-    """Where the cluster serves, and a request to try."""
+    """Where the cluster serves, and a request to try, to the first model."""
     body = {
         "model": config.model.name,
         "messages": [{"role": "user", "content": "Write a function that reads a file."}],
@@ -22,6 +22,8 @@ def first_request(config: ClusterConfig, url: str) -> Iterator[str]:
     data = shlex.quote(json.dumps(body))
     key = " -H 'Authorization: Bearer KEY'" if config.router.access.keys_file is not None else ""
     yield ""
+    if config.models:
+        yield f"Models: {', '.join(', '.join((entry.name, *entry.aliases)) for entry in config.models)}"
     yield f"Ready at {url} (Ctrl-C to stop). Try:"
     yield f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {data}"
     yield ""

@@ -29,13 +29,13 @@ class StatusReporter:
         self.http: tuple[str, int, bool] | None = None  # the router's host and port for this machine; TLS?
         self.settled = False
         self.fleet: ClusterFleet | None = None
-        self.files: FilesWatch | None = None
+        self.files: dict[str, FilesWatch] = {}
 
     def changed(self, member: MemberStatus, members: list[MemberStatus]) -> None:
         self._state.members = members
         self._state_file.write_soon()
-        if self.files is not None and member.state == "dead" and REFUSES in member.detail:
-            self.files.num_refused[member.version or self._state.version] += 1
+        if member.state == "dead" and REFUSES in member.detail:
+            self._count_refusal(member)
         text = f"{member.name} {member.state}" + (f": {member.detail}" if member.detail else "")
         if self.settled:
             if member.state in ("dead", "ready", "silent", "pending", "draining", "failed", "stopped"):
@@ -45,19 +45,30 @@ class StatusReporter:
         elif member.state != "failed":
             self._console.pending("; ".join(f"{m.name} {m.state}" for m in self._state.members if m.state != "ready"))
 
-    def files_changed(self, changed: Mapping[str, str]) -> None:
-        """The files of the model were replaced while it is served, or put back."""
-        for version in self._state.files.keys() | changed.keys():
+    def _count_refusal(self, member: MemberStatus) -> None:
+        """A router reads the files of all models."""
+        for model, files in self.files.items():
+            if member.role == "router" or member.model == model:
+                files.num_refused[member.version or self._state.of_model(model).version] += 1
+
+    def files_changed(self, name: str, changed: Mapping[str, str]) -> None:
+        """The files of a model were replaced while it is served, or put back."""
+        model = self._state.of_model(name)
+        which = f"{name}: " if self._state.further else ""
+        for version in model.files.keys() | changed.keys():
             if version in changed:
-                self._console.event(consequence(version, changed[version]))
+                self._console.event(f"{which}{consequence(version, changed[version])}")
             else:
-                self._console.event(f"the files of version {version} are there again")
-        self._state.files = dict(changed)
+                self._console.event(f"{which}the files of version {version} are there again")
+        model.files = dict(changed)
         self._state_file.write()
 
-    def wants(self, expected: ExpectedWorkers) -> None:
-        if self.fleet is None or not self.fleet.is_held:  # an update has more groups for a while
-            self._state.wanted = {"prefill": expected.num_prefill, "decode": expected.num_decode}
+    def wants(self, expected: Mapping[str, ExpectedWorkers]) -> None:
+        for model in self._state.models:
+            workers = expected.get(model.model)
+            is_held = self.fleet is not None and model.model in self.fleet.held  # an update has more groups for a while
+            if workers is not None and not is_held and not model.is_leaving:
+                model.wanted = {"prefill": workers.num_prefill, "decode": workers.num_decode}
         self._state_file.write()  # at once: the next driver goes by it
 
     def launched(self, member: MemberStatus) -> None:

@@ -2,7 +2,8 @@
 of all ranks.
 
 Weights count once, because workers of a host share the packed form of them (`engine.weight_cache_dir`), and pools on a
-GPU or of size `auto` do not count. Activations, Ray and the router come on top.
+GPU or of size `auto` do not count. With `budget.memory_gib`, that counts instead of the pools. Activations, Ray and the
+router come on top.
 """
 
 from __future__ import annotations
@@ -49,10 +50,12 @@ def memory_parts(config: ClusterConfig) -> Iterator[MemoryPart]:
     if on_host:
         num_bytes = _weight_bytes(Path(config.model.path), [pool.engine for _, pool in on_host])
         yield MemoryPart("the weights in model.path", num_bytes // MIB)
+        if config.budget.memory_gib is not None:
+            yield MemoryPart(f"budget.memory_gib is {config.budget.memory_gib:g}", int(config.budget.memory_gib * 1024))
     for role, pool in on_host:
         yield MemoryPart(f"{role}.replicas is {pool.replicas}", PROCESS_MIB, pool.replicas * pool.tp)
         key, each_mib = _pool_mib(config, pool.engine, pool.tp)
-        if each_mib is not None:
+        if each_mib is not None and config.budget.memory_gib is None:
             yield MemoryPart(f"{role}.engine.{key}", each_mib, pool.replicas * pool.tp)
 
 

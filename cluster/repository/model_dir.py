@@ -16,7 +16,12 @@ from slipstream.router.model_files.sampling_defaults import GenerationConfigErro
 from slipstream.router.text.conversion import VOCABULARIES
 from slipstream.router.text.unknown_tokens import unknown_tokens, warning_about
 from slipstream.workers.engine.limits.engine_errors import EngineConfigError
-from slipstream.workers.engine.limits.pool_size import longest_sequence, stated_num_pages
+from slipstream.workers.engine.limits.pool_size import (
+    budget_source,
+    elastic_num_pages,
+    longest_sequence,
+    stated_num_pages,
+)
 from slipstream.workers.models.directory.end_tokens import end_token_ids
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.model_config import CONFIG_FILE, ModelConfig
@@ -65,7 +70,10 @@ def model_problems(model_dir: Path, config: ClusterConfig) -> Iterator[tuple[Key
                 yield (role, "tp"), f"must divide the model's {what} = {count}, got {pool.tp}"
                 break
         else:
-            yield from (((role, *key), problem) for key, problem in _pool_problems(pool, model, files))
+            budget_bytes = config.budget.memory_bytes if pool.engine.device != "cuda" else None
+            yield from (((role, *key), problem) for key, problem in _pool_problems(pool, model, files, budget_bytes))
+            if budget_bytes is not None and pool.engine.device == "cpu":  # `auto` may find a GPU there
+                yield from _budget_problems(role, pool, model, budget_bytes)
 
 
 def model_warnings(config: ClusterConfig) -> Iterator[str]:
@@ -100,7 +108,19 @@ def text_problem(config: ClusterConfig) -> str | None:
     return None
 
 
-def _pool_problems(pool: PoolConfig, model: ModelConfig, files: WeightFiles) -> Iterator[tuple[Key, str]]:
+def _budget_problems(role: str, pool: PoolConfig, model: ModelConfig, budget_bytes: int) -> Iterator[tuple[Key, str]]:
+    """What the memory of a host can never hold."""
+    try:
+        num_pages = elastic_num_pages(model, pool.engine, Rank(0, pool.tp), budget_bytes)
+        longest_sequence(model, pool.engine, num_pages, budget_source(budget_bytes))
+    except EngineConfigError as error:
+        key, _, reason = str(error).partition(" ")
+        yield ("budget", "memory_gib") if key.startswith("budget.") else (role, "engine", key), reason
+
+
+def _pool_problems(
+    pool: PoolConfig, model: ModelConfig, files: WeightFiles, budget_bytes: int | None
+) -> Iterator[tuple[Key, str]]:
     engine, rank = pool.engine, Rank(0, pool.tp)
     try:
         check_ranks(model, files, pool.tp)
@@ -122,6 +142,8 @@ def _pool_problems(pool: PoolConfig, model: ModelConfig, files: WeightFiles) -> 
             ("engine", "max_model_len"),
             f"must be at most the model's {longest} positions, got {engine.max_model_len}",
         )
+        return
+    if budget_bytes is not None:  # the pool follows from that
         return
     try:
         num_pages = stated_num_pages(model, engine, rank)

@@ -7,11 +7,13 @@ import os
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from slipstream.cluster.state.model_lines import model_lines
 from slipstream.cluster.state.router_probe import unverified
 from slipstream.cluster.state.run_state import ClusterState
+from slipstream.cluster.terminal.table import aligned
 
 TIMEOUT_S = 2.0
 KEY_VARIABLE = "SLIPSTREAM_API_KEY"
@@ -46,21 +48,32 @@ def shown_key(key: str | None) -> dict[str, str]:
 
 
 def describe(
-    state: ClusterState, router: dict[str, Any] | None, signals: dict[str, Any] | None = None
+    state: ClusterState,
+    router: dict[str, Any] | None,
+    signals: dict[str, Any] | None = None,
+    by_model: Mapping[str, dict[str, Any] | None] | None = None,
 ) -> Iterator[str]:
-    """The lines for one cluster."""
+    """The lines for one cluster. `signals` are those of its only model; of several, `by_model` has them."""
+    by_model = by_model or {}
+    has_models = bool(state.further)
     load = f", {router['num_running']} running, {router['num_waiting']} waiting" if router else ""
     phase = "starting again" if state.phase == "down" else state.phase
-    yield f"{state.name}: {phase}, {state.model} at {state.url or '(not listening yet)'}{load}"
-    for role in ("prefill", "decode"):
+    what = f"{len(state.models)} models" if has_models else state.model
+    yield f"{state.name}: {phase}, {what} at {state.url or '(not listening yet)'}{'' if has_models else load}"
+    if has_models:
+        yield from model_lines(state, by_model)
+    for role in ("prefill", "decode") if not has_models else ():
         states = Counter(member.state for member in state.members if member.role == role)
         yield f"  {role}: {', '.join(f'{count} {what}' for what, count in sorted(states.items())) or 'none'}"
     if signals is not None:
         yield from _service(signals)
     loads = {worker["peer"]["name"]: worker for worker in router["workers"]} if router else {}
-    served = {member.version for member in state.members}
-    has_several = len(served - {""}) > 1  # as while an update exchanges the workers, or tries a canary
-    version = ("VERSION",) if has_several else ()
+    for name, of_model in by_model.items():
+        for line in _service(of_model) if of_model is not None else ():
+            yield f"  {name}: {line.strip()}"
+    versions = {(member.model, member.version) for member in state.members if member.version}
+    has_several = len(versions) > len(state.models)  # as while an update exchanges the workers, or tries a canary
+    version = (*(("MODEL",) if has_models else ()), *(("VERSION",) if has_several else ()))
     rows = [("NAME", "ROLE", *version, "STATE", "FOR", "RESTARTS", "REQUESTS", "FREE PAGES", "HOST", "PIDS", "")]
     for member in state.members:
         worker = loads.get(member.name)
@@ -70,26 +83,31 @@ def describe(
         age = duration(time.time() - member.since)
         rows.append(
             (
-                *(member.name, member.role, *((member.version or "-",) if has_several else ())),
+                *(member.name, member.role),
+                *((member.model or "-",) if has_models else ()),
+                *((member.version or "-",) if has_several else ()),
                 *(member.state, age, str(member.restarts)),
                 *(requests, pages, member.host or "-", pids, member.detail),
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-    if state.version:
+    for line in aligned(rows):
+        yield f"  {line}"
+    if state.version and not has_models:
         yield f"  version: {state.version}"
-    for changed, difference in sorted(state.files.items()):
-        if changed in served:
-            yield f"  files: {consequence(changed, difference)}"
+    served = {member.version for member in state.members}
+    for model in state.models:
+        which = f"{model.model}: " if has_models else ""
+        for changed, difference in sorted(model.files.items()):
+            if changed in served:
+                yield f"  files: {which}{consequence(changed, difference)}"
     for refused in router.get("refused_pairs", ()) if router else ():
         sides = (", ".join(refused["prefills"]), ", ".join(refused["decodes"]))
         yield f"  never paired: {sides[0]} and {sides[1]} exchange no pages: {refused['reason']}"
     for remark in router.get("drift", ()) if router else ():
         yield f"  drift: {remark}"
-    if state.update:
-        yield f"  update: {state.update}"
+    for model in state.models:
+        if model.update:
+            yield f"  update: {f'{model.model}: ' if has_models else ''}{model.update}"
     ours = f", Slipstream {state.slipstream}" if state.slipstream else ""
     its = f" ({state.guardian_slipstream or '0.1'})" if state.guardian_slipstream != state.slipstream else ""
     yield f"  driver: pid {state.driver}{ours}, of guardian {state.pid}{its}, {state.config}"

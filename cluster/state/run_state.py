@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -22,8 +22,9 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from slipstream.cluster.fleet.fleet_port import MemberState
-from slipstream.cluster.fleet.update_plan import ENDED, Phase
+from slipstream.cluster.fleet.update_plan import Phase
 from slipstream.cluster.processes import process_tree
+from slipstream.cluster.state.model_state import ModelPhase, ModelState, StateOfModel, carry_on, phase_of
 from slipstream.cluster.terminal.command_error import CommandError
 from slipstream.router.protocol.messages import Role
 
@@ -53,6 +54,7 @@ class MemberStatus:
     startup_s: list[tuple[str, float]] = field(default_factory=list)
     host: str = ""
     version: str = ""
+    model: str = ""
 
 
 @dataclass(slots=True)
@@ -60,8 +62,10 @@ class ClusterState:
     """The state of a cluster. `pid` and `started` (`process_tree.start_time`) identify the process that gets signals
     for it (`guardian`), `driver` and `driver_started` its driver. `wanted` is how many groups of each role are to be
     there; empty: as the configuration says. `served` is the content of the file `config` as it was when it was read
-    (`served_config`). `version` is what is served of it is called, `content` the digest of that (`ModelContent`).
-    `slipstream` and `guardian_slipstream` are the versions of this program that the two processes run."""
+    (`served_config`), with what has been changed of its models since. With several models, the fields of `StateOfModel`
+    are those of the first, and `further` has the others. `version` is what is served of it is called, `content` the
+    digest of that (`ModelContent`). `slipstream` and `guardian_slipstream` are the versions of this program that the
+    two processes run."""
 
     name: str
     pid: int
@@ -88,21 +92,58 @@ class ClusterState:
     names: list[str] = field(default_factory=list)  # of all versions since the cluster was first started
     files: dict[str, str] = field(default_factory=dict)  # by version: which of its files is another one now
     tried: dict[str, str] = field(default_factory=dict)  # watched folders that were updated to, with their stamps
+    is_leaving: bool = False  # the first model is being removed
+    further: list[ModelState] = field(default_factory=list)  # of the models but the first
 
     def public(self) -> dict[str, Any]:
         """The state as plain values, without secrets, and without what only the next driver has a use for."""
-        return {key: value for key, value in asdict(self).items() if key not in ("operator_token", "served", "tried")}
+        hidden = ("operator_token", "served", "tried", "further")
+        shown = {key: value for key, value in asdict(self).items() if key not in hidden}
+        return shown | {"models": [self._shown(model) for model in self.models]}
+
+    def _shown(self, model: StateOfModel) -> dict[str, Any]:
+        phase, reason = self.phase_of(model)
+        shown = {key: getattr(model, key) for key in ("config", "wanted", "version", "update", "update_phase", "files")}
+        return {"name": model.model, "state": phase, "reason": reason, **shown}
+
+    @property
+    def models(self) -> list[StateOfModel]:
+        """All models. The first one's state is that of the cluster, as where there is no other."""
+        return [self, *self.further]
+
+    def of_model(self, name: str) -> StateOfModel:
+        """Raises KeyError if there is none of this name."""
+        for model in self.models:
+            if model.model == name:
+                return model
+        raise KeyError(name)
+
+    def forget_model(self, name: str) -> None:
+        """Removes a model that is not the only one. If it was the first, the next one is in its place."""
+        if name == self.model:
+            first = self.further.pop(0)
+            for one in fields(ModelState):
+                setattr(self, one.name, getattr(first, one.name))
+        self.further = [model for model in self.further if model.model != name]
+
+    def members_of(self, model: StateOfModel) -> list[MemberStatus]:
+        """Its worker groups. In a file that a driver of a single model has written, they name no model."""
+        return [one for one in self.members if one.role != "router" and one.model in ("", model.model)]
+
+    def phase_of(self, model: StateOfModel) -> tuple[ModelPhase, str]:
+        """The model's state, and the reason if there is one to give."""
+        return phase_of(self.members_of(model), model.is_leaving)
 
     def carry_on(self, before: ClusterState) -> None:
         """Takes over what the previous driver has found out or decided, until this one knows better: if this one dies
-        before that, the next one still has it. An update that was under way is not gone on with: what served before it
-        serves again."""
-        self.url, self.admin_url, self.wanted = before.url, before.admin_url, before.wanted
-        self.version, self.content, self.names = before.version, before.content, list(before.names)
-        self.update, self.update_phase, self.tried = before.update, before.update_phase, dict(before.tried)
-        if before.update_phase is not None and before.update_phase not in ENDED:
-            self.update = f"cut short by the end of the driver; what served before serves again ({before.update})"
-            self.update_phase = "cut_short"
+        before that, the next one still has it."""
+        self.url, self.admin_url = before.url, before.admin_url
+        if not self.further and not before.further:
+            carry_on(self, before)
+            return
+        for model in self.models:
+            with suppress(KeyError):
+                carry_on(model, before.of_model(model.model))
 
     @property
     def ask_url(self) -> str:

@@ -1,199 +1,112 @@
-"""The fleet of a running cluster: implements `FleetPort` with a supervisor and its processes."""
+"""The fleet of a running cluster: the worker groups of all its models, with a supervisor and its processes."""
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
 import itertools
-from pathlib import Path
+from collections.abc import Collection, Sequence
 
 import ray
 
+from slipstream.cluster.config.budget_config import BudgetConfig
 from slipstream.cluster.config.cluster_config import ClusterConfig
-from slipstream.cluster.fleet.fleet_port import CHANGING, FleetError, FleetMember, FleetState, MemberState
-from slipstream.cluster.ray.bundles import PoolResources, pool_resources, sum_of
+from slipstream.cluster.fleet.fleet_port import FleetError, FleetState
+from slipstream.cluster.ray.bundles import PoolResources, Resources, pool_resources, sum_of
 from slipstream.cluster.ray.node_choice import NodeLoad, choose_node
 from slipstream.cluster.ray.ray_session import RaySession
-from slipstream.cluster.repository.files_watch import VersionFiles
-from slipstream.cluster.supervisor.managed import ManagedGroup
 from slipstream.cluster.supervisor.members.deployment import Deployment
-from slipstream.cluster.supervisor.members.group_member import GroupMember
-from slipstream.cluster.supervisor.members.members import Group
+from slipstream.cluster.supervisor.one_model_fleet import OneModelFleet, is_changing, member_of
 from slipstream.cluster.supervisor.supervisor import Supervisor
-from slipstream.router.model_files.file_digest import DigestCache
-from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.protocol.messages import Role
-
-# The states of groups that do not serve yet, in the order in which such groups are given up first.
-LOSABLE: tuple[MemberState, ...] = (
-    "failed",
-    "pending",
-    "dead",
-    "new",
-    "starting",
-    "gathering",
-    "fetching",
-    "loading",
-    "warming_up",
-    "connecting",
-)
-
-# Some settings cannot change after a worker's start, because they determine what is in its memory. Of these, the ones
-# that make a difference to requests must be the same in both pools, or workers cannot change between them.
-FELT = ("quantization", "device", "cpu_kernels", "prefix_caching")
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ModelVersion:
-    """What groups of one version of the model are made from."""
-
-    deployment: Deployment
-    pools: dict[Role, PoolResources]
 
 
 class ClusterFleet:
-    """Creates groups, names them, and says which node they should preferably go to. The newest version is the one that
-    was added last."""
+    """Has a fleet for each model (`ModelFleet`). Names groups, and says which node they should preferably go to."""
 
-    def __init__(self, supervisor: Supervisor, deployment: Deployment, session: RaySession) -> None:
-        """`deployment` is the first version. Raises CannotPlace."""
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        deployments: Sequence[Deployment],
+        session: RaySession,
+        budget: BudgetConfig | None = None,
+        num_ranks: int | None = None,
+    ) -> None:
+        """`deployments` has the first version of each model. The GPUs are shared by `num_ranks` ranks; None: by those
+        of each model alone. Raises CannotPlace."""
         self._supervisor = supervisor
-        self._first = deployment
         self._session = session
-        self._versions: dict[str, ModelVersion] = {}
-        self.is_held = False  # set while an update is under way, when no other caller may resize
-        self._cache = DigestCache.of_user()
-        self.add_version(deployment.version, deployment.config, deployment.manifest)
-
-    def add_version(self, version: str, config: ClusterConfig, manifest: Manifest | None) -> None:
-        """Makes this the version of new groups, unless another one is asked for. Raises CannotPlace."""
-        pools = pool_resources(config, self._session.resources.get("GPU", 0.0))
-        deployment = dataclasses.replace(self._first, config=config, version=version, manifest=manifest)
-        self._versions.pop(version, None)
-        self._versions[version] = ModelVersion(deployment, {pool.role: pool for pool in pools})
-
-    def forget_version(self, version: str) -> None:
-        """Makes no more groups of a version. Raises FleetError if there still are some, or if it is the only
-        version."""
-        if any(managed.member.version == version for managed in self._supervisor.groups):
-            raise FleetError("conflict", "version", f"workers of version {version!r} are still there")
-        if list(self._versions) == [version]:
-            raise FleetError("conflict", "version", f"{version!r} is the only version")
-        self._versions.pop(version, None)
-
-    def files(self) -> dict[str, VersionFiles]:
-        """The files that the groups of each version are made from."""
-        deployments = {version: made_from.deployment for version, made_from in self._versions.items()}
-        return {
-            version: VersionFiles(Path(one.config.model.path), one.manifest)
-            for version, one in deployments.items()
-            if one.manifest is not None
-        }
+        self._budget = budget or BudgetConfig()
+        self._num_ranks = num_ranks
+        self._models: dict[str, OneModelFleet] = {}
+        for deployment in deployments:
+            self.add_model(deployment)
 
     @property
-    def newest(self) -> str:
-        return next(reversed(self._versions))
+    def models(self) -> tuple[str, ...]:
+        return tuple(self._models)
 
-    def state(self) -> FleetState:
-        groups = self._supervisor.groups
-        expected = self._supervisor.expected
-        return FleetState(
-            members=tuple(_member(managed) for managed in groups),
-            num_prefill=expected.num_prefill,
-            num_decode=expected.num_decode,
-            max_members=self._max_members(),
-            is_changing=self.is_held
-            or any(managed.pending_change is not None or managed.status.state in CHANGING for managed in groups),
-            is_held=self.is_held,
-        )
+    @property
+    def held(self) -> frozenset[str]:
+        """The models that are being updated."""
+        return frozenset(name for name, fleet in self._models.items() if fleet.is_held)
 
-    async def add(self, role: Role, count: int = 1, version: str | None = None) -> list[str]:
-        """Adds groups. Those that find no room wait for it, which Ray's autoscaler notices. Raises FleetError if the
-        files of their version are others now, so that no group could load them."""
-        if count < 1:
-            raise FleetError("invalid", "count", f"count must be at least 1, got {count}")
-        version = self.newest if version is None else version
-        await self._check_files(version)
-        groups = self.make(role, count, version)
-        await self._supervisor.add(groups)
-        return [group.name for group in groups]
+    def add_model(self, deployment: Deployment) -> OneModelFleet:
+        """The fleet of a further model, without groups. Raises CannotPlace."""
+        fleet = OneModelFleet(self._supervisor, deployment, self)
+        self._models[fleet.model] = fleet
+        return fleet
 
-    async def remove(self, name: str, *, migrate: bool = True) -> None:
-        """Drains a group and ends it. Does nothing if it is leaving already."""
-        managed = self._managed(name)
-        if not managed.is_leaving:
-            self._check_not_held("name")
-            await self._supervisor.remove(managed, migrate=migrate)
+    def forget_model(self, model: str) -> None:
+        self._models.pop(model, None)
 
-    async def retire(self, name: str) -> None:
-        """Does what `remove` does, for the update that holds the fleet."""
-        managed = self._managed(name)
-        if not managed.is_leaving:
-            await self._supervisor.remove(managed, migrate=True)
+    def of_model(self, model: str) -> OneModelFleet:
+        """Raises FleetError if there is no such model."""
+        fleet = self._models.get(model)
+        if fleet is None:
+            raise FleetError("unknown", "model", f"there is no model {model!r}; there are: {', '.join(self._models)}")
+        return fleet
 
-    async def switch_role(self, name: str, role: Role) -> None:
-        """Changes a group's role. Does nothing if it has that role already."""
-        managed = self._managed(name)
-        self._check_not_held("name")
-        if managed.is_leaving:
-            raise FleetError("conflict", "name", f"{name} is leaving the cluster")
-        if managed.status.state == "failed":
-            raise FleetError("conflict", "name", f"{name} could not be started: {managed.status.detail}")
-        if managed.member.role == role:
-            return
-        if managed.pending_change is not None:
-            raise FleetError("conflict", "name", f"{name} is on its way to another role already; wait until it serves")
-        reason = cannot_switch(self._versions[managed.member.version].deployment.config)
-        if reason is not None:
-            raise FleetError("conflict", "role", f"{name} cannot become a {role} worker: {reason}")
-        await self._supervisor.switch(managed, role)
-
-    async def scale(self, role: Role, replicas: int) -> None:
-        """Grows or shrinks a pool. Groups that do not serve yet are removed first, then those that have served for the
-        shortest time."""
-        if replicas < 0:
-            raise FleetError("invalid", "replicas", f"replicas must not be negative, got {replicas}")
-        self._check_not_held("replicas")
-        wanted = [managed for managed in self._supervisor.groups if managed.is_wanted and managed.member.role == role]
-        if replicas > len(wanted):
-            await self.add(role, replicas - len(wanted))
-            return
-        for managed in sorted(wanted, key=_worth)[: len(wanted) - replicas]:
-            await self._supervisor.remove(managed, migrate=True)
-
-    def make(self, role: Role, count: int, version: str) -> list[Group]:
-        """New groups with unused names. Raises FleetError for an unknown version."""
-        made_from = self._versions.get(version)
-        if made_from is None:
-            raise FleetError("unknown", "version", f"there is no version {version!r}")
-        taken = {managed.status.name for managed in self._supervisor.groups}
-        free = (name for n in itertools.count() if (name := f"{role}-{n}") not in taken)
-        return [
-            GroupMember(made_from.deployment, name, role, made_from.pools, self._choose_node)
-            for name in itertools.islice(free, count)
-        ]
-
-    async def _check_files(self, version: str) -> None:
-        files = self.files().get(version)
-        if files is None:
-            return
-        difference = await asyncio.to_thread(files.manifest.difference, files.model_dir, self._cache)
-        if difference is not None:
-            reason = f"no worker of version {version} can be started: {difference}"
-            raise FleetError("conflict", "version", reason)
-
-    def _check_not_held(self, field: str) -> None:
-        if self.is_held:
-            raise FleetError("conflict", field, "an update is under way; `slipstream update` shows how far it is")
-
-    def _managed(self, name: str) -> ManagedGroup:
+    def of_worker(self, name: str) -> OneModelFleet:
+        """The fleet that a group belongs to. Raises FleetError if there is no such group."""
         managed = self._supervisor.group(name)
         if managed is None:
-            names = ", ".join(managed.status.name for managed in self._supervisor.groups) or "none"
+            names = ", ".join(one.status.name for one in self._supervisor.groups) or "none"
             raise FleetError("unknown", "name", f"there is no worker {name!r}; there are: {names}")
-        return managed
+        return self.of_model(managed.member.model)
 
-    def _choose_node(self, pool: PoolResources) -> str | None:
+    def state(self) -> FleetState:
+        """The groups of all models together."""
+        groups, expected = self._supervisor.groups, self._supervisor.expected.values()
+        is_held = bool(self.held)
+        bundles = [bundle for fleet in self._models.values() for bundle in fleet.bundles]
+        return FleetState(
+            members=tuple(map(member_of, groups)),
+            num_prefill=sum(workers.num_prefill for workers in expected),
+            num_decode=sum(workers.num_decode for workers in expected),
+            max_members=self._num_fitting(bundles),
+            is_changing=is_held or any(map(is_changing, groups)),
+            is_held=is_held,
+        )
+
+    async def move(self, name: str, model: str, role: Role) -> None:
+        """Removes a group, and adds one to the other model in its place."""
+        leaves, joins = self.of_worker(name), self.of_model(model)
+        if joins.is_held:
+            raise FleetError("conflict", "model", f"an update of {model} is under way")
+        await leaves.remove(name)
+        await joins.add(role)
+
+    def pools_of(self, config: ClusterConfig) -> dict[Role, PoolResources]:
+        """What the pools of a model reserve. Raises CannotPlace."""
+        pools = pool_resources(config, self._session.resources.get("GPU", 0.0), self._num_ranks)
+        return {pool.role: pool for pool in pools}
+
+    def new_names(self, role: Role, count: int, taken: Collection[str]) -> list[str]:
+        """Names that no group of any model has, and that are not `taken`."""
+        taken = {*taken, *(managed.status.name for managed in self._supervisor.groups)}
+        free = (name for n in itertools.count() if (name := f"{role}-{n}") not in taken)
+        return list(itertools.islice(free, count))
+
+    def choose_node(self, pool: PoolResources) -> str | None:
         if self._session.is_own:
             return None  # there is one
         groups = [managed.member for managed in self._supervisor.groups]
@@ -211,49 +124,29 @@ class ClusterFleet:
         ]
         return choose_node(nodes, pool.bundle, pool.labels)
 
-    def _max_members(self) -> int | None:
-        """How many of the largest groups fit. Known only for a Ray of our own, which does not grow; None for others."""
-        if not self._session.is_own:
-            return None
-        bundles = [pool.bundle for pool in self._versions[self.newest].pools.values()]
-        kinds = {kind for bundle in bundles for kind in bundle}
-        largest = {kind: max(bundle.get(kind, 0.0) for bundle in bundles) for kind in kinds}
-        rooms = [int(self._session.resources.get(kind, 0.0) / amount) for kind, amount in largest.items() if amount]
-        return min(rooms)
+    def max_members(self, model: str, bundles: Sequence[Resources]) -> int | None:
+        """How many groups of a model could be there beside those of the others; None: not known. `bundles` are what its
+        groups reserve."""
+        most = self._num_fitting(bundles)
+        num_others = sum(managed.member.model != model for managed in self._supervisor.groups)
+        return None if most is None else max(0, most - num_others)
 
+    def check_budget(self, count: int) -> None:
+        """Raises FleetError if so many further groups would be more than `budget.workers`."""
+        most, num_now = self._budget.workers, sum(managed.is_wanted for managed in self._supervisor.groups)
+        if most is not None and num_now + count > most:
+            reason = (
+                f"budget.workers is {most}, and {num_now} workers are there or on their way; {count} more do not fit"
+            )
+            raise FleetError("conflict", "replicas", reason)
 
-def cannot_switch(config: ClusterConfig) -> str | None:
-    """Why workers of this configuration cannot change their role; None if they can.
-
-    What differs between the pools and lies in a worker's memory (`kv_cache_mib`, `num_pages`, `num_threads`) stays as
-    it was loaded; step size, sequences, queued tokens and niceness are those of the new role.
-    """
-    ours, theirs = config.prefill, config.decode
-    for key in ("tp", "num_gpus", "resources", "labels"):
-        if getattr(ours, key) != getattr(theirs, key):
-            return f"{key} is {getattr(ours, key)} for prefill and {getattr(theirs, key)} for decode"
-    for key in FELT:
-        if getattr(ours.engine, key) != getattr(theirs.engine, key):
-            one, other = getattr(ours.engine, key), getattr(theirs.engine, key)
-            return f"engine.{key} is {one} for prefill and {other} for decode, which takes a new start"
-    return None
-
-
-def _worth(managed: ManagedGroup) -> tuple[int, float]:
-    state = managed.status.state
-    return (LOSABLE.index(state) if state in LOSABLE else len(LOSABLE), -managed.since_s)
-
-
-def _member(managed: ManagedGroup) -> FleetMember:
-    status = managed.status
-    return FleetMember(
-        name=status.name,
-        role=managed.member.role,
-        state=status.state,
-        since_s=managed.since_s,
-        host=status.host,
-        version=managed.member.version,
-        detail=status.detail,
-        is_leaving=managed.is_leaving,
-        startup_s=tuple(status.startup_s),
-    )
+    def _num_fitting(self, bundles: Sequence[Resources]) -> int | None:
+        """How many groups of the largest of these bundles fit, as far as the machine and the budget say. The machine
+        says it only for a Ray of our own, which does not grow."""
+        limits = [] if self._budget.workers is None else [self._budget.workers]
+        if self._session.is_own:
+            kinds = {kind for bundle in bundles for kind in bundle}
+            largest = {kind: max(bundle.get(kind, 0.0) for bundle in bundles) for kind in kinds}
+            there = self._session.resources
+            limits += [int(there.get(kind, 0.0) / amount) for kind, amount in largest.items() if amount]
+        return min(limits, default=None)

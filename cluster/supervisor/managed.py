@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -23,8 +24,8 @@ class Observer(Protocol):
     def changed(self, member: MemberStatus, members: list[MemberStatus]) -> None:
         """One of the members is new or gone, or its state or details have changed."""
 
-    def wants(self, expected: ExpectedWorkers) -> None:
-        """How many groups are to be there has been decided, at first or anew."""
+    def wants(self, expected: Mapping[str, ExpectedWorkers]) -> None:
+        """How many groups of each model are to be there has been decided, at first or anew."""
 
     def launched(self, member: MemberStatus) -> None:
         """A member has new processes."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from slipstream.cluster.supervisor.managed import Managed, PendingChange
+from slipstream.cluster.supervisor.members.deployment import Deployment
 from slipstream.cluster.supervisor.members.members import RouterControl
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.router.status.load_signals import Signals
 
 PATIENCE_S = 5.0
+RETRY_S = 0.2
+COMING_S = 60.0  # in which a router that has died is followed by another one
 
 
 @dataclass(slots=True)
@@ -57,7 +61,7 @@ class ManagedRouter(Managed[RouterControl]):
                     return await self.member.drain_worker(name, pending_change.next_role, pending_change.migrate)
         return False
 
-    async def expect(self, expected: ExpectedWorkers) -> None:
+    async def expect(self, expected: Mapping[str, ExpectedWorkers]) -> None:
         """Tells the router how many workers are wanted. The next router gets the numbers when it begins to serve."""
         if self.ready.is_set():
             with suppress(OSError):
@@ -72,14 +76,55 @@ class ManagedRouter(Managed[RouterControl]):
                     return await self.member.status()
         return None
 
-    async def signals(self) -> Signals:
-        """The recent load and how well it was served. Raises OSError while there is no router or it does not answer."""
+    async def signals(self, model: str) -> Signals:
+        """The recent load of a model and how well it was served. Raises OSError while there is no router or it does not
+        answer."""
         async with asyncio.timeout(PATIENCE_S):
-            return await self.member.signals()
+            return await self.member.signals(model)
 
-    async def signals_to_show(self) -> dict[str, Any] | None:
+    async def signals_to_show(self, model: str) -> dict[str, Any] | None:
         """The signals as plain values, for display; None while there is no router."""
         try:
-            return asdict(await self.signals())
+            return asdict(await self.signals(model))
         except OSError:
             return None
+
+    async def add_model(self, deployment: Deployment) -> None:
+        """Makes the router serve a further model. If the router dies meanwhile, the next one is asked. Raises
+        ValueError if it cannot read the model, OSError if there is no router for a while."""
+        async with asyncio.timeout(COMING_S):
+            while not await self._has_added(deployment):
+                await asyncio.sleep(RETRY_S)
+
+    async def _has_added(self, deployment: Deployment) -> bool:
+        await self.ready.wait()
+        try:
+            await self.member.add_model(deployment)
+        except ConnectionError:
+            return False
+        return True
+
+    async def set_aliases(self, model: str, aliases: Sequence[str]) -> None:
+        """Sets the further names of a model. The next router has them anyway."""
+        with suppress(OSError):
+            async with asyncio.timeout(PATIENCE_S):
+                await self.member.set_aliases(model, aliases)
+
+    async def remove_model(self, model: str, deadline_s: float) -> None:
+        """Lets the requests of a model finish, for at most `deadline_s` seconds, and makes the router forget it. If the
+        router dies meanwhile, the next one continues the requests, and is asked in its turn."""
+        end_s = asyncio.get_running_loop().time() + deadline_s
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(end_s + PATIENCE_S):
+                while not await self._has_removed(model, end_s):
+                    await asyncio.sleep(RETRY_S)
+        self.member.forget_model(model)
+
+    async def _has_removed(self, model: str, end_s: float) -> bool:
+        """False: there is no router at the moment."""
+        await self.ready.wait()
+        try:
+            await self.member.remove_model(model, max(end_s - asyncio.get_running_loop().time(), 0.0))
+        except ConnectionError:
+            return False
+        return True

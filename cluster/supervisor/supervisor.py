@@ -19,6 +19,7 @@ from slipstream.cluster.supervisor.managed_router import ManagedRouter
 from slipstream.cluster.supervisor.members.actor_handles import reason_of
 from slipstream.cluster.supervisor.members.members import Group, Member, RouterControl
 from slipstream.cluster.supervisor.restart_policy import GiveUp, RestartPolicy
+from slipstream.cluster.supervisor.supervised_model import SupervisedModel
 from slipstream.router.process.addresses import Endpoint
 from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.expected_workers import ExpectedWorkers
@@ -50,6 +51,7 @@ class Supervisor:
     def __init__(self, config: ClusterConfig, router: RouterControl, observer: Observer) -> None:
         self._config = config
         self._observer = observer
+        self._models = {one.name: SupervisedModel(one.decode.engine.max_model_len) for one in config.entries()}
         self.router = ManagedRouter(router, *self._fresh(router))
         self._monitor = GroupMonitor(self.router, self._serves, self._note)
         self._groups: dict[str, ManagedGroup] = {}
@@ -58,9 +60,14 @@ class Supervisor:
         self._all_launched = asyncio.Event()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def _fresh(self, member: Member, version: str = "") -> tuple[RestartPolicy, MemberStatus, float]:
-        status = MemberStatus(member.name, member.role, since=time.time(), version=version)
+    def _fresh(self, member: Member) -> tuple[RestartPolicy, MemberStatus, float]:
+        status = MemberStatus(member.name, member.role, since=time.time())
         return RestartPolicy(self._config.restart), status, time.monotonic()
+
+    def _managed(self, group: Group) -> ManagedGroup:
+        managed = ManagedGroup(group, *self._fresh(group))
+        managed.status.model, managed.status.version = group.model, group.version
+        return managed
 
     def _all(self) -> tuple[ManagedRouter | ManagedGroup, ...]:
         return (self.router, *self._groups.values())
@@ -77,19 +84,33 @@ class Supervisor:
         return self._groups.get(name)
 
     @property
-    def expected(self) -> ExpectedWorkers:
-        """How many groups of each role are wanted."""
-        wanted = [managed for managed in self._groups.values() if managed.is_wanted]
-        num_prefill = sum(managed.member.role == "prefill" for managed in wanted)
-        decode = [managed for managed in wanted if managed.member.role == "decode"]
-        longest = self._config.decode.engine.max_model_len
-        hindrance = decode[0].last_death if decode and all(managed.refuses for managed in decode) else ""
-        return ExpectedWorkers(num_prefill, len(decode), longest, self._is_settled, hindrance)
+    def expected(self) -> dict[str, ExpectedWorkers]:
+        """How many groups of each role are wanted, by model."""
+        by_model: dict[str, list[ManagedGroup]] = {name: [] for name in self._models}
+        for managed in self._groups.values():
+            by_model[managed.member.model].append(managed)
+        return {name: self._models[name].expected(groups, self._is_settled) for name, groups in by_model.items()}
+
+    def add_model(self, name: str, max_model_len: int | None) -> None:
+        """Groups of this model may be added from now on."""
+        self._models[name] = SupervisedModel(max_model_len)
+
+    async def end_model(self, name: str, drained: Awaitable[None]) -> None:
+        """Ends all groups of a model, and forgets it. Those that end by themselves while the router drains the model
+        are not restarted; when `drained` returns, the others are ended."""
+        self._models[name].is_leaving = True
+        try:
+            await drained
+        finally:
+            groups = [managed for managed in self._groups.values() if managed.member.model == name]
+            await asyncio.gather(*map(self._end, groups))
+            self._models.pop(name, None)
+        await self._tell_wanted()
 
     async def start(self, groups: Iterable[Group]) -> None:
         """Starts all members. Returns when every one serves; raises StartFailed if one dies before that."""
         for group in groups:
-            self._groups[group.name] = ManagedGroup(group, *self._fresh(group, group.version))
+            self._groups[group.name] = self._managed(group)
         self._observer.wants(self.expected)
         self._supervise(self.router, self._live_as_router)
         for managed in self._groups.values():
@@ -112,6 +133,8 @@ class Supervisor:
     def settle(self) -> None:
         """The deployment has shown that it works: from now on, members that die are always restarted."""
         self._is_settled = True
+        for model in self._models.values():
+            model.has_served = True
         self._all_launched.set()
         for managed in self._all():
             managed.policy.cluster_ready()
@@ -140,12 +163,25 @@ class Supervisor:
         assert self._is_settled
         for group in groups:
             assert group.name not in self._groups
-            managed = ManagedGroup(group, *self._fresh(group, group.version))
+            managed = self._managed(group)
             managed.policy.added_later()
             self._groups[group.name] = managed
             self._note(managed, "new", "")
             self._supervise(managed, partial(self._live_as_group, managed))
         await self._tell_wanted()
+
+    async def served(self, name: str) -> None:
+        """Returns when a group serves, or has been removed meanwhile. Raises StartFailed if it is given up."""
+        managed = self._groups.get(name)
+        if managed is None or managed.supervising_task is None:
+            return
+        ready = asyncio.ensure_future(managed.ready.wait())
+        try:
+            await asyncio.wait([ready, managed.supervising_task], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ready.cancel()
+        if managed.status.state == "failed":
+            raise StartFailed(f"{name}: {managed.status.detail}")
 
     async def remove(self, managed: ManagedGroup, *, migrate: bool) -> None:
         """Drains a group and ends it. If nothing can be running on it yet, it ends at once."""
@@ -156,9 +192,15 @@ class Supervisor:
             managed.nudge.set()
             self._note(managed, "draining", "is to leave")
             return
+        await self._end(managed)
+
+    async def _end(self, managed: ManagedGroup) -> None:
+        """Ends a group at once. Nothing is running on it, or it has been drained."""
         assert managed.supervising_task is not None
         managed.supervising_task.cancel()
         await asyncio.gather(managed.supervising_task, return_exceptions=True)
+        if managed.ready.is_set():
+            await managed.member.stop()
         managed.member.kill()
         self._forget(managed)
 
@@ -207,7 +249,7 @@ class Supervisor:
             managed.ready.clear()
             managed.member.kill()
             if isinstance(managed, ManagedGroup):
-                if managed.is_leaving:
+                if managed.is_leaving or self._models[managed.member.model].is_leaving:
                     self._forget(managed)
                     return
                 managed.pending_change = None  # it restarts in the role that it was to change to
@@ -245,7 +287,7 @@ class Supervisor:
         """Returns when the router has not answered for `GIVE_UP_S`: the next one goes on with its clients."""
         managed = self.router
         while True:
-            asked = asyncio.ensure_future(managed.member.versions())
+            asked = asyncio.ensure_future(managed.member.ping())
             asked_s = time.monotonic()
             try:
                 while not asked.done():
@@ -315,6 +357,8 @@ class Supervisor:
     def _serves(self, managed: Managed[M], detail: str) -> None:
         managed.policy.up(time.monotonic())
         managed.last_death = ""
+        if isinstance(managed, ManagedGroup) and managed.member.role == "decode":
+            self._models[managed.member.model].has_served = True
         if managed.status.state != "ready":
             managed.ready.set()
             self._note(managed, "ready", detail)

@@ -20,6 +20,7 @@ from functools import lru_cache
 from operator import add
 from typing import Literal, NamedTuple
 
+from slipstream.router.catalog.model_texts import ModelTexts
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.protocol.model_id import SEPARATOR
 
@@ -52,23 +53,25 @@ class NameTakenError(ValueError):
 
 class Resolved(NamedTuple):
     """What a name stands for. `version` is the one that was asked for, "" if none was; whether it exists is known where
-    the workers are."""
+    the workers are. `versions` are those that may serve the request, (): any."""
 
     model: ServedModel
     version: str
+    versions: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class CatalogEntry:
     """A model, and since when it is served, in seconds since 1970. A `wants_workers` of False: it has none until a
     request comes. `max_model_len` is the longest sequence that its workers took when there were any, because requests
-    may wait for the next worker."""
+    may wait for the next worker. `texts` are there if versions have different ones."""
 
     model: ServedModel
     created_s: int
     wants_workers: bool = True
     is_leaving: bool = False
     max_model_len: int | None = None
+    texts: ModelTexts | None = None
 
     def state(self, has_workers: bool) -> ModelState:
         if self.is_leaving:
@@ -122,7 +125,9 @@ class Catalog:
         resolved = self._resolved.get(name) if version else None
         if resolved is None:
             raise UnknownNameError(asked)
-        return resolved._replace(version=version)
+        texts = self._entries[resolved.model.name].texts
+        model = resolved.model if texts is None else texts.of_version(version, {}).model
+        return Resolved(model, version)
 
     def entry(self, name: str) -> CatalogEntry:
         """Raises UnknownNameError if there is no model of this name; aliases do not count."""
@@ -156,6 +161,29 @@ class Catalog:
             del self._resolved[known]
         return model
 
+    def set_text(self, model: ServedModel) -> None:
+        """Gives a model another tokenizer and other defaults. Raises UnknownNameError."""
+        entry = self.entry(model.name)
+        entry.model = replace(entry.model, tokenizer=model.tokenizer, defaults=model.defaults)
+        self._name(entry.model)
+        if entry.texts is not None:
+            entry.texts.own = entry.model
+
+    def add_text(self, version: str, model: ServedModel) -> None:
+        """From now on this version of the model has a text of its own. Raises UnknownNameError."""
+        entry = self.entry(model.name)
+        if entry.texts is None:
+            entry.texts = ModelTexts(entry.model)
+        entry.texts.others[version] = model
+
+    def remove_text(self, name: str, version: str) -> None:
+        """The version has the model's own text, or is not served any more."""
+        entry = self._entries.get(name)
+        if entry is not None and entry.texts is not None:
+            entry.texts.others.pop(version, None)
+            if not entry.texts.others:
+                entry.texts = None
+
     def set_aliases(self, name: str, aliases: Iterable[str]) -> None:
         """Gives a model these aliases and no others. One that another model has moves here. Raises UnknownNameError,
         and NameTakenError if one of them is the name of a model; then nothing has changed."""
@@ -176,6 +204,8 @@ class Catalog:
             del self._resolved[alias]
         entry.model = replace(entry.model, aliases=aliases)
         self._name(entry.model)
+        if entry.texts is not None:
+            entry.texts.own = entry.model
 
     def _name(self, model: ServedModel) -> None:
         resolved = Resolved(model, "")

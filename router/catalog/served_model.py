@@ -8,6 +8,7 @@ from pathlib import Path
 from slipstream.router.config.router_config import ContentFormat, DispatchConfig
 from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.model_files.sampling_defaults import PLAIN, GenerationConfigUse, SamplingDefaults
+from slipstream.router.protocol.model_id import ModelId
 from slipstream.router.text.tokenizer import Tokenizer
 
 
@@ -16,6 +17,9 @@ class ModelSource:
     """`name` is what clients ask for, as are `aliases`. `directory` is only read for the tokenizer, the chat template
     and, unless `generation_config` is none, the defaults of requests. With `manifests`, those of the versions that are
     served, no other files than theirs are read.
+
+    With `text_of`, it is not a model of its own, but the text of that version of the model: tokenizer, chat template
+    and defaults, where these are others than the model's.
 
     `dispatch` None: the model is dispatched by the router's settings. With `has_prefill_pool` it is ready only after a
     request has gone through a prefill group; without it, that first request uses a prefill group if there is one.
@@ -29,6 +33,13 @@ class ModelSource:
     aliases: tuple[str, ...] = ()
     dispatch: DispatchConfig | None = None
     has_prefill_pool: bool = False
+    text_of: str = ""
+
+    @property
+    def key(self) -> str:
+        """Unique among the models and texts of a router."""
+        return str(ModelId(self.name, self.text_of))
+
     weight: float = 1.0
 
 

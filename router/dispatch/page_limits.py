@@ -21,6 +21,7 @@ from slipstream.router.registry.worker_registry import WorkerRegistry, WorkerSta
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 0.1  # between looks, while there are workers to look at
+LOOK_SHARE = 0.05  # of the event loop's time; with very many workers, looks become rarer
 MAX_LOOKED_AT = 256  # of the waiting requests
 
 
@@ -97,13 +98,14 @@ class PageLimits:
     async def run(self) -> None:
         """Until cancelled. Without workers that obey a limit it only waits for one."""
         while True:
+            began_s = time.monotonic()
             try:
                 has_workers = self.look()
             except Exception:  # the limits stay as they are, and the cluster serves on
                 log.exception("the memory of hosts could not be divided")
                 has_workers = True
             if has_workers:
-                await asyncio.sleep(INTERVAL_S)
+                await asyncio.sleep(max(INTERVAL_S, (time.monotonic() - began_s) / LOOK_SHARE))
             else:
                 await self._next_join()
 

@@ -167,6 +167,10 @@ class GenerationService:
         """The versions of the model that some decode worker takes requests for."""
         return self._models[model].dispatcher.versions.live
 
+    def shares_of(self, model: str) -> Mapping[str, float]:
+        """The shares of new requests that the model's live versions have, in any unit."""
+        return self._models[model].dispatcher.versions.shares
+
     def follow(self, model: str, config: DispatchConfig) -> None:
         """Takes over changed settings of the dispatcher, as far as that is possible without a restart."""
         found = self._models[model]
@@ -178,6 +182,7 @@ class GenerationService:
         if the split makes no sense."""
         found = self._models[model]
         self._perform(found, found.dispatcher.set_split(split, time.monotonic()))
+        self.worker_port.note_change()
 
     def set_mirror(self, model: str, version: str, percent: float | None) -> None:
         """Copies so many percent of the model's requests to this version, which gets no others; None: ends that. The

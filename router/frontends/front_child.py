@@ -108,7 +108,7 @@ class FrontChild:
             self._send(LoadModel(pickle.dumps(model)))
         self.models[model.name] = model
         self._send(NameModel(model.name, model.source.aliases, model.is_leaving))
-        self._send(ServedLimits(model.name, model.max_model_len, model.versions))
+        self._send(ServedLimits(model.name, model.max_model_len, model.versions, model.shares))
 
     def forget(self, name: str) -> None:
         """The process forgets a model, also one that it has only read."""

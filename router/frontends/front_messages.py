@@ -152,6 +152,7 @@ class ServedLimits:
     model: str
     max_model_len: int | None
     versions: tuple[str, ...] = ()
+    shares: tuple[tuple[str, float], ...] = ()  # of new requests, by version
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,12 +110,16 @@ class FrontPool:
         for front in self._fronts:
             self._tell_what_to_do(front)
 
-    def send_limits(self, name: str, max_model_len: int | None, versions: tuple[str, ...]) -> None:
-        """The longest sequence or the versions of a model may have changed. A model that the fronts do not serve is
-        left out."""
+    def send_limits(
+        self, name: str, max_model_len: int | None, versions: tuple[str, ...], shares: tuple[tuple[str, float], ...]
+    ) -> None:
+        """The longest sequence, the versions of a model or their shares may have changed. A model that the fronts do
+        not serve is left out."""
         model = self._setup.models.get(name)
-        if model is not None and (max_model_len, versions) != (model.max_model_len, model.versions):
-            self.serve_model(replace(model, max_model_len=max_model_len, versions=versions))
+        if model is not None:
+            now = replace(model, max_model_len=max_model_len, versions=versions, shares=shares)
+            if now != model:
+                self.serve_model(now)
 
     async def load_model(self, model: FrontModel) -> None:
         """Has every front read one more model, and does not serve it yet. Raises ValueError if one of them cannot read

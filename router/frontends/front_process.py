@@ -114,7 +114,7 @@ class FrontProcess:
         tracer = begin_tracing(config.tracing, next(iter(setup.models)) if len(setup.models) == 1 else "", cleanup)
         dispatcher = self._dispatcher = RemoteDispatcher(self._link.send, traces=tracer is not None)
         for model in setup.models.values():
-            dispatcher.received(ServedLimits(model.name, model.max_model_len, model.versions))
+            dispatcher.received(ServedLimits(model.name, model.max_model_len, model.versions, model.shares))
         access = RemoteAccess(config.access, files, dispatcher)
         access.open()
         cleanup.push_async_callback(access.close)

@@ -36,18 +36,21 @@ class LogStyle:
 
 @dataclass(frozen=True, slots=True)
 class FrontModel:
-    """A model that a front serves. It reads the tokenizer itself, from `source`; the `defaults` of requests it is told.
-    `max_model_len` and `versions` are those of the workers that are connected."""
+    """A model that a front serves, or the text of one of its versions. The front reads the tokenizer itself, from
+    `source`; the `defaults` of requests it is told. `max_model_len`, `versions` and their `shares` are those of the
+    workers that are connected."""
 
     source: ModelSource
     defaults: SamplingDefaults = PLAIN
     max_model_len: int | None = None
     versions: tuple[str, ...] = ()
     is_leaving: bool = False
+    shares: tuple[tuple[str, float], ...] = ()
 
     @property
     def name(self) -> str:
-        return self.source.name
+        """Unique among models and texts."""
+        return self.source.key
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -77,6 +77,11 @@ class RemoteDispatcher:
         """The versions that some decode worker takes requests for."""
         limits = self._limits.get(model)
         return () if limits is None else limits.versions
+
+    def shares_of(self, model: str) -> Mapping[str, float]:
+        """The shares of new requests that these versions have, in any unit."""
+        limits = self._limits.get(model)
+        return {} if limits is None else dict(limits.shares)
 
     def max_model_len_of(self, model: str) -> int | None:
         """The longest sequence (prompt and output) that a worker takes; None: not known yet."""

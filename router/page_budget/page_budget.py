@@ -38,6 +38,7 @@ class PageBudget:
         self._gone: dict[str, tuple[dict[str, float], float]] = {}  # bytes by host, until when
         self._settled_s: float | None = None
         self._changed_s: dict[str, float] = {}  # by host
+        self._divided: dict[str, tuple[list[PageNeeds], dict[str, int]]] = {}  # by host, at the last look
         self._order: list[str] = []
         self._turn_ends_s = 0.0
 
@@ -64,12 +65,11 @@ class PageBudget:
 
     def held_bytes(self, host: str) -> float:
         """What the workers of a host may hold now at most, those included that were just lost."""
+        return self._held_bytes(host, [one for one in self._ledgers.values() if host in one.bytes_by_host])
+
+    def _held_bytes(self, host: str, ledgers: Sequence[PageLedger]) -> float:
         gone = sum(held.get(host, 0.0) for held, _ in self._gone.values())
-        return gone + sum(
-            ledger.num_held * ledger.bytes_by_host[host]
-            for ledger in self._ledgers.values()
-            if host in ledger.bytes_by_host
-        )
+        return gone + sum(ledger.num_held * ledger.bytes_by_host[host] for ledger in ledgers)
 
     def limit_of(self, peer: PeerId) -> int | None:
         """The present limit of a worker; None: it is not known."""
@@ -105,9 +105,9 @@ class PageBudget:
     def _set_targets(self, by_host: dict[str, list[PageLedger]], now: float) -> None:
         """Sets new targets on the hosts where that is worth it. A worker on several hosts gets the lowest."""
         targets: dict[PeerId, int] = {}
+        self._divided = {host: self._divide(host, ledgers) for host, ledgers in by_host.items()}
         for host, ledgers in by_host.items():
-            needs = [_needs_of(ledger, host) for ledger in ledgers]
-            shares = divide_pages(self._budget_bytes, needs)
+            needs, shares = self._divided[host]
             if self._is_worth_it(host, ledgers, needs, shares, now):
                 self._changed_s[host] = now
             else:
@@ -117,6 +117,14 @@ class PageBudget:
                 targets[peer] = min(shares[ledger.worker.name], targets.get(peer, ledger.worker.num_pages))
         for peer, target in targets.items():
             self._ledgers[peer].target = target
+
+    def _divide(self, host: str, ledgers: Sequence[PageLedger]) -> tuple[list[PageNeeds], dict[str, int]]:
+        """What the workers need, and their shares."""
+        needs = [_needs_of(ledger, host) for ledger in ledgers]
+        before = self._divided.get(host)
+        if before is not None and before[0] == needs:  # most hosts are at rest at most looks
+            return before
+        return needs, divide_pages(self._budget_bytes, needs)
 
     def _is_worth_it(
         self, host: str, ledgers: Sequence[PageLedger], needs: Sequence[PageNeeds], shares: dict[str, int], now: float
@@ -136,7 +144,7 @@ class PageBudget:
         """Raises limits towards their targets as far as memory is free."""
         rises: dict[PeerId, int] = {}
         for host, ledgers in by_host.items():
-            free_bytes = max(self._budget_bytes - self.held_bytes(host), 0.0)
+            free_bytes = max(self._budget_bytes - self._held_bytes(host, ledgers), 0.0)
             missing = [max(one.target - one.num_held, 0) * one.bytes_by_host[host] for one in ledgers]
             given = water_fill(free_bytes, missing, [one.worker.weight for one in ledgers])
             for ledger, share in zip(ledgers, given, strict=True):

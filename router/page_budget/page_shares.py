@@ -79,6 +79,8 @@ class _Division:
 
     def give(self, up_to: Sequence[int]) -> None:
         """Each gets up to so many pages in all."""
+        if self._left <= 0.0:
+            return
         shares = water_fill(self._left, self._missing(up_to), self._weights)
         for at, share in enumerate(shares):
             self._add(at, share)

@@ -8,7 +8,11 @@ from collections.abc import Sequence
 
 def water_fill(amount: float, wants: Sequence[float], weights: Sequence[float]) -> list[float]:
     """What each gets of `amount`; all they want if there is enough. The weights are over 0."""
+    if sum(wants) <= amount:
+        return list(wants)
     given = [0.0] * len(wants)
+    if amount <= 0.0:
+        return given
     by_level = sorted(range(len(wants)), key=lambda at: wants[at] / weights[at])
     weight = sum(weights)
     for at in by_level:  # the first to be satisfied by a rising level of water comes first

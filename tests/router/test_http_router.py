@@ -79,6 +79,7 @@ class PlayedWorker:
         self.lost = asyncio.Event()
         self.protocol = FrameProtocol(self._received, lambda reason: self.lost.set())
         self._requests: dict[str, EngineRequest] = {}
+        self.requests: list[EngineRequest] = []
         self._num_spent = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -109,6 +110,7 @@ class PlayedWorker:
         if isinstance(message, Generate | Reserve | Prefill):
             self._num_spent = message.seq
             self._requests[message.request.request_id] = message.request
+            self.requests.append(message.request)
         match message:
             case Welcome():
                 self._say_credits()

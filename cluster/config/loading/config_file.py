@@ -13,28 +13,25 @@ from slipstream.cluster.access.admin_token import read_token
 from slipstream.cluster.access.token_file import read_tokens
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.former_names import with_new_keys
+from slipstream.cluster.config.loading.model_settings import models_by_key, problems_of_models, resolve_models
 from slipstream.cluster.config.setting_errors import settings_at, validated
 from slipstream.cluster.config.settings_file import ConfigError, Key, SettingsFile
 from slipstream.cluster.planner.planner_loading import load_planner
 from slipstream.cluster.repository.downloads import Downloads
-from slipstream.cluster.repository.model_dir import model_problems
-from slipstream.cluster.repository.model_location import ModelFiles, locate_model, with_absolute_path
-from slipstream.cluster.repository.version_folders import NoSuchVersion, why_not_watched
+from slipstream.cluster.repository.model_location import ModelFiles, with_absolute_path
 from slipstream.cluster.terminal import console
 from slipstream.kv_transfer.ucx.ucx_availability import MISSING, has_ucx
 from slipstream.router.access.entry_list import KeyFileError
 from slipstream.router.access.key_file import read_keys
 from slipstream.router.http.tls import ServerTls, TlsFileError
-from slipstream.router.model_files.sources.weights_source import SourceError
-from slipstream.router.model_files.sources.weights_url import WeightsUrlError
 
 
 def load_config(
     path: Path, warn: Callable[[str], None] = console.warning, files: ModelFiles | None = None
 ) -> ClusterConfig:
-    """Reads and checks a file. `model.path` may be relative to the file, and is made absolute; a remote model gets the
-    directory that `files` makes for it (by default: that of the host's cache, after a download). `warn` is called with
-    a sentence for each setting that the file gives under a former name. Raises ConfigError."""
+    """Reads and checks a file. Paths of models may be relative to the file, and are made absolute; a remote model gets
+    the directory that `files` makes for it (by default: that of the host's cache, after a download). `warn` is called
+    with a sentence for each setting that the file gives under a former name. Raises ConfigError."""
     file, warnings = with_new_keys(SettingsFile.read(path, settings_at(())))
     for warning in warnings:
         warn(warning)
@@ -42,24 +39,8 @@ def load_config(
     cache = with_absolute_path(config.model_cache, path.resolve().parent)
     config = dataclasses.replace(config, model_cache=cache)
     files = Downloads(console.Console(sys.stderr)) if files is None else files
-    try:
-        model_dir, version, name = locate_model(config.model, path.resolve().parent, cache, files)
-    except NoSuchVersion as error:
-        raise ConfigError([f"{file.place(('model', 'version'))}: {error}"]) from None
-    except (SourceError, WeightsUrlError) as error:
-        raise ConfigError([f"{file.place(('model', 'path'))}: {error}"]) from None
-    except OSError as error:  # e.g. a name that is too long
-        raise ConfigError([f"{file.place(('model', 'path'))}: {error.strerror or error}"]) from None
-    found: list[tuple[Key, str]] = list(model_problems(model_dir, config))
-    unwatchable = why_not_watched(config.model, model_dir, version) if config.model.watch else None
-    if unwatchable is not None:
-        found.append((("model", "watch"), unwatchable))
-    name = config.model.name or name
-    if not name.isprintable():
-        reason = f"the directory's name {name!r} cannot be the model's; give model.name"
-        raise ConfigError([f"{file.place(('model', 'path'))}: {reason}"])
-    model = dataclasses.replace(config.model, path=str(model_dir), name=name, version=version)
-    config = dataclasses.replace(config, model=model)
+    config = resolve_models(file, config, files)
+    found: list[tuple[Key, str]] = list(problems_of_models(config))
     try:
         config = _with_absolute_paths(config, path.resolve().parent)
     except ValueError as error:  # made absolute, a path may be too long for a Unix socket
@@ -72,6 +53,8 @@ def load_config(
         (("admin_api", "tokens_file"), _check_tokens),
         (("planner", "class_name"), _check_planner),
         (("kv_transfer", "transport"), _check_transport),
+        (("budget", "workers"), _check_workers),
+        (("budget", "gpus"), _check_gpus),
     ):
         problem = check(config)
         if problem:
@@ -152,14 +135,37 @@ def _check_transport(config: ClusterConfig) -> str | None:
         return MISSING
     if transport != "nccl":
         return None
+    for key, alone in models_by_key(config):
+        problem = _check_nccl(alone, "".join(f"{part}." for part in key))
+        if problem is not None:
+            return problem
+    return None
+
+
+def _check_nccl(config: ClusterConfig, place: str) -> str | None:
     devices = {role: pool.engine.device for role, pool in config.pools()}
     if set(devices.values()) == {"cpu", "cuda"}:
-        said = " and ".join(f"{role}.engine.device is {device}" for role, device in devices.items())
+        said = " and ".join(f"{place}{role}.engine.device is {device}" for role, device in devices.items())
         return f"nccl moves pages between GPUs or between CPUs, got nccl where {said}"
     for role, pool in config.pools():
         if pool.engine.device != "cpu" and pool.num_gpus is not None and 0 < pool.num_gpus < 1:
-            return f"nccl needs a GPU for each rank, got nccl where {role}.num_gpus is {pool.num_gpus:g}"
+            return f"nccl needs a GPU for each rank, got nccl where {place}{role}.num_gpus is {pool.num_gpus:g}"
     return None
+
+
+def _check_workers(config: ClusterConfig) -> str | None:
+    most, asked = config.budget.workers, sum(pool.replicas for one in config.each() for _, pool in one.pools())
+    if most is None or asked <= most:
+        return None
+    return f"must be at least the {asked} workers with which the models begin, got {most}"
+
+
+def _check_gpus(config: ClusterConfig) -> str | None:
+    pools = [pool for one in config.each() for _, pool in one.pools()]
+    most, asked = config.budget.gpus, sum(pool.replicas * pool.tp * (pool.num_gpus or 0) for pool in pools)
+    if most is None or asked <= most:
+        return None
+    return f"must be at least the {asked:g} GPUs with which the models begin, got {most:g}"
 
 
 def _check_tls(config: ClusterConfig) -> Iterator[tuple[Key, str]]:

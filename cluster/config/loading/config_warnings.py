@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slipstream.cluster.config.cluster_config import ClusterConfig
-from slipstream.cluster.repository.memory_need import memory_parts
+from slipstream.cluster.config.loading.model_settings import models_by_key
+from slipstream.cluster.config.settings_file import Key
+from slipstream.cluster.repository.memory_need import MemoryPart, memory_parts
 from slipstream.cluster.repository.model_dir import model_warnings
 from slipstream.kernels.cpu.native_library import why_not_native
 from slipstream.kv_transfer.ucx.ucx_availability import MISSING, has_ucx
@@ -46,28 +49,41 @@ class Machine:
 
 def warnings_about(config: ClusterConfig, machine: Machine) -> Iterator[str]:
     """The warnings, one sentence each, beginning with the key. `machine` is this one; workers may be on others."""
-    ours, theirs = config.prefill.engine.quantization, config.decode.engine.quantization
-    if ours != theirs:
-        yield (
-            f"quantization is {ours} for prefill and {theirs} for decode: a prompt that the decode worker computes "
-            f"itself gives other numbers than one that is computed remotely"
-        )
+    for key, alone in models_by_key(config):
+        ours, theirs = alone.prefill.engine.quantization, alone.decode.engine.quantization
+        if ours != theirs:
+            yield (
+                f"{_dotted(key)}quantization is {ours} for prefill and {theirs} for decode: a prompt that the decode "
+                "worker computes itself gives other numbers than one that is computed remotely"
+            )
     yield from _pools_too_large(config, machine)
-    for role, pool in config.pools():
-        if (pool.engine.num_threads or 0) > machine.num_cores:
-            cores = f"this process may use {machine.num_cores} cores"
-            yield f"{role}.engine.num_threads is {pool.engine.num_threads}, and {cores}: more threads are slower"
-            break
+    yield from _pages_over_budget(config)
+    yield from itertools.islice(_too_many_threads(config, machine), 1)
     if config.ray.object_store_mib > machine.memory_mib:
         asked = f"ray.object_store_mib is {config.ray.object_store_mib}"
         yield f"{asked}, and {machine.memory}: a Ray of its own would not start"
-    yield from model_warnings(config)
+    for key, alone in models_by_key(config):
+        for warning in model_warnings(alone):
+            yield f"{_dotted(key)}{warning.removeprefix('model.')}" if key else warning
+
+
+def _dotted(key: Key) -> str:
+    """The beginning of the keys below this one."""
+    return "".join(f"{part}." for part in key)
+
+
+def _too_many_threads(config: ClusterConfig, machine: Machine) -> Iterator[str]:
+    for key, alone in models_by_key(config):
+        for role, pool in alone.pools():
+            if (pool.engine.num_threads or 0) > machine.num_cores:
+                asked = f"{_dotted(key)}{role}.engine.num_threads is {pool.engine.num_threads}"
+                yield f"{asked}, and this process may use {machine.num_cores} cores: more threads are slower"
 
 
 def _pools_too_large(config: ClusterConfig, machine: Machine) -> Iterator[str]:
     """Warns if weights, processes and pools exceed this machine's memory or its container's. Judges only what is known
     to be there, not what is on a GPU or on other machines."""
-    parts = [part for part in memory_parts(config) if part.mib]
+    parts = [part for part in all_memory_parts(config) if part.mib]
     too_large = next((part for part in parts if part.each_mib > machine.memory_mib), None)
     if too_large is not None:
         yield f"{too_large.said}, and {machine.memory}: a worker refuses to start where so much is not free"
@@ -78,11 +94,34 @@ def _pools_too_large(config: ClusterConfig, machine: Machine) -> Iterator[str]:
         yield f"{asked}: together {total_mib} MiB at least, and {machine.memory}: they do not fit on this host alone"
 
 
+def _pages_over_budget(config: ClusterConfig) -> Iterator[str]:
+    """Warns if the pools of a stated size would be more than the budget where all workers are on one host."""
+    most = config.budget.memory_gib
+    pools = [pool for alone in config.each() for _, pool in alone.pools() if pool.engine.device != "cuda"]
+    sizes = [(pool, pool.engine.kv_cache_mib) for pool in pools if pool.engine.num_pages is None]
+    asked_mib = sum(size * pool.replicas * pool.tp for pool, size in sizes if size != "auto")
+    if most is not None and asked_mib > most * 1024:
+        yield f"budget.memory_gib is {most:g}, and the pools of all models together ask for {asked_mib / 1024:.1f} GiB"
+
+
+def all_memory_parts(config: ClusterConfig) -> Iterator[MemoryPart]:
+    """What the settings of all models ask for on a host."""
+    for key, alone in models_by_key(config):
+        for part in memory_parts(alone):
+            said = part.said
+            if key:
+                weights = "the weights in "
+                is_weights = said.startswith(weights)
+                said = f"{weights}{_dotted(key)}path" if is_weights else f"{_dotted(key)}{said}"
+            yield replace(part, said=said)
+
+
 def missing_parts(config: ClusterConfig) -> Iterator[str]:
     """Sentences about optional parts of Slipstream that this machine lacks, so that slower or narrower ones serve."""
     if not has_ucx() and config.kv_transfer.transport == "auto":
         yield f"{MISSING}: KV pages go through shared memory, which serves one host"
-    on_cpu = [pool for _, pool in config.pools() if pool.engine.device != "cuda" and pool.engine.cpu_kernels == "auto"]
+    pools = [pool for alone in config.each() for _, pool in alone.pools()]
+    on_cpu = [pool for pool in pools if pool.engine.device != "cuda" and pool.engine.cpu_kernels == "auto"]
     why = why_not_native()
     if on_cpu and why is not None:
         yield f"no native CPU kernels ({why}): on a CPU, PyTorch computes, which is much slower"

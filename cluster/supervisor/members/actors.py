@@ -17,20 +17,19 @@ import contextlib
 import importlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 import ray.util
 import uvloop
 
-from slipstream.cluster.config.model_entry import ServedModelConfig
 from slipstream.cluster.config.settings_by_name import ByName, settings_of
 from slipstream.cluster.processes.process_log import redirect_output
+from slipstream.cluster.supervisor.members.routed_model import RoutedModel, RoutedText
 from slipstream.router.config.router_config import DispatchConfig, RouterConfig
-from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.process.addresses import Addresses
 from slipstream.router.process.gc_tuning import spare_garbage_collector
 from slipstream.router.protocol.messages import Role
@@ -41,6 +40,7 @@ from slipstream.workers.config.worker_config import WorkerConfig
 from slipstream.workers.telemetry.worker_report import WorkerReport
 
 if TYPE_CHECKING:
+    from slipstream.router.catalog.served_model import ModelSource
     from slipstream.router.router import Router
     from slipstream.workers.group.group_executor import GroupAddress
     from slipstream.workers.worker import Worker
@@ -74,7 +74,8 @@ class ProcessHost:
 
 
 class WorkerHost(ProcessHost):
-    """Rank 0 of a worker group."""
+    """Rank 0 of a worker group. When `run` has returned after a drain, `prepare` and `run` may be called again, to go
+    on with another model."""
 
     def __init__(self, name: str, log_path: str | None) -> None:
         super().__init__(name, log_path)
@@ -83,7 +84,8 @@ class WorkerHost(ProcessHost):
     def prepare(self, config: ByName[WorkerConfig]) -> GroupAddress | None:
         from slipstream.workers.worker import Worker
 
-        self._worker = Worker(settings_of(config))
+        predecessor = None if self._worker is None else self._worker.report()
+        self._worker = Worker(settings_of(config), predecessor)  # holds nothing of the one before, which can be freed
         return self._worker.prepare()
 
     def run(self, address: GroupAddress | None) -> None:
@@ -109,13 +111,18 @@ class WorkerHost(ProcessHost):
 
 
 class RankHost(ProcessHost):
-    """A rank other than 0 of a worker group."""
+    """A rank other than 0 of a worker group. `run` may be called again when it has returned normally."""
+
+    def __init__(self, name: str, log_path: str | None) -> None:
+        super().__init__(name, log_path)
+        self._has_run = False
 
     def run(self, config: ByName[WorkerConfig], rank: int, address: GroupAddress) -> None:
         """Returns when the leader has ended normally. Raises WorkerFailed."""
         from slipstream.workers.group.rank_worker import RankWorker
 
-        RankWorker(settings_of(config), rank, address).run()
+        has_predecessor, self._has_run = self._has_run, True
+        RankWorker(settings_of(config), rank, address, has_predecessor=has_predecessor).run()
 
 
 class RouterHost(ProcessHost):
@@ -129,31 +136,21 @@ class RouterHost(ProcessHost):
     def run(
         self,
         config: ByName[RouterConfig],
-        model: ByName[ServedModelConfig],
+        models: tuple[ByName[RoutedModel], ...],
         worker_token: str,
-        expected: ByName[ExpectedWorkers],
+        expected: Mapping[str, ByName[ExpectedWorkers]],
         keeper: Path | None,
         is_ending: bool,
-        manifests: tuple[ByName[Manifest], ...],
         kv_budget_bytes: int | None,
     ) -> None:
         """Serves until stopped; one that `is_ending` only goes on with the clients of the previous router. Raises
-        OSError if a port is taken, FilesChanged if what it reads of the model belongs to none of the `manifests`."""
-        from slipstream.router.catalog.served_model import ModelSource
+        OSError if a port is taken, FilesChanged if what it reads of a model belongs to none of its manifests."""
         from slipstream.router.router import Router
 
-        served, workers = settings_of(model), settings_of(expected)
-        source = ModelSource(
-            served.name,
-            Path(served.path),
-            served.generation_config,
-            served.chat_template_content_format,
-            tuple(map(settings_of, manifests)),
-            has_prefill_pool=workers.num_prefill > 0,
-        )
+        workers = settings_by_model(expected)
         router = Router(
             settings_of(config),
-            [source],
+            [source for model in map(settings_of, models) for source in sources_of(model, workers)],
             worker_token,
             holder_path=keeper,
             is_ending=is_ending,
@@ -182,32 +179,64 @@ class RouterHost(ProcessHost):
         """The JSON of `/cluster/status`."""
         return self._ask(lambda router: router.front.status_body())
 
-    def expect_workers(self, expected: ByName[ExpectedWorkers]) -> None:
-        """Sets how many workers the router expects, without waiting for it."""
+    def expect_workers(self, expected: Mapping[str, ByName[ExpectedWorkers]]) -> None:
+        """Sets how many workers of each model the router expects, without waiting for it."""
         serving = self._serving.result()
-        workers = {serving.router.only_model: settings_of(expected)}
-        serving.loop.call_soon_threadsafe(serving.router.expect_workers, workers)
+        serving.loop.call_soon_threadsafe(serving.router.expect_workers, settings_by_model(expected))
 
-    def set_split(self, split: dict[str, float] | None) -> None:
+    def add_model(self, model: ByName[RoutedModel]) -> None:
+        """Serves a further model. Raises ValueError or OSError if it cannot be read."""
+        source = source_of(settings_of(model), ExpectedWorkers())
+        self._await(lambda router: router.add_model(source))
+
+    def remove_model(self, model: str, deadline_s: float) -> None:
+        """Returns when the requests of a model have ended and it is forgotten, or after `deadline_s` seconds."""
+        with contextlib.suppress(LookupError):  # it was forgotten before
+            self._await(lambda router: router.remove_model(model, deadline_s))
+
+    def set_aliases(self, model: str, aliases: tuple[str, ...]) -> None:
+        """Sets the further names of a model."""
+        self._ask(lambda router: router.set_aliases(model, aliases))
+
+    def set_split(self, model: str, split: dict[str, float] | None) -> None:
         """Sets each version's share of new requests."""
-        self._ask(lambda router: router.service.set_split(router.only_model, split))
+        self._ask(lambda router: router.service.set_split(model, split))
 
-    def set_mirror(self, version: str, percent: float | None) -> None:
+    def set_mirror(self, model: str, version: str, percent: float | None) -> None:
         """Has requests copied to a version, or ends that."""
-        self._ask(lambda router: router.service.set_mirror(router.only_model, version, percent))
+        self._ask(lambda router: router.service.set_mirror(model, version, percent))
 
-    def signals(self) -> Signals:
-        """The recent load and how well it was served: what a planner decides from."""
-        return self._ask(lambda router: router.service.signals_of(router.only_model))
+    def add_text(self, text: ByName[RoutedText]) -> None:
+        """A version has a text of its own. Raises ValueError or OSError if it cannot be read."""
+        source = source_of_text(settings_of(text))
+        self._await(lambda router: router.add_text(source))
 
-    def follow(self, config: ByName[DispatchConfig]) -> None:
-        """Makes the router take over changed settings of the dispatcher, without waiting for it."""
+    def adopt_text(self, text: ByName[RoutedText]) -> None:
+        """The text of a version is that of its model from now on."""
+        source = source_of_text(settings_of(text))
+        self._await(lambda router: router.set_text(source))
+        self._ask(lambda router: router.remove_text(source.name, source.text_of))
+
+    def remove_text(self, model: str, version: str) -> None:
+        """The version is served no more."""
+        self._ask(lambda router: router.remove_text(model, version))
+
+    def signals(self, model: str) -> Signals:
+        """The recent load of a model and how well it was served: what a planner decides from."""
+        return self._ask(lambda router: router.service.signals_of(model))
+
+    def follow(self, model: str, config: ByName[DispatchConfig]) -> None:
+        """Makes the router take over changed settings of a model's dispatcher, without waiting for it."""
         serving = self._serving.result()
-        serving.loop.call_soon_threadsafe(serving.router.service.follow, serving.router.only_model, settings_of(config))
+        serving.loop.call_soon_threadsafe(serving.router.service.follow, model, settings_of(config))
 
-    def versions(self) -> tuple[VersionStatus, ...]:
+    def versions(self, model: str) -> tuple[VersionStatus, ...]:
         """The state and the counts of each version of the model."""
-        return self._ask(lambda router: router.service.snapshot_of(router.only_model).versions)
+        return self._ask(lambda router: router.service.snapshot_of(model).versions)
+
+    def ping(self) -> None:
+        """Returns when the event loop has answered."""
+        self._ask(lambda router: None)
 
     def stop(self) -> None:
         """Ends `run`."""
@@ -223,6 +252,52 @@ class RouterHost(ProcessHost):
 
         return asyncio.run_coroutine_threadsafe(ask(), serving.loop).result()
 
+    def _await(self, call: Callable[[Router], Coroutine[Any, Any, None]]) -> None:
+        """Runs a coroutine on the router's event loop to its end. Raises what it raises."""
+        serving = self._serving.result()
+        asyncio.run_coroutine_threadsafe(call(serving.router), serving.loop).result()
+
+
+def sources_of(model: RoutedModel, workers: Mapping[str, ExpectedWorkers]) -> Iterator[ModelSource]:
+    """The model, and the texts of its versions, in the form that the router takes."""
+    yield source_of(model, workers.get(model.served.name, ExpectedWorkers()))
+    yield from map(source_of_text, model.texts)
+
+
+def source_of_text(text: RoutedText) -> ModelSource:
+    from slipstream.router.catalog.served_model import ModelSource  # imports the tokenizer
+
+    served = text.served
+    return ModelSource(
+        served.name,
+        Path(served.path),
+        served.generation_config,
+        served.chat_template_content_format,
+        text.manifests,
+        text_of=text.version,
+    )
+
+
+def source_of(model: RoutedModel, expected: ExpectedWorkers) -> ModelSource:
+    """The model in the form that the router takes."""
+    from slipstream.router.catalog.served_model import ModelSource  # imports the tokenizer
+
+    served = model.served
+    return ModelSource(
+        served.name,
+        Path(served.path),
+        served.generation_config,
+        served.chat_template_content_format,
+        model.manifests,
+        served.aliases,
+        model.dispatch,
+        has_prefill_pool=expected.num_prefill > 0,
+    )
+
+
+def settings_by_model(expected: Mapping[str, ByName[ExpectedWorkers]]) -> dict[str, ExpectedWorkers]:
+    return {model: settings_of(workers) for model, workers in expected.items()}
+
 
 @dataclass(frozen=True, slots=True)
 class ServingState:
@@ -235,11 +310,11 @@ class ServingState:
 
 
 async def serve_until_stopped(
-    router: Router, expected: ExpectedWorkers, serving: concurrent.futures.Future[ServingState]
+    router: Router, expected: Mapping[str, ExpectedWorkers], serving: concurrent.futures.Future[ServingState]
 ) -> None:
     """Sets the result of `serving` when the router listens."""
     addresses, stopped = await router.start(), asyncio.Event()
-    router.expect_workers({router.only_model: expected})
+    router.expect_workers(expected)
     await router.take_over()
     spare_garbage_collector()
     serving.set_result(ServingState(router, asyncio.get_running_loop(), addresses, stopped))

@@ -8,12 +8,14 @@ from pathlib import Path
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.process.listening import is_any
+from slipstream.router.protocol.model_id import ModelId
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What all members of a model version share. `log_dir` None: output stays with Ray. If the cluster `spans_nodes`,
-    loopback addresses are replaced by those of the nodes. `manifest` is what the model's files have to be."""
+    """What all members of a model version share. `config` is that of this model alone. `log_dir` None: output stays
+    with Ray. If the cluster `spans_nodes`, loopback addresses are replaced by those of the nodes. `manifest` is what
+    the model's files have to be."""
 
     config: ClusterConfig
     worker_token: str
@@ -21,6 +23,10 @@ class Deployment:
     spans_nodes: bool
     version: str = ""
     manifest: Manifest | None = None
+
+    @property
+    def model(self) -> ModelId:
+        return ModelId(self.config.model.name, self.version)
 
     def log_path(self, name: str) -> str | None:
         return str(self.log_dir / f"{name}.log") if self.log_dir else None

@@ -64,6 +64,10 @@ class GroupMember:
         return self._role
 
     @property
+    def model(self) -> str:
+        return self._deployment.model.name
+
+    @property
     def version(self) -> str:
         return self._deployment.version
 

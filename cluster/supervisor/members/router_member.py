@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import errno
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,8 +14,8 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from slipstream.cluster.config.cluster_config import ROUTER_CPUS, ClusterConfig
-from slipstream.cluster.config.config_changes import live_dispatch
-from slipstream.cluster.config.settings_by_name import by_name
+from slipstream.cluster.config.model_entry import ServedModelConfig
+from slipstream.cluster.config.settings_by_name import ByName, by_name
 from slipstream.cluster.supervisor.members.actor_handles import (
     end_by_force,
     first_death,
@@ -25,6 +25,7 @@ from slipstream.cluster.supervisor.members.actor_handles import (
 )
 from slipstream.cluster.supervisor.members.actors import ProcessLocation, ServingRouter
 from slipstream.cluster.supervisor.members.deployment import Deployment, reachable
+from slipstream.cluster.supervisor.members.routed_model import RoutedModel, RoutedText
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.process.addresses import Addresses, Endpoint
@@ -48,13 +49,21 @@ class ClientSocketHolder(Protocol):
 class RouterMember:
     """The router. It runs on the driver's node, because that is where its port was checked, where the operator reads
     its URL, and where the `holder` of its clients is. If Ray puts the next router on another node, the clients of the
-    one before end."""
+    one before end.
+
+    Each incarnation serves the models that this knows. Methods that take the name of a model raise KeyError if it is
+    not among them."""
 
     name = "router"
     role = "router"
 
-    def __init__(self, deployment: Deployment, node_id: str, holder: ClientSocketHolder | None = None) -> None:
-        self._deployment = deployment
+    def __init__(
+        self, deployments: Sequence[Deployment], node_id: str, holder: ClientSocketHolder | None = None
+    ) -> None:
+        """`deployments` has one for each model, and at least one."""
+        deployment = deployments[0]
+        self._deployment = deployment  # for what all models have in common
+        self._models = {one.model.name: RoutedModel.of(one) for one in deployments}
         self._node_id = node_id
         self._holder = holder
         self._config: RouterConfig = deployment.config.router
@@ -64,7 +73,6 @@ class RouterMember:
         self._num_ports_taken = 0  # how many times in a row
         self._is_leaving = False  # it is unready for good
         self._is_ending = False  # it drains for the last time
-        self._manifests = tuple(filter(None, [deployment.manifest]))
 
     def stay_at(self, http_port: int | None, admin_port: int | None) -> None:
         """The ports that clients know from the router of the previous driver."""
@@ -75,9 +83,9 @@ class RouterMember:
             admin = dataclasses.replace(admin, port=admin_port)
         self._config = dataclasses.replace(self._config, http=http, admin=admin)
 
-    def expect_files(self, manifests: Sequence[Manifest]) -> None:
+    def expect_files(self, model: str, manifests: Sequence[Manifest]) -> None:
         """Those of the versions that are served now: the next incarnation reads no other files of the model."""
-        self._manifests = tuple(manifests)
+        self._models[model] = dataclasses.replace(self._models[model], manifests=tuple(manifests))
 
     @property
     def pids(self) -> list[int]:
@@ -98,7 +106,7 @@ class RouterMember:
         )
         self._place = await self._actor.warm_up.remote(ROUTER_MODULES)
 
-    async def serve(self, expected: ExpectedWorkers) -> tuple[Addresses, Endpoint]:
+    async def serve(self, expected: Mapping[str, ExpectedWorkers]) -> tuple[Addresses, Endpoint]:
         """Starts to listen. Ports stay the same once chosen, so that workers and clients find the next incarnation."""
         assert self._place is not None
         holder = None
@@ -110,12 +118,11 @@ class RouterMember:
         config = dataclasses.replace(self._config, worker_host=worker_host)
         self._run = self._actor.run.remote(
             by_name(config),
-            by_name(self._deployment.config.model),
+            tuple(map(by_name, self._models.values())),
             self._deployment.worker_token,
-            by_name(expected),
+            _sent(expected),
             holder,
             self._is_ending,
-            tuple(map(by_name, self._manifests)),
             self._deployment.config.budget.memory_bytes,
         )
         listening, run = (asyncio.ensure_future(_result(ref)) for ref in (self._actor.listening.remote(), self._run))
@@ -180,42 +187,103 @@ class RouterMember:
         known: bool = await self._ask(lambda actor: actor.drain_worker.remote(name, next_role, migrate))
         return known
 
-    async def expect_workers(self, expected: ExpectedWorkers) -> None:
-        """Tells the router how many workers are wanted, connected or not."""
-        await self._ask(lambda actor: actor.expect_workers.remote(by_name(expected)))
+    async def expect_workers(self, expected: Mapping[str, ExpectedWorkers]) -> None:
+        """Tells the router how many workers of each model are wanted, connected or not."""
+        await self._ask(lambda actor: actor.expect_workers.remote(_sent(expected)))
 
-    async def set_split(self, split: dict[str, float] | None) -> None:
-        """Sets each version's share of new requests, in this and in later incarnations."""
-        versions = dataclasses.replace(self._config.dispatch.versions, split=split)
-        dispatch = dataclasses.replace(self._config.dispatch, versions=versions)
-        self._config = dataclasses.replace(self._config, dispatch=dispatch)
+    async def add_model(self, deployment: Deployment) -> None:
+        """Serves a further model, in this and in later incarnations. Raises ValueError if the model cannot be read,
+        ConnectionError if there is no router; then later incarnations do not serve it either."""
+        routed = RoutedModel.of(deployment)
+        if self._run is None:
+            raise ConnectionError("there is no router")
+        try:
+            await self._actor.add_model.remote(by_name(routed))
+        except RayTaskError as error:
+            raise ValueError(reason_of(error)) from error
+        except RayError as error:
+            raise ConnectionError(reason_of(error)) from error
+        self._models[deployment.model.name] = routed
+
+    async def remove_model(self, model: str, deadline_s: float) -> None:
+        """Drains a model: it takes no new requests, and is gone when the running ones have ended, or after `deadline_s`
+        seconds. Raises ConnectionError if the router dies."""
+        await self._ask(lambda actor: actor.remove_model.remote(model, deadline_s))
+
+    def forget_model(self, model: str) -> None:
+        """Later incarnations do not serve this model."""
+        self._models.pop(model, None)
+
+    async def set_aliases(self, model: str, aliases: Sequence[str]) -> None:
+        """Sets the further names of a model, in this and in later incarnations."""
+        routed = self._models[model]
+        served = dataclasses.replace(routed.served, aliases=tuple(aliases))
+        self._models[model] = dataclasses.replace(routed, served=served)
         if self._run is not None:
-            await self._ask(lambda actor: actor.set_split.remote(split))
+            await self._ask(lambda actor: actor.set_aliases.remote(model, tuple(aliases)))
 
-    async def set_mirror(self, version: str, percent: float | None) -> None:
+    async def set_split(self, model: str, split: dict[str, float] | None) -> None:
+        """Sets each version's share of new requests, in this and in later incarnations."""
+        self._models[model] = self._models[model].with_split(split)
+        if self._run is not None:
+            await self._ask(lambda actor: actor.set_split.remote(model, split))
+
+    async def set_mirror(self, model: str, version: str, percent: float | None) -> None:
         """Has so many percent of the requests copied to a version that gets no others; None: ends that. The next
         incarnation copies none before it is asked to."""
-        await self._ask(lambda actor: actor.set_mirror.remote(version, percent))
+        await self._ask(lambda actor: actor.set_mirror.remote(model, version, percent))
 
-    async def signals(self) -> Signals:
-        """The recent load and how well it was served: what a planner decides from."""
-        found: Signals = await self._ask(lambda actor: actor.signals.remote())
+    async def add_text(self, model: str, version: str, served: ServedModelConfig, manifest: Manifest) -> None:
+        """From now on a version has a text of its own, in this and in later incarnations. Raises ValueError if that
+        cannot be read, ConnectionError if there is no router; then nothing has changed."""
+        text = RoutedText(version, served, (manifest,))
+        if self._run is None:
+            raise ConnectionError("there is no router")
+        try:
+            await self._actor.add_text.remote(by_name(text))
+        except RayTaskError as error:
+            raise ValueError(reason_of(error)) from error
+        except RayError as error:
+            raise ConnectionError(reason_of(error)) from error
+        self._models[model] = self._models[model].with_text(text)
+
+    async def adopt_text(self, model: str, version: str) -> None:
+        """Makes the text of a version that of the model, in this and in later incarnations."""
+        routed = self._models[model]
+        text = routed.text(version)
+        if text is None:
+            return
+        own = dataclasses.replace(routed.without_text(version), manifests=text.manifests)
+        served = dataclasses.replace(text.served, name=routed.served.name, aliases=routed.served.aliases)
+        self._models[model] = dataclasses.replace(own, served=served)
+        await self._ask(lambda actor: actor.adopt_text.remote(by_name(dataclasses.replace(text, served=served))))
+
+    async def remove_text(self, model: str, version: str) -> None:
+        """The version is served no more, in this and in later incarnations."""
+        self._models[model] = self._models[model].without_text(version)
+        await self._ask(lambda actor: actor.remove_text.remote(model, version))
+
+    async def signals(self, model: str) -> Signals:
+        """The recent load of a model and how well it was served: what a planner decides from."""
+        found: Signals = await self._ask(lambda actor: actor.signals.remote(model))
         return found
 
-    async def versions(self) -> tuple[VersionStatus, ...]:
+    async def versions(self, model: str) -> tuple[VersionStatus, ...]:
         """The state and the counts of each version of the model."""
-        found: tuple[VersionStatus, ...] = await self._ask(lambda actor: actor.versions.remote())
+        found: tuple[VersionStatus, ...] = await self._ask(lambda actor: actor.versions.remote(model))
         return found
 
-    async def follow(self, config: ClusterConfig) -> None:
-        """Makes the router take over the dispatcher's settings, as far as it can. Its next incarnation will read the
-        tokenizer from this configuration's model."""
-        self._deployment = dataclasses.replace(self._deployment, config=config)
-        dispatch = live_dispatch(self._config.dispatch, config.router.dispatch)
-        if dispatch != self._config.dispatch:
-            self._config = dataclasses.replace(self._config, dispatch=dispatch)
-            if self._run is not None:
-                await self._ask(lambda actor: actor.follow.remote(by_name(dispatch)))
+    async def ping(self) -> None:
+        """Returns when the router's event loop has answered."""
+        await self._ask(lambda actor: actor.ping.remote())
+
+    async def follow(self, model: str, config: ClusterConfig) -> None:
+        """Makes the router take over the dispatcher's settings for a model, as far as it can. Its next incarnation
+        will read the tokenizer from this configuration's model."""
+        before = self._models[model]
+        now = self._models[model] = before.following(config.model, config.router.dispatch)
+        if now.dispatch != before.dispatch and self._run is not None:
+            await self._ask(lambda actor: actor.follow.remote(model, by_name(now.dispatch)))
 
     async def status(self) -> dict[str, Any]:
         """The contents of `/cluster/status`."""
@@ -232,3 +300,7 @@ class RouterMember:
 
 async def _result(reference: Any) -> Any:
     return await reference
+
+
+def _sent(expected: Mapping[str, ExpectedWorkers]) -> dict[str, ByName[ExpectedWorkers]]:
+    return {model: by_name(workers) for model, workers in expected.items()}

@@ -30,7 +30,8 @@ class Prompt(NamedTuple):
 class ReceivedRequest(NamedTuple):
     """A request as it arrived. `exchange_id` is the id in the answer's X-Request-Id header, which the client may have
     chosen; `head` begins the answer and has its id; `seed` is used if the client gives none. `model` is the one that
-    the name in the body stands for, `version` the version of it that was asked for, "" if none was."""
+    the name in the body stands for, `version` the version of it that was asked for, "" if none was. `versions` are
+    those that may serve it, (): any."""
 
     body: GenerationFields
     model: ServedModel
@@ -41,6 +42,7 @@ class ReceivedRequest(NamedTuple):
     arrived_s: float
     head: AnswerHead
     seed: int
+    versions: tuple[str, ...] = ()
 
     @property
     def tenant(self) -> str:

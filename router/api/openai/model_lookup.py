@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NoReturn, Protocol
 
 from slipstream.router.access.caller import Caller
@@ -21,6 +22,9 @@ class ModelStatus(Protocol):
     def versions_of(self, model: str) -> tuple[str, ...]:
         """Those that some decode worker takes requests for."""
 
+    def shares_of(self, model: str) -> Mapping[str, float]:
+        """The shares of new requests that these versions have, in any unit."""
+
     def max_model_len_of(self, model: str) -> int | None:
         """The longest sequence (prompt and output) that a worker takes; None: not known yet."""
 
@@ -33,9 +37,23 @@ class ModelLookup:
         self._catalog = catalog
         self._status = status
 
-    def of_generation(self, asked: str, priority: int, context: ExchangeContext) -> Resolved:
+    def of_generation(self, asked: str, priority: int, context: ExchangeContext, session: str) -> Resolved:
         """The model of a request for an answer. One that another router has begun keeps its model, whatever its name
-        stands for now. A model that is being removed begins no more answers."""
+        stands for now. A model that is being removed begins no more answers. Where the versions of the model have
+        different texts, one is chosen: the text of the version that was asked for or has begun the answer, or else by
+        the versions' shares, for a `session` always the same."""
+        resolved = self._of_generation(asked, priority, context)
+        name, version = resolved.model.name, resolved.version
+        texts = self._catalog.entry(name).texts
+        if texts is None:
+            return resolved
+        begun = context.checkpoint.resumed(0)
+        version = version or (begun.version if begun is not None else "")
+        shares = self._status.shares_of(name)
+        chosen = texts.of_version(version, shares) if version else texts.choose(shares, session)
+        return Resolved(chosen.model, resolved.version, chosen.versions)
+
+    def _of_generation(self, asked: str, priority: int, context: ExchangeContext) -> Resolved:
         chosen = context.checkpoint.model()
         if chosen is None:
             resolved = self.of(asked, context.caller, priority)
@@ -50,7 +68,7 @@ class ModelLookup:
     def of(self, asked: str, caller: Caller, priority: int) -> Resolved:
         """The model, and version, of this name."""
         try:
-            model, version = resolved = self._catalog.resolve(asked)
+            model, version, _ = resolved = self._catalog.resolve(asked)
         except UnknownNameError:
             self._raise_unknown(asked, caller)
         caller.check(model.name, priority)

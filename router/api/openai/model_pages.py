@@ -40,7 +40,7 @@ class ModelPages:
 
     async def model(self, request: Request, exchange: ApiExchange, name: str) -> None:
         """One model, version or alias."""
-        model, _ = self._lookup.of(name, exchange.context.caller, MAX_PRIORITY)
+        model = self._lookup.of(name, exchange.context.caller, MAX_PRIORITY).model
         exchange.respond(200, orjson.dumps(self._card(self._catalog.entry(model.name), name)))
 
     def _names(self, entry: CatalogEntry) -> Iterator[str]:

@@ -174,13 +174,23 @@ class OpenAiApi:
     ) -> ReceivedRequest:
         """The request as it arrived. Raises HttpError if there is no such model or the caller may not use it."""
         context = exchange.context
-        model, version = self._lookup.of_generation(body.model, body.priority or 0, context)
+        session = context.caller.own(body.session_id) if body.session_id else ""
+        model, version, versions = self._lookup.of_generation(body.model, body.priority or 0, context, session)
         identity = context.checkpoint.identity(ModelId(model.name, version))
         answer_id = f"{prefix}{identity.number:032x}"
         named = body.model if not version else body.model.removesuffix(f"@{version}")
         head = AnswerHead(answer_id, identity.created_s, named, service_tier=body.served_tier)
         return ReceivedRequest(
-            body, model, version, exchange.request_id, context.caller, context.trace_id, arrived_s, head, identity.seed
+            body,
+            model,
+            version,
+            exchange.request_id,
+            context.caller,
+            context.trace_id,
+            arrived_s,
+            head,
+            identity.seed,
+            versions,
         )
 
     async def _serve(
@@ -300,6 +310,7 @@ class OpenAiApi:
             wants_record=bool(body.explain),
             resumed=exchange.context.checkpoint.resumed(index),
             model=received.model.name,
+            versions=received.versions,
         )
 
 

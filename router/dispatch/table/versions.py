@@ -57,6 +57,11 @@ class Versions:
         """The versions that a client may ask for: those with a decode worker that takes new work."""
         return tuple(self._registry.decode_slots)
 
+    @property
+    def shares(self) -> dict[str, float]:
+        """The shares of new requests of the live versions, in any unit."""
+        return self._wanted_live() or dict(self._registry.decode_slots)
+
     def is_known(self, version: str) -> bool:
         """Whether a version is live, or may soon be live again."""
         return version in self._registry.decode_slots or version in self._lost_s

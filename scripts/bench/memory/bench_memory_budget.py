@@ -1,12 +1,14 @@
 """Two models divide the memory of a host for KV pages: what happens when more pages are wanted than there are?
 
-    python scripts/bench/memory/bench_memory_budget.py                     one model busy, both; divided and halves
+    python scripts/bench/memory/bench_memory_budget.py                     all loads, divided and in halves
     python scripts/bench/memory/bench_memory_budget.py --demand 1 10 --seconds 20
 
 Two workers, each a process of its own with one thread and the demo model, under two names; the router's service is in
 this process. Clients send one request after the other, each with a prompt of its own. `demand` is the pages of all
-requests at once over those of the budget. `divided`: the budget is shared; `halves`: each worker has a fixed half.
-`resident` is the memory that the kernel has given both pools, sampled ten times a second.
+requests at once over those of the budget: of `one` model, of `both`, or of one `beside` a single client of the other.
+`divided`: the budget is shared; `halves`: each worker has a fixed half. `resident` is the memory that the kernel has
+given both pools, sampled ten times a second. Tokens per CPU second of the workers say more than tokens per second where
+other programs run on the same cores.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import os
 import random
 import subprocess
 import sys
@@ -84,6 +87,12 @@ def workers(port: int, folder: Path, how: How, budget_pages: int, max_model_len:
             process.wait()
 
 
+def cpu_seconds(pid: int) -> float:
+    """What a process has computed so far, in user and system mode (proc(5), stat)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def resident_bytes(pid: int) -> int:
     """The memory of a worker's pool, as the kernel counts it."""
     num_kib, is_pool = 0, False
@@ -96,13 +105,19 @@ def resident_bytes(pid: int) -> int:
     return num_kib << 10
 
 
+def resident_sum(pids: Sequence[int]) -> int:
+    """The pools of all workers. They cannot be looked at in the same moment, and memory that moves from a worker to the
+    next one between two looks would count twice: so they are looked at in both orders."""
+    return min(sum(map(resident_bytes, pids)), sum(map(resident_bytes, reversed(pids))))
+
+
 @dataclass
 class Run:
     """The figures of one load."""
 
     num_tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(MODELS, 0))
     seconds: list[float] = field(default_factory=list)
-    first_s: list[float] = field(default_factory=list)
+    first_s: dict[str, list[float]] = field(default_factory=lambda: {model: [] for model in MODELS})
     num_failed: int = 0
     resident: list[int] = field(default_factory=list)
 
@@ -123,7 +138,7 @@ class Load:
         ]
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s:
-            run.resident.append(sum(await asyncio.to_thread(lambda: [resident_bytes(pid) for pid in pids])))
+            run.resident.append(await asyncio.to_thread(resident_sum, pids))
             await asyncio.sleep(SAMPLE_S)
         for task in tasks:
             task.cancel()
@@ -149,7 +164,7 @@ class Load:
                 print(f"{request_id}: {finish}", file=sys.stderr)
             else:
                 run.seconds.append(time.monotonic() - began_s)
-                run.first_s.append(first_s or 0.0)
+                run.first_s[model].append(first_s or 0.0)
 
 
 def connected(service: GenerationService) -> set[PeerId]:
@@ -186,9 +201,11 @@ async def measure(how: How, args: argparse.Namespace) -> None:
             await load.run(dict.fromkeys(MODELS, 2), 3.0, pids)  # warms up
             for who, demand in itertools.product(args.busy, args.demand):
                 number = max(round(demand * args.budget_pages / of_request), 2)
-                busy = {"one": {"chat": number}, "both": dict.fromkeys(MODELS, number // 2)}[who]
-                before = num_preemptions(service)
+                half = dict.fromkeys(MODELS, number // 2)
+                busy = {"one": {"chat": number}, "both": half, "beside": {"chat": number, "code": 1}}[who]
+                before, cpu_s = num_preemptions(service), sum(map(cpu_seconds, pids))
                 run = await load.run(busy, args.seconds, pids)
+                cpu_s = sum(map(cpu_seconds, pids)) - cpu_s
                 await asyncio.sleep(1.5)  # for the last statistics, and so that nothing is left of this load
                 peers = connected(service)
                 row = {
@@ -197,13 +214,18 @@ async def measure(how: How, args: argparse.Namespace) -> None:
                     "demand": demand,
                     "clients": sum(busy.values()),
                     **{f"{model}_tokens_per_s": round(run.num_tokens[model] / args.seconds) for model in MODELS},
+                    "tokens_per_cpu_s": round(sum(run.num_tokens.values()) / cpu_s),
                     "requests": len(run.seconds),
                     "failed": run.num_failed,
                     "workers_lost": len(first_peers - peers),
                     "latency_p50_s": round(percentile(run.seconds, 0.5), 2),
                     "latency_p99_s": round(percentile(run.seconds, 0.99), 2),
-                    "ttft_p50_s": round(percentile(run.first_s, 0.5), 2),
-                    "ttft_p99_s": round(percentile(run.first_s, 0.99), 2),
+                    **{
+                        f"{model}_ttft_{name}_s": round(percentile(run.first_s[model], share), 2)
+                        for model in MODELS
+                        for name, share in (("p50", 0.5), ("p99", 0.99))
+                        if run.first_s[model]
+                    },
                     "preemptions": num_preemptions(service) - before,
                     "resident_max_mib": round(max(run.resident) / 2**20, 1),
                     "budget_mib": round(budget_bytes / 2**20, 1),
@@ -217,11 +239,11 @@ async def measure(how: How, args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--demand", type=float, nargs="+", default=[1, 2, 5, 10])
-    parser.add_argument("--busy", nargs="+", choices=("one", "both"), default=["one", "both"])
+    parser.add_argument("--busy", nargs="+", choices=("one", "both", "beside"), default=["one", "both", "beside"])
     parser.add_argument("--how", nargs="+", choices=("divided", "halves"), default=["divided", "halves"])
-    parser.add_argument("--budget-pages", type=int, default=512)
-    parser.add_argument("--prompt", type=int, default=160, help="tokens")
-    parser.add_argument("--tokens", type=int, default=96, help="of each answer")
+    parser.add_argument("--budget-pages", type=int, default=144)
+    parser.add_argument("--prompt", type=int, default=128, help="tokens")
+    parser.add_argument("--tokens", type=int, default=64, help="of each answer")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each load")
     args = parser.parse_args()
     for how in args.how:

@@ -46,6 +46,7 @@ class Load:
     seed: int
     quick_ack: bool = False
     pids: dict[str, list[int]] = field(default_factory=dict)
+    models: list[str] = field(default_factory=list)  # of which each request gets one, instead of `model`
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class Prompts:
         words = self._random.choices(self._load.words, k=NUM_UNIQUE_WORDS)
         body = json.dumps(
             {
-                "model": self._load.model,
+                "model": self._random.choice(self._load.models) if self._load.models else self._load.model,
                 "messages": [{"role": "user", "content": f"{' '.join(words)} {self._random.choice(self._tails)}"}],
                 "max_tokens": self._load.osl,
                 "stream": True,

@@ -26,7 +26,7 @@ from slipstream.cluster.admin_api.history_routes import history_routes
 from slipstream.cluster.cli import main
 from slipstream.cluster.config.cluster_config import AdminApiConfig
 from slipstream.cluster.state.run_state import ClusterState
-from tests.support.cluster.fake_fleet import FakeFleet, FakeRouterView
+from tests.support.cluster.fake_fleet import FakeFleet, FakeFleets, FakeRouterView
 
 TOKEN = "a-token-for-the-tests"
 JSON = {"Content-Type": "application/json"}
@@ -35,7 +35,9 @@ SHOWN = {"Authorization": f"Bearer {TOKEN}"}
 
 def parts_of(fleet: FakeFleet, tokens_file: Path | None = None) -> DriverParts:
     state = ClusterState("demo", 1, 2.0, "/c.yaml", "model", operator_token=TOKEN)
-    return DriverParts(fleet, state, FakeRouterView({"num_waiting": 3}), AdminTokens(TOKEN, tokens_file))
+    return DriverParts(
+        FakeFleets({"model": fleet}), state, FakeRouterView({"num_waiting": 3}), AdminTokens(TOKEN, tokens_file)
+    )
 
 
 def asking(

@@ -95,14 +95,15 @@ def test_a_driver_goes_by_what_was_wanted_last_even_if_that_was_nobody(guardians
     folder = run_state.run_folder()
 
     def replicas(before: ClusterState | None) -> dict[Role, int]:
-        return Driver(task_of(guardian, before, folder), None, Console(StringIO()))._replicas()
+        task = task_of(guardian, before, folder)
+        return Driver(task, None, Console(StringIO()))._replicas(task.config)
 
     as_configured = {"prefill": 1, "decode": 1}
     assert replicas(None) == as_configured
     assert replicas(before) == as_configured  # it died before it knew
     before.wanted = {"prefill": 0, "decode": 0}
     assert replicas(before) == before.wanted
-    assert "0 x prefill (tp 1), 0 x decode (tp 1)" in driver_process.describe(NAMED.load(LOCAL), before.wanted)
+    assert "0 x prefill (tp 1), 0 x decode (tp 1)" in driver_process.describe(NAMED.load(LOCAL), before)
 
 
 def test_operators_find_the_next_driver_by_the_port_and_the_token_of_the_one_before(
@@ -142,7 +143,7 @@ def test_a_version_is_called_as_before_unless_its_files_are_others(
     before.version, before.content, before.names = "as before-2", "as before", ["march", "march-2", "as before-2"]
     console = StringIO()
     driver = Driver(task_of(guardian, before, run_state.run_folder()), None, Console(console))
-    driver._version.name(ModelContent(name, digest, Manifest(())))
+    driver._versions.name({driver._state.model: ModelContent(name, digest, Manifest(()))})
     assert (driver._state.version, driver._state.content) == (version, digest)
     assert version in driver._state.names
     assert (f"they are served as version {version}" in console.getvalue()) == (digest == "other")

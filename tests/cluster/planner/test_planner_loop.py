@@ -38,7 +38,7 @@ from slipstream.cluster.state.run_state import ClusterState
 from slipstream.router.config.router_config import DispatchConfig
 from slipstream.router.dispatch.dispatcher import Dispatcher
 from slipstream.router.status.load_signals import Signals
-from tests.support.cluster.fake_fleet import FakeFleet, FakeRouterView
+from tests.support.cluster.fake_fleet import FakeFleet, FakeFleets, FakeRouterView
 
 CHOICE = Alternative(1, 2, 0.95, 4.0, float("inf"), 0.02, 0.5, 0.5, 3.1)
 
@@ -134,7 +134,7 @@ def test_the_log_is_bounded_and_holds_do_not_push_changes_out() -> None:
 
 
 def answered(log: DecisionLog | None, path: str) -> httpx.Response:
-    fleet = FakeFleet(2, 1)
+    fleet = FakeFleets({"model": FakeFleet(2, 1)})
     parts = DriverParts(
         fleet, ClusterState("demo", 1, 2.0, "/c.yaml", "model"), FakeRouterView(), AdminTokens("token"), log
     )

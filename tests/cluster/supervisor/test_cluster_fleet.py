@@ -18,8 +18,9 @@ from slipstream.cluster.fleet.fleet_port import FleetError
 from slipstream.cluster.ray.ray_session import RaySession
 from slipstream.cluster.repository.files_metrics import FilesPage
 from slipstream.cluster.repository.files_watch import FilesWatch
-from slipstream.cluster.supervisor.cluster_fleet import ClusterFleet, cannot_switch
+from slipstream.cluster.supervisor.cluster_fleet import ClusterFleet
 from slipstream.cluster.supervisor.members.deployment import Deployment
+from slipstream.cluster.supervisor.one_model_fleet import OneModelFleet, cannot_switch
 from slipstream.cluster.supervisor.supervisor import Supervisor
 from slipstream.router.model_files.file_digest import DigestCache
 from slipstream.router.model_files.manifest import Manifest
@@ -36,7 +37,8 @@ def in_fleet(check: Any, config: ClusterConfig = CONFIG) -> None:
     async def run() -> None:
         supervisor = Supervisor(config, FakeRouter(), Watcher())
         session = RaySession(is_own=True, node_id="n", resources={"CPU": 4.0})
-        outcome = check(ClusterFleet(supervisor, Deployment(config, "secret", None, False, "v1"), session))
+        fleets = ClusterFleet(supervisor, [Deployment(config, "secret", None, False, "v1")], session)
+        outcome = check(fleets.of_model(""))
         if isinstance(outcome, Coroutine):
             await outcome
 
@@ -44,7 +46,7 @@ def in_fleet(check: Any, config: ClusterConfig = CONFIG) -> None:
 
 
 def test_groups_get_names_that_nobody_has_and_the_settings_of_their_version() -> None:
-    def check(fleet: ClusterFleet) -> None:
+    def check(fleet: OneModelFleet) -> None:
         assert [group.name for group in fleet.make("decode", 3, "v1")] == ["decode-0", "decode-1", "decode-2"]
         fleet.add_version("v2", dataclasses.replace(CONFIG, decode=PoolConfig(num_cpus=2.0)), None)
         assert fleet.newest == "v2"
@@ -56,7 +58,7 @@ def test_groups_get_names_that_nobody_has_and_the_settings_of_their_version() ->
 
 
 def test_what_is_not_there_is_named() -> None:
-    async def check(fleet: ClusterFleet) -> None:
+    async def check(fleet: OneModelFleet) -> None:
         for question, field, kind in (
             (fleet.remove("decode-7"), "name", "unknown"),
             (fleet.switch_role("decode-7", "prefill"), "name", "unknown"),
@@ -72,7 +74,7 @@ def test_what_is_not_there_is_named() -> None:
 
 
 def test_a_fleet_that_is_held_says_so() -> None:
-    def check(fleet: ClusterFleet) -> None:
+    def check(fleet: OneModelFleet) -> None:
         assert not fleet.state().is_held
         fleet.is_held = True
         assert (fleet.state().is_held, fleet.state().is_changing) == (True, True)
@@ -84,7 +86,7 @@ def test_while_an_update_is_under_way_only_that_takes_a_group_away() -> None:
     async def run() -> None:
         async with serving("prefill", "decode") as it:
             session = RaySession(is_own=True, node_id="n", resources={"CPU": 4.0})
-            fleet = ClusterFleet(it.supervisor, Deployment(CONFIG, "secret", None, False, "v1"), session)
+            fleet = ClusterFleet(it.supervisor, [Deployment(CONFIG, "secret", None, False, "v1")], session).of_model("")
             fleet.is_held = True
             for question in (
                 fleet.remove("decode-0"),
@@ -102,7 +104,7 @@ def test_while_an_update_is_under_way_only_that_takes_a_group_away() -> None:
 
 
 def test_the_last_version_is_not_forgotten() -> None:
-    def check(fleet: ClusterFleet) -> None:
+    def check(fleet: OneModelFleet) -> None:
         with pytest.raises(FleetError, match="the only version"):
             fleet.forget_version("v1")
         fleet.add_version("v2", CONFIG, None)
@@ -117,7 +119,7 @@ def test_the_last_version_is_not_forgotten() -> None:
     [(PoolConfig(), 40), (PoolConfig(num_cpus=1.0, tp=2), 2)],
 )
 def test_a_ray_of_our_own_says_how_many_groups_it_can_hold(pool: PoolConfig, most: int) -> None:
-    def check(fleet: ClusterFleet) -> None:
+    def check(fleet: OneModelFleet) -> None:
         assert fleet.state().max_members == most
 
     in_fleet(check, dataclasses.replace(CONFIG, decode=pool))
@@ -151,7 +153,7 @@ def test_no_group_is_added_whose_files_are_others_now(tmp_path: Path) -> None:
     config = ClusterConfig(ServedModelConfig(str(model_dir)))
     changes: list[dict[str, str]] = []
 
-    async def check(fleet: ClusterFleet) -> None:
+    async def check(fleet: OneModelFleet) -> None:
         fleet.add_version("v2", config, Manifest.read(model_dir, DigestCache(None)))
         watch = FilesWatch(fleet.files, lambda changed: changes.append(dict(changed)))
         watch.num_refused["v2"] += 1
@@ -170,7 +172,7 @@ def test_no_group_is_added_whose_files_are_others_now(tmp_path: Path) -> None:
             assert f"no worker of version v2 can be started: {sentence}" in caught.value.reason
         values = {
             (sample.name, sample.labels["version"]): sample.value
-            for family in FilesPage(watch).collect()
+            for family in FilesPage({"m": watch}).collect()
             for sample in family.samples
         }
         assert values == {

@@ -67,7 +67,6 @@ class RouterProcess:
         self._listens: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()
         self.keeper: object = None
         self.is_ending: object = None
-        self.manifests: object = None
         self.drain = SimpleNamespace(remote=self.drained)
 
     async def drained(self, deadline_s: float) -> None:
@@ -88,7 +87,7 @@ class RouterProcess:
     def remote(self, sent: ByName[RouterConfig], *rest: object) -> asyncio.Future[None]:
         config = settings_of(sent)
         run: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        *_, self.keeper, self.is_ending, self.manifests = rest
+        *_, self.keeper, self.is_ending, _ = rest
         if config.worker_port in self._taken:
             run.set_exception(task_error(OSError(errno.EADDRINUSE, "the port is in use")))
         else:
@@ -99,12 +98,12 @@ class RouterProcess:
 
 def test_a_router_whose_port_somebody_else_has_taken_tries_it_for_a_while_and_then_takes_another() -> None:
     deployment = Deployment(ClusterConfig(model=ServedModelConfig(path="/m")), "token", None, spans_nodes=False)
-    router: Any = RouterMember(deployment, "node")
+    router: Any = RouterMember([deployment], "node")
     router._place = ProcessLocation(1, "node", "127.0.0.1")
 
     async def serve(taken: set[int], chosen: int) -> int:
         router._actor = RouterProcess(taken, chosen)
-        _, workers = await router.serve(ExpectedWorkers())
+        _, workers = await router.serve({"": ExpectedWorkers()})
         port: int = workers.port
         return port
 
@@ -130,11 +129,11 @@ class ClientSocketHolder:
 def test_clients_of_a_router_end_where_the_next_one_is_on_another_node() -> None:
     deployment = Deployment(ClusterConfig(model=ServedModelConfig(path="/m")), "token", None, spans_nodes=False)
     holder = ClientSocketHolder()
-    router: Any = RouterMember(deployment, "node", holder)
+    router: Any = RouterMember([deployment], "node", holder)
 
     async def served_on(node: str) -> object:
         router._place, router._actor = ProcessLocation(1, node, "127.0.0.1"), RouterProcess(set(), 5001)
-        await router.serve(ExpectedWorkers())
+        await router.serve({"": ExpectedWorkers()})
         return router._actor.keeper
 
     async def check() -> None:
@@ -147,11 +146,11 @@ def test_clients_of_a_router_end_where_the_next_one_is_on_another_node() -> None
 
 def test_the_router_after_one_that_was_killed_while_it_drained_takes_no_new_clients() -> None:
     deployment = Deployment(ClusterConfig(model=ServedModelConfig(path="/m")), "token", None, spans_nodes=False)
-    router: Any = RouterMember(deployment, "node", ClientSocketHolder())
+    router: Any = RouterMember([deployment], "node", ClientSocketHolder())
 
     async def is_served_ending() -> object:
         router._place, router._actor = ProcessLocation(1, "node", "127.0.0.1"), RouterProcess(set(), 5001)
-        await router.serve(ExpectedWorkers())
+        await router.serve({"": ExpectedWorkers()})
         return router._actor.is_ending
 
     async def check() -> None:
@@ -164,18 +163,18 @@ def test_the_router_after_one_that_was_killed_while_it_drained_takes_no_new_clie
 
 def test_a_router_that_is_not_there_or_dies_meanwhile_is_no_connection() -> None:
     deployment = Deployment(ClusterConfig(model=ServedModelConfig(path="/m")), "token", None, spans_nodes=False)
-    router: Any = RouterMember(deployment, "node")
+    router: Any = RouterMember([deployment], "node")
 
     async def dies() -> None:
         raise RayActorError(error_msg="its worker process has died")
 
     async def check() -> None:
         with pytest.raises(ConnectionError, match="there is no router"):
-            await router.versions()
-        router._actor = SimpleNamespace(signals=SimpleNamespace(remote=dies))
+            await router.versions("")
+        router._actor = SimpleNamespace(signals=SimpleNamespace(remote=lambda model: dies()))
         router._run = object()
         with pytest.raises(ConnectionError, match=r"process is gone \(killed"):
-            await router.signals()
+            await router.signals("")
 
     asyncio.run(check())
 

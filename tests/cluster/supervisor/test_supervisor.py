@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from slipstream.cluster.config.cluster_config import RestartConfig
+from slipstream.cluster.config.model_entry import ModelEntry
 from slipstream.cluster.supervisor import group_monitor
 from slipstream.cluster.supervisor import supervisor as supervisor_module
 from slipstream.cluster.supervisor.supervisor import StartFailed, Supervisor
@@ -16,7 +17,7 @@ from slipstream.router.model_files.manifest import REFUSES
 from slipstream.router.process.addresses import Endpoint
 from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.expected_workers import ExpectedWorkers
-from tests.support.cluster.fake_members import CONFIG, FakeGroup, FakeRouter, Watcher, serving
+from tests.support.cluster.fake_members import CONFIG, MODEL, FakeGroup, FakeRouter, Watcher, serving
 
 
 def wanted(num_prefill: int, num_decode: int) -> ExpectedWorkers:
@@ -36,7 +37,7 @@ async def test_a_new_group_is_wanted_at_once_and_ready_later() -> None:
     async with serving("prefill", "decode") as it:
         await it.supervisor.add([it.group("decode-1", version="v2")])
         assert it.managed("decode-1").status.version == "v2"
-        assert it.supervisor.expected == wanted(1, 2)
+        assert it.supervisor.expected[MODEL] == wanted(1, 2)
         assert it.router.expected[-1] == wanted(1, 2)
         await it.until(lambda: it.state_of("decode-1") == "ready")
         assert [member.name for member in it.watcher.members] == ["router", "prefill-0", "decode-0", "decode-1"]
@@ -171,7 +172,7 @@ async def test_a_group_that_waited_starts_when_there_is_room() -> None:
 async def test_a_role_is_switched_in_the_same_process() -> None:
     async with serving("prefill", "decode") as it:
         await it.supervisor.switch(it.managed("decode-0"), "prefill")
-        assert it.supervisor.expected == wanted(2, 0)
+        assert it.supervisor.expected[MODEL] == wanted(2, 0)
         await it.until(lambda: it.state_of("decode-0") == "ready" and it.managed("decode-0").pending_change is None)
         assert it.router.drained == [("decode-0", "prefill", True)]
         assert it.groups["decode-0"].num_launches == 1
@@ -233,7 +234,7 @@ async def test_a_group_that_never_starts_is_given_up_and_the_others_serve_on() -
         broken.found_room.set()
         await it.until(lambda: it.state_of("decode-1") == "failed")
         assert it.managed("decode-1").status.detail == "given up after 3 tries: no memory"
-        assert it.supervisor.expected == wanted(0, 1)
+        assert it.supervisor.expected[MODEL] == wanted(0, 1)
         assert it.state_of("decode-0") == "ready"
         await it.supervisor.remove(it.managed("decode-1"), migrate=True)
         assert it.supervisor.group("decode-1") is None
@@ -259,7 +260,7 @@ async def test_the_next_router_hears_what_is_wanted_now() -> None:
     async with serving("prefill", "decode") as it:
         await it.supervisor.remove(it.managed("prefill-0"), migrate=True)
         await it.until(lambda: it.supervisor.group("prefill-0") is None)
-        it.router.expected.clear()
+        it.router.told.clear()
         it.router.die("killed")
         await it.until(lambda: it.router.num_launches == 2 and bool(it.router.expected))
         assert set(it.router.expected) == {wanted(0, 1)}
@@ -268,7 +269,7 @@ async def test_the_next_router_hears_what_is_wanted_now() -> None:
 @scenario
 async def test_a_deployment_may_begin_without_any_group() -> None:
     async with serving() as it:
-        assert it.supervisor.expected == wanted(0, 0)
+        assert it.supervisor.expected[MODEL] == wanted(0, 0)
         await it.supervisor.add([it.group("decode-0")])
         await it.until(lambda: it.state_of("decode-0") == "ready")
 
@@ -354,3 +355,52 @@ async def test_the_router_is_told_when_no_decode_group_can_come_back_by_itself()
         assert it.router.expected[-1].hindrance == reason
         await it.supervisor.add([it.group("decode-2", version="v2")])
         assert it.router.expected[-1].hindrance == ""
+
+
+TWO = CONFIG.with_models([ModelEntry("/m", "chat"), ModelEntry("/d", "draft")])
+
+
+def test_a_model_that_cannot_be_started_keeps_its_own_clients_out_and_no_others() -> None:
+    async def check() -> None:
+        async with serving(config=TWO) as it:
+            await it.supervisor.add([it.group("decode-0", model="chat"), it.group("decode-1", model="draft")])
+            await it.until(lambda: it.state_of("decode-0") == it.state_of("decode-1") == "ready")
+            reason = f"the files {REFUSES}"
+            it.groups["decode-1"].die(reason)
+            await it.until(lambda: it.router.told[-1]["draft"].hindrance == reason)
+            assert it.router.told[-1]["chat"] == ExpectedWorkers(0, 1, has_served=True)
+            assert it.state_of("decode-0") == "ready"
+
+    asyncio.run(check())
+
+
+def test_the_groups_of_a_model_that_is_removed_end_and_those_of_the_others_stay() -> None:
+    async def check() -> None:
+        async with serving(config=TWO) as it:
+            chat, draft = it.group("decode-0", model="chat"), it.group("decode-1", model="draft")
+            late = it.group("decode-2", model="draft", has_room=False)
+            await it.supervisor.add([chat, draft, late])
+            await it.until(lambda: it.state_of("decode-0") == it.state_of("decode-1") == "ready")
+
+            async def drained() -> None:
+                assert it.supervisor.expected["draft"].num_decode == 0
+                draft.die("ended by itself")  # as the router's drain does to it
+                await it.until(lambda: it.supervisor.group("decode-1") is None)
+
+            await it.supervisor.end_model("draft", drained())
+            assert [managed.status.name for managed in it.supervisor.groups] == ["decode-0"]
+            assert draft.num_launches == 1
+            assert set(it.router.told[-1]) == {"chat"}
+            assert not late.is_reserved
+
+    asyncio.run(check())
+
+
+def test_a_model_without_groups_is_cold_and_waits_for_one() -> None:
+    async def check() -> None:
+        async with serving(config=TWO) as it:
+            assert it.router.told[-1]["draft"] == ExpectedWorkers(0, 0)
+            it.supervisor.add_model("code", 128)
+            assert it.supervisor.expected["code"] == ExpectedWorkers(0, 0, 128)
+
+    asyncio.run(check())

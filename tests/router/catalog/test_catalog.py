@@ -86,7 +86,7 @@ class CatalogMachine(RuleBasedStateMachine):
     @invariant()
     def every_name_stands_for_its_model(self) -> None:
         for known, name in self.taken().items():
-            model, version = self.catalog.resolve(known)
+            model, version, _ = self.catalog.resolve(known)
             assert (model.name, version) == (name, "")
             assert self.catalog.entry(name).model is model
         assert [entry.model.name for entry in self.catalog] == list(self.aliases)

@@ -7,15 +7,18 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+from tokenizers import Tokenizer
 
 from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.process.addresses import Addresses
 from slipstream.router.router import Router
 from tests.router.test_http_router import CONFIG, TOKEN, Exchange, PlayedWorker, ask, completion, until_ready
+from tests.support.router.byte_model import write_byte_model
 from tests.support.router.fake_cluster import MODEL, MODEL_DIR, events_of, run
 
 
@@ -76,6 +79,51 @@ def test_answers_name_their_version_and_keep_the_split(fronts: int) -> None:
             _, body = await exchange.end()
             chunks = [event for event in events_of(body) if isinstance(event, dict)]
             assert {chunk["system_fingerprint"] for chunk in chunks} == {"v1"}
+
+    run(main, deadline_s=110)
+
+
+@pytest.mark.parametrize("fronts", [1, 2])
+def test_versions_with_different_tokenizers_get_tokens_of_their_own(fronts: int, tmp_path: Path) -> None:
+    """v2 has single bytes for tokens: 5 of "hello", and another text for the token that the workers say."""
+    write_byte_model(tmp_path, temperature=0.0)
+
+    async def seen_of(addresses: Addresses, count: int, **fields: Any) -> Counter[tuple[str, int, str]]:
+        answers = [await complete(addresses, prompt="hello", **fields) for _ in range(count)]
+        assert {status for status, _ in answers} == {200}
+        return Counter(
+            (one["system_fingerprint"], one["usage"]["prompt_tokens"], one["choices"][0]["text"]) for _, one in answers
+        )
+
+    async def main() -> None:
+        async with routing(fronts) as (router, addresses, workers):
+            await until_told(addresses, fronts)
+            router.service.set_split(MODEL, {"v1": 100, "v2": 0})
+            await router.add_text(ModelSource(MODEL, tmp_path, text_of="v2"))
+            ((old, _),) = (await seen_of(addresses, 8)).items()
+            assert old[0] == "v1"
+            assert old[1] != 5
+            new = ("v2", 5, Tokenizer.from_file(str(tmp_path / "tokenizer.json")).decode([100, 100]))
+            assert old[2] != new[2]
+            router.service.set_split(MODEL, {"v1": 50, "v2": 50})
+            async with asyncio.timeout(30):
+                while len(seen := await seen_of(addresses, 20)) < 2:
+                    pass
+            assert set(seen) == {old, new}
+            for session in ("a", "b", "c", "d"):
+                assert len(await seen_of(addresses, 6, session_id=session)) == 1
+            for version, expected in (("v1", old), ("v2", new)):
+                status, answer = await complete(addresses, f"{MODEL}@{version}", prompt="hello")
+                assert (status, answer["usage"]["prompt_tokens"]) == (200, expected[1])
+            lengths = {len(request.prompt_ids) // 4 for request in workers["v2"].requests}
+            assert lengths == {5}, "no token of another tokenizer came to it"
+            await router.set_text(ModelSource(MODEL, tmp_path))
+            workers["v1"].leave()
+            router.service.set_split(MODEL, None)
+            router.remove_text(MODEL, "v2")
+            async with asyncio.timeout(30):
+                while set(await seen_of(addresses, 8)) != {new}:
+                    pass
 
     run(main, deadline_s=110)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.cluster.fleet.fleet_port import FleetError, FleetMember, FleetState
+from slipstream.cluster.fleet.fleet_port import FleetError, FleetMember, FleetPort, FleetState
 from slipstream.router.protocol.messages import Role
 
 
@@ -19,22 +20,52 @@ class FakeRouterView:
     async def cluster_status(self) -> dict[str, Any] | None:
         return self.status
 
-    async def signals_to_show(self) -> dict[str, Any] | None:
+    async def signals_to_show(self, model: str) -> dict[str, Any] | None:
         return None
+
+
+class FakeFleets:
+    """The fleets of several models (`FleetView`)."""
+
+    def __init__(self, by_model: Mapping[str, FleetPort]) -> None:
+        self._by_model = by_model
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return tuple(self._by_model)
+
+    def state(self) -> FleetState:
+        states = [fleet.state() for fleet in self._by_model.values()]
+        members = tuple(member for state in states for member in state.members)
+        return FleetState(members, sum(one.num_prefill for one in states), sum(one.num_decode for one in states))
+
+    def of_model(self, model: str) -> FleetPort:
+        if model not in self._by_model:
+            raise FleetError("unknown", "model", f"there is no model {model!r}; there are: {', '.join(self.models)}")
+        return self._by_model[model]
+
+    def of_worker(self, name: str) -> FleetPort:
+        for fleet in self._by_model.values():
+            if fleet.state().member(name) is not None:
+                return fleet
+        raise FleetError("unknown", "name", f"there is no worker {name!r}")
 
 
 class FakeFleet:
     """Changes are done at once. `asked` keeps what was asked for, in order."""
 
-    def __init__(self, num_prefill: int = 1, num_decode: int = 1) -> None:
+    def __init__(self, num_prefill: int = 1, num_decode: int = 1, first: int = 0, model: str = "") -> None:
+        """Names begin with the number `first`."""
+        self._first = first
+        self._model = model
         self._members: dict[str, FleetMember] = {}
         self.asked: list[tuple[object, ...]] = []
         self._grow("prefill", num_prefill)
         self._grow("decode", num_decode)
 
     def _grow(self, role: Role, count: int) -> list[str]:
-        names = [name for n in range(100) if (name := f"{role}-{n}") not in self._members][:count]
-        self._members |= {name: FleetMember(name, role, "ready", 0.0) for name in names}
+        names = [name for n in range(self._first, 100) if (name := f"{role}-{n}") not in self._members][:count]
+        self._members |= {name: FleetMember(name, role, "ready", 0.0, model=self._model) for name in names}
         return names
 
     def state(self) -> FleetState:

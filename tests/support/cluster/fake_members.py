@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,13 +14,17 @@ from slipstream.cluster.ray.bundles import PoolResources
 from slipstream.cluster.state.run_state import MemberStatus
 from slipstream.cluster.supervisor.managed import ManagedGroup
 from slipstream.cluster.supervisor.members.actors import ProcessLocation
+from slipstream.cluster.supervisor.members.deployment import Deployment
 from slipstream.cluster.supervisor.supervisor import Supervisor
+from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.process.addresses import Addresses, Endpoint
 from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.expected_workers import ExpectedWorkers
+from slipstream.router.status.load_signals import Signals
 from slipstream.router.status.version_status import VersionStatus
 from slipstream.workers.telemetry.worker_report import WorkerReport, WorkerState
 
+MODEL = ""  # of CONFIG, which names none
 CONFIG = ClusterConfig(ServedModelConfig("/m"), restart=RestartConfig(backoff_s=0.001, backoff_max_s=0.002))
 PATIENCE_S = 20.0
 
@@ -66,7 +70,8 @@ class FakeMember:
 class FakeRouter(FakeMember):
     name: str = "router"
     role: str = "router"
-    expected: list[ExpectedWorkers] = field(default_factory=list)
+    told: list[Mapping[str, ExpectedWorkers]] = field(default_factory=list)  # how many workers are wanted
+    removed: list[str] = field(default_factory=list)  # models
     drained: list[tuple[str, Role | None, bool]] = field(default_factory=list)
     groups: dict[str, FakeGroup] = field(default_factory=dict)
     left_in: list[int] = field(default_factory=list)  # which of its incarnations were asked to leave
@@ -76,16 +81,39 @@ class FakeRouter(FakeMember):
     hangs: bool = False  # its first incarnation
     thawed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def versions(self) -> tuple[VersionStatus, ...]:
+    @property
+    def expected(self) -> list[ExpectedWorkers]:
+        """What it was told about the only model."""
+        return [expected[MODEL] for expected in self.told]
+
+    async def ping(self) -> None:
         if self.hangs and self.num_launches == 1:
             await self.thawed.wait()
+
+    async def versions(self, model: str) -> tuple[VersionStatus, ...]:
         return ()
+
+    async def signals(self, model: str) -> Signals:
+        raise ConnectionError("there is no router")
+
+    async def set_split(self, model: str, split: dict[str, float] | None) -> None: ...
+    async def set_mirror(self, model: str, version: str, percent: float | None) -> None: ...
+    async def add_text(self, model: str, version: str, served: ServedModelConfig, manifest: Manifest) -> None: ...
+    async def adopt_text(self, model: str, version: str) -> None: ...
+    async def remove_text(self, model: str, version: str) -> None: ...
+    async def follow(self, model: str, config: ClusterConfig) -> None: ...
+    def expect_files(self, model: str, manifests: Sequence[Manifest]) -> None: ...
+    async def add_model(self, deployment: Deployment) -> None: ...
+    async def set_aliases(self, model: str, aliases: Sequence[str]) -> None: ...
+    def forget_model(self, model: str) -> None: ...
+    async def remove_model(self, model: str, deadline_s: float) -> None:
+        self.removed.append(model)
 
     async def launch(self) -> None:
         self.begin()
 
-    async def serve(self, expected: ExpectedWorkers) -> tuple[Addresses, Endpoint]:
-        self.expected.append(expected)
+    async def serve(self, expected: Mapping[str, ExpectedWorkers]) -> tuple[Addresses, Endpoint]:
+        self.told.append(expected)
         return Addresses(Endpoint("h", 1), Endpoint("h", 2)), Endpoint("h", 2)
 
     async def leave(self) -> None:
@@ -105,8 +133,8 @@ class FakeRouter(FakeMember):
             self.groups[name].heard(next_role)
         return self.knows_workers
 
-    async def expect_workers(self, expected: ExpectedWorkers) -> None:
-        self.expected.append(expected)
+    async def expect_workers(self, expected: Mapping[str, ExpectedWorkers]) -> None:
+        self.told.append(expected)
 
     async def status(self) -> dict[str, Any]:
         return {}
@@ -115,6 +143,7 @@ class FakeRouter(FakeMember):
 @dataclass
 class FakeGroup(FakeMember):
     role: Role = "decode"
+    model: str = MODEL
     version: str = ""
     has_room: bool = True
     obeys: bool = True  # when it is asked to drain
@@ -196,7 +225,7 @@ class Watcher:
         self.members = members
         self.changed_event.set()
 
-    def wants(self, expected: ExpectedWorkers) -> None: ...
+    def wants(self, expected: Mapping[str, ExpectedWorkers]) -> None: ...
     def launched(self, member: MemberStatus) -> None: ...
 
     def listening(self, at: Addresses) -> None: ...

@@ -99,6 +99,9 @@ class FakeService:
     def versions_of(self, model: str) -> tuple[str, ...]:
         return self.versions
 
+    def shares_of(self, model: str) -> dict[str, float]:
+        return dict.fromkeys(self.versions, 1.0)
+
     def max_model_len_of(self, model: str) -> int | None:
         return self.max_model_len
 

@@ -24,6 +24,7 @@ from slipstream.router.protocol.messages import (
     WorkerMessage,
     pack_ids,
 )
+from slipstream.router.requests.history import History
 from slipstream.workers.mock.mock_profile import MockProfile
 from slipstream.workers.mock.mock_worker import MockWorker
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer
@@ -65,8 +66,9 @@ class MockCluster:
         num_prefill: int = 2,
         num_decode: int = 2,
         profile: MockProfile = PROFILE,
+        history: History | None = None,
     ) -> None:
-        self.dispatcher = Dispatcher(config or DispatchConfig())
+        self.dispatcher = Dispatcher(config or DispatchConfig(), history)
         self.now_s = 0.0
         self.workers: dict[PeerId, ClusterWorker] = {}
         self.answers: dict[str, Answer] = {}

@@ -498,6 +498,29 @@ def test_a_pool_that_holds_no_sequence_is_named_by_role(folder: Path, engine: st
     assert decode == f"c.yaml:2: decode.engine.{expected}"
 
 
+@pytest.mark.parametrize(
+    ("engine", "num_bytes", "expected"),
+    [
+        ("device: cpu", 1000, r"c.yaml:3: budget.memory_gib: \S+ does not hold a single page of \d+ bytes"),
+        (
+            "device: cpu, max_model_len: 64, page_tokens: 2",
+            10_000,
+            r"c.yaml:2: decode.engine.max_model_len: 64 is over the \d+ tokens that budget.memory_gib \S+ holds",
+        ),
+    ],
+)
+def test_what_the_memory_of_a_host_can_never_hold_is_named(
+    folder: Path, engine: str, num_bytes: int, expected: str
+) -> None:
+    text = MODEL + f"engine: {{{engine}}}\nbudget: {{memory_gib: {num_bytes / 2**30:.12f}}}\n"
+    assert any(re.match(expected, line) for line in problems(folder, text))
+
+
+def test_with_a_budget_the_size_of_a_single_pool_limits_nothing(folder: Path) -> None:
+    text = MODEL + "engine: {page_tokens: 9000, kv_cache_mib: 1, device: cpu}\nbudget: {memory_gib: 1}\n"
+    assert load(folder, text).budget.memory_bytes == 1 << 30
+
+
 def test_inputs_without_groups_are_named_where_int4_is_asked_for(folder: Path) -> None:
     (folder / "tiny" / "config.json").write_text(json.dumps(MODEL_CONFIG | {"intermediate_size": 72}))
     write_weights(folder / "tiny")

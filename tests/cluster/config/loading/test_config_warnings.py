@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slipstream.cluster.config.budget_config import BudgetConfig
 from slipstream.cluster.config.cluster_config import ClusterConfig, RayConfig
 from slipstream.cluster.config.loading import config_warnings as warnings_module
 from slipstream.cluster.config.loading.config_warnings import Machine, missing_parts, warnings_about
@@ -46,6 +48,11 @@ def cluster(prefill: dict[str, Any], decode: dict[str, Any], **pool: int) -> Clu
         (
             ClusterConfig(model=ServedModelConfig("models/m"), ray=RayConfig(object_store_mib=4097)),
             "ray.object_store_mib is 4097, and this machine has 4096 MiB of memory",
+        ),
+        (
+            replace(cluster({"kv_cache_mib": 4097}, {}), budget=BudgetConfig(memory_gib=4.0)),
+            "budget.memory_gib is 4 (4096 MiB), prefill.replicas is 1 (240 MiB), decode.replicas is 1 (240 MiB): "
+            "together 4576 MiB at least",
         ),
         (
             cluster({"kv_cache_mib": 1024}, {}, replicas=2, tp=2),

@@ -45,6 +45,9 @@ class ManyModels(FakeService):
         self.versions_by_model: dict[str, tuple[str, ...]] = {MODEL: ("1", "2"), BYTES: ("b",)}
         self.longest = {MODEL: 512, BYTES: 4096}
 
+    def shares_of(self, model: str) -> dict[str, float]:
+        return {}
+
     def versions_of(self, model: str) -> tuple[str, ...]:
         return self.versions_by_model[model]
 

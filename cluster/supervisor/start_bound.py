@@ -28,5 +28,7 @@ async def start_bound(seconds: float, members: Callable[[], Sequence[MemberStatu
 async def _postpone(bound: asyncio.Timeout, members: Callable[[], Sequence[MemberStatus]]) -> None:
     while (when := bound.when()) is not None:
         await asyncio.sleep(LOOK_EVERY_S)
+        if bound.expired():
+            return
         if any(member.state == "fetching" for member in members()):
             bound.reschedule(when + LOOK_EVERY_S)

@@ -1,0 +1,66 @@
+"""Reads the file of a model that is added to a running cluster, or updated: one entry of `models` by itself, a list of
+them, or the file of a whole cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from slipstream.cluster.config.cluster_config import ClusterConfig
+from slipstream.cluster.config.former_names import with_new_keys
+from slipstream.cluster.config.loading.model_settings import problems_of_models, resolve_models
+from slipstream.cluster.config.model_entry import ModelEntry
+from slipstream.cluster.config.setting_errors import settings_at, validated
+from slipstream.cluster.config.settings_file import ConfigError, Key, SettingsFile
+from slipstream.cluster.repository.model_location import ModelFiles
+
+ENTRY: Key = ("models", "0")
+
+
+def entries_of(path: Path, running: ClusterConfig, warn: Callable[[str], None], files: ModelFiles) -> list[ModelEntry]:
+    """The models in a file. What a model leaves out of its engine is as in the file or, where that is for no whole
+    cluster, as in the `running` one. Remote models get the directories that `files` makes. Raises ConfigError."""
+    known = [*settings_at(ENTRY), *settings_at(())]
+    file, warnings = with_new_keys(SettingsFile.read(path, known, needed="path"))
+    for warning in warnings:
+        warn(warning)
+    is_entry = "path" in file.settings
+    if is_entry or "model" not in file.settings:
+        file = _with_engine(_as_list(file) if is_entry else file, running)
+    try:
+        config = dataclasses.replace(validated(file), model_cache=running.model_cache)
+        config = resolve_models(file, config, files)
+        problems = [f"{file.place(key)}: {problem}" for key, problem in problems_of_models(config)]
+        if problems:
+            raise ConfigError(problems)
+    except ConfigError as error:
+        prefix = ".".join(ENTRY) + "."
+        raise ConfigError([one.replace(prefix, "", 1) if is_entry else one for one in error.problems]) from None
+    return list(config.entries())
+
+
+def entry_for_update(
+    path: Path, name: str, running: ClusterConfig, warn: Callable[[str], None], files: ModelFiles
+) -> ClusterConfig:
+    """The running cluster's model of this name alone, as the file has it. Raises ConfigError."""
+    entries = entries_of(path, running, warn, files)
+    entry = next((one for one in entries if one.name == name), None)
+    if entry is None:
+        there = ", ".join(one.name for one in entries)
+        raise ConfigError([f"{path}: model {name!r} is not in it; there are: {there}"])
+    entry = dataclasses.replace(entry, aliases=next(one for one in running.entries() if one.name == name).aliases)
+    return running.with_models([entry if one.name == name else one for one in running.entries()]).of_model(name)
+
+
+def _as_list(file: SettingsFile) -> SettingsFile:
+    """The file of a single entry as one with a list."""
+    lines = {(*ENTRY, *key): line for key, line in file.lines.items()}
+    return SettingsFile(file.path, {"models": [file.settings]}, lines)
+
+
+def _with_engine(file: SettingsFile, running: ClusterConfig) -> SettingsFile:
+    """With the shared settings of the running cluster's engine, where the file has none."""
+    if "engine" in file.settings:
+        return file
+    return dataclasses.replace(file, settings={**file.settings, "engine": dataclasses.asdict(running.engine)})
