@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -76,7 +77,7 @@ class HostCache:
 
     def fetch(self, source: WeightsSource, plan: VersionPlan, show: Show) -> Path:
         """The directory of a version, after downloading it if it is not there, or after another process has. Raises
-        SourceError; then there is nothing under the version's name."""
+        SourceError, and what `show` raises to end a download; then there is nothing under the version's name."""
         directory = self._directory(plan)
         part = directory.with_name(f"{directory.name}.part")
         try:
@@ -94,6 +95,7 @@ class HostCache:
 
     def _download(self, source: WeightsSource, plan: VersionPlan, directory: Path, part: Path, show: Show) -> None:
         if directory.exists():  # files were removed from it: what is left is used
+            shutil.rmtree(part, ignore_errors=True)
             directory.rename(part)
             (part / ORIGIN_FILE).unlink(missing_ok=True)
         num_there = DownloadProgress(plan, part).num_bytes
