@@ -29,6 +29,7 @@ LOSABLE: tuple[MemberState, ...] = (
     "new",
     "starting",
     "gathering",
+    "freeing",
     "fetching",
     "loading",
     "warming_up",
