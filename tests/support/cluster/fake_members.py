@@ -98,6 +98,9 @@ class FakeRouter(FakeMember):
 
     async def set_split(self, model: str, split: dict[str, float] | None) -> None: ...
     async def set_mirror(self, model: str, version: str, percent: float | None) -> None: ...
+    async def add_text(self, model: str, version: str, served: ServedModelConfig, manifest: Manifest) -> None: ...
+    async def adopt_text(self, model: str, version: str) -> None: ...
+    async def remove_text(self, model: str, version: str) -> None: ...
     async def follow(self, model: str, config: ClusterConfig) -> None: ...
     def expect_files(self, model: str, manifests: Sequence[Manifest]) -> None: ...
     async def add_model(self, deployment: Deployment) -> None: ...
@@ -165,6 +168,10 @@ class FakeGroup(FakeMember):
     def become(self, role: Role) -> None:
         self.role = role
 
+    def adopt(self, deployment: Deployment, pools: Mapping[Role, PoolResources], role: Role) -> None:
+        self.model, self.version = deployment.model
+        self.role = role
+
     def reserve(self) -> None:
         self.is_reserved = True
         if self.has_room:
@@ -183,6 +190,8 @@ class FakeGroup(FakeMember):
     async def serve(self, router: Endpoint, ranks_on_host: int) -> None:
         self.state, self.served_role = "ready", self.role
         self.epoch += 1
+        if self._death is not None and self._death.done():  # the same processes go on
+            self._death = asyncio.get_running_loop().create_future()
 
     def redirect(self, router: Endpoint) -> None:
         self.redirected.append(router)
