@@ -47,12 +47,14 @@ from slipstream.workers.group.group_executor import (
     MeetingPoint,
     RemoteRank,
     join_process_group,
+    leave_process_group,
 )
 from slipstream.workers.group.rank_parts import RankParts, rank_parts
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
 from slipstream.workers.process.compute_thread import ComputeThread
 from slipstream.workers.process.inbox import Inbox
+from slipstream.workers.process.memory_release import release_memory
 from slipstream.workers.process.watchdog import Watchdog
 from slipstream.workers.roles.worker_protocol import WorkerProtocol
 from slipstream.workers.router_link import RouterLink
@@ -86,9 +88,10 @@ class Worker:
         ... start RankWorker(config, rank, address) in its own process for rank 1 .. tp-1 ...
         worker.run()                        blocks in the calling thread until drained, stopped or failed
 
-    `run` returns normally after a drain or a stop and raises `WorkerFailed` otherwise; either way the process
-    should end then: an actor host calls `os._exit` or returns from main. Everything else may be called from any
-    thread at any time.
+    `run` returns normally after a drain or a stop and raises `WorkerFailed` otherwise. After a failure or a stop the
+    process should end: an actor host calls `os._exit` or returns from main. After a drain it may go on as another
+    worker, of another model: `Worker(config, worker.report())`, which frees the memory of the one before. Everything
+    else may be called from any thread at any time.
 
     Threads: the thread that calls `run` has the asyncio loop with the router connection and the watchdog. The engine
     thread loads the model. Then, for each role that is served in turn, it starts a compute thread (see
@@ -96,11 +99,13 @@ class Worker:
     own, and for each other rank there is one that reads its control link.
     """
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, predecessor: WorkerReport | None = None) -> None:
+        """`predecessor`: the last report of the worker that this process was until now, if it was one."""
         self._config = config
+        self._has_predecessor = predecessor is not None
         self._inbox: Inbox[EngineEvent] = Inbox(INBOX_LIMIT)
         self._meeting: MeetingPoint | None = None
-        self._reporter = Reporter(config.name, config.role)
+        self._reporter = Reporter(config.name, config.role, () if predecessor is None else predecessor.startup_s)
         self._lock = threading.Lock()  # guards the fields below; while it is held, `_loop` is open or None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end: asyncio.Future[None] | None = None
@@ -210,6 +215,9 @@ class Worker:
     def _live(self, link: RouterLink) -> None:
         """The whole life of a worker, top-down: gather the ranks, load, warm up, serve one role after the other."""
         config = self._config
+        if self._has_predecessor:
+            self._reporter.show("freeing", "the memory of the model before")
+            release_memory()
         with contextlib.ExitStack() as stack:
             ranks = self._gather(stack)
             tp = TensorParallel()
@@ -236,6 +244,8 @@ class Worker:
                     for rank in ranks:
                         rank.serve_as(serving)
                     engine.change_limits(parts.limits_in_role(config, serving))
+            if config.tp > 1:
+                leave_process_group()
 
     def _compute(self, work: Callable[[], T], role: RoleName, parts: RankParts) -> T:
         """Runs `work` on a compute thread of this role."""

@@ -73,6 +73,12 @@ def join_process_group(store: TCPStore, rank: int, size: int, config: EngineConf
     return TensorParallel(rank, size, dist.group.WORLD)
 
 
+def leave_process_group() -> None:
+    """Ends what `join_process_group` began, so that this process can join another group. No collective may be under
+    way."""
+    dist.destroy_process_group()
+
+
 class MeetingPoint:
     """The two ports at which the other ranks find rank 0. They are bound from the start, so no other process can take
     them."""

@@ -212,7 +212,8 @@ def rank_parts(config: WorkerConfig, tp: TensorParallel, ended: Callable[[RankOu
     # By default a fair share of the cores; native kernels may get more (see `build_runner`).
     torch.set_num_threads(engine.num_threads or max(1, num_cores() // config.ranks_on_host))
     # We run no graphs of independent operators, so a second pool of threads would only compete for the cores.
-    torch.set_num_interop_threads(1)
+    if torch.get_num_interop_threads() != 1:  # it can be set once in the life of a process
+        torch.set_num_interop_threads(1)
     limits = engine_limits(
         config.model_dir,
         engine,
@@ -227,7 +228,7 @@ def rank_parts(config: WorkerConfig, tp: TensorParallel, ended: Callable[[RankOu
     memory = KvMemory(is_shared=is_shared, is_elastic=config.kv_budget_bytes is not None)
     runner = build_runner(config.model_dir, for_both_roles(config), limits.num_pages, tp=tp, memory=memory, files=files)
     files.check()
-    with closing(RankAgent(runner, memory.pool, tp, config, ended)) as agent:
+    with closing(memory), closing(RankAgent(runner, memory.pool, tp, config, ended)) as agent:
         runner.sink = agent
         yield RankParts(limits, runner, agent, model, files, memory)
 

@@ -21,7 +21,12 @@ from slipstream.router.protocol.codec import WireError
 from slipstream.router.protocol.messages import Role
 from slipstream.workers.config.worker_config import WorkerConfig
 from slipstream.workers.group.control_link import ControlLink, LinkClosed
-from slipstream.workers.group.group_executor import JOIN_TIMEOUT_S, GroupAddress, join_process_group
+from slipstream.workers.group.group_executor import (
+    JOIN_TIMEOUT_S,
+    GroupAddress,
+    join_process_group,
+    leave_process_group,
+)
 from slipstream.workers.group.group_messages import (
     BeginEpoch,
     CancelTransfer,
@@ -38,6 +43,7 @@ from slipstream.workers.group.group_messages import (
 )
 from slipstream.workers.group.rank_parts import RankParts, rank_parts
 from slipstream.workers.process.compute_thread import ComputeThread
+from slipstream.workers.process.memory_release import release_memory
 from slipstream.workers.telemetry.worker_report import WorkerFailed, WorkerReport, WorkerState
 from slipstream.workers.transfers.group_transfers import RankOutcome
 
@@ -54,13 +60,17 @@ class RankWorker:
 
     `run` returns when the leader has ended normally and raises `WorkerFailed` otherwise. If the leader dies while this
     rank is busy (loading, or in a collective that does not return), the process exits with code 1 after a moment, so a
-    rank never outlives its leader.
+    rank never outlives its leader. After a normal end, the process may go on as a rank of another group; that
+    `has_predecessor`, whose memory it frees first.
     """
 
-    def __init__(self, config: WorkerConfig, rank: int, address: GroupAddress) -> None:
+    def __init__(
+        self, config: WorkerConfig, rank: int, address: GroupAddress, *, has_predecessor: bool = False
+    ) -> None:
         if not 1 <= rank < config.tp:
             raise ValueError(f"rank must be in 1 .. {config.tp - 1}, got {rank}")
         self._config = config
+        self._has_predecessor = has_predecessor
         self._rank = rank
         self._address = address
         self._state: WorkerState = "new"
@@ -85,6 +95,9 @@ class RankWorker:
 
     def _run(self) -> None:
         address = self._address
+        if self._has_predecessor:
+            self._show("freeing", "the memory of the model before")
+            release_memory()
         self._show("gathering", f"joining the group at {address.host}:{address.control_port}")
         connection = socket.create_connection((address.host, address.control_port), JOIN_TIMEOUT_S)
         connection.settimeout(None)
@@ -97,6 +110,7 @@ class RankWorker:
                 role: Role | None = self._config.role
                 while role is not None:
                     role = self._compute_as(role, link, parts)
+                leave_process_group()
         except LinkClosed as error:
             raise WorkerFailed(f"the leader is gone: {error}") from error
         except Exception as error:

@@ -11,7 +11,7 @@ import time
 from slipstream.router.protocol.messages import Role
 from slipstream.workers.telemetry.worker_report import WorkerReport, WorkerState
 
-LOADING: tuple[WorkerState, ...] = ("new", "gathering", "fetching", "loading", "warming_up")
+LOADING: tuple[WorkerState, ...] = ("new", "freeing", "gathering", "fetching", "loading", "warming_up")
 AFTER_START: tuple[WorkerState, ...] = ("ready", "draining", "stopped", "failed")
 
 log = logging.getLogger(__name__)
@@ -20,9 +20,10 @@ log = logging.getLogger(__name__)
 class Reporter:
     """Updated by the worker's threads and read by any thread: `report` never blocks."""
 
-    def __init__(self, name: str, role: Role) -> None:
+    def __init__(self, name: str, role: Role, startup_s: tuple[tuple[str, float], ...] = ()) -> None:
+        """`startup_s`: the stages that the process has behind it, as the worker of another model."""
         self._lock = threading.Lock()  # guards the fields below
-        self._report = WorkerReport(name, 0, os.getpid(), "new", 0, "", role=role)
+        self._report = WorkerReport(name, 0, os.getpid(), "new", 0, "", startup_s, role)
         self._state_since_s = time.monotonic()
         self._is_starting = True
 

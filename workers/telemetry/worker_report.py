@@ -8,17 +8,28 @@ from typing import Literal
 from slipstream.router.protocol.messages import Role
 
 WorkerState = Literal[
-    "new", "gathering", "fetching", "loading", "warming_up", "connecting", "ready", "draining", "stopped", "failed"
+    "new",
+    "freeing",
+    "gathering",
+    "fetching",
+    "loading",
+    "warming_up",
+    "connecting",
+    "ready",
+    "draining",
+    "stopped",
+    "failed",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
     """`new -> gathering (tp > 1: waiting for the other ranks) -> fetching (if the model is not on its host) -> loading
-    -> warming_up -> connecting <-> ready -> draining -> stopped`, or `failed` from anywhere. A rank other than 0 is
+    -> warming_up -> connecting <-> ready -> draining -> stopped`, or `failed` from anywhere. In a process that was a
+    worker of another model, `new -> freeing` (the memory of that) comes first. A rank other than 0 is
     `ready` once it has loaded. `epoch` is that of the current connection to the router, 0 before the first. `progress`
-    is one line for people. `startup_s`: the states of the start, or of the way to another role, and the seconds in
-    each. `role` is the one it serves."""
+    is one line for people. `startup_s`: the states of the start, or of the way to another role or model, and the
+    seconds in each. `role` is the one it serves."""
 
     name: str
     rank: int

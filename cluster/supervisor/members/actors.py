@@ -74,7 +74,8 @@ class ProcessHost:
 
 
 class WorkerHost(ProcessHost):
-    """Rank 0 of a worker group."""
+    """Rank 0 of a worker group. When `run` has returned after a drain, `prepare` and `run` may be called again, to go
+    on with another model."""
 
     def __init__(self, name: str, log_path: str | None) -> None:
         super().__init__(name, log_path)
@@ -83,7 +84,8 @@ class WorkerHost(ProcessHost):
     def prepare(self, config: ByName[WorkerConfig]) -> GroupAddress | None:
         from slipstream.workers.worker import Worker
 
-        self._worker = Worker(settings_of(config))
+        predecessor = None if self._worker is None else self._worker.report()
+        self._worker = Worker(settings_of(config), predecessor)  # holds nothing of the one before, which can be freed
         return self._worker.prepare()
 
     def run(self, address: GroupAddress | None) -> None:
@@ -109,13 +111,18 @@ class WorkerHost(ProcessHost):
 
 
 class RankHost(ProcessHost):
-    """A rank other than 0 of a worker group."""
+    """A rank other than 0 of a worker group. `run` may be called again when it has returned normally."""
+
+    def __init__(self, name: str, log_path: str | None) -> None:
+        super().__init__(name, log_path)
+        self._has_run = False
 
     def run(self, config: ByName[WorkerConfig], rank: int, address: GroupAddress) -> None:
         """Returns when the leader has ended normally. Raises WorkerFailed."""
         from slipstream.workers.group.rank_worker import RankWorker
 
-        RankWorker(settings_of(config), rank, address).run()
+        has_predecessor, self._has_run = self._has_run, True
+        RankWorker(settings_of(config), rank, address, has_predecessor=has_predecessor).run()
 
 
 class RouterHost(ProcessHost):

@@ -44,6 +44,11 @@ class KvMemory:
             for first, end in _runs(page_ids):
                 self.pool.give_back((before + first) * self._page_bytes, (before + end) * self._page_bytes)
 
+    def close(self) -> None:
+        """Hands the pool out to no other process any more. Its memory stays for as long as somebody uses it."""
+        if self.pool is not None:
+            self.pool.close()
+
 
 def _runs(page_ids: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Runs of consecutive numbers, as first and end."""
