@@ -135,7 +135,13 @@ class ModelAdmin:
         name_version(state, new.content, new.entry.path)
         self._state.further.append(state)
         self._models.add(new.entry)
-        deployment = replace(cluster.first, config=new.config, version=state.version, manifest=new.content.manifest)
+        deployment = replace(
+            cluster.first,
+            config=new.config,
+            version=state.version,
+            manifest=new.content.manifest,
+            weight=new.entry.weight,
+        )
         try:
             cluster.fleet.add_model(deployment)
             cluster.supervisor.add_model(name, new.entry.decode.engine.max_model_len)
