@@ -40,6 +40,9 @@ class FleetView(Protocol):
     def of_worker(self, name: str) -> FleetPort:
         """The fleet of the model that a group belongs to. Raises FleetError if there is no such group."""
 
+    async def move(self, name: str, model: str, role: Role) -> Moved:
+        """Lets a group serve another model (see `ModelFleet`). Raises FleetError."""
+
 
 def one_model(fleet: FleetView, model: str | None) -> str:
     """The name of this model or, without a name, of the only one. Raises FleetError."""

@@ -34,6 +34,7 @@ class DrainQuestion(StrictBody):
 
 class RoleQuestion(StrictBody):
     role: Role
+    model: str | None = Field(None, description="Serve this model; without it, the one that the group has.")
 
 
 class MemberAnswer(BaseModel):
@@ -45,7 +46,9 @@ class MemberAnswer(BaseModel):
     version: str
     detail: str
     is_leaving: bool
-    startup_s: list[tuple[str, float]] = Field(description="Stages of its last start or role switch, and seconds.")
+    startup_s: list[tuple[str, float]] = Field(
+        description="Stages of its last start, or change of role or model, and seconds."
+    )
     model: str
 
     @classmethod
@@ -122,10 +125,19 @@ def fleet_routes(parts: DriverParts) -> APIRouter:
         state = own.state()
         return FleetAnswer.of(state, warning=_emptied(state, member.role) if member is not None else None)
 
-    @routes.post("/workers/{name:any}/role", status_code=202, summary="Let a group serve the other role")
+    @routes.post(
+        "/workers/{name:any}/role", status_code=202, summary="Let a group serve the other role, or another model"
+    )
     async def switch(name: WorkerName, question: RoleQuestion, caller: Caller) -> FleetAnswer:
         own, member = fleet.of_worker(name), fleet.state().member(name)
-        await RecordedFleet(own, parts.changes, caller, _model(member)).switch_role(name, question.role)
+        former = _model(member)
+        if question.model is not None and question.model != former:
+            moved = await fleet.move(name, question.model, question.role)
+            parts.changes.note(caller, "model", name, former, question.model, model=question.model)
+            why_new = f"{moved.name} is started in place of {name}: {moved.why_new}" if moved.why_new else None
+            state = fleet.of_model(question.model).state()
+            return FleetAnswer.of(state, [moved.name] if moved.why_new else [], warning=why_new)
+        await RecordedFleet(own, parts.changes, caller, former).switch_role(name, question.role)
         state = own.state()
         return FleetAnswer.of(state, warning=_emptied(state, "prefill" if question.role == "decode" else "decode"))
 

@@ -22,6 +22,7 @@ MemberState = Literal[
     "new",
     "pending",
     "starting",
+    "freeing",
     "gathering",
     "fetching",
     "loading",
@@ -35,7 +36,9 @@ MemberState = Literal[
     "failed",
 ]
 # States that will soon be followed by another one. (A group that waits for room, or is dead, may stay so for long.)
-CHANGING = frozenset({"new", "starting", "gathering", "fetching", "loading", "warming_up", "connecting", "draining"})
+CHANGING = frozenset(
+    {"new", "starting", "freeing", "gathering", "fetching", "loading", "warming_up", "connecting", "draining"}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import ray
 from slipstream.cluster.config.budget_config import BudgetConfig
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.fleet.fleet_port import FleetError, FleetState
+from slipstream.cluster.fleet.model_fleet import Moved
 from slipstream.cluster.ray.bundles import PoolResources, Resources, pool_resources, sum_of
 from slipstream.cluster.ray.node_choice import NodeLoad, choose_node
 from slipstream.cluster.ray.ray_session import RaySession
@@ -87,13 +88,17 @@ class ClusterFleet:
             is_held=is_held,
         )
 
-    async def move(self, name: str, model: str, role: Role) -> None:
-        """Removes a group, and adds one to the other model in its place."""
+    async def move(self, name: str, model: str, role: Role) -> Moved:
         leaves, joins = self.of_worker(name), self.of_model(model)
-        if joins.is_held:
-            raise FleetError("conflict", "model", f"an update of {model} is under way")
+        if leaves is joins:
+            await joins.switch_role(name, role)
+            return Moved(name)
+        why_new = await joins.take(leaves.movable(name), role)
+        if not why_new:
+            return Moved(name)
         await leaves.remove(name)
-        await joins.add(role)
+        (added,) = await joins.add(role)
+        return Moved(added, why_new)
 
     def pools_of(self, config: ClusterConfig) -> dict[Role, PoolResources]:
         """What the pools of a model reserve. Raises CannotPlace."""

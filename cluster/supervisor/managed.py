@@ -36,12 +36,13 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PendingChange:
-    """Why a group is to be drained: to come back in `next_role`, or (None) to leave for good. At `overdue_s`
-    (monotonic) its processes are killed."""
+    """Why a group is to be drained: to come back in `next_role`, or (None) to leave its model, for good or because it
+    `moves` to another one. At `overdue_s` (monotonic) its processes are killed."""
 
     next_role: Role | None
     migrate: bool
     overdue_s: float
+    moves: bool = False
 
 
 @dataclass(slots=True)
@@ -74,7 +75,14 @@ class ManagedGroup(Managed[Group]):
 
     @property
     def is_leaving(self) -> bool:
-        return self.pending_change is not None and self.pending_change.next_role is None
+        """For good."""
+        change = self.pending_change
+        return change is not None and change.next_role is None and not change.moves
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether it has not left its last model yet."""
+        return self.pending_change is not None and self.pending_change.moves
 
     @property
     def is_wanted(self) -> bool:

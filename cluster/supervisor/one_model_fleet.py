@@ -28,6 +28,7 @@ LOSABLE: tuple[MemberState, ...] = (
     "dead",
     "new",
     "starting",
+    "freeing",
     "gathering",
     "fetching",
     "loading",
@@ -167,6 +168,30 @@ class OneModelFleet:
         if reason is not None:
             raise FleetError("conflict", "role", f"{name} cannot become a {role} worker: {reason}")
         await self._supervisor.switch(managed, role)
+
+    def movable(self, name: str) -> ManagedGroup:
+        """A group that can leave for another model. Raises FleetError."""
+        managed = self._managed(name)
+        self._check_not_held("name")
+        if managed.status.state != "ready" or managed.pending_change is not None:
+            raise FleetError("conflict", "name", f"{name} is {managed.status.state}; it can move when it is ready")
+        return managed
+
+    async def take(self, managed: ManagedGroup, role: Role) -> str:
+        """Lets a group of another model serve this one, in its newest version. Returns why its processes cannot, and
+        then nothing has been done; "" if they will. Raises FleetError if no group could load it now."""
+        self._check_not_held("model")
+        await self._check_files(self.newest)
+        made_from = self._versions[self.newest]
+        difference = made_from.pools[role].difference(managed.member.pool)
+        if difference is not None:
+            return f"a {role} worker of {self.model} reserves {difference}"
+        config, num_ranks = made_from.deployment.config, len(managed.member.locations)
+        tp = (config.prefill if role == "prefill" else config.decode).tp
+        if tp != num_ranks:
+            return f"a {role} worker of {self.model} has {tp} ranks, not {num_ranks}"
+        await self._supervisor.move(managed, made_from.deployment, role, made_from.pools)
+        return ""
 
     async def scale(self, role: Role, replicas: int) -> None:
         """Grows or shrinks a pool. Groups that do not serve yet are removed first, then those that have served for the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -12,11 +12,13 @@ from ray.exceptions import RayError
 
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.fleet.fleet_port import MemberState
+from slipstream.cluster.ray.bundles import PoolResources
 from slipstream.cluster.state.run_state import MemberStatus
 from slipstream.cluster.supervisor.group_monitor import GIVE_UP_S, SERVING_S, SILENT_S, GroupMonitor
 from slipstream.cluster.supervisor.managed import Managed, ManagedGroup, Observer, PendingChange
 from slipstream.cluster.supervisor.managed_router import ManagedRouter
 from slipstream.cluster.supervisor.members.actor_handles import reason_of
+from slipstream.cluster.supervisor.members.deployment import Deployment
 from slipstream.cluster.supervisor.members.members import Group, Member, RouterControl
 from slipstream.cluster.supervisor.restart_policy import GiveUp, RestartPolicy
 from slipstream.cluster.supervisor.supervised_model import SupervisedModel
@@ -43,9 +45,9 @@ class Supervisor:
     The router and the groups come up concurrently. Only their connection has an order: groups serve once the router
     listens. A router that died comes back at the same ports, where the workers, which keep trying, find it.
 
-    A group that is to leave, or to take the other role, gets a `PendingChange`. Its follower tells the router, which
-    empties the worker, and tells it again if the worker has reconnected meanwhile. A group that dies while it is to
-    leave is not restarted; one that dies on the way to another role comes back in that role.
+    A group that is to leave, to take the other role or to serve another model gets a `PendingChange`. Its follower
+    tells the router, which empties the worker, and tells it again if the worker has reconnected meanwhile. A group that
+    dies while it is to leave is not restarted; one that dies on the way to another role or model comes back there.
     """
 
     def __init__(self, config: ClusterConfig, router: RouterControl, observer: Observer) -> None:
@@ -218,6 +220,20 @@ class Supervisor:
         if not was_serving and managed.status.state not in NOT_SERVING:
             managed.member.cut_off()  # it is still loading, in the old role
 
+    async def move(
+        self, managed: ManagedGroup, deployment: Deployment, role: Role, pools: Mapping[Role, PoolResources]
+    ) -> None:
+        """Drains a group that serves, and lets its processes go on with another model, for which it reserves the same
+        resources. From now on it counts for that model."""
+        managed.pending_change = PendingChange(None, True, self._overdue_s(), moves=True)
+        managed.member.join(deployment, role, pools)
+        status, member = managed.status, managed.member
+        status.model, status.version, status.role = member.model, member.version, role
+        managed.asked_epoch = 0
+        managed.nudge.set()
+        self._note(managed, "draining", f"is to be a {role} worker of {member.model}")
+        await self._tell_wanted()
+
     def _overdue_s(self) -> float:
         return time.monotonic() + self._config.drain_timeout_s + OVERDUE_S
 
@@ -321,8 +337,20 @@ class Supervisor:
         # At the start, groups wait for each other, so that all know how many share a host and take only their share of
         # its cores.
         await self._all_launched.wait()
-        await group.serve(await asyncio.shield(self._worker_port), self._num_ranks_beside(group))
-        death = asyncio.ensure_future(group.death())
+        while True:
+            await group.serve(await asyncio.shield(self._worker_port), self._num_ranks_beside(group))
+            reason = await self._end_of_service(managed)
+            if not managed.is_moving or not await group.has_left():
+                return reason
+            # Its processes serve the next model.
+            managed.ready.clear()
+            managed.pending_change, managed.asked_epoch = None, 0
+            managed.policy.moved()
+            self._note(managed, "freeing", "has left its last model")
+
+    async def _end_of_service(self, managed: ManagedGroup) -> str:
+        """Follows a group until one of its ranks has ended, and returns why it has."""
+        death = asyncio.ensure_future(managed.member.death())
         follow = asyncio.ensure_future(self._monitor.follow(managed))
         try:
             await asyncio.wait([death, follow], return_when=asyncio.FIRST_COMPLETED)

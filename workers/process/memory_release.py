@@ -13,7 +13,7 @@ def release_memory() -> None:
     library would keep for this process. Takes a tenth of a second of a core, during which no Python code runs."""
     gc.unfreeze()
     gc.collect()
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
     if trim is not None:

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from slipstream.cluster.driver import start_bound as module
-from slipstream.cluster.supervisor.start_bound import start_bound
 from slipstream.cluster.fleet.fleet_port import MemberState
 from slipstream.cluster.state.run_state import MemberStatus
+from slipstream.cluster.supervisor.start_bound import start_bound
 
 
 def member(state: MemberState) -> MemberStatus:

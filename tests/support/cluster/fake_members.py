@@ -150,6 +150,8 @@ class FakeGroup(FakeMember):
     served_role: Role = "decode"
     epoch: int = 0
     is_reserved: bool = False
+    served_models: list[str] = field(default_factory=list)
+    cannot_load: set[str] = field(default_factory=set)
     pool: PoolResources = field(default_factory=lambda: PoolResources("decode", {"CPU": 1}, {"CPU": 1}, 1))
     redirected: list[Endpoint] = field(default_factory=list)
     found_room: asyncio.Event = field(default_factory=asyncio.Event)
@@ -164,6 +166,13 @@ class FakeGroup(FakeMember):
 
     def become(self, role: Role) -> None:
         self.role = role
+
+    def join(self, deployment: Deployment, role: Role, pools: Mapping[Role, PoolResources]) -> None:
+        self.model, self.version, self.role = deployment.model.name, deployment.version, role
+        self.state = "draining"
+
+    async def has_left(self) -> bool:
+        return await self.death() == "ended by itself"
 
     def reserve(self) -> None:
         self.is_reserved = True
@@ -181,8 +190,13 @@ class FakeGroup(FakeMember):
         self.begin()
 
     async def serve(self, router: Endpoint, ranks_on_host: int) -> None:
+        if self._death is None or self._death.done():  # the same process, once more
+            self._death = asyncio.get_running_loop().create_future()
         self.state, self.served_role = "ready", self.role
         self.epoch += 1
+        self.served_models.append(self.model)
+        if self.model in self.cannot_load:
+            self.die(f"{self.model} cannot be loaded")
 
     def redirect(self, router: Endpoint) -> None:
         self.redirected.append(router)
