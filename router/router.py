@@ -9,13 +9,14 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from slipstream.router.access.access import Access
 from slipstream.router.api.exchange_context import ExchangeContext
 from slipstream.router.catalog.catalog import Catalog, NameTakenError, UnknownNameError
+from slipstream.router.catalog.model_text import ModelText, read_model, served_by
 from slipstream.router.catalog.served_model import ModelSource, ServedModel
 from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.router_config import DispatchConfig, RouterConfig, TlsConfig
@@ -31,9 +32,7 @@ from slipstream.router.frontends.tally import FrontTally
 from slipstream.router.http.failover.failover_server import FailoverServer
 from slipstream.router.http.failover.failover_session import FailoverSession
 from slipstream.router.http.server import BACKLOG, LAST_WORDS_S, HttpServer
-from slipstream.router.model_files.cache.version_files import fetch_text
-from slipstream.router.model_files.sampling_defaults import SamplingDefaults
-from slipstream.router.model_files.text_copy import keep_text, read_text
+from slipstream.router.model_files.text_copy import keep_text
 from slipstream.router.observability.tracing.begin import begin_tracing
 from slipstream.router.process.addresses import Addresses, Endpoint
 from slipstream.router.process.listening import listening_at_path, remove_path
@@ -42,8 +41,6 @@ from slipstream.router.protocol.generation import SHUTTING_DOWN
 from slipstream.router.protocol.model_id import ModelId
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.router.text.encoding import encode_pool
-from slipstream.router.text.tokenizer import Tokenizer
-from slipstream.router.text.tokenizer_files import read_json
 from slipstream.router.text.unknown_tokens import warning_about
 
 log = logging.getLogger(__name__)
@@ -436,41 +433,9 @@ class Router:
         return self._readiness[model].unready_because() if model else self._readiness.unready_because()
 
 
-@dataclass(frozen=True, slots=True)
-class ModelText:
-    """What the HTTP side needs of a model's files. `max_positions` is the longest sequence that it allows; None: its
-    config.json does not say."""
-
-    tokenizer: Tokenizer
-    defaults: SamplingDefaults
-    max_positions: int | None
-
-
-def served_by(source: ModelSource, text: ModelText) -> ServedModel:
-    return ServedModel(source.name, text.tokenizer, text.defaults, source.aliases)
-
-
-def read_model(source: ModelSource, pool: ThreadPoolExecutor) -> ModelText:
-    """Blocks. Raises ValueError or OSError, which name the model's directory or file."""
-
-    def read(folder: Path) -> ModelText:
-        tokenizer = Tokenizer.from_directory(folder, pool, source.content_format)
-        return ModelText(tokenizer, SamplingDefaults.read(folder, source.generation_config), model_positions(folder))
-
-    fetch_text(source.directory, source.manifests)
-    return read_text(source.directory, source.manifests, read)
-
-
 def expected_at_start(source: ModelSource) -> ExpectedWorkers:
     """Until a supervisor says more."""
     return ExpectedWorkers(num_prefill=int(source.has_prefill_pool))
-
-
-def model_positions(model_dir: Path) -> int | None:
-    """The longest sequence that a model allows, if its config.json says so. Raises ValueError if that is not valid
-    JSON."""
-    longest = read_json(model_dir / "config.json").get("max_position_embeddings")
-    return longest if isinstance(longest, int) else None
 
 
 def open_access(config: AccessConfig, cleanup: AsyncExitStack) -> Access:

@@ -29,6 +29,7 @@ settings.load_profile("unhurried")
 # other processes waiting. Their tests have the marker `slow`, which `scripts/test --fast` leaves out.
 SLOW_FILES = (
     "kernels/gpu/test_sm90.py",  # the first time, when nothing is compiled yet
+    "e2e/test_several_models.py",
     "workers/mock/test_router_killed.py",
     "faults/test_campaign.py",
     "scripts/test_gpu_check.py",

@@ -9,11 +9,13 @@ from typing import Any, Protocol
 from slipstream.cluster.access.token_file import AdminTokens
 from slipstream.cluster.admin_api.models_port import ModelsPort
 from slipstream.cluster.fleet.fleet_port import FleetError, FleetPort, FleetState
+from slipstream.cluster.fleet.model_fleet import Moved
 from slipstream.cluster.history.change_log import ChangeLog
 from slipstream.cluster.planner.decision_log import DecisionLog
 from slipstream.cluster.repository.files_watch import FilesWatch
 from slipstream.cluster.state.run_state import ClusterState
 from slipstream.cluster.update.updaters import Updaters
+from slipstream.router.protocol.messages import Role
 
 
 class RouterView(Protocol):

@@ -44,7 +44,9 @@ def validated(file: SettingsFile) -> ClusterConfig:
         try:
             config = _validate(settings)
         except ValidationError as error:
-            found = [e for e in _one_a_key(error.errors()) if _key_of(e) not in left_out]
+            errors = [_as_listed(e) if "models" in file.settings else e for e in error.errors()]
+            found = [e for e in _one_a_key(errors) if _key_of(e) not in left_out]
+            found = list({_key_of(e): e for e in reversed(found)}.values())[::-1]  # the first one for each key
             problems += [_sentence(file, e) for e in found]
             left_out.update(map(_key_of, found))
             rest = settings
@@ -129,6 +131,14 @@ def _refusal(key: str, reason: str, value: object) -> ValidationError:
         "value_error", "Value error, {reason}", {"reason": f"{key} {reason}, got {_shown(value)}"}
     )
     return ValidationError.from_exception_data("settings", [{"type": error, "loc": (), "input": value}])
+
+
+def _as_listed(error: ErrorDetails) -> ErrorDetails:
+    """A mistake in what is taken from the first model (`_first_of`), under the key that it has in the list."""
+    loc = error["loc"]
+    if not loc or loc[0] not in SINGLE:
+        return error
+    return {**error, "loc": ("models", "0", *(loc[1:] if loc[0] == "model" else loc))}
 
 
 def _first_of(models: list[Any]) -> dict[str, Any]:

@@ -22,8 +22,8 @@ MemberState = Literal[
     "new",
     "pending",
     "starting",
-    "freeing",
     "gathering",
+    "freeing",
     "fetching",
     "loading",
     "warming_up",
@@ -37,7 +37,7 @@ MemberState = Literal[
 ]
 # States that will soon be followed by another one. (A group that waits for room, or is dead, may stay so for long.)
 CHANGING = frozenset(
-    {"new", "starting", "freeing", "gathering", "fetching", "loading", "warming_up", "connecting", "draining"}
+    ("new", "starting", "gathering", "freeing", "fetching", "loading", "warming_up", "connecting", "draining")
 )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from slipstream.cluster.config.cluster_config import ClusterConfig
+from slipstream.cluster.config.model_entry import ServedModelConfig
 from slipstream.cluster.fleet.fleet_port import FleetPort
 from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.status.version_status import VersionStatus
@@ -29,6 +30,14 @@ class VersionRouter(Protocol):
 
     async def set_split(self, split: dict[str, float] | None) -> None: ...
     async def set_mirror(self, version: str, percent: float | None) -> None: ...
+    async def add_text(self, version: str, served: ServedModelConfig, manifest: Manifest) -> None:
+        """From now on text for this version is tokenised by its own tokenizer. Raises ValueError if that cannot be
+        read."""
+
+    async def adopt_text(self, version: str) -> None:
+        """Text for any version is tokenised as for this one from now on."""
+
+    async def remove_text(self, version: str) -> None: ...
     async def versions(self) -> tuple[VersionStatus, ...]: ...
     async def follow(self, config: ClusterConfig) -> None: ...
     def expect_files(self, manifests: Sequence[Manifest]) -> None:

@@ -33,6 +33,7 @@ class DecisionContext:
         self.signals, self.fleet, self.now, self.limits, self.pools = signals, fleet, now, limits, pools
         self.grow_s, self.prices = grow_s, prices
         self.is_swap = False  # further workers come from another model
+        self.waits = True  # with a change that takes an earlier one back
         self.forecast: Forecast | None = None
         self.predict: Callable[[Pools, float], Outlook]
         self.seen: tuple[tuple[str, float], ...] = ()

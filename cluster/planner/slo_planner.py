@@ -371,7 +371,7 @@ class SloPlanner:
         if isinstance(actions, str):
             context.reject(goal, actions)
             return self._hold(context, "backed_off", f"{said}; {goal} would do better, but {actions}")
-        if not history.may_change(context.pools, then, now):
+        if context.waits and not history.may_change(context.pools, then, now):
             context.reject(goal, history.why_not(now))
             return self._hold(context, "backed_off", f"{said}; {goal} would do better, but {history.why_not(now)}")
         context.reject(goal, "")

@@ -30,6 +30,7 @@ LOSABLE: tuple[MemberState, ...] = (
     "starting",
     "freeing",
     "gathering",
+    "freeing",
     "fetching",
     "loading",
     "warming_up",

@@ -28,16 +28,14 @@ class Release:
         return self.content.manifest.difference(model_dir, cache, ignores_weights=ignores_weights)
 
 
-def check_same_text(old: Release, config: ClusterConfig, content: ModelContent, cache: DigestCache) -> None:
-    """Raises FleetError if tokenizer, chat template or recommended sampling of the next release differ, because the
-    router has one of each for all versions."""
+def other_text(old: Release, config: ClusterConfig, content: ModelContent, cache: DigestCache) -> str | None:
+    """What of tokenizer, chat template and recommended sampling is another one in the next release, so that text has to
+    be tokenised for the version that will serve it; None if all are the same. Raises FleetError."""
     is_gone = old.files_gone(cache, ignores_weights=True) is not None
     other = next(_other_files(old, content) if is_gone else _other_meanings(old.config, config), None)
     if old.content.sampling != content.sampling:
         other = other or "sampling in generation_config.json"
-    if other is not None:
-        reason = f"model.path: {config.model.path} has another {other} than what runs, which takes a new start"
-        raise FleetError("invalid", "config", reason)
+    return other
 
 
 def _other_files(old: Release, content: ModelContent) -> Iterator[str]:

@@ -33,7 +33,7 @@ from slipstream.cluster.fleet.versioned_fleet import VersionedFleet, VersionRout
 from slipstream.cluster.ray.bundles import CannotPlace
 from slipstream.cluster.repository.model_content import ModelContent, content_of, unused_name
 from slipstream.cluster.repository.model_dir import model_problems
-from slipstream.cluster.update.release import Release, check_same_text
+from slipstream.cluster.update.release import Release, other_text
 from slipstream.cluster.update.rolling_update import RollingUpdate
 from slipstream.cluster.update.update_status import UpdateStatus
 from slipstream.router.config.router_config import check_split
@@ -56,6 +56,7 @@ class _Running:
     old: Release
     new: Release
     changed: tuple[str, ...]
+    other_text: str | None  # what of the text is another one in the new release
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
@@ -180,15 +181,22 @@ class Updater:
         if is_other and not changes.rolled:
             changed = ("model", *changed)  # the same path, but other files
         if changes.rolled or is_other:
-            await asyncio.to_thread(check_same_text, old, config, content, self._cache)
             num_now = self._fleet.state().num
             wanted: dict[Role, int] = {
                 role: pool.replicas if f"{role}.replicas" in changes.sizes else num_now(role)
                 for role, pool in config.pools()
             }
             name = unused_name(content.name, self.names)
+            release = Release(name, config, str(path), content)
+            other = await self._add_text(release, options)
             self.names.add(name)
-            self._start(Release(name, config, str(path), content), options, wanted, changed, by)
+            try:
+                self._start(release, options, wanted, changed, by, other)
+            except FleetError:
+                if other is not None:
+                    with contextlib.suppress(OSError):
+                        await self._router.remove_text(name)
+                raise
         elif changed:
             await self._take_up(Release(old.version, config, str(path), content))
             for role, pool in config.pools():
@@ -235,9 +243,14 @@ class Updater:
             reason = f"version {self._previous.version} cannot be loaded any more: {gone}"
             raise FleetError("conflict", "update", reason)
         self._check_idle()  # another update may have begun meanwhile
+        self._is_reading = True
+        try:
+            other = await self._add_text(self._previous, UpdateOptions())
+        finally:
+            self._is_reading = False
         plan = running.machine.plan
         options = replace(plan.options, canary_percent=None, is_automatic=False, steps=(), mirror_percent=None)
-        self._start(self._previous, options, dict(plan.initial), running.changed, by)
+        self._start(self._previous, options, dict(plan.initial), running.changed, by, other)
 
     async def close(self) -> None:
         """Stops driving; the update is left as it is."""
@@ -249,9 +262,34 @@ class Updater:
         if self.is_active or self._is_reading:
             raise FleetError("conflict", "update", "an update is under way")
 
+    async def _add_text(self, new: Release, options: UpdateOptions) -> str | None:
+        """If text means other tokens to the new version than to the one that serves, the router is to tokenise for each
+        of them. Returns what is another one. Raises FleetError; then nothing has changed."""
+        other = await asyncio.to_thread(other_text, self._release, new.config, new.content, self._cache)
+        if other is None:
+            return None
+        if options.mirror_percent is not None:
+            reason = f"{new.config.model.path} has another {other} than what runs, and copies are made of tokens"
+            raise FleetError("invalid", "mirror", f"model.path: {reason}")
+        try:
+            await self._router.add_text(new.version, new.config.model, new.content.manifest)
+        except ValueError as error:
+            raise FleetError("invalid", "config", f"model.path: {error}") from None
+        except OSError as error:
+            reason = f"the router has to read another {other}, and does not answer: {error}"
+            raise FleetError("unavailable", "update", reason) from None
+        return other
+
     def _start(
-        self, new: Release, options: UpdateOptions, wanted: dict[Role, int], changed: Sequence[str], by: Author
+        self,
+        new: Release,
+        options: UpdateOptions,
+        wanted: dict[Role, int],
+        changed: Sequence[str],
+        by: Author,
+        other: str | None,
     ) -> None:
+        """`other` is what of the text is another one in the new release."""
         old, fleet = self._release, self._fleet.state()
         try:
             self._add_to_fleet(new)
@@ -259,7 +297,8 @@ class Updater:
             raise FleetError("invalid", "config", str(error)) from None
         self._add_to_fleet(old)  # groups that are added meanwhile are of this version
         self._fleet.is_held = True
-        self._router.expect_files([old.content.manifest, new.content.manifest])
+        manifests = [old.content.manifest, *([new.content.manifest] if other is None else [])]
+        self._router.expect_files(manifests)
         plan = UpdatePlan(
             old.version,
             new.version,
@@ -267,7 +306,7 @@ class Updater:
             initial={role: fleet.num(role) for role in ROLES},
             options=options,
         )
-        running = _Running(RollingUpdate(plan, time.monotonic(), by), old, new, tuple(changed))
+        running = _Running(RollingUpdate(plan, time.monotonic(), by), old, new, tuple(changed), other)
         self._latest = running
         running.task = asyncio.create_task(self._drive(running), name=f"update to {new.version}")
         running.task.add_done_callback(self._ended)
@@ -305,6 +344,9 @@ class Updater:
         with contextlib.suppress(FleetError):
             self._fleet.forget_version(gone.version)
         self._add_to_fleet(stays)
+        if running.other_text is not None:
+            with contextlib.suppress(OSError):  # the next router begins with it
+                await (self._router.adopt_text if is_done else self._router.remove_text)(running.new.version)
         self._router.expect_files([stays.content.manifest])
         if is_done:
             self._previous = running.old

@@ -27,6 +27,7 @@ from slipstream.cluster.planner.planner_decision import (
     MoveWorker,
     PlannerAction,
     PlannerDecision,
+    Reason,
     WorkerTransfer,
 )
 from slipstream.cluster.planner.shared.division import ShareOption, divide
@@ -49,16 +50,23 @@ class BudgetPlanner:
         self._shares = {share.name: share for share in shares}
         self._planners: dict[str, SloPlanner] = {}
         self._first_total = 0
+        self._known: set[str] = set()  # workers that have served
+        self._were_short: set[str] = set()  # at the last look
 
     def decide(
         self, signals: Mapping[str, Signals], fleets: Mapping[str, FleetState], now: float
     ) -> dict[str, PlannerDecision]:
         """A decision for each model that there are signals of."""
         names = [name for name in self._shares if name in signals and name in fleets]
+        members = [member for name in names for member in fleets[name].members]
+        self._known &= {member.name for member in members}
+        self._known |= {member.name for member in members if member.state == "ready"}
         views = [self._view(self._shares[name], signals[name], fleets[name], now) for name in names]
-        self._first_total = max(self._first_total, sum(view.total for view in views))
-        look = _Look(self._config, self._limits(), views)
-        return look.decide()
+        self._first_total = max(self._first_total, len(members))
+        look = _Look(self._config, self._limits(), views, self._were_short)
+        decisions = look.decide()
+        self._were_short = {view.name for view in views if view.is_short}
+        return decisions
 
     def _view(self, share: ModelShare, signals: Signals, fleet: FleetState, now: float) -> ModelView:
         config = replace(self._config, max_workers=MOST_WORKERS, scale_to_zero=share.min_workers == 0)
@@ -68,7 +76,7 @@ class BudgetPlanner:
             planner = self._planners[share.name] = SloPlanner(
                 config, prices, share.min_workers, min(config.horizon_s, SWAPS * config.swap_s)
             )
-        return ModelView(share, planner, config, signals, fleet, now)
+        return ModelView(share, planner, config, signals, fleet, self._known, now)
 
     def _limits(self) -> BudgetConfig:
         """The budget; where it does not limit workers, `max_workers` of the planner or as many as there were."""
@@ -80,9 +88,11 @@ class BudgetPlanner:
 class _Look:
     """All models at one moment."""
 
-    def __init__(self, config: PlannerConfig, budget: BudgetConfig, views: Sequence[ModelView]) -> None:
-        self._config, self._budget, self._views = config, budget, views
-        self._free = FreeBudget.of(budget, [(view.share, view.fleet) for view in views])
+    def __init__(
+        self, config: PlannerConfig, budget: BudgetConfig, views: Sequence[ModelView], were_short: set[str]
+    ) -> None:
+        self._config, self._budget, self._views, self._were_short = config, budget, views, were_short
+        self._free = FreeBudget.of(budget, [(view.share, view.whole_fleet) for view in views])
         self._decisions: dict[str, PlannerDecision] = {}
         self._given: dict[str, list[Offer]] = {}  # by giver
         self._takers: dict[str, list[str]] = {}  # by giver
@@ -127,20 +137,20 @@ class _Look:
 
     def _supply(self, view: ModelView) -> None:
         """Decides for a model that is short of workers."""
-        share, context = view.share, view.context
+        context = view.context
         wanted = max(self._fair[view.name] - view.total, 1)
-        room = self._free.room(share.decode, view.fleet)
         others = [one for one in self._views if one is not view and one.name not in self._decisions]
-        found, rejected = offers(view, others, self._fair, wanted, room, self._config)
-        num_free = min(room, wanted - len(found))
-        if view.is_waking and not found and not num_free:
-            why = f"{view.signals.num_waiting} requests wait, and no other model can spare a worker"
-            decision = view.planner.hold(context, "best_there_is", why)
-            self._decisions[view.name] = replace(decision, transfers=tuple(rejected))
+        soon = sum(max(min(one.spare(), one.left - self._fair[one.name]), 0) for one in others if not one.is_steady)
+        room = self._free.room(view.share.decode, view.whole_fleet)
+        num_free = min(room, max(wanted - view.num_coming, 0))
+        found, rejected = offers(view, others, self._fair, wanted, num_free + view.num_coming, self._config)
+        num_new = max(min(num_free, wanted - len(found) - soon - view.num_coming), 0)
+        if view.is_waking and not found:
+            self._decisions[view.name] = replace(self._wake(view, num_free), transfers=tuple(rejected))
             return
-        _limit(view, view.total + len(found) + num_free)
+        _limit(view, view.total + len(found))
         context.is_swap = bool(found)
-        context.grow_s = view.planner.swap_s if found else view.planner.start_s
+        context.waits = not (found and view.is_grave)
         decision = view.planner.decide_in(context)
         actions: list[PlannerAction] = []
         taken: list[Offer] = []
@@ -150,10 +160,6 @@ class _Look:
                 suitable = [one for one in found if one not in taken and one.suits(view, action.role)][: action.count]
                 taken += suitable
                 actions += [MoveWorker(one.name, view.name, action.role) for one in suitable]
-                left = min(action.count - len(suitable), self._free.room(share.of(action.role), view.fleet))
-                if left:
-                    actions.append(AddWorkers(action.role, left))
-                    self._free = self._free.without(left, share.of(action.role))
             else:
                 actions.append(action)
         for offer in found:
@@ -163,17 +169,36 @@ class _Look:
             elif offer not in taken:
                 offer.giver.gone.discard(offer.name)
         transfers = self._transfers(view, taken)
-        why = "; ".join([decision.why, *(one.why for one in transfers)])
-        transfers += rejected
-        further = sum(isinstance(one, MoveWorker) for one in actions) + sum(
-            one.count for one in actions if isinstance(one, AddWorkers)
-        )
-        self._decisions[view.name] = replace(
+        decision = replace(
             decision,
-            why=why,
-            num_decode=decision.num_decode + further - num_asked,
+            why="; ".join([decision.why, *(one.why for one in transfers)]),
+            num_decode=decision.num_decode + len(taken) - num_asked,
             actions=tuple(actions),
-            transfers=tuple(transfers),
+            transfers=(*transfers, *rejected),
+        )
+        if num_new and (view.is_grave or view.name in self._were_short):
+            decision = self._start(view, decision, num_new, "slo", "the budget has room")
+        self._decisions[view.name] = decision
+
+    def _wake(self, view: ModelView, num_free: int) -> PlannerDecision:
+        """Requests wait, and no model has a worker to spare."""
+        why = f"{view.signals.num_waiting} requests wait and there is no decode worker"
+        if num_free:
+            return self._start(view, view.planner.hold(view.context, "changing", why), 1, "wakes", "")
+        return view.planner.hold(view.context, "best_there_is", f"{why}, and no other model can spare one")
+
+    def _start(
+        self, view: ModelView, decision: PlannerDecision, number: int, reason: Reason, why: str
+    ) -> PlannerDecision:
+        """New workers from what is free of the budget. The planner of the model sees them when they serve."""
+        self._free = self._free.without(number, view.share.decode)
+        said = "; ".join(text for text in (decision.why, why, f"starts {_workers(number)}") if text)
+        return replace(
+            decision,
+            reason=reason if decision.is_hold else decision.reason,
+            why=said,
+            num_decode=decision.num_decode + number,
+            actions=(*decision.actions, AddWorkers("decode", number)),
         )
 
     def _transfers(self, taker: ModelView, taken: Sequence[Offer]) -> list[WorkerTransfer]:
@@ -200,17 +225,18 @@ class _Look:
 
     def _alone(self, view: ModelView) -> PlannerDecision:
         """Within the workers that it has, or has to have; with fewer where the budget has become smaller."""
+        if not view.total and view.num_coming:
+            return view.planner.hold(view.context, "changing", f"{_workers(view.num_coming)} on the way")
         most = view.total
         if self._free.num_workers < 0:
             most = max(min(most, self._fair[view.name]), most + int(self._free.num_workers))
-        elif most < view.share.min_workers:
-            most += min(view.share.min_workers - most, self._free.room(view.share.decode, view.fleet))
         _limit(view, most)
         decision = view.planner.decide_in(view.context)
-        for action in decision.actions:
-            if isinstance(action, AddWorkers):
-                self._free = self._free.without(action.count, view.share.of(action.role))
-        return decision
+        missing = view.share.min_workers - view.total - view.num_coming
+        number = min(missing, self._free.room(view.share.decode, view.whole_fleet))
+        if number <= 0 or view.fleet.is_held:
+            return decision
+        return self._start(view, decision, number, "limits", f"it is to have {view.share.min_workers} at least")
 
 
 def _options(view: ModelView, max_workers: int) -> list[ShareOption]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 
 from slipstream.cluster.config.planner_config import PlannerConfig
-from slipstream.cluster.fleet.fleet_port import FleetState
+from slipstream.cluster.fleet.fleet_port import CHANGING, FleetState
 from slipstream.cluster.planner.decision_context import DecisionContext
+from slipstream.cluster.planner.model.running_answers import URGENT
 from slipstream.cluster.planner.pool_growth import ROOM
 from slipstream.cluster.planner.pool_options import Pools, leaver
 from slipstream.cluster.planner.shared.model_share import ModelShare
@@ -29,11 +31,16 @@ class ModelView:
         config: PlannerConfig,
         signals: Signals,
         fleet: FleetState,
+        known: Container[str],
         now: float,
     ) -> None:
-        self.share, self.planner, self.signals, self.fleet, self.now = share, planner, signals, fleet, now
+        """`known` are the workers that have served before, this model or another one."""
+        self.share, self.planner, self.signals, self.now = share, planner, signals, now
         self._config = config
-        self.context: DecisionContext = planner.look(signals, fleet, now)
+        self.whole_fleet = fleet
+        self.fleet = without_starting(fleet, known)
+        self.num_coming = fleet.num_prefill + fleet.num_decode - self.fleet.num_prefill - self.fleet.num_decode
+        self.context: DecisionContext = planner.look(signals, self.fleet, now)
         self.context.grow_s = planner.swap_s
         self.forecast = planner.forecast(self.context)
         self.gone: set[str] = set()  # workers that it gives away at this look
@@ -51,7 +58,7 @@ class ModelView:
     @property
     def is_waking(self) -> bool:
         """Requests wait, and there is nobody to serve them."""
-        return self.fleet.num_decode == 0 and self.signals.num_waiting > 0
+        return self.whole_fleet.num_decode == 0 and self.signals.num_waiting > 0
 
     @property
     def is_idle(self) -> bool:
@@ -65,6 +72,11 @@ class ModelView:
             return False
         with_room = self.context.outlook(self.context.pools, 1.0 + ROOM * self._config.margin)
         return self._is_late or with_room.attainment < self._config.target_attainment
+
+    @property
+    def is_grave(self) -> bool:
+        """Less than half of the target is kept: what was taken back lately is no reason to wait."""
+        return self.is_short and self.kept(self.total) < URGENT * self._config.target_attainment
 
     @property
     def _is_late(self) -> bool:
@@ -194,3 +206,18 @@ class ModelView:
             return (members[0].name, members[0].role) if members else None
         name = leaver(role, self.fleet, self.signals, self.gone)
         return None if name is None else (name, role)
+
+
+def without_starting(fleet: FleetState, known: Container[str]) -> FleetState:
+    """Without the workers that start for the first time: that takes a minute, in which roles and models of the others
+    can change many times. How many there may be is decided by the budget, so no number is the most."""
+    members = tuple(one for one in fleet.members if one.name in known)
+    staying = [one for one in members if not one.is_leaving]
+    return FleetState(
+        members,
+        sum(one.role == "prefill" for one in staying),
+        sum(one.role == "decode" for one in staying),
+        None,
+        any(one.state in CHANGING for one in members),
+        fleet.is_held,
+    )

@@ -67,7 +67,7 @@ def _taken(
         number = min(number, step - len(giver.gone))
     found: list[Offer] = []
     while len(found) < number:
-        why = _why_not(giver, taker)
+        why = _why_not(giver, taker, waits=not (is_spare and taker.is_grave))
         going = giver.next_to_go() if why is None else None
         if going is None:
             why = why or "what runs there has no room elsewhere"
@@ -78,7 +78,8 @@ def _taken(
     return found
 
 
-def _why_not(giver: ModelView, taker: ModelView) -> str | None:
+def _why_not(giver: ModelView, taker: ModelView, *, waits: bool = True) -> str | None:
+    """`waits`: a change that would be taken back has to wait."""
     if not giver.is_steady:
         return "it changes, or has just changed"
     if not any(giver.share.of(one) == taker.share.of(other) for one in ROLES for other in ROLES):
@@ -86,7 +87,7 @@ def _why_not(giver: ModelView, taker: ModelView) -> str | None:
     left = giver.left_after(len(giver.gone) + 1)
     if left is None:
         return "it has no worker to spare"
-    return giver.planner.why_not(giver.context, left)
+    return giver.planner.why_not(giver.context, left) if waits else None
 
 
 def _at_a_loss(

@@ -17,7 +17,7 @@ import contextlib
 import importlib
 import os
 import signal
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,7 +28,7 @@ import uvloop
 
 from slipstream.cluster.config.settings_by_name import ByName, settings_of
 from slipstream.cluster.processes.process_log import redirect_output
-from slipstream.cluster.supervisor.members.routed_model import RoutedModel
+from slipstream.cluster.supervisor.members.routed_model import RoutedModel, RoutedText
 from slipstream.router.config.router_config import DispatchConfig, RouterConfig
 from slipstream.router.process.addresses import Addresses
 from slipstream.router.process.gc_tuning import spare_garbage_collector
@@ -150,7 +150,7 @@ class RouterHost(ProcessHost):
         workers = settings_by_model(expected)
         router = Router(
             settings_of(config),
-            [source_of(model, workers.get(model.served.name, ExpectedWorkers())) for model in map(settings_of, models)],
+            [source for model in map(settings_of, models) for source in sources_of(model, workers)],
             worker_token,
             holder_path=keeper,
             is_ending=is_ending,
@@ -206,6 +206,21 @@ class RouterHost(ProcessHost):
         """Has requests copied to a version, or ends that."""
         self._ask(lambda router: router.service.set_mirror(model, version, percent))
 
+    def add_text(self, text: ByName[RoutedText]) -> None:
+        """A version has a text of its own. Raises ValueError or OSError if it cannot be read."""
+        source = source_of_text(settings_of(text))
+        self._await(lambda router: router.add_text(source))
+
+    def adopt_text(self, text: ByName[RoutedText]) -> None:
+        """The text of a version is that of its model from now on."""
+        source = source_of_text(settings_of(text))
+        self._await(lambda router: router.set_text(source))
+        self._ask(lambda router: router.remove_text(source.name, source.text_of))
+
+    def remove_text(self, model: str, version: str) -> None:
+        """The version is served no more."""
+        self._ask(lambda router: router.remove_text(model, version))
+
     def signals(self, model: str) -> Signals:
         """The recent load of a model and how well it was served: what a planner decides from."""
         return self._ask(lambda router: router.service.signals_of(model))
@@ -241,6 +256,26 @@ class RouterHost(ProcessHost):
         """Runs a coroutine on the router's event loop to its end. Raises what it raises."""
         serving = self._serving.result()
         asyncio.run_coroutine_threadsafe(call(serving.router), serving.loop).result()
+
+
+def sources_of(model: RoutedModel, workers: Mapping[str, ExpectedWorkers]) -> Iterator[ModelSource]:
+    """The model, and the texts of its versions, in the form that the router takes."""
+    yield source_of(model, workers.get(model.served.name, ExpectedWorkers()))
+    yield from map(source_of_text, model.texts)
+
+
+def source_of_text(text: RoutedText) -> ModelSource:
+    from slipstream.router.catalog.served_model import ModelSource  # imports the tokenizer
+
+    served = text.served
+    return ModelSource(
+        served.name,
+        Path(served.path),
+        served.generation_config,
+        served.chat_template_content_format,
+        text.manifests,
+        text_of=text.version,
+    )
 
 
 def source_of(model: RoutedModel, expected: ExpectedWorkers) -> ModelSource:

@@ -101,8 +101,8 @@ class GroupMember:
         self._deployment, self._role, self._pools = deployment, role, pools
 
     async def has_left(self) -> bool:
-        """Whether all ranks have ended in good order, so that the same processes can `serve` again. Waits a moment for the
-        last of them."""
+        """Whether all ranks have ended in good order, so that the same processes can `serve` again. Waits a moment for
+        the last of them."""
         try:
             async with asyncio.timeout(LEAVE_PATIENCE_S):
                 await asyncio.gather(*map(_awaited, self._runs))

@@ -12,18 +12,38 @@ from slipstream.router.model_files.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)
+class RoutedText:
+    """The tokenizer, chat template and sampling defaults of a version that has others than its model."""
+
+    version: str
+    served: ServedModelConfig
+    manifests: tuple[Manifest, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RoutedModel:
     """A model as the next incarnation of the router is to serve it. `manifests` are those of the versions that are
-    served: the router reads no other files."""
+    served: the router reads no other files. `texts` are those of versions that do not have the model's own."""
 
     served: ServedModelConfig
     dispatch: DispatchConfig
     manifests: tuple[Manifest, ...] = ()
+    texts: tuple[RoutedText, ...] = ()
 
     @classmethod
     def of(cls, deployment: Deployment) -> RoutedModel:
         config = deployment.config
         return cls(config.model, config.router.dispatch, tuple(filter(None, [deployment.manifest])))
+
+    def with_text(self, text: RoutedText) -> RoutedModel:
+        """A version has a text of its own from now on."""
+        return replace(self.without_text(text.version), texts=(*self.texts, text))
+
+    def without_text(self, version: str) -> RoutedModel:
+        return replace(self, texts=tuple(text for text in self.texts if text.version != version))
+
+    def text(self, version: str) -> RoutedText | None:
+        return next((text for text in self.texts if text.version == version), None)
 
     def with_split(self, split: dict[str, float] | None) -> RoutedModel:
         versions = replace(self.dispatch.versions, split=split)

@@ -14,6 +14,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from slipstream.cluster.config.cluster_config import ROUTER_CPUS, ClusterConfig
+from slipstream.cluster.config.model_entry import ServedModelConfig
 from slipstream.cluster.config.settings_by_name import ByName, by_name
 from slipstream.cluster.supervisor.members.actor_handles import (
     end_by_force,
@@ -24,7 +25,7 @@ from slipstream.cluster.supervisor.members.actor_handles import (
 )
 from slipstream.cluster.supervisor.members.actors import ProcessLocation, ServingRouter
 from slipstream.cluster.supervisor.members.deployment import Deployment, reachable
-from slipstream.cluster.supervisor.members.routed_model import RoutedModel
+from slipstream.cluster.supervisor.members.routed_model import RoutedModel, RoutedText
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.process.addresses import Addresses, Endpoint
@@ -231,6 +232,36 @@ class RouterMember:
         """Has so many percent of the requests copied to a version that gets no others; None: ends that. The next
         incarnation copies none before it is asked to."""
         await self._ask(lambda actor: actor.set_mirror.remote(model, version, percent))
+
+    async def add_text(self, model: str, version: str, served: ServedModelConfig, manifest: Manifest) -> None:
+        """From now on a version has a text of its own, in this and in later incarnations. Raises ValueError if that
+        cannot be read, ConnectionError if there is no router; then nothing has changed."""
+        text = RoutedText(version, served, (manifest,))
+        if self._run is None:
+            raise ConnectionError("there is no router")
+        try:
+            await self._actor.add_text.remote(by_name(text))
+        except RayTaskError as error:
+            raise ValueError(reason_of(error)) from error
+        except RayError as error:
+            raise ConnectionError(reason_of(error)) from error
+        self._models[model] = self._models[model].with_text(text)
+
+    async def adopt_text(self, model: str, version: str) -> None:
+        """Makes the text of a version that of the model, in this and in later incarnations."""
+        routed = self._models[model]
+        text = routed.text(version)
+        if text is None:
+            return
+        own = dataclasses.replace(routed.without_text(version), manifests=text.manifests)
+        served = dataclasses.replace(text.served, name=routed.served.name, aliases=routed.served.aliases)
+        self._models[model] = dataclasses.replace(own, served=served)
+        await self._ask(lambda actor: actor.adopt_text.remote(by_name(dataclasses.replace(text, served=served))))
+
+    async def remove_text(self, model: str, version: str) -> None:
+        """The version is served no more, in this and in later incarnations."""
+        self._models[model] = self._models[model].without_text(version)
+        await self._ask(lambda actor: actor.remove_text.remote(model, version))
 
     async def signals(self, model: str) -> Signals:
         """The recent load of a model and how well it was served: what a planner decides from."""

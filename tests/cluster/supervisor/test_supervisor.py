@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from slipstream.cluster.config.cluster_config import RestartConfig
+from slipstream.cluster.config.model_entry import ModelEntry
 from slipstream.cluster.supervisor import group_monitor
 from slipstream.cluster.supervisor import supervisor as supervisor_module
 from slipstream.cluster.supervisor.members.deployment import Deployment
@@ -412,3 +413,52 @@ async def test_a_group_can_be_removed_while_it_moves() -> None:
         it.groups["decode-0"].die("ended by itself")
         await it.until(lambda: it.supervisor.group("decode-0") is None)
         assert it.groups["decode-0"].served_models == [MODEL]
+
+
+TWO = CONFIG.with_models([ModelEntry("/m", "chat"), ModelEntry("/d", "draft")])
+
+
+def test_a_model_that_cannot_be_started_keeps_its_own_clients_out_and_no_others() -> None:
+    async def check() -> None:
+        async with serving(config=TWO) as it:
+            await it.supervisor.add([it.group("decode-0", model="chat"), it.group("decode-1", model="draft")])
+            await it.until(lambda: it.state_of("decode-0") == it.state_of("decode-1") == "ready")
+            reason = f"the files {REFUSES}"
+            it.groups["decode-1"].die(reason)
+            await it.until(lambda: it.router.told[-1]["draft"].hindrance == reason)
+            assert it.router.told[-1]["chat"] == ExpectedWorkers(0, 1, has_served=True)
+            assert it.state_of("decode-0") == "ready"
+
+    asyncio.run(check())
+
+
+def test_the_groups_of_a_model_that_is_removed_end_and_those_of_the_others_stay() -> None:
+    async def check() -> None:
+        async with serving(config=TWO) as it:
+            chat, draft = it.group("decode-0", model="chat"), it.group("decode-1", model="draft")
+            late = it.group("decode-2", model="draft", has_room=False)
+            await it.supervisor.add([chat, draft, late])
+            await it.until(lambda: it.state_of("decode-0") == it.state_of("decode-1") == "ready")
+
+            async def drained() -> None:
+                assert it.supervisor.expected["draft"].num_decode == 0
+                draft.die("ended by itself")  # as the router's drain does to it
+                await it.until(lambda: it.supervisor.group("decode-1") is None)
+
+            await it.supervisor.end_model("draft", drained())
+            assert [managed.status.name for managed in it.supervisor.groups] == ["decode-0"]
+            assert draft.num_launches == 1
+            assert set(it.router.told[-1]) == {"chat"}
+            assert not late.is_reserved
+
+    asyncio.run(check())
+
+
+def test_a_model_without_groups_is_cold_and_waits_for_one() -> None:
+    async def check() -> None:
+        async with serving(config=TWO) as it:
+            assert it.router.told[-1]["draft"] == ExpectedWorkers(0, 0)
+            it.supervisor.add_model("code", 128)
+            assert it.supervisor.expected["code"] == ExpectedWorkers(0, 0, 128)
+
+    asyncio.run(check())

@@ -18,6 +18,7 @@ from slipstream.cluster.admin_api.driver_parts import DriverParts
 from slipstream.cluster.admin_api.update_routes import UpdateAnswer, update_routes
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.loading.overrides import Overrides
+from slipstream.cluster.config.model_entry import ServedModelConfig
 from slipstream.cluster.config.settings_file import ConfigError
 from slipstream.cluster.config.watch_config import WatchConfig
 from slipstream.cluster.fleet.fleet_port import FleetError, FleetMember, FleetState
@@ -97,6 +98,8 @@ class QuickRouter:
         self.num_refused = 0  # calls while it was down
         self.followed: list[ClusterConfig] = []
         self.manifests: tuple[Manifest, ...] = ()
+        self.texts: dict[str, str] = {}
+        self.own_text = ""
 
     def check(self) -> None:
         if not self.is_up:
@@ -110,6 +113,16 @@ class QuickRouter:
     async def set_mirror(self, version: str, percent: float | None) -> None:
         self.check()
         self.mirror = {version: percent} if percent is not None else {}
+
+    async def add_text(self, version: str, served: ServedModelConfig, manifest: Manifest) -> None:
+        self.check()
+        self.texts[version] = served.path
+
+    async def adopt_text(self, version: str) -> None:
+        self.own_text = self.texts.pop(version)
+
+    async def remove_text(self, version: str) -> None:
+        del self.texts[version]
 
     async def versions(self) -> tuple[VersionStatus, ...]:
         self.check()
@@ -335,32 +348,64 @@ def test_what_the_command_line_said_at_the_start_holds_for_later_files_too(tmp_p
     run(main)
 
 
-def test_another_chat_template_takes_a_new_start(lab: Lab) -> None:
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("chat_template.jinja", "{{ messages }}"), ("generation_config.json", '{"temperature": 0.5}')],
+)
+def test_a_version_with_another_text_has_it_read_by_the_router_and_the_way_back_as_well(
+    lab: Lab, name: str, content: str
+) -> None:
+    old, new = (lab.folder / "repo" / number for number in "12")
+    (new / name).write_text(content)
+
+    async def main() -> None:
+        await lab.updater.begin(lab.config("second", "2"), UpdateOptions())
+        assert lab.router.texts == {"2": str(new)}
+        assert len(lab.router.manifests) == 1, "the next router reads the old text of the old files alone"
+        await lab.until_over()
+        assert (lab.phase(), lab.router.own_text, lab.router.texts) == ("done", str(new), {})
+        await lab.updater.roll_back()
+        assert lab.router.texts == {"1": str(old)}
+        await lab.until_over()
+        assert (lab.router.own_text, lab.router.texts) == (str(old), {})
+
+    run(main)
+
+
+def test_a_version_with_another_text_that_is_rolled_back_leaves_none(lab: Lab) -> None:
+    (lab.folder / "repo" / "2" / "chat_template.jinja").write_text("{{ messages }}")
+    lab.fleet.refusal = FleetError("unavailable", "role", "no more groups today")
+
+    async def main() -> None:
+        await lab.updater.begin(lab.config("second", "2"), UpdateOptions())
+        await lab.until_over()
+        assert (lab.phase(), lab.router.own_text, lab.router.texts) == ("rolled_back", "", {})
+
+    run(main)
+
+
+def test_a_version_with_another_text_is_not_mirrored_and_needs_a_router(lab: Lab) -> None:
     (lab.folder / "repo" / "2" / "chat_template.jinja").write_text("{{ messages }}")
 
     async def main() -> None:
-        with pytest.raises(FleetError, match="another chat template than what runs, which takes a new start"):
+        with pytest.raises(FleetError, match="another chat template than what runs, and copies are made of tokens"):
+            await lab.updater.begin(lab.config("second", "2"), UpdateOptions(mirror_percent=5.0))
+        lab.router.is_up = False
+        with pytest.raises(FleetError, match="the router has to read another chat template, and does not answer"):
             await lab.updater.begin(lab.config("second", "2"), UpdateOptions())
+        assert lab.updater.status is None
 
     run(main)
 
 
-def test_another_recommended_sampling_takes_a_new_start(lab: Lab) -> None:
-    (lab.folder / "repo" / "2" / "generation_config.json").write_text('{"temperature": 0.5}')
+def test_a_template_that_was_overwritten_is_another_text(lab: Lab) -> None:
+    (lab.folder / "repo" / "1" / "chat_template.jinja").write_text("{{ messages }}")
 
     async def main() -> None:
-        with pytest.raises(FleetError, match=r"another sampling in generation_config\.json than what runs"):
-            await lab.updater.begin(lab.config("second", "2"), UpdateOptions())
-
-    run(main)
-
-
-def test_another_recommended_sampling_takes_a_new_start_also_where_the_file_was_overwritten(lab: Lab) -> None:
-    (lab.folder / "repo" / "1" / "generation_config.json").write_text('{"temperature": 0.5}')
-
-    async def main() -> None:
-        with pytest.raises(FleetError, match=r"another sampling in generation_config\.json than what runs"):
-            await lab.updater.begin(lab.first, UpdateOptions())
+        await lab.updater.begin(lab.first, UpdateOptions())
+        assert list(lab.router.texts) == ["1-2"]
+        await lab.until_over()
+        assert lab.phase() == "done"
 
     run(main)
 
@@ -500,7 +545,7 @@ def test_the_way_back_is_barred_by_whatever_is_missing_and_open_once_it_is_there
         ("config.json", None, "embed_tokens.weight has shape .*, config.json asks for"),
     ],
 )
-def test_a_tokenizer_that_was_overwritten_takes_a_new_start(
+def test_a_tokenizer_that_was_overwritten_is_another_one_and_weights_have_to_match(
     lab: Lab, name: str, content: str | None, sentence: str
 ) -> None:
     path = lab.folder / "repo" / "1" / name
@@ -508,7 +553,7 @@ def test_a_tokenizer_that_was_overwritten_takes_a_new_start(
 
     async def main() -> None:
         with pytest.raises(FleetError, match=sentence):
-            await lab.updater.begin(lab.first, UpdateOptions())
+            await lab.updater.begin(lab.first, UpdateOptions(mirror_percent=5.0))
 
     run(main)
 

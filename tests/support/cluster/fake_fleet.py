@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.cluster.fleet.fleet_port import FleetError, FleetMember, FleetPort, FleetState
+from slipstream.cluster.fleet.model_fleet import Moved
 from slipstream.router.protocol.messages import Role
 
 
@@ -49,6 +50,11 @@ class FakeFleets:
             if fleet.state().member(name) is not None:
                 return fleet
         raise FleetError("unknown", "name", f"there is no worker {name!r}")
+
+    async def move(self, name: str, model: str, role: Role) -> Moved:
+        await self.of_worker(name).remove(name)
+        (added,) = await self.of_model(model).add(role)
+        return Moved(added, "groups of names have no processes")
 
 
 class FakeFleet:

@@ -49,7 +49,8 @@ class ServingCluster:
         self.name = "e2e"
         settings = json.loads(json.dumps(settings or {}))
         settings.setdefault("name", self.name)
-        settings.setdefault("model", {"path": str(model_dir)})
+        if "models" not in settings:
+            settings.setdefault("model", {"path": str(model_dir)})
         settings.setdefault("router", {}).setdefault("http", {}).setdefault("port", 0)
         self.name = settings["name"]
         self.config_path = folder / "cluster.yaml"

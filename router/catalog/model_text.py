@@ -1,0 +1,46 @@
+"""What a router reads of a model's files: tokenizer, chat template, defaults of requests."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipstream.router.catalog.served_model import ModelSource, ServedModel
+from slipstream.router.model_files.cache.version_files import fetch_text
+from slipstream.router.model_files.sampling_defaults import SamplingDefaults
+from slipstream.router.model_files.text_copy import read_text
+from slipstream.router.text.tokenizer import Tokenizer
+from slipstream.router.text.tokenizer_files import read_json
+
+
+@dataclass(frozen=True, slots=True)
+class ModelText:
+    """What the HTTP side needs of a model's files. `max_positions` is the longest sequence that it allows; None: its
+    config.json does not say."""
+
+    tokenizer: Tokenizer
+    defaults: SamplingDefaults
+    max_positions: int | None
+
+
+def served_by(source: ModelSource, text: ModelText) -> ServedModel:
+    return ServedModel(source.name, text.tokenizer, text.defaults, source.aliases)
+
+
+def read_model(source: ModelSource, pool: ThreadPoolExecutor) -> ModelText:
+    """Blocks. Raises ValueError or OSError, which name the model's directory or file."""
+
+    def read(folder: Path) -> ModelText:
+        tokenizer = Tokenizer.from_directory(folder, pool, source.content_format)
+        return ModelText(tokenizer, SamplingDefaults.read(folder, source.generation_config), model_positions(folder))
+
+    fetch_text(source.directory, source.manifests)
+    return read_text(source.directory, source.manifests, read)
+
+
+def model_positions(model_dir: Path) -> int | None:
+    """The longest sequence that a model allows, if its config.json says so. Raises ValueError if that is not valid
+    JSON."""
+    longest = read_json(model_dir / "config.json").get("max_position_embeddings")
+    return longest if isinstance(longest, int) else None
