@@ -39,11 +39,11 @@ class FleetView(Protocol):
     def of_model(self, model: str) -> FleetPort:
         """Raises FleetError if there is no such model."""
 
+    async def move(self, name: str, model: str, role: Role) -> Moved:
+        """Drains a group, and lets its processes go on with another model (see `ModelFleet`). Raises FleetError."""
+
     def of_worker(self, name: str) -> FleetPort:
         """The fleet of the model that a group belongs to. Raises FleetError if there is no such group."""
-
-    async def move(self, name: str, model: str, role: Role) -> Moved:
-        """Lets a group serve another model (see `ModelFleet`). Raises FleetError."""
 
 
 def one_model(fleet: FleetView, model: str | None) -> str:

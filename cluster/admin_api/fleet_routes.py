@@ -34,7 +34,11 @@ class DrainQuestion(StrictBody):
 
 class RoleQuestion(StrictBody):
     role: Role
-    model: str | None = Field(None, description="Serve this model; without it, the one that the group has.")
+
+
+class MoveQuestion(StrictBody):
+    model: str
+    role: Role | None = Field(None, description="Its role there; by default the one that it has.")
 
 
 class MemberAnswer(BaseModel):
@@ -47,7 +51,7 @@ class MemberAnswer(BaseModel):
     detail: str
     is_leaving: bool
     startup_s: list[tuple[str, float]] = Field(
-        description="Stages of its last start, or change of role or model, and seconds."
+        description="Stages of its last start or change of role or model, and seconds."
     )
     model: str
 
@@ -125,21 +129,24 @@ def fleet_routes(parts: DriverParts) -> APIRouter:
         state = own.state()
         return FleetAnswer.of(state, warning=_emptied(state, member.role) if member is not None else None)
 
-    @routes.post(
-        "/workers/{name:any}/role", status_code=202, summary="Let a group serve the other role, or another model"
-    )
+    @routes.post("/workers/{name:any}/role", status_code=202, summary="Let a group serve the other role")
     async def switch(name: WorkerName, question: RoleQuestion, caller: Caller) -> FleetAnswer:
         own, member = fleet.of_worker(name), fleet.state().member(name)
-        former = _model(member)
-        if question.model is not None and question.model != former:
-            moved = await fleet.move(name, question.model, question.role)
-            parts.changes.note(caller, "model", name, former, question.model, model=question.model)
-            why_new = f"{moved.name} is started in place of {name}: {moved.why_new}" if moved.why_new else None
-            state = fleet.of_model(question.model).state()
-            return FleetAnswer.of(state, [moved.name] if moved.why_new else [], warning=why_new)
-        await RecordedFleet(own, parts.changes, caller, former).switch_role(name, question.role)
+        await RecordedFleet(own, parts.changes, caller, _model(member)).switch_role(name, question.role)
         state = own.state()
         return FleetAnswer.of(state, warning=_emptied(state, "prefill" if question.role == "decode" else "decode"))
+
+    @routes.post("/workers/{name:any}/model", status_code=202, summary="Let a group go on with another model")
+    async def move(name: WorkerName, question: MoveQuestion, caller: Caller) -> FleetAnswer:
+        fleet.of_worker(name)
+        member = fleet.state().member(name)
+        before, role = _model(member), question.role or (member.role if member is not None else "decode")
+        moved = await fleet.move(name, question.model, role)
+        parts.changes.note(caller, "model", name, before, question.model, model=question.model)
+        if not moved.why_new:
+            return FleetAnswer.of(fleet.state())
+        instead = f"{name} leaves, and {moved.name} starts in its place: {moved.why_new}"
+        return FleetAnswer.of(fleet.state(), [moved.name], instead)
 
     return routes
 

@@ -1,4 +1,5 @@
-"""The commands `slipstream scale`, `drain` and `role`: request a change from the admin API and follow it to its end."""
+"""The commands `slipstream scale`, `drain`, `role` and `move`: request a change from the admin API and follow it to its
+end."""
 
 from __future__ import annotations
 
@@ -64,21 +65,32 @@ def drain_command(cluster: ClusterChoice, worker: str, no_migrate: bool, detach:
 @click.command("role")
 @click.argument("worker")
 @click.argument("role", type=click.Choice(ROLES))
-@click.option("--model", metavar="NAME", help="Serve this model, which the same processes load.")
 @changes_a_cluster
 @DETACH
 @FLEET_JSON
-def role_command(
-    cluster: ClusterChoice, worker: str, role: str, model: str | None, detach: bool, as_json: bool
-) -> None:
-    """Make WORKER serve as a prefill or a decode worker, with the weights that it already has in memory, or as a worker
-    of another model."""
+def role_command(cluster: ClusterChoice, worker: str, role: str, detach: bool, as_json: bool) -> None:
+    """Make WORKER serve as a prefill or a decode worker, with the weights that it already has in memory."""
     with exit_on_command_error():
         admin = cluster.admin_api()
-        begun = admin.post(
-            _worker_path(worker, "role"), {"role": role} | ({} if model is None else {"model": model}), AT_ONCE
-        )
-        _follow(admin, begun, begun["added"] or [worker], detach, as_json)
+        begun = admin.post(_worker_path(worker, "role"), {"role": role}, AT_ONCE)
+        _follow(admin, begun, [worker], detach, as_json)
+
+
+@click.command("move")
+@click.argument("worker")
+@click.argument("model")
+@click.option("--role", type=click.Choice(ROLES), help="Its role there; by default the one that it has.")
+@changes_a_cluster
+@DETACH
+@FLEET_JSON
+def move_command(
+    cluster: ClusterChoice, worker: str, model: str, role: str | None, detach: bool, as_json: bool
+) -> None:
+    """Empty WORKER, and let its processes load MODEL, which is faster than a new worker."""
+    with exit_on_command_error():
+        admin = cluster.admin_api()
+        begun = admin.post(_worker_path(worker, "model"), {"model": model, "role": role}, AT_ONCE)
+        _follow(admin, begun, [worker, *begun["added"]], detach, as_json)
 
 
 def _worker_path(worker: str, change: str) -> str:

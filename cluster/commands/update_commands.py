@@ -7,6 +7,7 @@ import json
 import sys
 import time
 import urllib.parse
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from slipstream.cluster.config.settings_file import ConfigError, SettingsFile
 from slipstream.cluster.fleet.update_plan import ENDED, UpdateOptions
 from slipstream.cluster.terminal import console
 from slipstream.cluster.terminal.command_error import exit_on_command_error
+from slipstream.cluster.terminal.console import Console
+from slipstream.router.model_files.sources.weights_url import WeightsUrl, WeightsUrlError
 
 DEFAULTS = UpdateOptions()
 ASK_EVERY_S = 0.5
@@ -108,6 +111,8 @@ def update_command(
     until = set[str]() if goes_on else {"mirror"} if options["mirror"] is not None else {"canary"}
     with exit_on_command_error():
         admin = cluster.admin_api(_name_in(config) if cluster.url is None else None)
+        if cluster.url is None:
+            _fetch_models(config)
         begun = admin.post(path_of("", model), question, READ)
         follow(admin, begun, as_json, model, until=until, detach=detach)
 
@@ -200,6 +205,28 @@ def _name_in(config: Path) -> str | None:
         console.warning(warning)
     name = file.settings.get("name")
     return name if isinstance(name, str) else None
+
+
+def _fetch_models(config: Path) -> None:
+    """Downloads models that are elsewhere into this host's cache, with progress at this terminal: the driver finds them
+    there. What fails is reported by the driver."""
+    try:
+        if not any(map(WeightsUrl.parse, _paths_in(SettingsFile.read(config, (), needed="").settings))):
+            return
+        # Imported here because it takes tenths of a second, which only this should pay.
+        from slipstream.cluster.config.loading.config_file import load_config
+        from slipstream.cluster.repository.downloads import Downloads
+
+        load_config(config, lambda warning: None, Downloads(Console(sys.stderr)))
+    except (ConfigError, WeightsUrlError):
+        return
+
+
+def _paths_in(settings: dict[str, Any]) -> Iterator[str]:
+    models = settings.get("models")
+    for model in (settings.get("model"), *(models if isinstance(models, list) else ())):
+        if isinstance(model, dict) and isinstance(model.get("path"), str):
+            yield model["path"]
 
 
 def show(answer: dict[str, Any], as_json: bool) -> None:

@@ -32,18 +32,6 @@ class PoolResources:
     def total(self) -> Resources:
         return {kind: amount * self.replicas for kind, amount in self.bundle.items()}
 
-    def difference(self, other: PoolResources) -> str | None:
-        """Why a group of the `other` pool has not what one of this pool reserves, as the rest of a sentence about this
-        pool; None if it has."""
-        if (self.bundle, self.rank, dict(self.labels)) == (other.bundle, other.rank, dict(other.labels)):
-            return None
-        return f"{_shown(self)}, not {_shown(other)}"
-
-
-def _shown(pool: PoolResources) -> str:
-    amounts = [f"{amount:g} {kind}" for kind, amount in sorted(pool.bundle.items())]
-    return ", ".join(amounts + [f"{key}={value}" for key, value in sorted(pool.labels.items())]) or "nothing"
-
 
 class CannotPlace(Exception):  # noqa: N818 - reads as the sentence it carries
     """The cluster is too small for the configuration. The text is one sentence with both sizes."""

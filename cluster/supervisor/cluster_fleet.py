@@ -89,11 +89,18 @@ class ClusterFleet:
         )
 
     async def move(self, name: str, model: str, role: Role) -> Moved:
-        leaves, joins = self.of_worker(name), self.of_model(model)
+        """Drains a group that serves; then its processes load the other model. Raises FleetError."""
+        leaves, joins, managed = self.of_worker(name), self.of_model(model), self._supervisor.group(name)
+        assert managed is not None
+        leaves.check_not_held("name")
+        joins.check_not_held("model")
         if leaves is joins:
-            await joins.switch_role(name, role)
-            return Moved(name)
-        why_new = await joins.take(leaves.movable(name), role)
+            raise FleetError("conflict", "model", f"{name} serves {model} already")
+        if managed.pending_change is not None or managed.status.state != "ready":
+            raise FleetError(
+                "conflict", "name", f"{name} is {managed.status.state}; only a worker that serves can move"
+            )
+        why_new = await joins.adopt(managed, role)
         if not why_new:
             return Moved(name)
         await leaves.remove(name)

@@ -36,8 +36,8 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PendingChange:
-    """Why a group is to be drained: to come back in `next_role`, or (None) to leave its model, for good or because it
-    `moves` to another one. At `overdue_s` (monotonic) its processes are killed."""
+    """Why a group is to be drained: to come back in `next_role`, to go on with another model (`moves`), or else to
+    leave for good. At `overdue_s` (monotonic) its processes are killed."""
 
     next_role: Role | None
     migrate: bool
@@ -75,7 +75,6 @@ class ManagedGroup(Managed[Group]):
 
     @property
     def is_leaving(self) -> bool:
-        """For good."""
         change = self.pending_change
         return change is not None and change.next_role is None and not change.moves
 

@@ -144,7 +144,7 @@ class OneModelFleet:
         """Drains a group and ends it. Does nothing if it is leaving already."""
         managed = self._managed(name)
         if not managed.is_leaving:
-            self._check_not_held("name")
+            self.check_not_held("name")
             await self._supervisor.remove(managed, migrate=migrate)
 
     async def retire(self, name: str) -> None:
@@ -156,7 +156,7 @@ class OneModelFleet:
     async def switch_role(self, name: str, role: Role) -> None:
         """Changes a group's role. Does nothing if it has that role already."""
         managed = self._managed(name)
-        self._check_not_held("name")
+        self.check_not_held("name")
         if managed.is_leaving:
             raise FleetError("conflict", "name", f"{name} is leaving the cluster")
         if managed.status.state == "failed":
@@ -170,36 +170,12 @@ class OneModelFleet:
             raise FleetError("conflict", "role", f"{name} cannot become a {role} worker: {reason}")
         await self._supervisor.switch(managed, role)
 
-    def movable(self, name: str) -> ManagedGroup:
-        """A group that can leave for another model. Raises FleetError."""
-        managed = self._managed(name)
-        self._check_not_held("name")
-        if managed.status.state != "ready" or managed.pending_change is not None:
-            raise FleetError("conflict", "name", f"{name} is {managed.status.state}; it can move when it is ready")
-        return managed
-
-    async def take(self, managed: ManagedGroup, role: Role) -> str:
-        """Lets a group of another model serve this one, in its newest version. Returns why its processes cannot, and
-        then nothing has been done; "" if they will. Raises FleetError if no group could load it now."""
-        self._check_not_held("model")
-        await self._check_files(self.newest)
-        made_from = self._versions[self.newest]
-        difference = made_from.pools[role].difference(managed.member.pool)
-        if difference is not None:
-            return f"a {role} worker of {self.model} reserves {difference}"
-        config, num_ranks = made_from.deployment.config, len(managed.member.locations)
-        tp = (config.prefill if role == "prefill" else config.decode).tp
-        if tp != num_ranks:
-            return f"a {role} worker of {self.model} has {tp} ranks, not {num_ranks}"
-        await self._supervisor.move(managed, made_from.deployment, role, made_from.pools)
-        return ""
-
     async def scale(self, role: Role, replicas: int) -> None:
         """Grows or shrinks a pool. Groups that do not serve yet are removed first, then those that have served for the
         shortest time."""
         if replicas < 0:
             raise FleetError("invalid", "replicas", f"replicas must not be negative, got {replicas}")
-        self._check_not_held("replicas")
+        self.check_not_held("replicas")
         wanted = [managed for managed in self._groups() if managed.is_wanted and managed.member.role == role]
         if replicas > len(wanted):
             self._site.check_budget(replicas - len(wanted))
@@ -219,6 +195,21 @@ class OneModelFleet:
             for name in self._site.new_names(role, count, taken)
         ]
 
+    async def adopt(self, managed: ManagedGroup, role: Role) -> str:
+        """Makes a group of another model, which serves, one of this model. Returns why it cannot be one, and then
+        nothing has been done; "" if it will be. Raises FleetError if no group could serve this model now."""
+        await self._check_files(self.newest)
+        made_from, name = self._versions[self.newest], managed.status.name
+        ours, theirs = made_from.pools[role], managed.member.pool
+        if (ours.rank, ours.bundle, ours.labels) != (theirs.rank, theirs.bundle, theirs.labels):
+            return f"a {role} worker of {self.model} needs {_needs(ours)}, and {name} has {_needs(theirs)}"
+        config, num_ranks = made_from.deployment.config, len(managed.member.locations)
+        tp = (config.prefill if role == "prefill" else config.decode).tp
+        if tp != num_ranks:
+            return f"a {role} worker of {self.model} has {tp} ranks, and {name} has {num_ranks}"
+        await self._supervisor.move(managed, made_from.deployment, made_from.pools, role)
+        return ""
+
     async def _check_files(self, version: str) -> None:
         files = self.files().get(version)
         if files is None:
@@ -228,7 +219,8 @@ class OneModelFleet:
             reason = f"no worker of version {version} can be started: {difference}"
             raise FleetError("conflict", "version", reason)
 
-    def _check_not_held(self, field: str) -> None:
+    def check_not_held(self, field: str) -> None:
+        """Raises FleetError while an update is under way."""
         if self.is_held:
             raise FleetError("conflict", field, "an update is under way; `slipstream update` shows how far it is")
 
@@ -258,6 +250,11 @@ def cannot_switch(config: ClusterConfig) -> str | None:
             one, other = getattr(ours.engine, key), getattr(theirs.engine, key)
             return f"engine.{key} is {one} for prefill and {other} for decode, which takes a new start"
     return None
+
+
+def _needs(pool: PoolResources) -> str:
+    labels = "".join(f", {key}={value}" for key, value in pool.labels.items())
+    return ", ".join(f"{amount:g} {kind}" for kind, amount in sorted(pool.bundle.items())) + labels
 
 
 def _worth(managed: ManagedGroup) -> tuple[int, float]:

@@ -221,17 +221,16 @@ class Supervisor:
             managed.member.cut_off()  # it is still loading, in the old role
 
     async def move(
-        self, managed: ManagedGroup, deployment: Deployment, role: Role, pools: Mapping[Role, PoolResources]
+        self, managed: ManagedGroup, deployment: Deployment, pools: Mapping[Role, PoolResources], role: Role
     ) -> None:
-        """Drains a group that serves, and lets its processes go on with another model, for which it reserves the same
-        resources. From now on it counts for that model."""
+        """Drains a group that serves, and lets its processes go on with another model."""
         managed.pending_change = PendingChange(None, True, self._overdue_s(), moves=True)
-        managed.member.join(deployment, role, pools)
-        status, member = managed.status, managed.member
-        status.model, status.version, status.role = member.model, member.version, role
+        managed.member.adopt(deployment, pools, role)
+        status = managed.status
+        (status.model, status.version), status.role = deployment.model, role
         managed.asked_epoch = 0
         managed.nudge.set()
-        self._note(managed, "draining", f"is to be a {role} worker of {member.model}")
+        self._note(managed, "draining", f"is to serve {status.model}")
         await self._tell_wanted()
 
     def _overdue_s(self) -> float:
@@ -338,19 +337,19 @@ class Supervisor:
         # its cores.
         await self._all_launched.wait()
         while True:
-            await group.serve(await asyncio.shield(self._worker_port), self._num_ranks_beside(group))
-            reason = await self._end_of_service(managed)
+            reason = await self._serve_as_group(managed)
             if not managed.is_moving or not await group.has_left():
                 return reason
-            # Its processes serve the next model.
-            managed.ready.clear()
             managed.pending_change, managed.asked_epoch = None, 0
+            managed.ready.clear()
             managed.policy.moved()
-            self._note(managed, "freeing", "has left its last model")
+            self._note(managed, "freeing", f"goes on with {managed.status.model}")
 
-    async def _end_of_service(self, managed: ManagedGroup) -> str:
-        """Follows a group until one of its ranks has ended, and returns why it has."""
-        death = asyncio.ensure_future(managed.member.death())
+    async def _serve_as_group(self, managed: ManagedGroup) -> str:
+        """Returns the reason why the group does not serve its model any more."""
+        group = managed.member
+        await group.serve(await asyncio.shield(self._worker_port), self._num_ranks_beside(group))
+        death = asyncio.ensure_future(group.death())
         follow = asyncio.ensure_future(self._monitor.follow(managed))
         try:
             await asyncio.wait([death, follow], return_when=asyncio.FIRST_COMPLETED)

@@ -12,10 +12,12 @@ models there are. A version has no `@`; a name may have one, and the whole of wh
 
 from __future__ import annotations
 
-import difflib
+import heapq
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from operator import add
 from typing import Literal, NamedTuple
 
 from slipstream.router.catalog.model_texts import ModelTexts
@@ -23,6 +25,8 @@ from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.protocol.model_id import SEPARATOR
 
 MAX_NAMES_SHOWN = 20
+MAX_NEAREST = 3  # names that come before the others because they are alike
+ALIKE = 0.4
 
 # serving: a worker takes requests. loading: its workers are on their way. cold: it has none until a request comes. In
 # both cases requests wait. leaving: it is being removed, and only what runs is finished.
@@ -210,10 +214,22 @@ class Catalog:
 
     def known_names(self, near: str, is_allowed: Callable[[str], bool]) -> list[str]:
         """Names and aliases of the models that `is_allowed` is true of, by their name, for an answer to a client that
-        asked for something else: those that are written most like `near` first, then the others in their order."""
+        asked for something else: those that are written most like `near` first, then the others in their order.
+
+        Alike is what has many pairs of letters in common (Dice's coefficient). `difflib` would take 5 ms for 100
+        models, in which no other request could be served."""
         names = [known for known, resolved in self._resolved.items() if is_allowed(resolved.model.name)]
-        nearest = difflib.get_close_matches(near, names, n=3)
+        pairs = pairs_of(near)
+        alike = {name: 2 * len(pairs & own) / (len(pairs) + len(own) or 1) for name in names if (own := pairs_of(name))}
+        nearest = [name for name in heapq.nlargest(MAX_NEAREST, alike, key=alike.__getitem__) if alike[name] >= ALIKE]
         return [*nearest, *(name for name in names if name not in nearest)]
+
+
+@lru_cache(4096)
+def pairs_of(name: str) -> frozenset[str]:
+    """The pairs of letters that follow one another in a name, whatever their case."""
+    letters = name.lower()
+    return frozenset(map(add, letters, letters[1:]))
 
 
 def listed(names: list[str]) -> str:

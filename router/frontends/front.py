@@ -50,7 +50,8 @@ class Front(ApiFront):
         self._unready_because = unready_because
         self._page = MetricsPage(
             self._metrics,
-            lambda: {name: service.snapshot_of(name) for name in service.models},
+            lambda: service.models,
+            service.snapshot_of,
             num_connections,
             self._access,
             traces=self.trace_counts,
@@ -89,7 +90,7 @@ class Front(ApiFront):
 
     async def metrics(self, request: Request, exchange: ApiExchange) -> None:
         """What Prometheus collects."""
-        exchange.respond(200, self._page.render(), CONTENT_TYPE)
+        exchange.respond(200, await self._page.render(), CONTENT_TYPE)
 
     def status_body(self) -> bytes:
         """The JSON of `/cluster/status`."""

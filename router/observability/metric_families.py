@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -10,19 +10,16 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 MODEL_LABEL = "model_name"
 
 
-def of_all_models(families: Mapping[str, Iterable[Metric]]) -> Iterator[Metric]:
-    """The families of each model, by its name, as one series of families whose samples have the name as a label.
+def add_model(merged: dict[str, Metric], model: str, families: Iterable[Metric]) -> None:
+    """Adds the families of a model, whose samples get its name as a label, to those of other models by their names:
     Prometheus wants all samples of a family in one place."""
-    merged: dict[str, Metric] = {}
-    for model, of_model in families.items():
-        for family in of_model:
-            samples = [sample._replace(labels={MODEL_LABEL: model, **sample.labels}) for sample in family.samples]
-            known = merged.setdefault(family.name, family)
-            if known is family:
-                family.samples = samples
-            else:
-                known.samples.extend(samples)
-    yield from merged.values()
+    for family in families:
+        samples = [sample._replace(labels={MODEL_LABEL: model, **sample.labels}) for sample in family.samples]
+        known = merged.setdefault(family.name, family)
+        if known is family:
+            family.samples = samples
+        else:
+            known.samples.extend(samples)
 
 
 def labelled_gauge(name: str, help_text: str, label: str, values: Mapping[str, int]) -> Metric:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -12,7 +13,7 @@ from prometheus_client.registry import Collector
 from slipstream.router.access.access import Access
 from slipstream.router.access.usage import UsageCounts
 from slipstream.router.observability.front_counts import FrontMetrics
-from slipstream.router.observability.metric_families import labelled_counter, of_all_models
+from slipstream.router.observability.metric_families import add_model, labelled_counter
 from slipstream.router.observability.model_metrics import model_families
 from slipstream.router.observability.tracing.tracer import TraceCounts
 from slipstream.router.status.status import Snapshot
@@ -23,35 +24,53 @@ OTHERS = "(others)"  # cannot be the name of a tenant
 
 
 class MetricsPage(Collector):
-    """Renders the counts of the front and a snapshot of each model's dispatcher in Prometheus' text form. The names of
-    models are those of `snapshots`, so the series of a model end with it, and clients cannot make any up."""
+    """Renders the counts of the front and a snapshot of each model's dispatcher in Prometheus' text form. The series of
+    a model end with it, and clients cannot make any up, because its name is one of `models`."""
 
     def __init__(
         self,
         front: FrontMetrics,
-        snapshots: Callable[[], Mapping[str, Snapshot]],
+        models: Callable[[], Sequence[str]],
+        snapshot_of: Callable[[str], Snapshot],
         num_connections: Callable[[], int],
         access: Access,
         traces: TraceCounts | None = None,
     ) -> None:
         self._front = front
-        self._snapshots = snapshots
+        self._models = models
+        self._snapshot_of = snapshot_of
         self._num_connections = num_connections
         self._access = access
         self._traces = traces
+        self._shown: Sequence[Metric] = ()  # what is being rendered
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
-    def render(self) -> bytes:
-        return generate_latest(self._registry)
+    async def render(self) -> bytes:
+        """In pieces, between which the event loop turns: a model takes 3 ms, and others' tokens must not wait for all
+        of them."""
+        merged: dict[str, Metric] = {}
+        names = self._models()
+        for name in names:
+            if name in self._models():  # it may have been removed meanwhile
+                add_model(merged, name, model_families(self._front.of(name), self._snapshot_of(name)))
+                await asyncio.sleep(0)
+        parts = []
+        for family in (*merged.values(), *self._of_cluster()):
+            self._shown = (family,)
+            parts.append(generate_latest(self._registry))
+            if len(names) > 1:
+                await asyncio.sleep(0)
+        return b"".join(parts)
 
     def describe(self) -> Iterable[Metric]:
         return ()
 
-    def collect(self) -> Iterator[Metric]:
-        """All metrics; the registry calls this at every scrape."""
-        snapshots = self._snapshots().items()
-        yield from of_all_models({name: model_families(self._front.of(name), snapshot) for name, snapshot in snapshots})
+    def collect(self) -> Iterable[Metric]:
+        """What is being rendered; the registry calls this."""
+        return self._shown
+
+    def _of_cluster(self) -> Iterator[Metric]:
         responses = CounterMetricFamily("slipstream:http_responses", "Answers by HTTP status.", labels=["status"])
         for status, count in sorted(self._front.responses.items()):
             responses.add_metric([str(status)], count)

@@ -57,6 +57,7 @@ def test_a_model_of_a_hub_is_served_and_updated_and_outlives_its_source(tmp_path
             with streaming([stream]):
                 done = update(serving)
                 assert done.returncode == 0, done.stdout + done.stderr
+                assert f"fetching hf://{MODEL}: " in done.stderr
             assert stream.error is None
             assert stream.finishes == ["length"]
             assert complete(client, prompt, 60, model=MODEL) != before

@@ -13,6 +13,8 @@ from slipstream.cluster.supervisor.members.actors import ProcessHost
 from slipstream.cluster.supervisor.members.deployment import Deployment
 
 STOP_PATIENCE_S = 2.0
+LEAVE_PATIENCE_S = 10.0
+ENDED = "ended by itself"  # why a group is gone whose processes have returned from `run`
 
 
 def start_actor(
@@ -46,7 +48,7 @@ async def _end_of(run: Awaitable[object]) -> str:
         await run
     except RayError as error:
         return reason_of(error)
-    return "ended by itself"
+    return ENDED
 
 
 def reason_of(error: RayError) -> str:
@@ -67,6 +69,15 @@ def reason_of(error: RayError) -> str:
         if "connection error" in text or "worker process has died" in text:
             return "process is gone (killed, or crashed in native code)"
     return f"process is gone: {text[:300]}"
+
+
+async def have_ended(runs: Sequence[Awaitable[object]]) -> bool:
+    """Whether all `run` calls, of which one has ended, return normally within a moment."""
+    try:
+        async with asyncio.timeout(LEAVE_PATIENCE_S):
+            return all(reason == ENDED for reason in await asyncio.gather(*map(_end_of, runs)))
+    except TimeoutError:
+        return False
 
 
 async def stop_actor(actor: Any, runs: list[Any]) -> None:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from slipstream.cluster.config.settings_by_name import by_name
 from slipstream.cluster.ray.bundles import PoolResources
-from slipstream.cluster.supervisor.members.actor_handles import end_by_force, first_death, start_actor, stop_actor
+from slipstream.cluster.supervisor.members.actor_handles import (
+    end_by_force,
+    first_death,
+    have_ended,
+    start_actor,
+    stop_actor,
+)
 from slipstream.cluster.supervisor.members.actors import (
     DecodeRank,
     DecodeWorker,
@@ -29,8 +34,6 @@ from slipstream.workers.telemetry.worker_report import WorkerReport
 
 # What a rank's process imports before it knows its configuration. torch alone takes 2 to 4 s.
 WORKER_MODULES = ("slipstream.workers.worker",)
-
-LEAVE_PATIENCE_S = 10.0
 
 NodeChoice = Callable[[PoolResources], str | None]
 
@@ -96,19 +99,14 @@ class GroupMember:
         """Changes the role from the next launch on. (A running group hears of it from the router.)"""
         self._role = role
 
-    def join(self, deployment: Deployment, role: Role, pools: Mapping[Role, PoolResources]) -> None:
-        """Changes the model from the next `launch` or `serve` on."""
-        self._deployment, self._role, self._pools = deployment, role, pools
+    def adopt(self, deployment: Deployment, pools: Mapping[Role, PoolResources], role: Role) -> None:
+        """Makes this a group of another model, which it serves from the next call of `serve` on."""
+        self._deployment, self._pools, self._role = deployment, pools, role
 
     async def has_left(self) -> bool:
         """Whether all ranks have ended in good order, so that the same processes can `serve` again. Waits a moment for
         the last of them."""
-        try:
-            async with asyncio.timeout(LEAVE_PATIENCE_S):
-                await asyncio.gather(*map(_awaited, self._runs))
-        except (TimeoutError, RayError):
-            return False
-        return True
+        return await have_ended(self._runs)
 
     def reserve(self) -> None:
         """Asks Ray for room, unless the group already has suitable room. If there is none, Ray's autoscaler adds a
@@ -215,7 +213,3 @@ class GroupMember:
             transfer=dataclasses.replace(config.kv_transfer, host=transfer_host),
             kv_budget_bytes=config.budget.memory_bytes,
         )
-
-
-async def _awaited(run: Awaitable[None]) -> None:
-    await run

@@ -37,7 +37,7 @@ class DirectorySource:
         try:
             with (self._directory / file.name).open("rb", buffering=0) as opened:
                 opened.seek(begin)
-                yield _pieces(opened.read, end - begin)
+                yield pieces_of(opened.read, end - begin)
         except FileNotFoundError:
             raise SourceRefused(f"{self.url}: {file.name} is gone") from None
 
@@ -53,7 +53,8 @@ class DirectorySource:
         return SourceFile(name, stat.st_size, str(stat.st_mtime_ns))
 
 
-def _pieces(read: Callable[[int], bytes], num_bytes: int) -> Iterator[bytes]:
+def pieces_of(read: Callable[[int], bytes], num_bytes: int) -> Iterator[bytes]:
+    """The next `num_bytes` bytes of a file that is open."""
     while num_bytes and (piece := read(min(PIECE_BYTES, num_bytes))):
         num_bytes -= len(piece)
         yield piece

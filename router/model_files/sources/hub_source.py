@@ -19,7 +19,8 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import build_hf_headers, get_session, get_token, hf_raise_for_status
 
-from slipstream.router.model_files.sources.checksum import Checksum
+from slipstream.router.model_files.sources.checksum import Checksum, ChecksumKind
+from slipstream.router.model_files.sources.directory_source import pieces_of
 from slipstream.router.model_files.sources.http_range import range_header, skipped
 from slipstream.router.model_files.sources.weights_source import (
     Listing,
@@ -38,14 +39,25 @@ class HubSource:
         self.url = url
         self._endpoint = os.environ.get("HF_ENDPOINT") or None
         self._commit = ""
+        self._is_offline = False
         self._checksums: dict[str, Checksum] = {}
 
     def listing(self) -> Listing:
+        """That of the hub or, with HF_HUB_OFFLINE, what the user's cache has of it."""
         with self._in_sentences():
-            api = HfApi(endpoint=self._endpoint, library_name="slipstream")
-            info = api.model_info(
-                self.url.location, revision=self.url.revision or None, files_metadata=True, timeout=TIMEOUT_S
-            )
+            try:
+                return self._listing_of_hub()
+            except OfflineModeIsEnabled:
+                cached = self._listing_of_cache()
+                if cached is None:
+                    raise
+                return cached
+
+    def _listing_of_hub(self) -> Listing:
+        api = HfApi(endpoint=self._endpoint, library_name="slipstream")
+        info = api.model_info(
+            self.url.location, revision=self.url.revision or None, files_metadata=True, timeout=TIMEOUT_S
+        )
         files = []
         for one in info.siblings or []:
             if one.size is None:  # a directory of a mirror
@@ -58,8 +70,33 @@ class HubSource:
         self._commit = info.sha or ""
         return Listing(tuple(files), self._commit)
 
+    def _listing_of_cache(self) -> Listing | None:
+        """The snapshot that `huggingface_hub` has of the revision, if there are weights in it. Its links lead to files
+        that are called by their hashes."""
+        config = try_to_load_from_cache(self.url.location, "config.json", revision=self.url.revision or None)
+        if not isinstance(config, str):
+            return None
+        snapshot = Path(config).parent
+        files = [path for path in sorted(snapshot.rglob("*")) if path.is_file()]
+        if not any(path.suffix == ".safetensors" for path in files):
+            return None
+        self._commit, self._is_offline = snapshot.name, True
+        for path in files:
+            digest = path.resolve().name
+            kind: ChecksumKind | None = "sha256" if len(digest) == 64 else "git_sha1" if len(digest) == 40 else None
+            if kind is not None:
+                self._checksums[str(path.relative_to(snapshot))] = Checksum(kind, digest)
+        listed = (SourceFile(str(path.relative_to(snapshot)), path.stat().st_size) for path in files)
+        return Listing(tuple(listed), self._commit)
+
     @contextmanager
     def stream(self, file: SourceFile, begin: int, end: int) -> Iterator[Iterator[bytes]]:
+        copy = self.local_copy(file) if self._is_offline else None
+        if copy is not None and copy.stat().st_size == file.num_bytes:
+            with copy.open("rb") as opened:
+                opened.seek(begin)
+                yield pieces_of(opened.read, end - begin)
+            return
         revision = self._commit or self.url.revision or None
         address = hf_hub_url(self.url.location, file.name, revision=revision, endpoint=self._endpoint)
         headers = build_hf_headers(library_name="slipstream") | {"Accept-Encoding": "identity"}
@@ -98,7 +135,9 @@ class HubSource:
         except HfHubHTTPError as error:
             raise _of_status(f"{self.url}: ", name, error) from None
         except OfflineModeIsEnabled:
-            raise SourceUnreachable(f"{self.url}: HF_HUB_OFFLINE is set") from None
+            raise SourceUnreachable(
+                f"{self.url}: HF_HUB_OFFLINE is set, and the cache of huggingface_hub does not have the model"
+            ) from None
         except HTTPError as error:
             reason = str(error) or type(error).__name__
             raise SourceUnreachable(f"{self.url}: the hub does not answer: {reason}") from None

@@ -45,7 +45,7 @@ MODELS = ("chat", "code")
 PAGE_TOKENS = 16
 PAGE_BYTES = 5 * 4 * 2 * PAGE_TOKENS * 32 * 2  # of the demo model in bf16: layers, KV heads, K and V, head_dim
 SAMPLE_S = 0.1
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 300.0
 POOL_MAPPING = "slipstream-kv-pool"
 
 

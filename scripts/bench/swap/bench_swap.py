@@ -76,7 +76,7 @@ def stages_of(values: Iterable[Start]) -> list[str]:
 
 
 def move(admin: AdminClient, worker: str, model: str) -> None:
-    admin.post(f"/v1/workers/{worker}/role", {"role": "decode", "model": model})
+    admin.post(f"/v1/workers/{worker}/model", {"model": model})
 
 
 def scale(admin: AdminClient, replicas: int) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from slipstream.cluster.config.cluster_config import RestartConfig
 from slipstream.cluster.config.model_entry import ModelEntry
+from slipstream.cluster.ray.bundles import PoolResources
 from slipstream.cluster.supervisor import group_monitor
 from slipstream.cluster.supervisor import supervisor as supervisor_module
 from slipstream.cluster.supervisor.members.deployment import Deployment
@@ -18,7 +19,7 @@ from slipstream.router.model_files.manifest import REFUSES
 from slipstream.router.process.addresses import Endpoint
 from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.expected_workers import ExpectedWorkers
-from tests.support.cluster.fake_members import CONFIG, MODEL, FakeGroup, FakeRouter, Scene, Watcher, serving
+from tests.support.cluster.fake_members import CONFIG, MODEL, FakeGroup, FakeRouter, Watcher, serving
 
 
 def wanted(num_prefill: int, num_decode: int) -> ExpectedWorkers:
@@ -358,63 +359,6 @@ async def test_the_router_is_told_when_no_decode_group_can_come_back_by_itself()
         assert it.router.expected[-1].hindrance == ""
 
 
-def other_model(name: str = "other") -> Deployment:
-    return Deployment(replace(CONFIG, model=replace(CONFIG.model, name=name)), "secret", None, False, "o1")
-
-
-async def move(it: Scene, name: str, role: Role = "decode") -> None:
-    it.supervisor.add_model("other", None)
-    await it.supervisor.move(it.managed(name), other_model(), role, {})
-
-
-@scenario
-async def test_a_group_that_moves_serves_the_other_model_with_the_same_processes() -> None:
-    async with serving("decode", "decode", "prefill") as it:
-        await move(it, "decode-0", "prefill")
-        assert it.supervisor.expected == {MODEL: wanted(1, 0), "other": replace(wanted(1, 0), has_served=False)}
-        assert it.state_of("decode-0") == "draining"
-        await it.until(lambda: it.state_of("decode-0") == "ready")
-        group, status = it.groups["decode-0"], it.managed("decode-0").status
-        assert it.router.drained == [("decode-0", None, True)]
-        assert (group.served_models, group.num_launches, group.num_kills) == ([MODEL, "other"], 1, 0)
-        assert (status.model, status.version, status.role, status.restarts) == ("other", "o1", "prefill", 0)
-        assert ("decode-0", "freeing") in it.watcher.changes
-
-
-@scenario
-async def test_a_group_that_dies_while_it_leaves_its_model_comes_back_in_the_next_one() -> None:
-    async with serving("decode") as it:
-        it.groups["decode-0"].obeys = False
-        await move(it, "decode-0")
-        await it.until(lambda: bool(it.router.drained))
-        it.groups["decode-0"].die("killed")
-        await it.until(lambda: it.state_of("decode-0") == "ready")
-        group = it.groups["decode-0"]
-        assert (group.served_models, group.num_launches) == ([MODEL, "other"], 2)
-
-
-@scenario
-async def test_a_group_that_cannot_load_its_next_model_is_given_up_with_the_reason() -> None:
-    async with serving("decode", "prefill") as it:
-        it.groups["decode-0"].cannot_load = {"other"}
-        await move(it, "decode-0")
-        await it.until(lambda: it.state_of("decode-0") == "failed")
-        assert "other cannot be loaded" in it.managed("decode-0").status.detail
-        assert it.groups["decode-0"].num_launches == 3  # the first try was in the process that served before
-        assert it.state_of("prefill-0") == "ready"
-
-
-@scenario
-async def test_a_group_can_be_removed_while_it_moves() -> None:
-    async with serving("decode", "prefill") as it:
-        it.groups["decode-0"].obeys = False
-        await move(it, "decode-0")
-        await it.supervisor.remove(it.managed("decode-0"), migrate=True)
-        it.groups["decode-0"].die("ended by itself")
-        await it.until(lambda: it.supervisor.group("decode-0") is None)
-        assert it.groups["decode-0"].served_models == [MODEL]
-
-
 TWO = CONFIG.with_models([ModelEntry("/m", "chat"), ModelEntry("/d", "draft")])
 
 
@@ -460,5 +404,77 @@ def test_a_model_without_groups_is_cold_and_waits_for_one() -> None:
             assert it.router.told[-1]["draft"] == ExpectedWorkers(0, 0)
             it.supervisor.add_model("code", 128)
             assert it.supervisor.expected["code"] == ExpectedWorkers(0, 0, 128)
+
+    asyncio.run(check())
+
+
+def test_the_processes_of_a_group_that_moves_go_on_with_the_other_model() -> None:
+    async def check() -> None:
+        async with serving(config=TWO) as it:
+            group = it.group("decode-0", model="chat")
+            await it.supervisor.add([group])
+            await it.until(lambda: it.state_of("decode-0") == "ready")
+            config = TWO.of_model("draft")
+            await it.supervisor.move(
+                it.managed("decode-0"), Deployment(config, "secret", None, False, "v7"), {}, "decode"
+            )
+            assert (it.router.told[-1]["chat"].num_decode, it.router.told[-1]["draft"].num_decode) == (0, 1)
+            await it.until(lambda: it.state_of("decode-0") == "ready")
+            status = it.managed("decode-0").status
+            assert (status.model, status.version, status.restarts) == ("draft", "v7", 0)
+            assert (group.num_launches, group.num_kills) == (1, 0)
+            assert it.router.drained == [("decode-0", None, True)]
+
+    asyncio.run(check())
+
+
+def test_a_group_that_dies_on_its_way_to_another_model_is_started_for_that() -> None:
+    async def check() -> None:
+        async with serving(config=TWO) as it:
+            group = it.group("decode-0", model="chat", obeys=False)
+            await it.supervisor.add([group])
+            await it.until(lambda: it.state_of("decode-0") == "ready")
+            config = TWO.of_model("draft")
+            await it.supervisor.move(it.managed("decode-0"), Deployment(config, "secret", None, False), {}, "decode")
+            group.die("killed")
+            await it.until(lambda: group.num_launches == 2 and it.state_of("decode-0") == "ready")
+            assert it.managed("decode-0").status.model == "draft"
+            assert it.managed("decode-0").pending_change is None
+
+    asyncio.run(check())
+
+
+def to_draft(role: Role = "decode") -> tuple[Deployment, dict[Role, PoolResources], Role]:
+    return Deployment(TWO.of_model("draft"), "secret", None, False), {}, role
+
+
+def test_a_group_that_cannot_load_its_next_model_is_given_up_with_the_reason() -> None:
+    async def check() -> None:
+        async with serving(config=TWO) as it:
+            group, other = it.group("decode-0", model="chat", cannot_load={"draft"}), it.group("decode-1", model="chat")
+            await it.supervisor.add([group, other])
+            await it.until(lambda: it.state_of("decode-0") == it.state_of("decode-1") == "ready")
+            await it.supervisor.move(it.managed("decode-0"), *to_draft())
+            await it.until(lambda: it.state_of("decode-0") == "failed")
+            assert "draft cannot be loaded" in it.managed("decode-0").status.detail
+            assert group.served_models == ["chat", "draft", "draft", "draft"]
+            assert group.num_launches == 3  # the first try was in the process that served before
+            assert it.router.told[-1]["draft"].hindrance == f"decode-0: {it.managed('decode-0').status.detail}"
+            assert it.state_of("decode-1") == "ready"
+
+    asyncio.run(check())
+
+
+def test_a_group_can_be_removed_while_it_moves() -> None:
+    async def check() -> None:
+        async with serving(config=TWO) as it:
+            group = it.group("decode-0", model="chat", obeys=False)
+            await it.supervisor.add([group])
+            await it.until(lambda: it.state_of("decode-0") == "ready")
+            await it.supervisor.move(it.managed("decode-0"), *to_draft())
+            await it.supervisor.remove(it.managed("decode-0"), migrate=True)
+            group.die("ended by itself")
+            await it.until(lambda: it.supervisor.group("decode-0") is None)
+            assert group.served_models == ["chat"]
 
     asyncio.run(check())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 
@@ -20,6 +21,12 @@ from slipstream.router.protocol.messages import STEP_SEQUENCES, STEP_TOKENS, Sta
 from slipstream.router.requests.history import Timeline
 from slipstream.router.status.status import Snapshot, Totals, WorkerStatus
 from slipstream.workers.engine.step_counts import StepCounts
+
+
+def rendered(front: FrontMetrics, snapshots: dict[str, Snapshot], *, num_connections: int = 0) -> str:
+    """The page of models with these states."""
+    page = MetricsPage(front, lambda: tuple(snapshots), snapshots.__getitem__, lambda: num_connections, Access())
+    return asyncio.run(page.render()).decode()
 
 
 def worker(role: str, *, free: int, num_pages: int = 100) -> WorkerStatus:
@@ -84,9 +91,7 @@ def test_latencies_are_shown_for_a_bounded_number_of_versions() -> None:
     for number in range(MAX_VERSIONS + 3):
         front.of("demo").latencies.of("v0").whole_s.observe(1.0)
         front.of("demo").latencies.of(f"v{number}").whole_s.observe(2.0)
-    page = (
-        MetricsPage(front, lambda: {"demo": Snapshot({}, 0, {}, (), Totals())}, lambda: 0, Access()).render().decode()
-    )
+    page = rendered(front, {"demo": Snapshot({}, 0, {}, (), Totals())})
     families = {family.name: family for family in text_string_to_metric_families(page)}
     samples = families["vllm:e2e_request_latency_seconds"].samples
     shown = {sample.labels["version"]: sample.value for sample in samples if sample.name.endswith("_count")}
@@ -101,7 +106,7 @@ def test_steps_are_shown_as_histograms_of_each_worker() -> None:
     counters = {"computed_tokens": 20_010, "step_sequences": 6, "steps": 3, **dict(counts.by_size())}
     stats = Stats(0, 0, (), tuple((name, float(value)) for name, value in counters.items()))
     snapshot = Snapshot({}, 0, {}, (replace(worker("decode", free=1), stats=stats), worker("decode", free=1)), Totals())
-    page = MetricsPage(FrontMetrics(), lambda: {"demo": snapshot}, lambda: 0, Access()).render().decode()
+    page = rendered(FrontMetrics(), {"demo": snapshot})
     tokens = dict(zip(STEP_TOKENS.bounds, [1, 1, *[2] * 11], strict=True))
     sequences = dict(zip(STEP_SEQUENCES.bounds, [1, 2, *[3] * 9], strict=True))
     for name, counts_le, total in (
@@ -122,7 +127,7 @@ def test_steps_are_shown_as_histograms_of_each_worker() -> None:
 def test_a_worker_that_counts_less_than_others_does_not_break_the_page() -> None:
     stats = Stats(0, 0, (), (("step_sequences", 6.0),))
     snapshot = Snapshot({}, 0, {}, (replace(worker("decode", free=1), stats=stats),), Totals())
-    page = MetricsPage(FrontMetrics(), lambda: {"demo": snapshot}, lambda: 0, Access()).render().decode()
+    page = rendered(FrontMetrics(), {"demo": snapshot})
     assert 'slipstream:iteration_sequences_sum{model_name="demo",role="decode",worker="w"} 6.0' in page
 
 
@@ -137,7 +142,7 @@ def test_kv_usage_is_what_decode_workers_can_neither_give_nor_evict() -> None:
 
 def test_the_page_is_valid_and_has_the_names_that_users_graph() -> None:
     snapshot = Snapshot({0: 2, -3: 1}, 5, {"queued": 3, "decode": 2}, (worker("decode", free=50),), Totals())
-    page = MetricsPage(FrontMetrics(), lambda: {"demo": snapshot}, lambda: 7, Access()).render().decode()
+    page = rendered(FrontMetrics(), {"demo": snapshot}, num_connections=7)
     families = {family.name: family for family in text_string_to_metric_families(page)}
     gauges = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
     counters = ("prompt_tokens", "generation_tokens", "request_success", "prefix_cache_queries", "prefix_cache_hits")
@@ -168,7 +173,7 @@ def test_the_page_is_valid_and_has_the_names_that_users_graph() -> None:
 def test_clients_cannot_make_up_time_series_by_their_priorities() -> None:
     depth = {0: 1} | {sign * 10**power: 1 for sign in (1, -1) for power in range(1, 10)}
     snapshot = Snapshot(depth, 19, {"queued": 19}, (), Totals())
-    page = MetricsPage(FrontMetrics(), lambda: {"demo": snapshot}, lambda: 0, Access()).render().decode()
+    page = rendered(FrontMetrics(), {"demo": snapshot})
     families = {family.name: family for family in text_string_to_metric_families(page)}
     shown = {sample.labels["priority"]: sample.value for sample in families["slipstream:queue_depth"].samples}
     assert shown == {"-8": 9, "0": 1, "8": 9}
@@ -182,10 +187,9 @@ def test_series_of_several_models_stand_together_and_end_with_their_model() -> N
     front = FrontMetrics(["chat", "draft"])
     front.of("chat").num_output_tokens = 3
     front.of("made up").num_output_tokens = 5
-    page = MetricsPage(front, lambda: snapshots, lambda: 0, Access())
 
     def shown(name: str) -> dict[str, float]:
-        families = {family.name: family for family in text_string_to_metric_families(page.render().decode())}
+        families = {family.name: family for family in text_string_to_metric_families(rendered(front, snapshots))}
         return {sample.labels["model_name"]: sample.value for sample in families[name].samples}
 
     assert shown("slipstream:queue_depth") == {"chat": 1, "draft": 2}
@@ -193,4 +197,22 @@ def test_series_of_several_models_stand_together_and_end_with_their_model() -> N
     assert shown("vllm:generation_tokens") == {"chat": 3, "draft": 0}
     del snapshots["chat"]
     assert shown("vllm:generation_tokens") == {"draft": 0}
-    assert b"chat" not in page.render()
+    assert "chat" not in rendered(front, snapshots)
+
+
+def test_the_page_of_many_models_lets_the_event_loop_turn_and_a_model_go() -> None:
+    async def main() -> None:
+        snapshots = {f"m{number}": Snapshot({}, 0, {}, (), Totals()) for number in range(5)}
+        page = MetricsPage(
+            FrontMetrics(snapshots), lambda: tuple(snapshots), snapshots.__getitem__, lambda: 0, Access()
+        )
+        rendering = asyncio.create_task(page.render())
+        await asyncio.sleep(0)
+        assert not rendering.done()
+        del snapshots["m4"]
+        text = (await rendering).decode()
+        assert 'model_name="m3"' in text
+        assert "m4" not in text
+        assert text.count("# TYPE slipstream:queue_depth gauge") == 1
+
+    asyncio.run(main())

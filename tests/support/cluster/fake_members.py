@@ -170,9 +170,9 @@ class FakeGroup(FakeMember):
     def become(self, role: Role) -> None:
         self.role = role
 
-    def join(self, deployment: Deployment, role: Role, pools: Mapping[Role, PoolResources]) -> None:
-        self.model, self.version, self.role = deployment.model.name, deployment.version, role
-        self.state = "draining"
+    def adopt(self, deployment: Deployment, pools: Mapping[Role, PoolResources], role: Role) -> None:
+        self.model, self.version = deployment.model
+        self.role = role
 
     async def has_left(self) -> bool:
         return await self.death() == "ended by itself"
@@ -193,12 +193,13 @@ class FakeGroup(FakeMember):
         self.begin()
 
     async def serve(self, router: Endpoint, ranks_on_host: int) -> None:
-        if self._death is None or self._death.done():  # the same process, once more
-            self._death = asyncio.get_running_loop().create_future()
         self.state, self.served_role = "ready", self.role
         self.epoch += 1
+        if self._death is not None and self._death.done():  # the same processes go on
+            self._death = asyncio.get_running_loop().create_future()
         self.served_models.append(self.model)
         if self.model in self.cannot_load:
+            self.state = "loading"
             self.die(f"{self.model} cannot be loaded")
 
     def redirect(self, router: Endpoint) -> None:

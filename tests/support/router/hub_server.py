@@ -19,6 +19,7 @@ from pathlib import Path
 
 PIECE_BYTES = 64 << 10
 INFO = re.compile(r"/api/models/([^/]+/[^/?]+)(?:/revision/([^/?]+))?(?:\?.*)?")
+TREE = re.compile(r"/api/models/([^/]+/[^/?]+)/tree/([^/?]+)(?:\?.*)?")
 RESOLVE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
 
@@ -131,6 +132,8 @@ class HubHandler(FileHandler):
         self.server_state.requests.append((self.command, self.path))
         if self.server_state.faults.status is not None:
             self.answer(self.server_state.faults.status)
+        elif tree := TREE.fullmatch(self.path):
+            self._tree(tree[1], tree[2])
         elif info := INFO.fullmatch(self.path):
             self._info(info[1], info[2] or "main")
         elif self.path.startswith("/cdn/"):
@@ -173,6 +176,19 @@ class HubHandler(FileHandler):
             siblings.append(sibling)
         body = {"id": name, "modelId": name, "sha": commit, "private": False, "siblings": siblings, "tags": []}
         self.answer(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
+
+    def _tree(self, name: str, revision: str) -> None:
+        found = self._repository(name)
+        commit = self._commit(found, revision) if found is not None else None
+        if found is None or commit is None:
+            return
+        entries = []
+        for file, content in found.commits[commit].items():
+            entry: dict[str, object] = {"type": "file", "path": file, "size": len(content), "oid": git_sha1(content)}
+            if is_lfs(file):
+                entry["lfs"] = {"oid": sha256(content), "size": len(content), "pointerSize": 135}
+            entries.append(entry)
+        self.answer(200, json.dumps(entries).encode(), {"Content-Type": "application/json"})
 
     def _resolve(self, name: str, revision: str, file: str) -> None:
         found = self._repository(name)

@@ -115,6 +115,25 @@ def test_what_the_user_has_in_the_cache_of_huggingface_hub_is_not_fetched_again(
     assert (directory / "model.safetensors").stat().st_ino == path.resolve().stat().st_ino
 
 
+def test_without_the_hub_the_cache_of_huggingface_hub_is_read(
+    server: FileServer, repository: HubRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import snapshot_download
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(SourceUnreachable, match="HF_HUB_OFFLINE is set, and the cache of huggingface_hub does not"):
+        fetch(tmp_path / "cache")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    snapshot_download("org/demo", endpoint=server.url, ignore_patterns=["*.bin", "*.md"])
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    server.requests.clear()
+    directory = fetch(tmp_path / "cache")
+    assert content_of(directory) == SERVED
+    assert directory.name == repository.revisions["main"]
+    assert not server.requests
+
+
 def refusal(address: str = "hf://org/demo") -> str:
     url = WeightsUrl.parse(address)
     assert url is not None
