@@ -23,6 +23,7 @@ COMMANDS = {
     "keys": "slipstream.router.access.keys_command:keys_command",
     "mock-worker": "slipstream.workers.mock.main:mock_worker_command",
     "models": "slipstream.cluster.commands.models_command:models_command",
+    "move": "slipstream.cluster.commands.fleet_commands:move_command",
     "plan": "slipstream.cluster.tools.plan.plan_command:plan_command",
     "planner": "slipstream.cluster.commands.planner_command:planner_command",
     "restart": "slipstream.cluster.commands.restart_command:restart_command",

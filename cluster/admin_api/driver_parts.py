@@ -14,6 +14,7 @@ from slipstream.cluster.planner.decision_log import DecisionLog
 from slipstream.cluster.repository.files_watch import FilesWatch
 from slipstream.cluster.state.run_state import ClusterState
 from slipstream.cluster.update.updaters import Updaters
+from slipstream.router.protocol.messages import Role
 
 
 class RouterView(Protocol):
@@ -36,6 +37,9 @@ class FleetView(Protocol):
 
     def of_model(self, model: str) -> FleetPort:
         """Raises FleetError if there is no such model."""
+
+    async def move(self, name: str, model: str, role: Role) -> None:
+        """Drains a group, and lets its processes go on with another model. Raises FleetError."""
 
     def of_worker(self, name: str) -> FleetPort:
         """The fleet of the model that a group belongs to. Raises FleetError if there is no such group."""

@@ -36,6 +36,11 @@ class RoleQuestion(StrictBody):
     role: Role
 
 
+class MoveQuestion(StrictBody):
+    model: str
+    role: Role | None = Field(None, description="Its role there; by default the one that it has.")
+
+
 class MemberAnswer(BaseModel):
     name: str
     role: Role
@@ -128,6 +133,15 @@ def fleet_routes(parts: DriverParts) -> APIRouter:
         await RecordedFleet(own, parts.changes, caller, _model(member)).switch_role(name, question.role)
         state = own.state()
         return FleetAnswer.of(state, warning=_emptied(state, "prefill" if question.role == "decode" else "decode"))
+
+    @routes.post("/workers/{name:any}/model", status_code=202, summary="Let a group go on with another model")
+    async def move(name: WorkerName, question: MoveQuestion, caller: Caller) -> FleetAnswer:
+        fleet.of_worker(name)
+        member = fleet.state().member(name)
+        before, role = _model(member), question.role or (member.role if member is not None else "decode")
+        await fleet.move(name, question.model, role)
+        parts.changes.note(caller, "model", name, before, question.model, model=question.model)
+        return FleetAnswer.of(fleet.state())
 
     return routes
 

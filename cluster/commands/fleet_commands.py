@@ -1,4 +1,5 @@
-"""The commands `slipstream scale`, `drain` and `role`: request a change from the admin API and follow it to its end."""
+"""The commands `slipstream scale`, `drain`, `role` and `move`: request a change from the admin API and follow it to its
+end."""
 
 from __future__ import annotations
 
@@ -72,6 +73,23 @@ def role_command(cluster: ClusterChoice, worker: str, role: str, detach: bool, a
     with exit_on_command_error():
         admin = cluster.admin_api()
         begun = admin.post(_worker_path(worker, "role"), {"role": role}, AT_ONCE)
+        _follow(admin, begun, [worker], detach, as_json)
+
+
+@click.command("move")
+@click.argument("worker")
+@click.argument("model")
+@click.option("--role", type=click.Choice(ROLES), help="Its role there; by default the one that it has.")
+@changes_a_cluster
+@DETACH
+@FLEET_JSON
+def move_command(
+    cluster: ClusterChoice, worker: str, model: str, role: str | None, detach: bool, as_json: bool
+) -> None:
+    """Empty WORKER, and let its processes load MODEL, which is faster than a new worker."""
+    with exit_on_command_error():
+        admin = cluster.admin_api()
+        begun = admin.post(_worker_path(worker, "model"), {"model": model, "role": role}, AT_ONCE)
         _follow(admin, begun, [worker], detach, as_json)
 
 

@@ -63,8 +63,9 @@ def _chosen(name: str | None) -> ClusterState:
     (state,) = states
     if not state.is_up:
         raise CommandError(f"{state.name} is {state.phase if state.has_driver else 'starting again'}; nothing was done")
-    if state.update_phase is not None and state.update_phase not in ENDED:
-        raise CommandError(f"{state.name} is being updated ({state.update}), which a restart would cut short")
+    for model in state.models:
+        if model.update_phase is not None and model.update_phase not in ENDED:
+            raise CommandError(f"{state.name} is being updated ({model.update}), which a restart would cut short")
     return state
 
 

@@ -88,12 +88,18 @@ class ClusterFleet:
         )
 
     async def move(self, name: str, model: str, role: Role) -> None:
-        """Removes a group, and adds one to the other model in its place."""
-        leaves, joins = self.of_worker(name), self.of_model(model)
-        if joins.is_held:
-            raise FleetError("conflict", "model", f"an update of {model} is under way")
-        await leaves.remove(name)
-        await joins.add(role)
+        """Drains a group that serves; then its processes load the other model. Raises FleetError."""
+        leaves, joins, managed = self.of_worker(name), self.of_model(model), self._supervisor.group(name)
+        assert managed is not None
+        leaves.check_not_held("name")
+        joins.check_not_held("model")
+        if leaves is joins:
+            raise FleetError("conflict", "model", f"{name} serves {model} already")
+        if managed.pending_change is not None or managed.status.state != "ready":
+            raise FleetError(
+                "conflict", "name", f"{name} is {managed.status.state}; only a worker that serves can move"
+            )
+        await joins.adopt(managed, role)
 
     def pools_of(self, config: ClusterConfig) -> dict[Role, PoolResources]:
         """What the pools of a model reserve. Raises CannotPlace."""

@@ -36,12 +36,13 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PendingChange:
-    """Why a group is to be drained: to come back in `next_role`, or (None) to leave for good. At `overdue_s`
-    (monotonic) its processes are killed."""
+    """Why a group is to be drained: to come back in `next_role`, to go on with another model (`moves`), or else to
+    leave for good. At `overdue_s` (monotonic) its processes are killed."""
 
     next_role: Role | None
     migrate: bool
     overdue_s: float
+    moves: bool = False
 
 
 @dataclass(slots=True)
@@ -74,7 +75,8 @@ class ManagedGroup(Managed[Group]):
 
     @property
     def is_leaving(self) -> bool:
-        return self.pending_change is not None and self.pending_change.next_role is None
+        change = self.pending_change
+        return change is not None and change.next_role is None and not change.moves
 
     @property
     def is_wanted(self) -> bool:

@@ -143,7 +143,7 @@ class OneModelFleet:
         """Drains a group and ends it. Does nothing if it is leaving already."""
         managed = self._managed(name)
         if not managed.is_leaving:
-            self._check_not_held("name")
+            self.check_not_held("name")
             await self._supervisor.remove(managed, migrate=migrate)
 
     async def retire(self, name: str) -> None:
@@ -155,7 +155,7 @@ class OneModelFleet:
     async def switch_role(self, name: str, role: Role) -> None:
         """Changes a group's role. Does nothing if it has that role already."""
         managed = self._managed(name)
-        self._check_not_held("name")
+        self.check_not_held("name")
         if managed.is_leaving:
             raise FleetError("conflict", "name", f"{name} is leaving the cluster")
         if managed.status.state == "failed":
@@ -174,7 +174,7 @@ class OneModelFleet:
         shortest time."""
         if replicas < 0:
             raise FleetError("invalid", "replicas", f"replicas must not be negative, got {replicas}")
-        self._check_not_held("replicas")
+        self.check_not_held("replicas")
         wanted = [managed for managed in self._groups() if managed.is_wanted and managed.member.role == role]
         if replicas > len(wanted):
             self._site.check_budget(replicas - len(wanted))
@@ -194,6 +194,18 @@ class OneModelFleet:
             for name in self._site.new_names(role, count, taken)
         ]
 
+    async def adopt(self, managed: ManagedGroup, role: Role) -> None:
+        """Makes a group of another model, which serves, one of this model. Raises FleetError."""
+        made_from = self._versions[self.newest]
+        ours, theirs = made_from.pools[role], managed.member.pool
+        if (ours.rank, ours.bundle, ours.labels) != (theirs.rank, theirs.bundle, theirs.labels):
+            reason = (
+                f"a {role} worker of {self.model} needs {_needs(ours)}, and {managed.status.name} has {_needs(theirs)}"
+            )
+            raise FleetError("conflict", "model", reason)
+        await self._check_files(self.newest)
+        await self._supervisor.move(managed, made_from.deployment, made_from.pools, role)
+
     async def _check_files(self, version: str) -> None:
         files = self.files().get(version)
         if files is None:
@@ -203,7 +215,8 @@ class OneModelFleet:
             reason = f"no worker of version {version} can be started: {difference}"
             raise FleetError("conflict", "version", reason)
 
-    def _check_not_held(self, field: str) -> None:
+    def check_not_held(self, field: str) -> None:
+        """Raises FleetError while an update is under way."""
         if self.is_held:
             raise FleetError("conflict", field, "an update is under way; `slipstream update` shows how far it is")
 
@@ -233,6 +246,11 @@ def cannot_switch(config: ClusterConfig) -> str | None:
             one, other = getattr(ours.engine, key), getattr(theirs.engine, key)
             return f"engine.{key} is {one} for prefill and {other} for decode, which takes a new start"
     return None
+
+
+def _needs(pool: PoolResources) -> str:
+    labels = "".join(f", {key}={value}" for key, value in pool.labels.items())
+    return ", ".join(f"{amount:g} {kind}" for kind, amount in sorted(pool.bundle.items())) + labels
 
 
 def _worth(managed: ManagedGroup) -> tuple[int, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -12,11 +12,13 @@ from ray.exceptions import RayError
 
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.fleet.fleet_port import MemberState
+from slipstream.cluster.ray.bundles import PoolResources
 from slipstream.cluster.state.run_state import MemberStatus
 from slipstream.cluster.supervisor.group_monitor import GIVE_UP_S, SERVING_S, SILENT_S, GroupMonitor
 from slipstream.cluster.supervisor.managed import Managed, ManagedGroup, Observer, PendingChange
 from slipstream.cluster.supervisor.managed_router import ManagedRouter
-from slipstream.cluster.supervisor.members.actor_handles import reason_of
+from slipstream.cluster.supervisor.members.actor_handles import ENDED, reason_of
+from slipstream.cluster.supervisor.members.deployment import Deployment
 from slipstream.cluster.supervisor.members.members import Group, Member, RouterControl
 from slipstream.cluster.supervisor.restart_policy import GiveUp, RestartPolicy
 from slipstream.cluster.supervisor.supervised_model import SupervisedModel
@@ -218,6 +220,19 @@ class Supervisor:
         if not was_serving and managed.status.state not in NOT_SERVING:
             managed.member.cut_off()  # it is still loading, in the old role
 
+    async def move(
+        self, managed: ManagedGroup, deployment: Deployment, pools: Mapping[Role, PoolResources], role: Role
+    ) -> None:
+        """Drains a group that serves, and lets its processes go on with another model."""
+        managed.pending_change = PendingChange(None, True, self._overdue_s(), moves=True)
+        managed.member.adopt(deployment, pools, role)
+        status = managed.status
+        (status.model, status.version), status.role = deployment.model, role
+        managed.asked_epoch = 0
+        managed.nudge.set()
+        self._note(managed, "draining", f"is to serve {status.model}")
+        await self._tell_wanted()
+
     def _overdue_s(self) -> float:
         return time.monotonic() + self._config.drain_timeout_s + OVERDUE_S
 
@@ -321,6 +336,18 @@ class Supervisor:
         # At the start, groups wait for each other, so that all know how many share a host and take only their share of
         # its cores.
         await self._all_launched.wait()
+        while True:
+            reason = await self._serve_as_group(managed)
+            change = managed.pending_change
+            if reason != ENDED or change is None or not change.moves:
+                return reason
+            managed.pending_change, managed.asked_epoch = None, 0
+            managed.ready.clear()
+            self._note(managed, "loading", f"goes on with {managed.status.model}")
+
+    async def _serve_as_group(self, managed: ManagedGroup) -> str:
+        """Returns the reason why the group does not serve its model any more."""
+        group = managed.member
         await group.serve(await asyncio.shield(self._worker_port), self._num_ranks_beside(group))
         death = asyncio.ensure_future(group.death())
         follow = asyncio.ensure_future(self._monitor.follow(managed))

@@ -56,8 +56,10 @@ def warnings_about(config: ClusterConfig, machine: Machine) -> Iterator[str]:
                 f"{_dotted(key)}quantization is {ours} for prefill and {theirs} for decode: a prompt that the decode "
                 "worker computes itself gives other numbers than one that is computed remotely"
             )
+        if config.models and not alone.decode.replicas and not config.planner.enabled:
+            wait = f"requests of {alone.model.name} wait until `slipstream scale` gives it a worker"
+            yield f"{_dotted(key)}decode.replicas is 0, and no planner is enabled: {wait}"
     yield from _pools_too_large(config, machine)
-    yield from _pages_over_budget(config)
     yield from itertools.islice(_too_many_threads(config, machine), 1)
     if config.ray.object_store_mib > machine.memory_mib:
         asked = f"ray.object_store_mib is {config.ray.object_store_mib}"
@@ -94,22 +96,17 @@ def _pools_too_large(config: ClusterConfig, machine: Machine) -> Iterator[str]:
         yield f"{asked}: together {total_mib} MiB at least, and {machine.memory}: they do not fit on this host alone"
 
 
-def _pages_over_budget(config: ClusterConfig) -> Iterator[str]:
-    """Warns if the pools of a stated size would be more than the budget where all workers are on one host."""
-    most = config.budget.memory_gib
-    pools = [pool for alone in config.each() for _, pool in alone.pools() if pool.engine.device != "cuda"]
-    sizes = [(pool, pool.engine.kv_cache_mib) for pool in pools if pool.engine.num_pages is None]
-    asked_mib = sum(size * pool.replicas * pool.tp for pool, size in sizes if size != "auto")
-    if most is not None and asked_mib > most * 1024:
-        yield f"budget.memory_gib is {most:g}, and the pools of all models together ask for {asked_mib / 1024:.1f} GiB"
-
-
 def all_memory_parts(config: ClusterConfig) -> Iterator[MemoryPart]:
-    """What the settings of all models ask for on a host."""
+    """What the settings of all models ask for on a host, which divide the budget."""
+    has_budget = False
     for key, alone in models_by_key(config):
         for part in memory_parts(alone):
             said = part.said
-            if key:
+            if said.startswith("budget."):
+                if has_budget:
+                    continue
+                has_budget = True
+            elif key:
                 weights = "the weights in "
                 is_weights = said.startswith(weights)
                 said = f"{weights}{_dotted(key)}path" if is_weights else f"{_dotted(key)}{said}"

@@ -13,6 +13,7 @@ from slipstream.cluster.supervisor.members.actors import ProcessHost
 from slipstream.cluster.supervisor.members.deployment import Deployment
 
 STOP_PATIENCE_S = 2.0
+ENDED = "ended by itself"  # why a group is gone whose processes have returned from `run`
 
 
 def start_actor(
@@ -46,7 +47,7 @@ async def _end_of(run: Awaitable[object]) -> str:
         await run
     except RayError as error:
         return reason_of(error)
-    return "ended by itself"
+    return ENDED
 
 
 def reason_of(error: RayError) -> str:
@@ -67,6 +68,12 @@ def reason_of(error: RayError) -> str:
         if "connection error" in text or "worker process has died" in text:
             return "process is gone (killed, or crashed in native code)"
     return f"process is gone: {text[:300]}"
+
+
+async def join_runs(runs: Sequence[Awaitable[object]]) -> None:
+    """Waits until all `run` calls have ended, of which one has. Raises TimeoutError."""
+    async with asyncio.timeout(STOP_PATIENCE_S):
+        await asyncio.gather(*(_end_of(run) for run in runs))
 
 
 async def stop_actor(actor: Any, runs: list[Any]) -> None:

@@ -12,7 +12,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from slipstream.cluster.config.settings_by_name import by_name
 from slipstream.cluster.ray.bundles import PoolResources
-from slipstream.cluster.supervisor.members.actor_handles import end_by_force, first_death, start_actor, stop_actor
+from slipstream.cluster.supervisor.members.actor_handles import (
+    end_by_force,
+    first_death,
+    join_runs,
+    start_actor,
+    stop_actor,
+)
 from slipstream.cluster.supervisor.members.actors import (
     DecodeRank,
     DecodeWorker,
@@ -93,6 +99,10 @@ class GroupMember:
         """Changes the role from the next launch on. (A running group hears of it from the router.)"""
         self._role = role
 
+    def adopt(self, deployment: Deployment, pools: Mapping[Role, PoolResources], role: Role) -> None:
+        """Makes this a group of another model, which it serves from the next call of `serve` on."""
+        self._deployment, self._pools, self._role = deployment, pools, role
+
     def reserve(self) -> None:
         """Asks Ray for room, unless the group already has suitable room. If there is none, Ray's autoscaler adds a
         node."""
@@ -135,7 +145,9 @@ class GroupMember:
         self.locations = list(await asyncio.gather(*(actor.warm_up.remote(WORKER_MODULES) for actor in self._actors)))
 
     async def serve(self, router: Endpoint, ranks_on_host: int) -> None:
-        """Lets the ranks load the model and connect to the router; `report` tells how far they are."""
+        """Lets the ranks load the model and connect to the router; `report` tells how far they are. If they have served
+        before, they end that first. Raises TimeoutError."""
+        await join_runs(self._runs)
         leader, *others = self._actors
         config = by_name(self._worker_config(router, ranks_on_host))
         # Goes from the leader to the others as a reference, not through here: unpacking it would import torch.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import shutil
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,11 +17,11 @@ from slipstream.cluster.config.loading.config_file import load_config
 from slipstream.cluster.config.model_cache_config import ModelCacheConfig
 from slipstream.cluster.config.settings_file import ConfigError
 from slipstream.cluster.repository.downloads import Downloads
-from slipstream.cluster.repository.model_location import with_absolute_path
+from slipstream.cluster.repository.model_location import address_of, with_absolute_path
 from slipstream.cluster.sizing.config_choice import config_source, write_chosen
 from slipstream.cluster.sizing.serve_target import DEMO_MODEL
 from slipstream.cluster.terminal.console import Console
-from slipstream.router.model_files.sources.weights_source import SourceUnreachable
+from slipstream.router.model_files.sources.weights_source import SourceError, SourceUnreachable
 from slipstream.router.model_files.sources.weights_url import WeightsUrl
 from tests.support.router.hub_server import FileServer, HubRepository, files_of, hub
 
@@ -53,6 +55,8 @@ def test_a_remote_model_is_in_the_cache_of_the_host_under_its_name(server: FileS
     config = load_config(config_at(tmp_path, more="model_cache: {path: models, max_gib: 1}"))
     assert Path(config.model.path).parents[1] == tmp_path / "models"
     assert (config.model.name, config.model.version) == ("org/demo", None)
+    assert address_of(config.model.path) == f"{ADDRESS}@{Path(config.model.path).name}"
+    assert address_of(str(DEMO_MODEL)) == str(DEMO_MODEL)
     assert (Path(config.model.path) / "config.json").is_file()
     assert config.model_cache.path == str(tmp_path / "models")
 
@@ -153,6 +157,25 @@ def test_a_download_says_what_it_does(server: FileServer, tmp_path: Path) -> Non
     first, last = said.getvalue().splitlines()
     assert first == f"fetching {ADDRESS}: 6 files, 7.2 MiB"
     assert last.startswith(f"fetched {ADDRESS} into {directory} in ")
+
+
+def test_a_download_is_abandoned_at_the_end_of_a_cluster_and_continued_later(
+    server: FileServer, tmp_path: Path
+) -> None:
+    server.faults.hangs_after = 1_000_000
+    files, cache, url = Downloads(Console(io.StringIO())), ModelCacheConfig(str(tmp_path)), WeightsUrl("hf", "org/demo")
+    with ThreadPoolExecutor(1) as thread:
+        fetching = thread.submit(files.local, url, None, cache)
+        while server.num_bytes["model.safetensors"] < 900_000:
+            assert not fetching.done()
+            time.sleep(0.01)
+        files.abandon()
+        with pytest.raises(SourceError, match="the download was abandoned, because the cluster ends"):
+            fetching.result(20)
+    server.faults.hangs_after = None
+    server.faults.go_on.set()
+    directory, _ = Downloads(Console(io.StringIO())).local(url, None, cache)
+    assert (directory / "model.safetensors").read_bytes() == (DEMO_MODEL / "model.safetensors").read_bytes()
 
 
 def test_a_path_of_the_cache_below_home_is_each_hosts_own(tmp_path: Path) -> None:

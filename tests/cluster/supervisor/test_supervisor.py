@@ -12,6 +12,7 @@ from slipstream.cluster.config.cluster_config import RestartConfig
 from slipstream.cluster.config.model_entry import ModelEntry
 from slipstream.cluster.supervisor import group_monitor
 from slipstream.cluster.supervisor import supervisor as supervisor_module
+from slipstream.cluster.supervisor.members.deployment import Deployment
 from slipstream.cluster.supervisor.supervisor import StartFailed, Supervisor
 from slipstream.router.model_files.manifest import REFUSES
 from slipstream.router.process.addresses import Endpoint
@@ -402,5 +403,41 @@ def test_a_model_without_groups_is_cold_and_waits_for_one() -> None:
             assert it.router.told[-1]["draft"] == ExpectedWorkers(0, 0)
             it.supervisor.add_model("code", 128)
             assert it.supervisor.expected["code"] == ExpectedWorkers(0, 0, 128)
+
+    asyncio.run(check())
+
+
+def test_the_processes_of_a_group_that_moves_go_on_with_the_other_model() -> None:
+    async def check() -> None:
+        async with serving(config=TWO) as it:
+            group = it.group("decode-0", model="chat")
+            await it.supervisor.add([group])
+            await it.until(lambda: it.state_of("decode-0") == "ready")
+            config = TWO.of_model("draft")
+            await it.supervisor.move(
+                it.managed("decode-0"), Deployment(config, "secret", None, False, "v7"), {}, "decode"
+            )
+            assert (it.router.told[-1]["chat"].num_decode, it.router.told[-1]["draft"].num_decode) == (0, 1)
+            await it.until(lambda: it.state_of("decode-0") == "ready")
+            status = it.managed("decode-0").status
+            assert (status.model, status.version, status.restarts) == ("draft", "v7", 0)
+            assert (group.num_launches, group.num_kills) == (1, 0)
+            assert it.router.drained == [("decode-0", None, True)]
+
+    asyncio.run(check())
+
+
+def test_a_group_that_dies_on_its_way_to_another_model_is_started_for_that() -> None:
+    async def check() -> None:
+        async with serving(config=TWO) as it:
+            group = it.group("decode-0", model="chat", obeys=False)
+            await it.supervisor.add([group])
+            await it.until(lambda: it.state_of("decode-0") == "ready")
+            config = TWO.of_model("draft")
+            await it.supervisor.move(it.managed("decode-0"), Deployment(config, "secret", None, False), {}, "decode")
+            group.die("killed")
+            await it.until(lambda: group.num_launches == 2 and it.state_of("decode-0") == "ready")
+            assert it.managed("decode-0").status.model == "draft"
+            assert it.managed("decode-0").pending_change is None
 
     asyncio.run(check())

@@ -44,6 +44,9 @@ class FakeFleets:
             raise FleetError("unknown", "model", f"there is no model {model!r}; there are: {', '.join(self.models)}")
         return self._by_model[model]
 
+    async def move(self, name: str, model: str, role: Role) -> None:
+        raise NotImplementedError
+
     def of_worker(self, name: str) -> FleetPort:
         for fleet in self._by_model.values():
             if fleet.state().member(name) is not None:

@@ -168,6 +168,10 @@ class FakeGroup(FakeMember):
     def become(self, role: Role) -> None:
         self.role = role
 
+    def adopt(self, deployment: Deployment, pools: Mapping[Role, PoolResources], role: Role) -> None:
+        self.model, self.version = deployment.model
+        self.role = role
+
     def reserve(self) -> None:
         self.is_reserved = True
         if self.has_room:
@@ -186,6 +190,8 @@ class FakeGroup(FakeMember):
     async def serve(self, router: Endpoint, ranks_on_host: int) -> None:
         self.state, self.served_role = "ready", self.role
         self.epoch += 1
+        if self._death is not None and self._death.done():  # the same processes go on
+            self._death = asyncio.get_running_loop().create_future()
 
     def redirect(self, router: Endpoint) -> None:
         self.redirected.append(router)

@@ -93,11 +93,16 @@ def test_the_memory_of_all_models_is_added_up(folder: Path) -> None:
     assert f"together {sum(parts.values())} MiB at least" in warning
 
 
-def test_pools_over_the_budget_of_memory_are_warned_of(folder: Path) -> None:
-    config = load_config(written(folder, TWO + "budget: {memory_gib: 0.125}"))
-    assert list(warnings_about(config, Machine(1 << 40, 64))) == [
-        "budget.memory_gib is 0.125, and the pools of all models together ask for 0.2 GiB"
-    ]
+def test_all_models_divide_one_budget_of_memory(folder: Path) -> None:
+    parts = list(all_memory_parts(load_config(written(folder, TWO + "budget: {memory_gib: 2}"))))
+    assert [part.mib for part in parts if part.said == "budget.memory_gib is 2"] == [2048]
+    assert not any("kv_cache_mib" in part.said for part in parts)
+
+
+def test_a_model_without_workers_and_without_a_planner_is_warned_of(folder: Path) -> None:
+    config = load_config(written(folder, TWO + "  - {path: DEMO, name: cold, decode: {replicas: 0}}"))
+    (warning,) = warnings_about(config, Machine(1 << 40, 64))
+    assert warning.startswith("models.2.decode.replicas is 0, and no planner is enabled: requests of cold wait until")
 
 
 @pytest.mark.parametrize(
