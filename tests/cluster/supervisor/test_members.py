@@ -19,8 +19,8 @@ from slipstream.cluster.supervisor.members.actor_handles import first_death, rea
 from slipstream.cluster.supervisor.members.actors import ProcessLocation, source_of
 from slipstream.cluster.supervisor.members.deployment import Deployment
 from slipstream.cluster.supervisor.members.group_member import GroupMember
-from slipstream.cluster.supervisor.members.router_member import MAX_PORT_TRIES, RouterMember
 from slipstream.cluster.supervisor.members.routed_model import RoutedModel
+from slipstream.cluster.supervisor.members.router_member import MAX_PORT_TRIES, RouterMember
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.process.addresses import Addresses, Endpoint
