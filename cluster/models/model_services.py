@@ -35,13 +35,15 @@ class ModelServices:
         console: Console,
         overrides: Overrides,
     ) -> None:
-        """`overrides` are those of the command line, which also apply to the files of updates."""
+        """`overrides` are those of the command line, which also apply to the files of updates. `downloads` fetches what
+        a changed configuration names; it is to be abandoned before the end, because threads wait for it."""
         self._overrides = overrides
         self._cluster = cluster
         self._models = models
         self._state = state
         self._changes = changes
         self._console = console
+        self.downloads = Downloads(console)
         self._update_phases: dict[str, str] = {}  # of the updates that are under way
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}  # which watch the files of a model
         self.updaters = Updaters()
@@ -99,8 +101,8 @@ class ModelServices:
         """The configuration of the model alone, as a file has it: the cluster's whole file or, where there are several
         models, one for this model. Raises ConfigError."""
         if not self._models.config.models:
-            return self._overrides.load(path, self._warn, Downloads(self._console))
-        return entry_for_update(path, name, self._models.config, self._warn, Downloads(self._console))
+            return self._overrides.load(path, self._warn, self.downloads)
+        return entry_for_update(path, name, self._models.config, self._warn, self.downloads)
 
     def _warn(self, text: str) -> None:
         self._console.event(f"warning: {text}")
