@@ -212,4 +212,5 @@ class GroupMember:
             other_role=RoleSettings(other.max_queued_tokens, other.engine),
             transfer=dataclasses.replace(config.kv_transfer, host=transfer_host),
             kv_budget_bytes=config.budget.memory_bytes,
+            weight_memory_bytes=config.model_cache.memory_bytes,
         )
