@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from slipstream.cluster.config.cluster_config import ClusterConfig
-from slipstream.cluster.config.loading.model_file import entry_for_update
+from slipstream.cluster.config.loading.model_file import entry_for_update, is_entry
 from slipstream.cluster.config.loading.overrides import Overrides
 from slipstream.cluster.fleet.update_plan import ENDED, UpdateEvent
 from slipstream.cluster.history.change_log import ChangeLog
@@ -96,9 +96,9 @@ class ModelServices:
         return updater
 
     def _load(self, name: str, path: Path) -> ClusterConfig:
-        """The configuration of the model alone, as a file has it: the cluster's whole file or, where there are several
-        models, one for this model. Raises ConfigError."""
-        if not self._models.config.models:
+        """The configuration of the model alone, as a file has it: an entry for this model or the file of a whole
+        cluster, of which, where there are several models, only the entry counts. Raises ConfigError."""
+        if not self._models.config.models and not is_entry(path):
             return self._overrides.load(path, self._warn, Downloads(self._console))
         return entry_for_update(path, name, self._models.config, self._warn, Downloads(self._console))
 
