@@ -125,9 +125,10 @@ class Router:
                 self.front.catalog.add_text(source.text_of, served_by(source, text))
             if failover is not None and failover.listening:
                 # Accept the previous router's clients even before it is known which workers will come.
-                for name, text in self._texts.items():
-                    if text.max_positions is not None:
-                        self.service.expect_max_model_len(name, text.max_positions)
+                for name in self._sources:
+                    longest = self._texts[name].max_positions
+                    if longest is not None:
+                        self.service.expect_max_model_len(name, longest)
             unix_socket = self._listen_at_path(failover)
             if unix_socket is not None:
                 cleanup.callback(unix_socket.close)

@@ -15,6 +15,7 @@ from slipstream.cluster.admin_api.caller import Caller
 from slipstream.cluster.admin_api.models_port import ModelsPort
 from slipstream.cluster.admin_api.strict_body import StrictBody
 from slipstream.cluster.fleet.fleet_port import FleetError
+from slipstream.cluster.repository.model_location import address_of
 from slipstream.cluster.state.model_state import ModelPhase
 
 ModelName = Annotated[str, InPath(description="A name from `GET /v1/models`.")]
@@ -38,7 +39,7 @@ class ModelAnswer(BaseModel):
     num_prefill: int = Field(description="Prefill groups that are wanted.")
     num_decode: int
     num_ready: int = Field(description="Groups that serve.")
-    path: str
+    path: str = Field(description="The address that it was downloaded from, or its directory.")
     config: str = Field(description="The file that the model was read from.")
 
 
@@ -48,7 +49,10 @@ class ModelsAnswer(BaseModel):
 
     @classmethod
     def of(cls, models: ModelsPort, added: list[str] | None = None) -> ModelsAnswer:
-        return cls(models=[ModelAnswer(**asdict(one)) for one in models.models()], added=added or [])
+        return cls(
+            models=[ModelAnswer(**asdict(one) | {"path": address_of(one.path)}) for one in models.models()],
+            added=added or [],
+        )
 
 
 def model_routes(models: ModelsPort) -> APIRouter:

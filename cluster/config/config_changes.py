@@ -1,7 +1,7 @@
 """The differences between two configurations of a cluster, and what it takes to get from one to the other. Pure.
 
 rolled    worker groups are exchanged one by one: the model, the engine, the pools
-live      the router takes the change over while it runs: the dispatcher's policy, levels and limits
+live      the change counts from then on: the dispatcher's policy, levels and limits; the place of downloads
 restart   only a restart helps: names, ports, files, and what outlives the workers
 """
 
@@ -32,6 +32,7 @@ LIVE = tuple(
         "strict_slo",
     )
 )
+DOWNLOADS = ("model_cache.path", "model_cache.max_gib")  # count when the next model is fetched
 SIZES = ("prefill.replicas", "decode.replicas")
 
 
@@ -69,7 +70,7 @@ def _kind(key: str) -> str:
         return "sizes"
     if key.rpartition(".")[2] in NEVER_ROLLED:
         return "restart"
-    for kind, prefixes in (("rolled", ROLLED), ("live", LIVE)):
+    for kind, prefixes in (("rolled", ROLLED), ("live", (*LIVE, *DOWNLOADS))):
         if any(key == prefix or key.startswith(f"{prefix}.") for prefix in prefixes):
             return kind
     return "restart"

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 from slipstream.cluster.config.model_cache_config import ModelCacheConfig
 from slipstream.cluster.config.model_entry import ServedModelConfig
 from slipstream.cluster.repository.version_folders import version_folder
+from slipstream.router.model_files.model_origin import ModelOrigin
 from slipstream.router.model_files.sources.weights_url import WeightsUrl
 
 
@@ -41,6 +42,12 @@ def locate_model(model: ServedModelConfig, folder: Path, cache: ModelCacheConfig
     named = Path(os.path.normpath(folder / os.path.expanduser(model.path)))
     directory, version = version_folder(named, version)
     return LocatedModel(directory, version, named.name)
+
+
+def address_of(model_dir: str) -> str:
+    """The address that a model was downloaded from, with its commit if there are such; else its directory."""
+    origin = ModelOrigin.read(Path(model_dir))
+    return model_dir if origin is None else f"{origin.url}/{origin.folder}" if origin.folder else origin.url
 
 
 def with_absolute_path(cache: ModelCacheConfig, folder: Path) -> ModelCacheConfig:

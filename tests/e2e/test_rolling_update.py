@@ -24,7 +24,6 @@ import yaml
 from slipstream.cluster.admin_api.client.admin_client import AdminClient
 from slipstream.cluster.admin_api.client.admin_client import client_of as admin_client_of
 from slipstream.cluster.terminal.command_error import CommandError
-from tests.e2e.conftest import SMALL
 from tests.support.e2e.altered_models import broken_model, perturbed_model
 from tests.support.e2e.observation import status_of, wait_until_at_rest
 from tests.support.e2e.serving_cluster import ServingCluster
@@ -200,16 +199,26 @@ def test_a_mirror_a_canary_a_promotion_and_the_way_back_under_load(serving: Serv
 def test_a_canary_is_turned_round_at_once_and_a_killed_router_keeps_the_split(
     serving: ServingCluster, tmp_path: Path
 ) -> None:
+    """The new version has another chat template, so text is tokenised for the version that will serve it."""
     old = the_version(serving)
-    path = config_with(serving, tmp_path, engine={**SMALL["engine"], "max_num_seqs": 8})
+    model = perturbed_model(tmp_path / "other")
+    (model / "chat_template.jinja").write_text("{{ messages[0].content }} {{ messages[0].content }}")
+    path = config_with(serving, tmp_path, model={"path": str(model), "name": MODEL})
+    lengths = {old: chat_length(serving, old)}
     with loaded(serving) as load:
         command(serving, "update", path, "--split", "40")
         (new,) = set(versions(serving)) - {old}
         load.wait_for_more(20)
+        lengths[new] = chat_length(serving, new)
+        assert lengths[new] != lengths[old]
+        for _ in range(10):
+            version, length = chat(serving)
+            assert length == lengths[version]
     router = serving.member("router")
     os.kill(router.pids[0], signal.SIGKILL)
     serving.wait_until_restarted("router", router.pids)
     serving.wait_for(lambda: weights(serving) == {old: 60, new: 40}, 60)
+    assert {version: chat_length(serving, version) for version in (old, new)} == lengths
     (member,) = [one for one in status_of(serving)["workers"] if on(one, new, "decode")]
     with loaded(serving) as load:
         load.wait_for_more(10)
@@ -217,7 +226,23 @@ def test_a_canary_is_turned_round_at_once_and_a_killed_router_keeps_the_split(
         command(serving, "rollback")
         assert {answer.version for answer in load.wait_for_more(20)} == {old}
     assert set(versions(serving)) == {old}
+    assert chat(serving) == (old, lengths[old])
     wait_until_at_rest(serving)
+
+
+def chat(serving: ServingCluster, model: str = MODEL) -> tuple[str, int]:
+    """The version that a chat got, and how many tokens its prompt had."""
+    with client_of(serving) as client:
+        messages: Any = [{"role": "user", "content": "what is this"}]
+        answer = client.chat.completions.create(model=model, messages=messages, max_tokens=1, **GREEDY)
+    assert answer.usage is not None
+    return answer.system_fingerprint or "", answer.usage.prompt_tokens
+
+
+def chat_length(serving: ServingCluster, version: str) -> int:
+    served, length = chat(serving, f"{MODEL}@{version}")
+    assert served == version
+    return length
 
 
 def on(worker: dict[str, Any], version: str, role: str) -> bool:
@@ -295,7 +320,6 @@ def test_what_cannot_be_rolled_is_refused_with_its_key(serving: ServingCluster, 
     for settings, sentence in (
         ({"router": {"http": {"port": 1234}}}, "a new start is needed to change router.http"),
         ({"model": {"path": "/nowhere"}}, "model.path: no such directory: /nowhere"),
-        ({"model": {"path": str(model), "name": MODEL}}, "has another chat template than what runs"),
         ({}, "nothing differs from what runs"),
     ):
         path = config_with(serving, tmp_path, **settings)
@@ -304,6 +328,9 @@ def test_what_cannot_be_rolled_is_refused_with_its_key(serving: ServingCluster, 
         with pytest.raises(CommandError, match=sentence):
             operator(serving).post("/v1/update", {"config": path, "split": 10.0})
     assert "nothing differs" in command(serving, "update", path, code=1)
+    path = config_with(serving, tmp_path, model={"path": str(model), "name": MODEL})
+    with pytest.raises(CommandError, match="has another chat template than what runs, and copies are made of tokens"):
+        operator(serving).post("/v1/update", {"config": path, "mirror": 5.0})
 
 
 def test_levels_of_the_dispatcher_are_taken_up_without_an_exchange(serving: ServingCluster, tmp_path: Path) -> None:

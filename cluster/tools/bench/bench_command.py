@@ -19,6 +19,7 @@ from slipstream.cluster.terminal import console
 from slipstream.cluster.tools.bench.bench_outcome import Outcome
 from slipstream.cluster.tools.bench.client.bench_target import PATHS, BenchError, Target
 from slipstream.cluster.tools.bench.client.conversation import Lengths, PromptFile, Replay, Source, Synthetic
+from slipstream.cluster.tools.bench.client.model_choice import ForModels, ModelSelection
 from slipstream.cluster.tools.bench.client.request_body import RequestBody
 from slipstream.cluster.tools.bench.client.server_facts import ServerFacts, look_at
 from slipstream.cluster.tools.bench.earlier_outcome import compared, read_outcome
@@ -26,7 +27,7 @@ from slipstream.cluster.tools.bench.load.answer_slos import Slos, is_slo
 from slipstream.cluster.tools.bench.load.bench_stages import BenchStage, run_stages
 from slipstream.cluster.tools.bench.load.level_run import LevelRun
 from slipstream.cluster.tools.bench.load.load_level import ArrivalKind, Extent, LoadLevel
-from slipstream.cluster.tools.bench.load.measures import measures
+from slipstream.cluster.tools.bench.load.measures import measures, measures_by_model
 from slipstream.cluster.tools.bench.outcome_report import report_of
 from slipstream.cluster.tools.bench.profiling.cluster_target import run_profile, running_cluster
 from slipstream.cluster.tools.workload.arrival import TraceError
@@ -42,7 +43,16 @@ OUTPUT = click.Path(dir_okay=False, path_type=Path)
 @click.argument("where", metavar="[URL]", nargs=-1)
 @click.option("--name", metavar="CLUSTER", help="A cluster on this machine, instead of a URL.")
 @click.option("--endpoint", type=click.Choice(list(PATHS)), default=None, help="[default: chat]")
-@click.option("--model", default="", help="[default: the first one that the server has]")
+@click.option(
+    "--model", "models", multiple=True, help="May be given several times. [default: the first one that the server has]"
+)
+@click.option(
+    "--model-selection",
+    type=click.Choice(get_args(ModelSelection)),
+    default="round_robin",
+    show_default=True,
+    help="How conversations choose among several models.",
+)
 @click.option("--key", envvar=KEY_VARIABLE, help=f"API key [env: {KEY_VARIABLE}].")
 @click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="Sent with each request.")
 @click.option("--extra", metavar="JSON", default="{}", help="Further fields of each request's body.")
@@ -111,18 +121,22 @@ def run_bench(options: dict[str, Any]) -> int:
             raise click.UsageError(f"--{name.replace('_', '-')}: a finite number was expected, got {value}")
     if options["concurrency"] and options["request_rate"] and "," in options["concurrency"]:
         raise click.UsageError("with --request-rate, --concurrency is a limit, one number")
+    if options["profile_file"] is not None and len(options["models"]) > 1:
+        raise click.UsageError("--profile: a profile is of one model, give --model once")
     if options["workload"] and options["input_file"]:
         raise click.UsageError("give --workload or --input, not both")
     cluster = running_cluster(options["name"]) if options["name"] is not None else None
     target = with_options(cluster.target if cluster is not None else Target.of_url(places[0]), options)
     model_dir = options["tokenizer"] or (cluster.model_dir if cluster is not None else None)
     earlier = read_outcome(options["earlier_file"]) if options["earlier_file"] is not None else None
-    server = look_at(target, model_dir)
+    models: tuple[str, ...] = options["models"]
+    server = look_at(target, model_dir, models[1:])
     form = RequestBody(server.target, not options["no_stream"], not options["no_ignore_eos"])
     if options["profile_file"] is not None:
         return run_profile(server, form, cluster, model_dir, options["profile_file"], options["seed"])
     source = source_of(options, server)
-    stages = [BenchStage(level, extent_of(level, source, options), source) for level in levels_of(options, source)]
+    asked = ForModels(source, models, options["model_selection"]) if len(models) > 1 else source
+    stages = [BenchStage(level, extent_of(level, source, options), asked) for level in levels_of(options, source)]
     allow_all_files()  # at a given rate, requests are sent even if the server hangs
     runs = uvloop.run(run_stages(stages, form, server.words, options["seed"], sys.stderr))
     if not runs:
@@ -130,12 +144,13 @@ def run_bench(options: dict[str, Any]) -> int:
     levels = [measures(run, slos) for run in runs]
     outcome = Outcome(
         url=server.target.url,
-        model=server.target.model,
+        model=", ".join(models) or server.target.model,
         settings=settings_of(options),
         slos=slos,
         levels=levels,
         runs=runs,
         notes=notes_on(runs, source, server, form.is_stream),
+        by_model=[of_model for run in runs for of_model in measures_by_model(run, slos)],
         compared=compared(earlier, levels, options["earlier_file"]) if earlier is not None else None,
     )
     click.echo(report_of(outcome).text(shutil.get_terminal_size((120, 24)).columns), nl=False)
@@ -171,7 +186,7 @@ def with_options(target: Target, options: dict[str, Any]) -> Target:
         raise click.UsageError("--key: a key has only characters of Latin-1")
     return replace(
         target,
-        model=options["model"],
+        model=options["models"][0] if options["models"] else "",
         kind=options["endpoint"] or target.kind,
         key=options["key"],
         headers=tuple(headers),

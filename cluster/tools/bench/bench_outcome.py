@@ -21,7 +21,7 @@ FORMAT = "slipstream-bench/1"
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """All results of a run. `settings` are its options in words and plain values, `notes` what the reader should
-    know."""
+    know. `by_model` are the measures of each model and level, where several were asked for."""
 
     url: str
     model: str
@@ -30,6 +30,7 @@ class Outcome:
     levels: Sequence[Measures]
     runs: Sequence[LevelRun]
     notes: Sequence[str] = ()
+    by_model: Sequence[tuple[str, Measures]] = ()
     compared: Table | None = None
 
     def json(self) -> dict[str, Any]:
@@ -42,6 +43,7 @@ class Outcome:
             "goodput_slos_ms": dict(self.slos.limits_ms),
             "notes": list(self.notes),
             "levels": [level.json() for level in self.levels],
+            "by_model": [{"model": model, **level.json()} for model, level in self.by_model],
         }
 
     def csv(self) -> str:
@@ -64,6 +66,7 @@ class Outcome:
 
 def record_of(answer: ClientAnswer, begun_s: float) -> dict[str, Any]:
     return {
+        "model": answer.model,
         "begun_s": answer.begun_s - begun_s,
         "due_s": answer.due_s - begun_s if answer.due_s is not None else None,
         "ended_s": answer.ended_s - begun_s,

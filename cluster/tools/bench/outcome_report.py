@@ -20,6 +20,9 @@ def report_of(outcome: Outcome) -> Report:
     if len(outcome.levels) > 1:
         parts.append(_sweep_table(outcome))
     parts += [_level_table(outcome, level) for level in outcome.levels]
+    if outcome.by_model:
+        rows = [[model, *_row(outcome, level)] for model, level in outcome.by_model]
+        parts.append(Table("Models (times in ms)", ["model", *_columns(outcome)], rows))
     parts += [table for table in (_errors_table(outcome), outcome.compared) if table is not None]
     return Report(f"Benchmark of {outcome.model} at {outcome.url}", _summary(outcome), [*parts, *_plots(outcome)])
 
@@ -55,23 +58,29 @@ def _level_table(outcome: Outcome, level: Measures) -> Table:
 
 
 def _sweep_table(outcome: Outcome) -> Table:
+    rows = [_row(outcome, level) for level in outcome.levels]
+    return Table("Sweep (times in ms)", _columns(outcome), rows)
+
+
+def _columns(outcome: Outcome) -> list[str]:
     columns = ["level", "requests/s", "tokens/s", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "latency p99"]
     columns += ["goodput/s", "within SLOs"] if outcome.slos else []
-    columns.append("errors")
-    rows: list[list[Cell]] = []
-    for level in outcome.levels:
-        row: list[Cell] = [level.level.name, level.get("request_throughput"), level.get("output_token_throughput")]
-        for name, statistic in (
-            ("time_to_first_token", "p50"),
-            ("time_to_first_token", "p99"),
-            ("inter_token_latency", "p50"),
-            ("inter_token_latency", "p99"),
-            ("request_latency", "p99"),
-        ):
-            row.append(level.get(name, statistic))
-        row += [level.get("goodput"), level.get("good_request_share")] if outcome.slos else []
-        rows.append([*row, int(level.get("error_count") or 0)])
-    return Table("Sweep (times in ms)", columns, rows)
+    return [*columns, "errors"]
+
+
+def _row(outcome: Outcome, level: Measures) -> list[Cell]:
+    """A level, or the part of it that one model had, under `_columns`."""
+    row: list[Cell] = [level.level.name, level.get("request_throughput"), level.get("output_token_throughput")]
+    for name, statistic in (
+        ("time_to_first_token", "p50"),
+        ("time_to_first_token", "p99"),
+        ("inter_token_latency", "p50"),
+        ("inter_token_latency", "p99"),
+        ("request_latency", "p99"),
+    ):
+        row.append(level.get(name, statistic))
+    row += [level.get("goodput"), level.get("good_request_share")] if outcome.slos else []
+    return [*row, int(level.get("error_count") or 0)]
 
 
 def _errors_table(outcome: Outcome) -> Table | None:

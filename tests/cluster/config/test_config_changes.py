@@ -33,6 +33,7 @@ def load(tmp_path):
         ("router: {dispatch: {slo: {ttft_ms: 100}}}", Changes(live=("router.dispatch.slo.ttft_ms",))),
         ("router: {dispatch: {policy: kv}}", Changes(live=("router.dispatch.policy",))),
         ("router: {dispatch: {queue_timeout_s: 7}}", Changes(restart=("router.dispatch.queue_timeout_s",))),
+        ("model_cache: {max_gib: 7}", Changes(live=("model_cache.max_gib",))),
         ("router: {http: {port: 8001}}", Changes(restart=("router.http.port",))),
         ("name: other", Changes(restart=("name",))),
         (

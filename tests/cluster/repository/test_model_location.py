@@ -15,7 +15,7 @@ from slipstream.cluster.config.loading.config_file import load_config
 from slipstream.cluster.config.model_cache_config import ModelCacheConfig
 from slipstream.cluster.config.settings_file import ConfigError
 from slipstream.cluster.repository.downloads import Downloads
-from slipstream.cluster.repository.model_location import with_absolute_path
+from slipstream.cluster.repository.model_location import address_of, with_absolute_path
 from slipstream.cluster.sizing.config_choice import config_source, write_chosen
 from slipstream.cluster.sizing.serve_target import DEMO_MODEL
 from slipstream.cluster.terminal.console import Console
@@ -53,6 +53,8 @@ def test_a_remote_model_is_in_the_cache_of_the_host_under_its_name(server: FileS
     config = load_config(config_at(tmp_path, more="model_cache: {path: models, max_gib: 1}"))
     assert Path(config.model.path).parents[1] == tmp_path / "models"
     assert (config.model.name, config.model.version) == ("org/demo", None)
+    assert address_of(config.model.path) == f"{ADDRESS}@{Path(config.model.path).name}"
+    assert address_of(str(DEMO_MODEL)) == str(DEMO_MODEL)
     assert (Path(config.model.path) / "config.json").is_file()
     assert config.model_cache.path == str(tmp_path / "models")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,12 @@ from tests.support.router.fake_cluster import MODEL, MODEL_DIR, events_of, run
 
 
 @contextlib.asynccontextmanager
-async def routing(fronts: int = 1) -> AsyncIterator[tuple[Router, Addresses, dict[str, PlayedWorker]]]:
+async def routing(
+    fronts: int = 1, texts: Sequence[ModelSource] = ()
+) -> AsyncIterator[tuple[Router, Addresses, dict[str, PlayedWorker]]]:
     """Ready, with a decode worker of each of two versions."""
     config = replace(CONFIG, frontends=fronts, dispatch=replace(CONFIG.dispatch, max_attempts=3))
-    router = Router(config, [ModelSource(MODEL, MODEL_DIR)], TOKEN)
+    router = Router(config, [ModelSource(MODEL, MODEL_DIR), *texts], TOKEN)
     addresses = await router.start()
     workers = {v: PlayedWorker("decode", addresses, name=f"decode-{v}", version=v) for v in ("v1", "v2")}
     try:
@@ -79,6 +81,21 @@ def test_answers_name_their_version_and_keep_the_split(fronts: int) -> None:
             _, body = await exchange.end()
             chunks = [event for event in events_of(body) if isinstance(event, dict)]
             assert {chunk["system_fingerprint"] for chunk in chunks} == {"v1"}
+
+    run(main, deadline_s=110)
+
+
+@pytest.mark.parametrize("fronts", [1, 2])
+def test_a_router_that_is_restarted_during_an_update_begins_with_both_texts(fronts: int, tmp_path: Path) -> None:
+    write_byte_model(tmp_path, temperature=0.0)
+
+    async def main() -> None:
+        async with routing(fronts, [ModelSource(MODEL, tmp_path, text_of="v2")]) as (_, addresses, _):
+            await until_told(addresses, fronts)
+            for version, is_bytes in (("v1", False), ("v2", True)):
+                for _ in range(2 * fronts):
+                    status, answer = await complete(addresses, f"{MODEL}@{version}", prompt="hello")
+                    assert (status, answer["usage"]["prompt_tokens"] == 5) == (200, is_bytes)
 
     run(main, deadline_s=110)
 

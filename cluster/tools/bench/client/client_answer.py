@@ -27,6 +27,7 @@ class ClientAnswer:
     num_cached_tokens: int | None = None
     num_output_tokens: int | None = None
     wanted_tokens: int | None = None
+    model: str = ""  # that was asked for
     text: str = ""
     retry_after_s: float | None = None  # what a server that refused has asked for
     kind: str = ""

@@ -21,11 +21,12 @@ TEMPLATE_TOKENS = 64  # the most tokens that a chat template adds to a prompt
 @dataclass(frozen=True, slots=True)
 class Turn:
     """What the user says: text, or whole messages if a file contains them. `output_length` None: as long as the model
-    likes."""
+    likes. `model` "": that of the benchmark."""
 
     text: str
     output_length: int | None
     messages: Sequence[dict[str, Any]] = ()
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ class Replay:
                 left -= BLOCK_TOKENS
             if left > 0:
                 texts.append(words.text(rng, left))
-            yield Conversation([Turn(" ".join(texts), num_output)], arrival.at_s)
+            yield Conversation([Turn(" ".join(texts), num_output, model=arrival.model)], arrival.at_s)
 
     def _fitting(self, num_input: int, num_output: int) -> tuple[int, int]:
         room = self.max_model_len

@@ -26,6 +26,8 @@ class RequestBody:
             body["max_tokens"] = turn.output_length
             if self.ignore_eos:
                 body["ignore_eos"] = True
+        if turn.model:
+            body["model"] = turn.model
         if self.is_stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         return self.target.request(body)

@@ -32,7 +32,7 @@ class RequestSender:
         """Sends one turn. Whatever goes wrong is recorded in the answer."""
         assert self._form is not None, "turns need a form"
         answer = await self.send(self._form(turn, before), keep_text)
-        answer.wanted_tokens = turn.output_length
+        answer.wanted_tokens, answer.model = turn.output_length, turn.model or self._target.model
         return answer
 
     async def send(self, request: bytes, keep_text: bool = False) -> ClientAnswer:

@@ -7,6 +7,7 @@ import json
 import ssl
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,9 @@ class ServerFacts:
     max_model_len: int | None
 
 
-def look_at(target: Target, model_dir: Path | None) -> ServerFacts:
+def look_at(target: Target, model_dir: Path | None, further_models: Sequence[str] = ()) -> ServerFacts:
     """Asks for the model and, if there is no tokenizer, measures how many tokens its words have. Raises BenchError if
-    no server answers."""
+    no server answers, or if it does not serve one of the models."""
     cards = model_cards(target)
     names = [str(card.get("id")) for card in cards]
     if not target.model:
@@ -46,8 +47,9 @@ def look_at(target: Target, model_dir: Path | None) -> ServerFacts:
             raise BenchError(f"{target.root} does not say which models it serves; give --model")
         target = replace(target, model=names[0])
     card = next((card for card in cards if card.get("id") == target.model), {})
-    if cards and not card:
-        raise BenchError(f"{target.root} does not serve {target.model!r} but {', '.join(names)}")
+    missing = next((model for model in (target.model, *further_models) if model not in names), None)
+    if cards and missing is not None:
+        raise BenchError(f"{target.root} does not serve {missing!r} but {', '.join(names)}")
     folder = model_dir or tokenizer_folder(card)
     longest = card.get("max_model_len")
     if not isinstance(longest, int):

@@ -12,6 +12,7 @@ from typing import TextIO
 
 from slipstream.cluster.tools.bench.client.bench_target import BenchError
 from slipstream.cluster.tools.bench.client.conversation import Source
+from slipstream.cluster.tools.bench.client.model_choice import ForModels
 from slipstream.cluster.tools.bench.client.prompt_text import PromptWords
 from slipstream.cluster.tools.bench.client.request_body import RequestBody
 from slipstream.cluster.tools.bench.client.request_sender import RequestSender
@@ -28,7 +29,7 @@ class BenchStage:
 
     level: LoadLevel
     extent: Extent
-    source: Source
+    source: Source | ForModels
 
 
 async def run_stages(

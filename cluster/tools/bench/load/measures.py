@@ -115,6 +115,16 @@ def measures(run: LevelRun, slos: Slos) -> Measures:
     return Measures(run.level, metrics, errors_of(run.answers), run.was_interrupted)
 
 
+def measures_by_model(run: LevelRun, slos: Slos) -> list[tuple[str, Measures]]:
+    """The metrics of each model's requests of a run, by name; none if all were for the same one. Their rates are over
+    the time of that model's own requests."""
+    models = sorted({answer.model for answer in run.answers})
+    if len(models) < 2:
+        return []
+    parts = [(model, [answer for answer in run.answers if answer.model == model]) for model in models]
+    return [(model, measures(LevelRun(run.level, answers), slos)) for model, answers in parts]
+
+
 def errors_of(answers: Iterable[ClientAnswer]) -> dict[str, tuple[int, str]]:
     """The kinds of errors, the most frequent first."""
     failed = [answer for answer in answers if not answer.is_good]
