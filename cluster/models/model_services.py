@@ -59,6 +59,9 @@ class ModelServices:
             self._tasks[name].append(asyncio.create_task(folder_watch.run(), name=f"folder-watch {name}"))
 
     async def stop(self, name: str) -> None:
+        """Ends them, if they have begun."""
+        if name not in self._tasks:
+            return
         await self.updaters.of(name).close()
         self.updaters.discard(name)
         self._cluster.files.pop(name, None)

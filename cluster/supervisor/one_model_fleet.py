@@ -20,6 +20,7 @@ from slipstream.cluster.supervisor.supervisor import Supervisor
 from slipstream.router.model_files.file_digest import DigestCache
 from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.protocol.messages import Role
+from slipstream.router.registry.expected_workers import ExpectedWorkers
 
 # The states of groups that do not serve yet, in the order in which such groups are given up first.
 LOSABLE: tuple[MemberState, ...] = (
@@ -118,7 +119,7 @@ class OneModelFleet:
 
     def state(self) -> FleetState:
         groups = self._groups()
-        expected = self._supervisor.expected[self.model]
+        expected = self._supervisor.expected.get(self.model, ExpectedWorkers(0, 0))  # it may have been removed
         return FleetState(
             members=tuple(map(member_of, groups)),
             num_prefill=expected.num_prefill,

@@ -100,7 +100,8 @@ class Supervisor:
     async def end_model(self, name: str, drained: Awaitable[None]) -> None:
         """Ends all groups of a model, and forgets it. Those that end by themselves while the router drains the model
         are not restarted; when `drained` returns, the others are ended."""
-        self._models[name].is_leaving = True
+        if name in self._models:
+            self._models[name].is_leaving = True
         try:
             await drained
         finally:
