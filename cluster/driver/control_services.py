@@ -79,6 +79,7 @@ class ControlServices:
                     fleet, signals = cluster.fleet.of_model(name), partial(router.signals, name)
                     loop = PlannerLoop(config, load_planner(config), fleet, signals, decisions, console.event)
                     await stack.enter_async_context(planning(loop))
+            stack.callback(services.downloads.abandon)
             admin.resume()
             yield
 

@@ -143,8 +143,9 @@ class Driver:
                 session.may_span_nodes,
                 self._state.of_model(alone.model.name).version,
                 contents[alone.model.name].manifest,
+                entry.weight,
             )
-            for alone in config.each()
+            for entry, alone in zip(config.entries(), config.each(), strict=True)
         ]
         router = RouterMember(deployments, session.node_id, self._guardian.holder)
         if self._before is not None:

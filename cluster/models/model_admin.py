@@ -22,7 +22,6 @@ from slipstream.cluster.models.served_models import ServedModels
 from slipstream.cluster.models.supervised_cluster import SupervisedCluster
 from slipstream.cluster.models.version_name import name_version
 from slipstream.cluster.ray.bundles import CannotPlace
-from slipstream.cluster.repository.downloads import Downloads
 from slipstream.cluster.repository.model_content import ModelContent, content_of
 from slipstream.cluster.state.model_state import ModelState
 from slipstream.cluster.state.run_state import StateFile
@@ -110,7 +109,7 @@ class ModelAdmin:
         """Reads the file and those of its models. Blocks. Raises FleetError."""
         running = self._models.config
         try:
-            entries = entries_of(path, running, self._warn, Downloads(self._console))
+            entries = entries_of(path, running, self._warn, self._services.downloads)
         except ConfigError as error:
             raise FleetError("invalid", "config", str(error)) from None
         taken = {name for entry in running.entries() for name in (entry.name, *entry.aliases)}
@@ -138,7 +137,13 @@ class ModelAdmin:
         state = ModelState(name, str(path))
         name_version(state, new.content, new.entry.path)
         self._state.further.append(state)
-        deployment = replace(cluster.first, config=new.config, version=state.version, manifest=new.content.manifest)
+        deployment = replace(
+            cluster.first,
+            config=new.config,
+            version=state.version,
+            manifest=new.content.manifest,
+            weight=new.entry.weight,
+        )
         try:
             cluster.fleet.add_model(deployment)
             cluster.supervisor.add_model(name, new.entry.decode.engine.max_model_len)

@@ -9,6 +9,7 @@ from pathlib import Path
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.loading.model_file import entry_for_update, is_entry
 from slipstream.cluster.config.loading.overrides import Overrides
+from slipstream.cluster.config.settings_file import ConfigError
 from slipstream.cluster.fleet.update_plan import ENDED, UpdateEvent
 from slipstream.cluster.history.change_log import ChangeLog
 from slipstream.cluster.models.served_models import ServedModels
@@ -35,13 +36,15 @@ class ModelServices:
         console: Console,
         overrides: Overrides,
     ) -> None:
-        """`overrides` are those of the command line, which also apply to the files of updates."""
+        """`overrides` are those of the command line, which also apply to the files of updates. `downloads` fetches what
+        a changed configuration names; it is to be abandoned before the end, because threads wait for it."""
         self._overrides = overrides
         self._cluster = cluster
         self._models = models
         self._state = state
         self._changes = changes
         self._console = console
+        self.downloads = Downloads(console)
         self._update_phases: dict[str, str] = {}  # of the updates that are under way
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}  # which watch the files of a model
         self.updaters = Updaters()
@@ -101,9 +104,13 @@ class ModelServices:
     def _load(self, name: str, path: Path) -> ClusterConfig:
         """The configuration of the model alone, as a file has it: an entry for this model or the file of a whole
         cluster, of which, where there are several models, only the entry counts. Raises ConfigError."""
-        if not self._models.config.models and not is_entry(path):
-            return self._overrides.load(path, self._warn, Downloads(self._console))
-        return entry_for_update(path, name, self._models.config, self._warn, Downloads(self._console))
+        if self._models.config.models or is_entry(path):
+            return entry_for_update(path, name, self._models.config, self._warn, self.downloads)
+        config = self._overrides.load(path, self._warn, self.downloads)
+        try:
+            return config.of_model(name) if config.models else config
+        except KeyError:
+            raise ConfigError([f"{path}: model {name!r} is not in it"]) from None
 
     def _warn(self, text: str) -> None:
         self._console.event(f"warning: {text}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from slipstream.cluster.config.model_cache_config import ModelCacheConfig
 from slipstream.cluster.terminal.console import Console
 from slipstream.router.model_files.cache.host_cache import HostCache
-from slipstream.router.model_files.cache.version_download import Show, in_words
+from slipstream.router.model_files.cache.version_download import DownloadFailed, Show, in_words
 from slipstream.router.model_files.cache.version_plan import VersionPlan, plan_version
 from slipstream.router.model_files.model_origin import ModelOrigin
 from slipstream.router.model_files.sources.open_source import open_source
@@ -25,6 +25,11 @@ class Downloads:
     def __init__(self, terminal: Console, *, must_be_newest: bool = True) -> None:
         self._terminal = terminal
         self._must_be_newest = must_be_newest
+        self._is_abandoned = False
+
+    def abandon(self) -> None:
+        """Ends running downloads, in other threads, with an error; the next one goes on with what they have fetched."""
+        self._is_abandoned = True
 
     def local(self, url: WeightsUrl, number: str | None, cache: ModelCacheConfig) -> tuple[Path, str]:
         """See `ModelFiles`. Returns when all files are there."""
@@ -59,6 +64,8 @@ class Downloads:
 
         def show(text: str) -> None:
             nonlocal next_s
+            if self._is_abandoned:
+                raise DownloadFailed("the download was abandoned, because the cluster ends")
             self._terminal.pending(text)
             if not self._terminal.is_live and time.monotonic() >= next_s:
                 next_s = time.monotonic() + SAY_EVERY_S

@@ -292,6 +292,7 @@ def source_of(model: RoutedModel, expected: ExpectedWorkers) -> ModelSource:
         served.aliases,
         model.dispatch,
         has_prefill_pool=expected.num_prefill > 0,
+        weight=model.weight,
     )
 
 

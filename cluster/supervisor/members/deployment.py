@@ -15,7 +15,7 @@ from slipstream.router.protocol.model_id import ModelId
 class Deployment:
     """What all members of a model version share. `config` is that of this model alone. `log_dir` None: output stays
     with Ray. If the cluster `spans_nodes`, loopback addresses are replaced by those of the nodes. `manifest` is what
-    the model's files have to be."""
+    the model's files have to be. Where models divide the memory of a host, `weight` is what this one counts."""
 
     config: ClusterConfig
     worker_token: str
@@ -23,6 +23,7 @@ class Deployment:
     spans_nodes: bool
     version: str = ""
     manifest: Manifest | None = None
+    weight: float = 1.0
 
     @property
     def model(self) -> ModelId:

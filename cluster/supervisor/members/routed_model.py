@@ -29,11 +29,13 @@ class RoutedModel:
     dispatch: DispatchConfig
     manifests: tuple[Manifest, ...] = ()
     texts: tuple[RoutedText, ...] = ()
+    weight: float = 1.0  # where models divide the memory of a host
 
     @classmethod
     def of(cls, deployment: Deployment) -> RoutedModel:
         config = deployment.config
-        return cls(config.model, config.router.dispatch, tuple(filter(None, [deployment.manifest])))
+        manifests = tuple(filter(None, [deployment.manifest]))
+        return cls(config.model, config.router.dispatch, manifests, weight=deployment.weight)
 
     def with_text(self, text: RoutedText) -> RoutedModel:
         """A version has a text of its own from now on."""

@@ -19,7 +19,7 @@ from slipstream.router.model_files.cache.version_plan import VersionPlan
 
 IN_USE_FILE = ".in-use"
 SIZE_FILE = ".size"
-RECENT_S = 60.0  # between the time when a version is there and the time when the first process uses it
+RECENT_S = 300.0  # between the time when a version is there and the time when the first process uses it
 UNUSED_PART_DAYS = 7  # after which a download that was cut is not continued
 SPARE_BYTES = 64 << 20  # of the disk, which are left free
 

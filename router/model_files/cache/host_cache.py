@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +22,7 @@ from xxhash import xxh3_64_hexdigest
 
 from slipstream.router.model_files.cache.cache_room import IN_USE_FILE, SIZE_FILE, make_room
 from slipstream.router.model_files.cache.version_download import (
+    PART_SUFFIX,
     SHOW_EVERY_S,
     DownloadFailed,
     DownloadProgress,
@@ -76,7 +78,7 @@ class HostCache:
 
     def fetch(self, source: WeightsSource, plan: VersionPlan, show: Show) -> Path:
         """The directory of a version, after downloading it if it is not there, or after another process has. Raises
-        SourceError; then there is nothing under the version's name."""
+        SourceError, and what `show` raises to end a download; then there is nothing under the version's name."""
         directory = self._directory(plan)
         part = directory.with_name(f"{directory.name}.part")
         try:
@@ -93,9 +95,13 @@ class HostCache:
         return directory
 
     def _download(self, source: WeightsSource, plan: VersionPlan, directory: Path, part: Path, show: Show) -> None:
-        if directory.exists():  # files were removed from it: what is left is used
+        if directory.exists():  # files were removed from it or cut: what is left is verified again
+            shutil.rmtree(part, ignore_errors=True)
             directory.rename(part)
             (part / ORIGIN_FILE).unlink(missing_ok=True)
+            for path in (part / plan.local_name(file) for file in plan.files):
+                if path.exists():
+                    path.rename(path.with_name(path.name + PART_SUFFIX))
         num_there = DownloadProgress(plan, part).num_bytes
         make_room(self._root, self._max_bytes, plan, num_there, part)
         VersionDownload(source, plan, part).run(show)

@@ -133,11 +133,11 @@ class VersionDownload:
                 return
             with self._source.stream(file, begin, file.num_bytes) as pieces:
                 for piece in pieces:
+                    if self._stop.is_set():  # the file may be another process's by now
+                        return
                     view = memoryview(piece)
                     while view:  # a file without buffer may take a part
                         view = view[opened.write(view) :]
-                    if self._stop.is_set():
-                        return
 
 
 class DownloadProgress:

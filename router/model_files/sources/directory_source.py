@@ -35,11 +35,21 @@ class DirectorySource:
     @contextmanager
     def stream(self, file: SourceFile, begin: int, end: int) -> Iterator[Iterator[bytes]]:
         try:
-            with (self._directory / file.name).open("rb", buffering=0) as opened:
-                opened.seek(begin)
-                yield pieces_of(opened.read, end - begin)
+            opened = (self._directory / file.name).open("rb", buffering=0)
         except FileNotFoundError:
             raise SourceRefused(f"{self.url}: {file.name} is gone") from None
+        except OSError as error:
+            raise SourceUnreachable(f"{self.url}: {file.name}: {error.strerror or error}") from None
+
+        def read(num_bytes: int) -> bytes:
+            try:
+                return opened.read(num_bytes)
+            except OSError as error:
+                raise SourceUnreachable(f"{self.url}: {file.name}: {error.strerror or error}") from None
+
+        with opened:
+            opened.seek(begin)
+            yield pieces_of(read, end - begin)
 
     def checksum(self, file: SourceFile) -> Checksum | None:
         return None

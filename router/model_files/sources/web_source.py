@@ -57,15 +57,24 @@ class WebSource:
         headers = range_header(begin, end, file.num_bytes)
         if headers and file.stamp.startswith('"'):  # a strong ETag: another content is sent from its beginning
             headers["If-Range"] = file.stamp
-        with self._in_sentences(file.name), self._open("GET", file.name, headers) as response:
-            is_part = response.status == 206
-            yield skipped(_pieces(response), 0 if is_part else begin, end - begin)
+        with self._in_sentences(file.name):
+            response = self._open("GET", file.name, headers)
+        with response:  # not in sentences: what the reader does with the bytes may fail, too
+            yield skipped(self._pieces(file.name, response), 0 if response.status == 206 else begin, end - begin)
 
     def checksum(self, file: SourceFile) -> Checksum | None:
         return None
 
     def local_copy(self, file: SourceFile) -> Path | None:
         return None
+
+    def _pieces(self, name: str, response: Any) -> Iterator[bytes]:
+        while True:
+            with self._in_sentences(name):
+                piece = response.read1(PIECE_BYTES)
+            if not piece:
+                return
+            yield piece
 
     def _present(self, names: tuple[str, ...]) -> list[SourceFile]:
         with ThreadPoolExecutor(NUM_ASKING) as asking:
@@ -147,8 +156,3 @@ def _shards(index: bytes) -> tuple[str, ...]:
         return tuple(sorted({name for name in json.loads(index)["weight_map"].values() if Path(name).name == name}))
     except (ValueError, TypeError, KeyError, AttributeError):
         return ()
-
-
-def _pieces(response: Any) -> Iterator[bytes]:
-    while piece := response.read1(PIECE_BYTES):
-        yield piece

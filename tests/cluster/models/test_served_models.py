@@ -58,8 +58,5 @@ def test_a_name_is_not_given_twice() -> None:
     models.add(DRAFT)
     models.set_aliases("draft", ("d", "mini"))
     assert models.entry("draft").aliases == ("d", "mini")
-    with pytest.raises(
-        ValueError, match=r"models\.0\.aliases must differ from the names of models\.1|models\.1\."
-    ) as caught:
+    with pytest.raises(ValueError, match=r"must differ from the names of models\.0, got 'mini'"):
         models.set_aliases("chat", ("mini",))
-    assert "'mini'" in str(caught.value)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import shutil
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from slipstream.cluster.repository.model_location import address_of, with_absolu
 from slipstream.cluster.sizing.config_choice import config_source, write_chosen
 from slipstream.cluster.sizing.serve_target import DEMO_MODEL
 from slipstream.cluster.terminal.console import Console
-from slipstream.router.model_files.sources.weights_source import SourceUnreachable
+from slipstream.router.model_files.sources.weights_source import SourceError, SourceUnreachable
 from slipstream.router.model_files.sources.weights_url import WeightsUrl
 from tests.support.router.hub_server import FileServer, HubRepository, files_of, hub
 
@@ -155,6 +157,25 @@ def test_a_download_says_what_it_does(server: FileServer, tmp_path: Path) -> Non
     first, last = said.getvalue().splitlines()
     assert first == f"fetching {ADDRESS}: 6 files, 7.2 MiB"
     assert last.startswith(f"fetched {ADDRESS} into {directory} in ")
+
+
+def test_a_download_is_abandoned_at_the_end_of_a_cluster_and_continued_later(
+    server: FileServer, tmp_path: Path
+) -> None:
+    server.faults.hangs_after = 1_000_000
+    files, cache, url = Downloads(Console(io.StringIO())), ModelCacheConfig(str(tmp_path)), WeightsUrl("hf", "org/demo")
+    with ThreadPoolExecutor(1) as thread:
+        fetching = thread.submit(files.local, url, None, cache)
+        while server.num_bytes["model.safetensors"] < 900_000:
+            assert not fetching.done()
+            time.sleep(0.01)
+        files.abandon()
+        with pytest.raises(SourceError, match="the download was abandoned, because the cluster ends"):
+            fetching.result(20)
+    server.faults.hangs_after = None
+    server.faults.go_on.set()
+    directory, _ = Downloads(Console(io.StringIO())).local(url, None, cache)
+    assert (directory / "model.safetensors").read_bytes() == (DEMO_MODEL / "model.safetensors").read_bytes()
 
 
 def test_a_path_of_the_cache_below_home_is_each_hosts_own(tmp_path: Path) -> None:

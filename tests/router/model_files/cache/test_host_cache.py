@@ -123,6 +123,13 @@ def test_files_that_were_removed_are_fetched_again_and_only_those(tmp_path: Path
     source.num_bytes = 0
     assert content_of(fetch(cache, source)) == FILES
     assert source.num_bytes == len(FILES["tokenizer.json"])
+    with (directory / "model.safetensors").open("r+b") as file:
+        file.truncate(150_000)
+    source.num_bytes = 0
+    assert content_of(fetch(cache, source)) == FILES
+    assert source.num_bytes == 50_000
+    (directory / "model.safetensors").write_bytes(bytes(10))
+    assert content_of(fetch(cache, source)) == FILES
 
 
 def numbered(number: int) -> MemorySource:
