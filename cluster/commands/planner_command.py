@@ -34,10 +34,12 @@ def planner_command(cluster: ClusterChoice, last: int, changes: bool, alternativ
 
 def lines(decisions: list[dict[str, Any]], with_alternatives: bool) -> Iterator[str]:
     """A table for people; below a decision, if asked for, what it was chosen from."""
-    rows = [("TIME", "REASON", "POOLS", "ACTIONS", "WHY")]
+    has_models = any("model" in one for one in decisions)
+    rows = [("TIME", *(["MODEL"] if has_models else []), "REASON", "POOLS", "ACTIONS", "WHY")]
     rows += [
         (
             time.strftime("%H:%M:%S", time.localtime(one["unix_s"])),
+            *([one.get("model", "-")] if has_models else []),
             one["reason"],
             f"{one['num_prefill']}P{one['num_decode']}D",
             ", ".join(map(_action, one["actions"])) or "-",
@@ -51,6 +53,8 @@ def lines(decisions: list[dict[str, Any]], with_alternatives: bool) -> Iterator[
         if with_alternatives and number:
             for other in decisions[number - 1]["alternatives"]:
                 yield _alternative(other)
+            for transfer in decisions[number - 1].get("transfers", []):
+                yield f"    {transfer['why'] or _rejected(transfer)}"
 
 
 def _action(action: dict[str, Any]) -> str:
@@ -59,14 +63,21 @@ def _action(action: dict[str, Any]) -> str:
             return f"+{action['count']} {action['role']}"
         case "remove":
             return f"-{action['name']}"
+        case "move":
+            return f"{action['name']} -> {action['model']} {action['role']}"
         case _:
             return f"{action['name']} -> {action['role']}"
+
+
+def _rejected(transfer: dict[str, Any]) -> str:
+    return f"{transfer['giver']} gives none to {transfer['taker']}: {transfer['rejected']}"
 
 
 def _alternative(one: dict[str, Any]) -> str:
     ttft = "never" if one["ttft_s"] is None else f"{one['ttft_s'] * 1e3:.0f} ms"
     itl = "-" if one["itl_s"] is None else f"{one['itl_s'] * 1e3:.1f} ms"
+    price = f" ({one['price_per_hour']:g} an hour)" if one.get("price_per_hour") is not None else ""
     return (
         f"    {one['num_prefill']}P{one['num_decode']}D  keeps {one['attainment']:.0%}, {one['goodput_per_s']:.2f}/s, "
-        f"TTFT {ttft}, ITL {itl}, cost {one['cost']:.2f}: {one['rejected'] or 'taken'}"
+        f"TTFT {ttft}, ITL {itl}, cost {one['cost']:.2f}{price}: {one['rejected'] or 'taken'}"
     )

@@ -23,6 +23,9 @@ from slipstream.cluster.models.supervised_cluster import SupervisedCluster
 from slipstream.cluster.planner.decision_log import DecisionLog, DecisionRecord
 from slipstream.cluster.planner.planner_loading import load_planner
 from slipstream.cluster.planner.planner_loop import PlannerLoop, planning
+from slipstream.cluster.planner.pool_prices import PoolPrices
+from slipstream.cluster.planner.shared.shared_loading import load_shared_planner, shares_of
+from slipstream.cluster.planner.shared.shared_loop import SharedPlannerLoop
 from slipstream.cluster.state.run_state import StateFile
 from slipstream.cluster.terminal.console import Console
 from slipstream.router.process.addresses import Endpoint
@@ -75,17 +78,30 @@ class ControlServices:
             if self._admin_server is not None:
                 await stack.enter_async_context(operating(self._admin_server, parts))
             if decisions is not None:
-                for name in cluster.fleet.models:
-                    fleet, signals = cluster.fleet.of_model(name), partial(router.signals, name)
-                    loop = PlannerLoop(config, load_planner(config), fleet, signals, decisions, console.event)
-                    await stack.enter_async_context(planning(loop))
+                await stack.enter_async_context(planning(self._planner_loop(cluster, models, decisions)))
             stack.callback(services.downloads.abandon)
             admin.resume()
             yield
+
+    def _planner_loop(
+        self, cluster: SupervisedCluster, models: ServedModels, decisions: DecisionLog
+    ) -> PlannerLoop | SharedPlannerLoop:
+        """A cluster that began with `models` divides its budget among them."""
+        config, fleet, signals = models.config, cluster.fleet, cluster.supervisor.router.signals
+        planner, say = config.planner, self._console.event
+        if config.models:
+            shared = load_shared_planner(planner, shares_of(config), config.budget)
+            return SharedPlannerLoop(planner, shared, fleet, signals, lambda: shares_of(models.config), decisions, say)
+        prices = PoolPrices(config.prefill.price_per_hour, config.decode.price_per_hour)
+        (name,) = fleet.models
+        alone = load_planner(planner, prices)
+        return PlannerLoop(planner, alone, fleet.of_model(name), partial(signals, name), decisions, say)
 
     def _note_decision(self, record: DecisionRecord) -> None:
         decision = record.decision
         done = ", ".join(map(str, decision.actions))
         why = "; ".join([decision.why, *(f"not done: {text}" for text in record.failed)])
         new = f"{decision.num_prefill}P{decision.num_decode}D"
-        self._changes.note(Author("planner", why), "planner", done, "", new)
+        self._changes.note(
+            Author("planner", why), "planner", f"{record.model}: {done}" if record.model else done, "", new
+        )

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Protocol
 
 from slipstream.cluster.config.planner_config import PlannerConfig
 from slipstream.cluster.fleet.fleet_port import FleetError, FleetPort
@@ -41,17 +42,7 @@ class PlannerLoop:
 
     async def run(self) -> None:
         """Until cancelled."""
-        while True:
-            interval_s = self._config.interval_s
-            await asyncio.sleep(min(interval_s, WAKING_S) if self._fleet.state().num_decode == 0 else interval_s)
-            try:
-                await self.look()
-            except OSError as error:  # a router that comes back is asked again
-                self._decisions.num_errors += 1
-                log.info("the planner sees nothing: %s", error)
-            except Exception:  # a planner of somebody's own may raise anything; the next look may be better
-                self._decisions.num_errors += 1
-                log.exception("the planner's look came to nothing")
+        await look_on(self._config, self.look, lambda: self._fleet.state().num_decode == 0, self._decisions)
 
     async def look(self) -> PlannerDecision:
         """One decision, and the beginning of what it asks for."""
@@ -69,8 +60,32 @@ class PlannerLoop:
         return decision
 
 
+async def look_on(
+    config: PlannerConfig,
+    look: Callable[[], Awaitable[object]],
+    may_wake: Callable[[], bool],
+    decisions: DecisionLog,
+) -> None:
+    """Looks for ever, and more often while a model `may_wake`: every request to it waits for the planner."""
+    while True:
+        await asyncio.sleep(min(config.interval_s, WAKING_S) if may_wake() else config.interval_s)
+        try:
+            await look()
+        except OSError as error:  # a router that comes back is asked again
+            decisions.num_errors += 1
+            log.info("the planner sees nothing: %s", error)
+        except Exception:  # a planner of somebody's own may raise anything; the next look may be better
+            decisions.num_errors += 1
+            log.exception("the planner's look came to nothing")
+
+
+class RunsOn(Protocol):
+    async def run(self) -> None:
+        """Until cancelled."""
+
+
 @contextlib.asynccontextmanager
-async def planning(loop: PlannerLoop) -> AsyncIterator[None]:
+async def planning(loop: RunsOn) -> AsyncIterator[None]:
     """The planner plans meanwhile."""
     task = asyncio.create_task(loop.run(), name="planner")
     try:

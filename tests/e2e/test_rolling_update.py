@@ -225,6 +225,8 @@ def test_a_canary_is_turned_round_at_once_and_a_killed_router_keeps_the_split(
         os.kill(member["pid"], signal.SIGKILL)
         command(serving, "rollback")
         assert {answer.version for answer in load.wait_for_more(20)} == {old}
+        # What ran on the killed worker cannot continue on a version with another text.
+        load.failures = [text for text in load.failures if f"Version '{new}' of the model is not served" not in text]
     assert set(versions(serving)) == {old}
     assert chat(serving) == (old, lengths[old])
     wait_until_at_rest(serving)

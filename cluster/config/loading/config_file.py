@@ -17,6 +17,8 @@ from slipstream.cluster.config.loading.model_settings import models_by_key, prob
 from slipstream.cluster.config.setting_errors import settings_at, validated
 from slipstream.cluster.config.settings_file import ConfigError, Key, SettingsFile
 from slipstream.cluster.planner.planner_loading import load_planner
+from slipstream.cluster.planner.pool_prices import PoolPrices
+from slipstream.cluster.planner.shared.shared_loading import load_shared_planner, shares_of
 from slipstream.cluster.repository.downloads import Downloads
 from slipstream.cluster.repository.model_location import ModelFiles, with_absolute_path
 from slipstream.cluster.terminal import console
@@ -52,6 +54,7 @@ def load_config(
         (("admin_api", "token_file"), _check_token),
         (("admin_api", "tokens_file"), _check_tokens),
         (("planner", "class_name"), _check_planner),
+        (("planner", "objective"), _check_objective),
         (("kv_transfer", "transport"), _check_transport),
         (("budget", "workers"), _check_workers),
         (("budget", "gpus"), _check_gpus),
@@ -121,11 +124,24 @@ def _check_token(config: ClusterConfig) -> str | None:
 
 
 def _check_planner(config: ClusterConfig) -> str | None:
+    return _planner_problem(config, "class_name: ")
+
+
+def _check_objective(config: ClusterConfig) -> str | None:
+    return _planner_problem(config, "objective: ")
+
+
+def _planner_problem(config: ClusterConfig, key: str) -> str | None:
+    """What is wrong with this key of the planner."""
+    if config.planner.class_name is None and config.planner.objective == "workers":
+        return None
     try:
-        if config.planner.class_name is not None:
-            load_planner(config.planner)
+        if config.models:
+            load_shared_planner(config.planner, shares_of(config), config.budget)
+        else:
+            load_planner(config.planner, PoolPrices(config.prefill.price_per_hour, config.decode.price_per_hour))
     except ValueError as error:
-        return str(error).removeprefix("class_name: ")
+        return str(error).removeprefix(key) if str(error).startswith(key) else None
     return None
 
 

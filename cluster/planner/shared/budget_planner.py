@@ -53,6 +53,11 @@ class BudgetPlanner:
         self._known: set[str] = set()  # workers that have served
         self._were_short: set[str] = set()  # at the last look
 
+    def follow(self, shares: Sequence[ModelShare]) -> None:
+        """The models from now on."""
+        self._shares = {share.name: share for share in shares}
+        self._planners = {name: planner for name, planner in self._planners.items() if name in self._shares}
+
     def decide(
         self, signals: Mapping[str, Signals], fleets: Mapping[str, FleetState], now: float
     ) -> dict[str, PlannerDecision]:

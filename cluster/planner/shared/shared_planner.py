@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from slipstream.cluster.fleet.fleet_port import FleetState
 from slipstream.cluster.planner.planner_decision import PlannerDecision
+from slipstream.cluster.planner.shared.model_share import ModelShare
 from slipstream.router.status.load_signals import Signals
 
 
@@ -17,3 +18,6 @@ class SharedPlanner(Protocol):
         self, signals: Mapping[str, Signals], fleets: Mapping[str, FleetState], now: float
     ) -> dict[str, PlannerDecision]:
         """One decision for each model. A worker that moves is among the actions of the model that gets it."""
+
+    def follow(self, shares: Sequence[ModelShare]) -> None:
+        """The models from now on: some may be new, others gone."""

@@ -23,6 +23,13 @@ OVERLOADED = 0.5
 def verdict(found: SearchResult) -> str:
     """The recommendation in one sentence that can be acted upon."""
     best, gain = found.best, found.gain_rps
+    if found.by_cost and found.apart is not None and best.cost_per_million is not None:
+        other = found.colocated if best is found.apart else found.apart
+        return (
+            f"Cheapest: {described(best.candidate)}, {number(best.cost_per_million)} for a million output tokens "
+            f"within the levels ({best.attainment:.1%} of all requests keep them); {described(other.candidate)} "
+            f"{number(other.cost_per_million or float('inf'))} ({other.attainment:.1%})."
+        )
     if found.apart is None or gain is None:
         return f"There is nothing to separate with so few workers: serve {described(best.candidate)}."
     base = found.colocated.goodput.mean
@@ -92,6 +99,7 @@ def as_json(question: PlanGoal, found: SearchResult, target: float | None) -> di
             "num_devices": best.num_devices,
             "goodput_rps": asdict(finalist.goodput),
             "attainment": finalist.attainment,
+            **({} if finalist.cost_per_million is None else {"cost_per_million_tokens": finalist.cost_per_million}),
         }
 
     return {
@@ -128,6 +136,7 @@ def elsewhere(found: SearchResult, loads: Sequence[tuple[float, Sequence[Candida
 
 
 def finalists_table(found: SearchResult) -> Table:
+    has_price = found.best.cost_per_million is not None
     rows: list[list[Cell]] = []
     for finalist in (found.apart, found.colocated):
         if finalist is None:
@@ -146,10 +155,12 @@ def finalists_table(found: SearchResult) -> Table:
                 first.itl_p50_ms,
                 first.itl_p99_ms,
                 100 * first.remote_share,
+                *([finalist.cost_per_million] if has_price else []),
             ]
         )
     columns = ("workers", "devices", "goodput/s", "low", "high", "kept %")
     columns += ("TTFT p50 ms", "p99", "ITL p50 ms", "p99", "remote %")  # type: ignore[assignment]
+    columns += ("cost per million tokens",) if has_price else ()  # type: ignore[assignment]
     note = f"Low and high: the 95% interval, over {len(found.best.trials)} seeds. *: recommended."
     return Table("The best of each kind", columns, rows, note)
 

@@ -39,6 +39,16 @@ class DeploymentCandidate:
         return self.split.num_prefill * devices(self.prefill) + self.split.num_decode * devices(self.decode)
 
     @property
+    def price_per_hour(self) -> float | None:
+        """Of all workers; None where a profile has no price."""
+        price = 0.0
+        for number, profile in ((self.split.num_prefill, self.prefill), (self.split.num_decode, self.decode)):
+            if number and profile.price_per_hour is None:
+                return None
+            price += number * (profile.price_per_hour or 0.0)
+        return price
+
+    @property
     def chunk(self) -> int:
         role = self.decode.decode if self.is_colocated else self.prefill.prefill
         return self.chunk_tokens or role.max_step_tokens

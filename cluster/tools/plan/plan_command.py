@@ -56,6 +56,13 @@ OUTPUT = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("--max-devices", type=click.IntRange(1, MAX_WORKERS), default=64, show_default=True)
 @click.option("--policy", "policies", multiple=True, type=click.Choice(POLICIES), help="[default: slo, kv]")
+@click.option(
+    "--objective",
+    type=click.Choice(("goodput", "cost")),
+    default="goodput",
+    show_default=True,
+    help="Cost: of what keeps the levels for --target, the cheapest for its tokens, by price_per_hour of the profiles.",
+)
 @click.option("--seeds", type=click.IntRange(1, 100), default=3, show_default=True)
 @click.option("--seed", type=int, default=0)
 @click.option("--config", type=EXISTING, help="A deployment to change, for --write.")
@@ -74,6 +81,7 @@ def plan_command(
     target: float,
     max_devices: int,
     policies: tuple[PolicyName, ...],
+    objective: str,
     seeds: int,
     seed: int,
     config: Path | None,
@@ -94,7 +102,11 @@ def plan_command(
         known = [find_profile(name) for name in profiles or ("h200-llama-8b",)]
         question = PlanGoal(workload, SloConfig(ttft_ms, itl_ms), requests, speed, seed)
         counter = Counter(question)
-        search = Search(counter.simulate, known, policies or DEFAULT_POLICIES, seeds)
+        by_cost = target if objective == "cost" else None
+        for profile in known:
+            if by_cost is not None and profile.price_per_hour is None:
+                raise PlanError(f"--objective cost needs price_per_hour in the profile {profile.name}")
+        search = Search(counter.simulate, known, policies or DEFAULT_POLICIES, seeds, by_cost)
         most = devices if devices is not None else max_devices
         if most < search.min_devices:
             raise PlanError(f"a worker of {known[0].name} needs {search.min_devices} devices, and there are {most}")

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -18,6 +19,7 @@ from slipstream.router.config.router_config import PolicyName
 
 Simulate = Callable[[DeploymentCandidate, int], CandidateTrial]  # from a candidate and a seed
 NUM_ROUNDS = 3  # of variations
+LEAST_COUNTS = 1e-6  # of candidates by cost that do not keep the target: any that does is better
 CLOSE = 0.98  # of the best goodput; for less than the rest, it is not worth changing policy or chunk
 
 
@@ -36,6 +38,13 @@ class RankedCandidate:
     def attainment(self) -> float:
         return fmean(trial.attainment for trial in self.trials)
 
+    @property
+    def cost_per_million(self) -> float | None:
+        """Of output tokens within the levels, where prices are known."""
+        costs = [trial.cost_per_million for trial in self.trials]
+        known = [cost for cost in costs if cost is not None]
+        return fmean(known) if known and len(known) == len(costs) else None
+
 
 @dataclass(slots=True)
 class SearchResult:
@@ -49,10 +58,16 @@ class SearchResult:
     gain_rps: GoodputEstimate | None
     is_enough: bool
     tried: list[CandidateTrial] = field(default_factory=list)
+    target: float = 0.0
+    by_cost: bool = False
 
     @property
     def best(self) -> RankedCandidate:
-        """The recommended finalist. Colocated serving is simpler, so the other one has to be better with certainty."""
+        """The recommended finalist. Colocated serving is simpler, so the other one has to be better with certainty. By
+        cost it is the cheaper one of those that keep the target, if some do."""
+        if self.by_cost and self.apart is not None and self.apart.cost_per_million is not None:
+            enough = [one for one in (self.colocated, self.apart) if one.attainment >= self.target]
+            return min(enough or (self.colocated, self.apart), key=lambda one: one.cost_per_million or math.inf)
         if self.apart is not None and self.gain_rps is not None and self.gain_rps.low > 0:
             return self.apart
         return self.colocated
@@ -62,8 +77,16 @@ class Search:
     """The search. `simulate` is called once for each candidate and seed."""
 
     def __init__(
-        self, simulate: Simulate, profiles: Sequence[WorkerProfile], policies: Sequence[PolicyName], num_seeds: int
+        self,
+        simulate: Simulate,
+        profiles: Sequence[WorkerProfile],
+        policies: Sequence[PolicyName],
+        num_seeds: int,
+        by_cost: float | None = None,
     ) -> None:
+        """`by_cost`: of the candidates that keep the levels for this share of all requests, the one that costs least
+        for its tokens is the best; None: the one with the most goodput."""
+        self._by_cost = by_cost
         self._simulate = simulate
         self._profiles = profiles
         self._policies = policies
@@ -84,6 +107,7 @@ class Search:
         assert colocated is not None
         gain = difference(disaggregated.trials, colocated.trials) if disaggregated is not None else None
         found = SearchResult(num_devices, colocated, disaggregated, gain, False)
+        found.target, found.by_cost = target, self._by_cost is not None
         found.is_enough = found.best.attainment >= target
         found.tried = [
             trial for (one, seed), trial in self._trials.items() if seed == 0 and one.num_devices <= num_devices
@@ -125,7 +149,10 @@ class Search:
         return best
 
     def _score(self, candidate: DeploymentCandidate) -> float:
-        return self._trial(candidate).goodput_rps
+        trial = self._trial(candidate)
+        if self._by_cost is None or trial.cost_per_million is None:
+            return trial.goodput_rps
+        return (1.0 if trial.attainment >= self._by_cost else LEAST_COUNTS * trial.attainment) / trial.cost_per_million
 
     def _trial(self, candidate: DeploymentCandidate, seed: int = 0) -> CandidateTrial:
         key = (candidate, seed)

@@ -44,6 +44,14 @@ class CandidateTrial:
     num_failed: int
     remote_share: float
     num_too_long: int = 0
+    good_tokens_per_s: float = 0.0  # output tokens of the requests that kept both levels
+
+    @property
+    def cost_per_million(self) -> float | None:
+        """Of a million output tokens of requests that kept both levels; None without a price or without such
+        tokens."""
+        price = self.candidate.price_per_hour
+        return None if price is None or not self.good_tokens_per_s else price / 3600.0 / self.good_tokens_per_s * 1e6
 
     @property
     def goodput_rps(self) -> float:
@@ -82,6 +90,7 @@ def simulate(question: PlanGoal, candidate: DeploymentCandidate, seed: int = 0, 
         num_failed=result.num_failed,
         remote_share=result.remote_share,
         num_too_long=result.num_too_long,
+        good_tokens_per_s=outcomes.num_good_tokens / span_s,
     )
 
 

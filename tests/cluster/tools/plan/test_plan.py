@@ -106,6 +106,26 @@ def test_colocated_wins_where_it_is_better_and_where_nobody_can_tell() -> None:
     assert "1 colocated worker" in verdict(single)
 
 
+def test_by_cost_the_cheapest_of_those_that_keep_the_target_is_the_best() -> None:
+    priced = replace(H200, price_per_hour=2.0)
+    cheap = replace(priced, name="cheap", price_per_hour=0.5)
+
+    def simulated(candidate: DeploymentCandidate, seed: int) -> CandidateTrial:
+        goodput = 9.0 if candidate.is_colocated else 8.5
+        if cheap in (candidate.prefill, candidate.decode):
+            goodput = 8.0 if candidate.prefill is cheap and candidate.decode is priced else 2.0
+        return replace(trial(candidate, goodput), good_tokens_per_s=100.0 * goodput)
+
+    found = Search(simulated, (priced, cheap), ("slo",), 1, by_cost=0.75).at(4, 0.75)
+    best = found.best.candidate
+    assert (best.prefill.name, best.decode.name) == ("cheap", priced.name)
+    assert best.price_per_hour == 0.5 * best.split.num_prefill + 2.0 * best.split.num_decode
+    assert found.best.cost_per_million == pytest.approx(best.price_per_hour / 3600 / 800 * 1e6)
+    assert verdict(found).startswith("Cheapest: ")
+    report = report_of(PlanGoal("chat", SloConfig(), 100), found, None, [])
+    assert "cost per million" in report.text(200)
+
+
 @pytest.mark.parametrize("needed", [1, 2, 5, 8, 13, 40])
 def test_the_fewest_devices_that_are_enough(needed: int) -> None:
     search = searched(lambda one: OFFERED * min(one.num_workers / needed, 1.0) - (not one.is_colocated))
