@@ -134,6 +134,7 @@ class OneModelFleet:
         files of their version are others now, so that no group could load them."""
         if count < 1:
             raise FleetError("invalid", "count", f"count must be at least 1, got {count}")
+        self._check_stays()
         version = self.newest if version is None else version
         await self._check_files(version)
         groups = self.make(role, count, version)
@@ -197,6 +198,7 @@ class OneModelFleet:
 
     async def adopt(self, managed: ManagedGroup, role: Role) -> None:
         """Makes a group of another model, which serves, one of this model. Raises FleetError."""
+        self._check_stays()
         made_from = self._versions[self.newest]
         ours, theirs = made_from.pools[role], managed.member.pool
         if (ours.rank, ours.bundle, ours.labels) != (theirs.rank, theirs.bundle, theirs.labels):
@@ -215,6 +217,10 @@ class OneModelFleet:
         if difference is not None:
             reason = f"no worker of version {version} can be started: {difference}"
             raise FleetError("conflict", "version", reason)
+
+    def _check_stays(self) -> None:
+        if self._supervisor.is_leaving(self.model):
+            raise FleetError("conflict", "model", f"{self.model} is being removed")
 
     def check_not_held(self, field: str) -> None:
         """Raises FleetError while an update is under way."""

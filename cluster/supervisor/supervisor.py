@@ -97,6 +97,11 @@ class Supervisor:
         """Groups of this model may be added from now on."""
         self._models[name] = SupervisedModel(max_model_len)
 
+    def is_leaving(self, name: str) -> bool:
+        """Whether this model is being removed, or is gone."""
+        model = self._models.get(name)
+        return model is None or model.is_leaving
+
     async def end_model(self, name: str, drained: Awaitable[None]) -> None:
         """Ends all groups of a model, and forgets it. Those that end by themselves while the router drains the model
         are not restarted; when `drained` returns, the others are ended."""
