@@ -441,3 +441,27 @@ def test_a_group_that_dies_on_its_way_to_another_model_is_started_for_that() -> 
             assert it.managed("decode-0").pending_change is None
 
     asyncio.run(check())
+
+
+def test_after_a_restart_of_the_driver_a_model_that_cannot_be_started_does_not_hold_up_the_others() -> None:
+    async def check() -> None:
+        router = FakeRouter()
+        supervisor = Supervisor(TWO, router, Watcher())
+        chat, draft = FakeGroup("decode-0", model="chat"), DyingGroup("decode-1", model="draft")
+        router.groups = {"decode-0": chat, "decode-1": draft}
+        async with asyncio.timeout(20):
+            await supervisor.start([chat, draft], has_served=True)
+        supervisor.settle()
+        assert draft.num_launches == 3
+        expected = supervisor.expected
+        assert (expected["chat"].num_decode, expected["chat"].hindrance) == (1, "")
+        assert expected["draft"].num_decode == 0
+        assert expected["draft"].hindrance == "decode-1: given up after 3 tries: no such file"
+        await supervisor.stop()
+
+    asyncio.run(check())
+
+
+class DyingGroup(FakeGroup):
+    async def serve(self, router: Endpoint, ranks_on_host: int) -> None:
+        self.die("no such file")
