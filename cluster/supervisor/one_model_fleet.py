@@ -29,6 +29,7 @@ LOSABLE: tuple[MemberState, ...] = (
     "dead",
     "new",
     "starting",
+    "freeing",
     "gathering",
     "freeing",
     "fetching",
@@ -196,18 +197,21 @@ class OneModelFleet:
             for name in self._site.new_names(role, count, taken)
         ]
 
-    async def adopt(self, managed: ManagedGroup, role: Role) -> None:
-        """Makes a group of another model, which serves, one of this model. Raises FleetError."""
+    async def adopt(self, managed: ManagedGroup, role: Role) -> str:
+        """Makes a group of another model, which serves, one of this model. Returns why it cannot be one, and then
+        nothing has been done; "" if it will be. Raises FleetError if no group could serve this model now."""
         self._check_stays()
-        made_from = self._versions[self.newest]
+        await self._check_files(self.newest)
+        made_from, name = self._versions[self.newest], managed.status.name
         ours, theirs = made_from.pools[role], managed.member.pool
         if (ours.rank, ours.bundle, ours.labels) != (theirs.rank, theirs.bundle, theirs.labels):
-            reason = (
-                f"a {role} worker of {self.model} needs {_needs(ours)}, and {managed.status.name} has {_needs(theirs)}"
-            )
-            raise FleetError("conflict", "model", reason)
-        await self._check_files(self.newest)
+            return f"a {role} worker of {self.model} needs {_needs(ours)}, and {name} has {_needs(theirs)}"
+        config, num_ranks = made_from.deployment.config, len(managed.member.locations)
+        tp = (config.prefill if role == "prefill" else config.decode).tp
+        if tp != num_ranks:
+            return f"a {role} worker of {self.model} has {tp} ranks, and {name} has {num_ranks}"
         await self._supervisor.move(managed, made_from.deployment, made_from.pools, role)
+        return ""
 
     async def _check_files(self, version: str) -> None:
         files = self.files().get(version)

@@ -17,7 +17,7 @@ from slipstream.cluster.state.run_state import MemberStatus
 from slipstream.cluster.supervisor.group_monitor import GIVE_UP_S, SERVING_S, SILENT_S, GroupMonitor
 from slipstream.cluster.supervisor.managed import Managed, ManagedGroup, Observer, PendingChange
 from slipstream.cluster.supervisor.managed_router import ManagedRouter
-from slipstream.cluster.supervisor.members.actor_handles import ENDED, reason_of
+from slipstream.cluster.supervisor.members.actor_handles import reason_of
 from slipstream.cluster.supervisor.members.deployment import Deployment
 from slipstream.cluster.supervisor.members.members import Group, Member, RouterControl
 from slipstream.cluster.supervisor.restart_policy import GiveUp, RestartPolicy
@@ -45,9 +45,9 @@ class Supervisor:
     The router and the groups come up concurrently. Only their connection has an order: groups serve once the router
     listens. A router that died comes back at the same ports, where the workers, which keep trying, find it.
 
-    A group that is to leave, or to take the other role, gets a `PendingChange`. Its follower tells the router, which
-    empties the worker, and tells it again if the worker has reconnected meanwhile. A group that dies while it is to
-    leave is not restarted; one that dies on the way to another role comes back in that role.
+    A group that is to leave, to take the other role or to serve another model gets a `PendingChange`. Its follower
+    tells the router, which empties the worker, and tells it again if the worker has reconnected meanwhile. A group that
+    dies while it is to leave is not restarted; one that dies on the way to another role or model comes back there.
     """
 
     def __init__(self, config: ClusterConfig, router: RouterControl, observer: Observer) -> None:
@@ -361,12 +361,12 @@ class Supervisor:
         await self._all_launched.wait()
         while True:
             reason = await self._serve_as_group(managed)
-            change = managed.pending_change
-            if reason != ENDED or change is None or not change.moves:
+            if not managed.is_moving or not await group.has_left():
                 return reason
             managed.pending_change, managed.asked_epoch = None, 0
             managed.ready.clear()
-            self._note(managed, "loading", f"goes on with {managed.status.model}")
+            managed.policy.moved()
+            self._note(managed, "freeing", f"goes on with {managed.status.model}")
 
     async def _serve_as_group(self, managed: ManagedGroup) -> str:
         """Returns the reason why the group does not serve its model any more."""
