@@ -54,8 +54,19 @@ class PlannerPage(Collector):
         wanted.add_metric(["prefill"], state.num_prefill)
         wanted.add_metric(["decode"], state.num_decode)
         yield wanted
+        if len(self._fleet.models) > 1:
+            yield self._of_each_model()
         if self._decisions is not None:
             yield from planner_families(self._decisions)
+
+    def _of_each_model(self) -> Metric:
+        name, what = "slipstream:fleet_model_workers", "Worker groups wanted of each model, where there are several."
+        wanted = GaugeMetricFamily(name, what, labels=["model_name", "role"])
+        for model in self._fleet.models:
+            state = self._fleet.of_model(model).state()
+            wanted.add_metric([model, "prefill"], state.num_prefill)
+            wanted.add_metric([model, "decode"], state.num_decode)
+        return wanted
 
 
 def planner_families(log: DecisionLog) -> Iterator[Metric]:

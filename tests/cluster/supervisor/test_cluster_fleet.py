@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from slipstream.cluster.config.budget_config import BudgetConfig
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.model_entry import ModelEntry, ServedModelConfig
 from slipstream.cluster.config.pool_config import PoolConfig
@@ -185,6 +186,29 @@ def test_no_group_is_added_whose_files_are_others_now(tmp_path: Path) -> None:
         assert changes[1:] == [{}]
 
     in_fleet(check, config)
+
+
+def test_a_model_that_is_being_removed_gets_no_more_workers() -> None:
+    config = CONFIG.with_models([ModelEntry("/m", "chat"), ModelEntry("/d", "draft")])
+
+    async def run() -> None:
+        async with serving(config=config) as it:
+            session = RaySession(is_own=True, node_id="n", resources={"CPU": 4.0})
+            deployments = [Deployment(alone, "secret", None, False, "v1") for alone in config.each()]
+            fleets = ClusterFleet(it.supervisor, deployments, session, BudgetConfig(workers=3))
+            with pytest.raises(FleetError, match=r"budget\.workers is 3, and 0 workers are there"):
+                await fleets.of_model("chat").scale("decode", 4)
+
+            async def drained() -> None:
+                with pytest.raises(FleetError, match="draft is being removed"):
+                    await fleets.of_model("draft").add("decode")
+
+            await it.supervisor.end_model("draft", drained())
+            with pytest.raises(FleetError, match="there is no worker 'decode-0'; there are: none"):
+                fleets.of_worker("decode-0")
+            assert fleets.state().members == ()
+
+    asyncio.run(run())
 
 
 def test_a_worker_moves_only_where_its_resources_and_ranks_are_those_of_the_other_model() -> None:

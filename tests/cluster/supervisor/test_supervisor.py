@@ -444,6 +444,25 @@ def test_a_group_that_dies_on_its_way_to_another_model_is_started_for_that() -> 
     asyncio.run(check())
 
 
+def test_after_a_restart_of_the_driver_a_model_that_cannot_be_started_does_not_hold_up_the_others() -> None:
+    async def check() -> None:
+        router = FakeRouter()
+        supervisor = Supervisor(TWO, router, Watcher())
+        chat, draft = FakeGroup("decode-0", model="chat"), DyingGroup("decode-1", model="draft")
+        router.groups = {"decode-0": chat, "decode-1": draft}
+        async with asyncio.timeout(20):
+            await supervisor.start([chat, draft], has_served=True)
+        supervisor.settle()
+        assert draft.num_launches == 3
+        expected = supervisor.expected
+        assert (expected["chat"].num_decode, expected["chat"].hindrance) == (1, "")
+        assert expected["draft"].num_decode == 0
+        assert expected["draft"].hindrance == "decode-1: given up after 3 tries: no such file"
+        await supervisor.stop()
+
+    asyncio.run(check())
+
+
 def to_draft(role: Role = "decode") -> tuple[Deployment, dict[Role, PoolResources], Role]:
     return Deployment(TWO.of_model("draft"), "secret", None, False), {}, role
 
@@ -463,6 +482,11 @@ def test_a_group_that_cannot_load_its_next_model_is_given_up_with_the_reason() -
             assert it.state_of("decode-1") == "ready"
 
     asyncio.run(check())
+
+
+class DyingGroup(FakeGroup):
+    async def serve(self, router: Endpoint, ranks_on_host: int) -> None:
+        self.die("no such file")
 
 
 def test_a_group_can_be_removed_while_it_moves() -> None:
