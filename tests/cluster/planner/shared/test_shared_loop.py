@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
+from slipstream.cluster.admin_api.planner_routes import planner_families
 from slipstream.cluster.commands.planner_command import lines
 from slipstream.cluster.config.planner_config import PlannerConfig
 from slipstream.cluster.fleet.fleet_port import FleetError, FleetPort, FleetState
@@ -60,7 +61,7 @@ class MovesOne:
         move, remove = MoveWorker(self.name, "code", "decode"), RemoveWorker("prefill-0")
         return {
             "chat": PlannerDecision(now, "gives", why, 1, 0),
-            "code": PlannerDecision(now, "slo", why, 1, 2, (move, remove), transfers=(taken, rejected)),
+            "code": PlannerDecision(now, "slo", why, 1, 2, (move, remove), (), (("isl", 5.0),), (taken, rejected)),
         }
 
 
@@ -89,6 +90,8 @@ def test_what_is_decided_for_each_model_is_done_and_told() -> None:
     assert log.num_actions == {"move": 1, "remove": 1}
     told = [record.as_dict() for record in log.latest(10)]
     assert [one["model"] for one in told] == ["code", "chat"]
+    seen = next(family for family in planner_families(log) if family.name == "slipstream:planner_seen")
+    assert [sample.labels["model_name"] for sample in seen.samples] == ["code"]
     table = "\n".join(lines(told, with_alternatives=True))
     assert "decode-0 -> code decode, -prefill-0" in table
     assert "draft gives none to code: its workers have other devices" in table
