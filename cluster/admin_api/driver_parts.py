@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from slipstream.cluster.access.token_file import AdminTokens
 from slipstream.cluster.admin_api.models_port import ModelsPort
 from slipstream.cluster.fleet.fleet_port import FleetError, FleetPort, FleetState
+from slipstream.cluster.fleet.model_fleet import Moved
 from slipstream.cluster.history.change_log import ChangeLog
 from slipstream.cluster.planner.decision_log import DecisionLog
 from slipstream.cluster.repository.files_watch import FilesWatch
@@ -38,8 +39,8 @@ class FleetView(Protocol):
     def of_model(self, model: str) -> FleetPort:
         """Raises FleetError if there is no such model."""
 
-    async def move(self, name: str, model: str, role: Role) -> None:
-        """Drains a group, and lets its processes go on with another model. Raises FleetError."""
+    async def move(self, name: str, model: str, role: Role) -> Moved:
+        """Drains a group, and lets its processes go on with another model (see `ModelFleet`). Raises FleetError."""
 
     def of_worker(self, name: str) -> FleetPort:
         """The fleet of the model that a group belongs to. Raises FleetError if there is no such group."""

@@ -50,7 +50,9 @@ class MemberAnswer(BaseModel):
     version: str
     detail: str
     is_leaving: bool
-    startup_s: list[tuple[str, float]] = Field(description="Stages of its last start or role switch, and seconds.")
+    startup_s: list[tuple[str, float]] = Field(
+        description="Stages of its last start or change of role or model, and seconds."
+    )
     model: str
 
     @classmethod
@@ -139,9 +141,12 @@ def fleet_routes(parts: DriverParts) -> APIRouter:
         fleet.of_worker(name)
         member = fleet.state().member(name)
         before, role = _model(member), question.role or (member.role if member is not None else "decode")
-        await fleet.move(name, question.model, role)
+        moved = await fleet.move(name, question.model, role)
         parts.changes.note(caller, "model", name, before, question.model, model=question.model)
-        return FleetAnswer.of(fleet.state())
+        if not moved.why_new:
+            return FleetAnswer.of(fleet.state())
+        instead = f"{name} leaves, and {moved.name} starts in its place: {moved.why_new}"
+        return FleetAnswer.of(fleet.state(), [moved.name], instead)
 
     return routes
 

@@ -54,8 +54,19 @@ class PlannerPage(Collector):
         wanted.add_metric(["prefill"], state.num_prefill)
         wanted.add_metric(["decode"], state.num_decode)
         yield wanted
+        if len(self._fleet.models) > 1:
+            yield self._of_each_model()
         if self._decisions is not None:
             yield from planner_families(self._decisions)
+
+    def _of_each_model(self) -> Metric:
+        name, what = "slipstream:fleet_model_workers", "Worker groups wanted of each model, where there are several."
+        wanted = GaugeMetricFamily(name, what, labels=["model_name", "role"])
+        for model in self._fleet.models:
+            state = self._fleet.of_model(model).state()
+            wanted.add_metric([model, "prefill"], state.num_prefill)
+            wanted.add_metric([model, "decode"], state.num_decode)
+        return wanted
 
 
 def planner_families(log: DecisionLog) -> Iterator[Metric]:
@@ -71,16 +82,19 @@ def planner_families(log: DecisionLog) -> Iterator[Metric]:
     yield CounterMetricFamily("slipstream:planner_errors", "Looks that came to nothing.", value=log.num_errors)
     if log.last is None:
         return
-    decision = log.last.decision
-    seen = GaugeMetricFamily("slipstream:planner_seen", "The load that was planned for.", labels=["figure"])
-    for figure, value in decision.seen:
-        seen.add_metric([figure], value)
+    by_model = ["model_name"] if any(log.latest_of) else []
+    seen = GaugeMetricFamily("slipstream:planner_seen", "The load that was planned for.", labels=[*by_model, "figure"])
+    for model, record in log.latest_of.items():
+        for figure, value in record.decision.seen:
+            seen.add_metric([*([model] if by_model else []), figure], value)
     yield seen
     predicted = GaugeMetricFamily(
         "slipstream:planner_predicted_attainment",
         "Share of requests that the alternatives would serve in time.",
-        labels=["num_prefill", "num_decode"],
+        labels=[*by_model, "num_prefill", "num_decode"],
     )
-    for one in decision.alternatives:
-        predicted.add_metric([str(one.num_prefill), str(one.num_decode)], one.attainment)
+    for model, record in log.latest_of.items():
+        for one in record.decision.alternatives:
+            pools = [str(one.num_prefill), str(one.num_decode)]
+            predicted.add_metric([*([model] if by_model else []), *pools], one.attainment)
     yield predicted

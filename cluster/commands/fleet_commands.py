@@ -90,7 +90,7 @@ def move_command(
     with exit_on_command_error():
         admin = cluster.admin_api()
         begun = admin.post(_worker_path(worker, "model"), {"model": model, "role": role}, AT_ONCE)
-        _follow(admin, begun, [worker], detach, as_json)
+        _follow(admin, begun, [worker, *begun["added"]], detach, as_json)
 
 
 def _worker_path(worker: str, change: str) -> str:

@@ -161,7 +161,7 @@ class Driver:
         groups = list(self._first_groups(fleet))
         try:
             async with start_bound(self._config.startup_timeout_s, lambda: supervisor.members):
-                await supervisor.start(groups)
+                await supervisor.start(groups, has_served=self._before is not None)
                 assert reporter.http is not None
                 self._console.pending("generating a first token")
                 await supervisor.unless_failed(wait_until_ready(*reporter.http))

@@ -1,14 +1,25 @@
 """The worker groups of a cluster that serves several models, as seen by those who divide them among the models.
 
-move:  ready -> draining -> loading -> connecting -> ready, in the other model; the process stays, with its place
+move:  ready -> draining -> freeing, loading, warming_up -> connecting -> ready, in the other model; the processes stay,
+       with their place and their name; one that dies on the way is started again in the other model
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from slipstream.cluster.fleet.fleet_port import FleetPort
 from slipstream.router.protocol.messages import Role
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """`name` is that of the group which will serve the other model. `why_new`: why that is a new group, which starts in
+    place of the one that leaves; "" if the same processes go on."""
+
+    name: str
+    why_new: str = ""
 
 
 class ModelFleet(Protocol):
@@ -26,7 +37,8 @@ class ModelFleet(Protocol):
     def of_model(self, model: str) -> FleetPort:
         """Raises FleetError if there is no such model."""
 
-    async def move(self, name: str, model: str, role: Role) -> None:
+    async def move(self, name: str, model: str, role: Role) -> Moved:
         """Drains a group, and lets it come back in the given role as a group of another model, whose weights the same
-        processes load. Returns when that has begun. Raises FleetError: the group or the model is unknown, the group is
-        not ready, an update holds one of the models, or a group of the other model needs other devices."""
+        processes load. If groups of the other model reserve other resources, the group leaves for good and another one
+        starts. Returns when that has begun. Raises FleetError: the group or the model is unknown, the group is not
+        ready, or an update holds one of the models."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from slipstream.cluster.admin_api.models_port import ModelInfo
 from slipstream.cluster.config.cluster_config import ClusterConfig
@@ -56,7 +57,7 @@ class ModelAdmin:
         self._changes = changes
         self._console = console
         self._adding = asyncio.Lock()  # so that two callers do not take the same name
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     def models(self) -> tuple[ModelInfo, ...]:
         return tuple(map(self._info, self._models.config.entries()))
@@ -79,7 +80,9 @@ class ModelAdmin:
 
     async def add(self, path: Path, by: Author) -> list[str]:
         """Adds the models in a file. If the caller goes away, they are added all the same. Raises FleetError."""
-        return await asyncio.shield(asyncio.create_task(self._add(path, by), name=f"add {path}"))
+        task = asyncio.create_task(self._add(path, by), name=f"add {path}")
+        self._keep(task)
+        return await asyncio.shield(task)
 
     async def _add(self, path: Path, by: Author) -> list[str]:
         begun: list[NewModel] = []
@@ -89,12 +92,12 @@ class ModelAdmin:
                 for model in new:
                     begun.append(model)
                     await self._begin(model, path)
-            except FleetError:
+            except Exception:
                 await self._give_up(begun)
                 raise
         try:
             await asyncio.gather(*map(self._start_groups, new))
-        except FleetError:
+        except Exception:
             await self._give_up(begun)
             raise
         for model in new:
@@ -134,7 +137,6 @@ class ModelAdmin:
         state = ModelState(name, str(path))
         name_version(state, new.content, new.entry.path)
         self._state.further.append(state)
-        self._models.add(new.entry)
         deployment = replace(
             cluster.first,
             config=new.config,
@@ -145,6 +147,7 @@ class ModelAdmin:
         try:
             cluster.fleet.add_model(deployment)
             cluster.supervisor.add_model(name, new.entry.decode.engine.max_model_len)
+            self._models.add(new.entry)
             await cluster.supervisor.router.add_model(deployment)
         except (CannotPlace, ValueError) as error:
             raise FleetError("invalid", "config", f"{name}: {error}") from None
@@ -196,9 +199,12 @@ class ModelAdmin:
         self._state_file.write()
         self._console.event(f"model {name} is being removed")
         task = asyncio.create_task(self._end(name, self._models.config.drain_timeout_s), name=f"remove {name}")
+        self._keep(task)
+        return task
+
+    def _keep(self, task: asyncio.Task[Any]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return task
 
     async def _end(self, name: str, deadline_s: float) -> None:
         """Ends a model, of which perhaps not all parts know."""

@@ -7,8 +7,9 @@ from functools import partial
 from pathlib import Path
 
 from slipstream.cluster.config.cluster_config import ClusterConfig
-from slipstream.cluster.config.loading.model_file import entry_for_update
+from slipstream.cluster.config.loading.model_file import entry_for_update, is_entry
 from slipstream.cluster.config.loading.overrides import Overrides
+from slipstream.cluster.config.settings_file import ConfigError
 from slipstream.cluster.fleet.update_plan import ENDED, UpdateEvent
 from slipstream.cluster.history.change_log import ChangeLog
 from slipstream.cluster.models.served_models import ServedModels
@@ -61,6 +62,9 @@ class ModelServices:
             self._tasks[name].append(asyncio.create_task(folder_watch.run(), name=f"folder-watch {name}"))
 
     async def stop(self, name: str) -> None:
+        """Ends them, if they have begun."""
+        if name not in self._tasks:
+            return
         await self.updaters.of(name).close()
         self.updaters.discard(name)
         self._cluster.files.pop(name, None)
@@ -98,11 +102,15 @@ class ModelServices:
         return updater
 
     def _load(self, name: str, path: Path) -> ClusterConfig:
-        """The configuration of the model alone, as a file has it: the cluster's whole file or, where there are several
-        models, one for this model. Raises ConfigError."""
-        if not self._models.config.models:
-            return self._overrides.load(path, self._warn, self.downloads)
-        return entry_for_update(path, name, self._models.config, self._warn, self.downloads)
+        """The configuration of the model alone, as a file has it: an entry for this model or the file of a whole
+        cluster, of which, where there are several models, only the entry counts. Raises ConfigError."""
+        if self._models.config.models or is_entry(path):
+            return entry_for_update(path, name, self._models.config, self._warn, self.downloads)
+        config = self._overrides.load(path, self._warn, self.downloads)
+        try:
+            return config.of_model(name) if config.models else config
+        except KeyError:
+            raise ConfigError([f"{path}: model {name!r} is not in it"]) from None
 
     def _warn(self, text: str) -> None:
         self._console.event(f"warning: {text}")

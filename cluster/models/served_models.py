@@ -17,6 +17,7 @@ class ServedModels:
     def __init__(self, config: ClusterConfig, state: ClusterState) -> None:
         self.config = config
         self._state = state
+        self._began_alone = not config.models
 
     def entry(self, name: str) -> ModelEntry:
         """Raises KeyError."""
@@ -29,8 +30,12 @@ class ServedModels:
         self._take(self.config.with_models([*self.config.entries(), entry]))
 
     def remove(self, name: str) -> None:
-        """`name` is not that of the only model."""
-        self._take(self.config.with_models([entry for entry in self.config.entries() if entry.name != name]))
+        """`name` is not that of the only model. One that is alone again, as at the start, has the form of that."""
+        left = [entry for entry in self.config.entries() if entry.name != name]
+        if self._began_alone and len(left) == 1:
+            self._take(self.config.of_model(left[0].name))
+        elif len(left) < len(self.config.entries()):
+            self._take(self.config.with_models(left))
 
     def set_aliases(self, name: str, aliases: tuple[str, ...]) -> None:
         if self.config.models:

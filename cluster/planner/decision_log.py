@@ -59,6 +59,7 @@ class DecisionLog:
         self._on_change = on_change
         self._all: deque[DecisionRecord] = deque(maxlen=capacity)
         self._changes: deque[DecisionRecord] = deque(maxlen=capacity)
+        self.latest_of: dict[str, DecisionRecord] = {}  # by model; "" where there is one
         self.num_by_reason: Counter[str] = Counter()
         self.num_actions: Counter[str] = Counter()
         self.num_failed = 0  # actions
@@ -69,6 +70,7 @@ class DecisionLog:
     ) -> DecisionRecord:
         record = DecisionRecord(self.num_by_reason.total() + 1, unix_s, decision, failed, model)
         self._all.append(record)
+        self.latest_of[model] = record
         if decision.actions:
             self._changes.append(record)
         self.num_by_reason[decision.reason] += 1

@@ -10,6 +10,7 @@ import ray
 from slipstream.cluster.config.budget_config import BudgetConfig
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.fleet.fleet_port import FleetError, FleetState
+from slipstream.cluster.fleet.model_fleet import Moved
 from slipstream.cluster.ray.bundles import PoolResources, Resources, pool_resources, sum_of
 from slipstream.cluster.ray.node_choice import NodeLoad, choose_node
 from slipstream.cluster.ray.ray_session import RaySession
@@ -87,7 +88,7 @@ class ClusterFleet:
             is_held=is_held,
         )
 
-    async def move(self, name: str, model: str, role: Role) -> None:
+    async def move(self, name: str, model: str, role: Role) -> Moved:
         """Drains a group that serves; then its processes load the other model. Raises FleetError."""
         leaves, joins, managed = self.of_worker(name), self.of_model(model), self._supervisor.group(name)
         assert managed is not None
@@ -99,7 +100,12 @@ class ClusterFleet:
             raise FleetError(
                 "conflict", "name", f"{name} is {managed.status.state}; only a worker that serves can move"
             )
-        await joins.adopt(managed, role)
+        why_new = await joins.adopt(managed, role)
+        if not why_new:
+            return Moved(name)
+        await leaves.remove(name)
+        (added,) = await joins.add(role)
+        return Moved(added, why_new)
 
     def pools_of(self, config: ClusterConfig) -> dict[Role, PoolResources]:
         """What the pools of a model reserve. Raises CannotPlace."""

@@ -79,6 +79,11 @@ class ManagedGroup(Managed[Group]):
         return change is not None and change.next_role is None and not change.moves
 
     @property
+    def is_moving(self) -> bool:
+        """Whether it has not left its last model yet."""
+        return self.pending_change is not None and self.pending_change.moves
+
+    @property
     def is_wanted(self) -> bool:
         """Whether the group serves or is on its way to it."""
         return not self.is_leaving and self.status.state != "failed"

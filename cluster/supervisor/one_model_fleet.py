@@ -20,6 +20,7 @@ from slipstream.cluster.supervisor.supervisor import Supervisor
 from slipstream.router.model_files.file_digest import DigestCache
 from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.protocol.messages import Role
+from slipstream.router.registry.expected_workers import ExpectedWorkers
 
 # The states of groups that do not serve yet, in the order in which such groups are given up first.
 LOSABLE: tuple[MemberState, ...] = (
@@ -28,6 +29,7 @@ LOSABLE: tuple[MemberState, ...] = (
     "dead",
     "new",
     "starting",
+    "freeing",
     "gathering",
     "freeing",
     "fetching",
@@ -118,7 +120,7 @@ class OneModelFleet:
 
     def state(self) -> FleetState:
         groups = self._groups()
-        expected = self._supervisor.expected[self.model]
+        expected = self._supervisor.expected.get(self.model, ExpectedWorkers(0, 0))  # it may have been removed
         return FleetState(
             members=tuple(map(member_of, groups)),
             num_prefill=expected.num_prefill,
@@ -133,6 +135,7 @@ class OneModelFleet:
         files of their version are others now, so that no group could load them."""
         if count < 1:
             raise FleetError("invalid", "count", f"count must be at least 1, got {count}")
+        self._check_stays()
         version = self.newest if version is None else version
         await self._check_files(version)
         groups = self.make(role, count, version)
@@ -194,17 +197,21 @@ class OneModelFleet:
             for name in self._site.new_names(role, count, taken)
         ]
 
-    async def adopt(self, managed: ManagedGroup, role: Role) -> None:
-        """Makes a group of another model, which serves, one of this model. Raises FleetError."""
-        made_from = self._versions[self.newest]
+    async def adopt(self, managed: ManagedGroup, role: Role) -> str:
+        """Makes a group of another model, which serves, one of this model. Returns why it cannot be one, and then
+        nothing has been done; "" if it will be. Raises FleetError if no group could serve this model now."""
+        self._check_stays()
+        await self._check_files(self.newest)
+        made_from, name = self._versions[self.newest], managed.status.name
         ours, theirs = made_from.pools[role], managed.member.pool
         if (ours.rank, ours.bundle, ours.labels) != (theirs.rank, theirs.bundle, theirs.labels):
-            reason = (
-                f"a {role} worker of {self.model} needs {_needs(ours)}, and {managed.status.name} has {_needs(theirs)}"
-            )
-            raise FleetError("conflict", "model", reason)
-        await self._check_files(self.newest)
+            return f"a {role} worker of {self.model} needs {_needs(ours)}, and {name} has {_needs(theirs)}"
+        config, num_ranks = made_from.deployment.config, len(managed.member.locations)
+        tp = (config.prefill if role == "prefill" else config.decode).tp
+        if tp != num_ranks:
+            return f"a {role} worker of {self.model} has {tp} ranks, and {name} has {num_ranks}"
         await self._supervisor.move(managed, made_from.deployment, made_from.pools, role)
+        return ""
 
     async def _check_files(self, version: str) -> None:
         files = self.files().get(version)
@@ -214,6 +221,10 @@ class OneModelFleet:
         if difference is not None:
             reason = f"no worker of version {version} can be started: {difference}"
             raise FleetError("conflict", "version", reason)
+
+    def _check_stays(self) -> None:
+        if self._supervisor.is_leaving(self.model):
+            raise FleetError("conflict", "model", f"{self.model} is being removed")
 
     def check_not_held(self, field: str) -> None:
         """Raises FleetError while an update is under way."""

@@ -36,7 +36,7 @@ class RestartPolicy:
                   if it has served, after a quarter of that time at most (but not before backoff_s): so what dies
                   again and again is down for a fifth of the time, while clients wait for it
         settled:  a member that was up for stable_s starts over with n
-        added_later: like settled, but FIRST_TRIES deaths before it was ever up -> GiveUp
+        added_later, moved: like settled, but FIRST_TRIES deaths before it was ever up -> GiveUp
 
     Times are seconds on any monotonic clock.
     """
@@ -54,6 +54,11 @@ class RestartPolicy:
     def added_later(self) -> None:
         """The member joins a deployment that already works."""
         self.settled = self.is_unproven = True
+
+    def moved(self) -> None:
+        """The member begins to serve something else, which may never come up."""
+        self.added_later()
+        self.deaths = 0
 
     def up(self, now_s: float) -> None:
         """The member has begun to serve."""

@@ -17,7 +17,7 @@ from slipstream.cluster.state.run_state import MemberStatus
 from slipstream.cluster.supervisor.group_monitor import GIVE_UP_S, SERVING_S, SILENT_S, GroupMonitor
 from slipstream.cluster.supervisor.managed import Managed, ManagedGroup, Observer, PendingChange
 from slipstream.cluster.supervisor.managed_router import ManagedRouter
-from slipstream.cluster.supervisor.members.actor_handles import ENDED, reason_of
+from slipstream.cluster.supervisor.members.actor_handles import reason_of
 from slipstream.cluster.supervisor.members.deployment import Deployment
 from slipstream.cluster.supervisor.members.members import Group, Member, RouterControl
 from slipstream.cluster.supervisor.restart_policy import GiveUp, RestartPolicy
@@ -45,9 +45,9 @@ class Supervisor:
     The router and the groups come up concurrently. Only their connection has an order: groups serve once the router
     listens. A router that died comes back at the same ports, where the workers, which keep trying, find it.
 
-    A group that is to leave, or to take the other role, gets a `PendingChange`. Its follower tells the router, which
-    empties the worker, and tells it again if the worker has reconnected meanwhile. A group that dies while it is to
-    leave is not restarted; one that dies on the way to another role comes back in that role.
+    A group that is to leave, to take the other role or to serve another model gets a `PendingChange`. Its follower
+    tells the router, which empties the worker, and tells it again if the worker has reconnected meanwhile. A group that
+    dies while it is to leave is not restarted; one that dies on the way to another role or model comes back there.
     """
 
     def __init__(self, config: ClusterConfig, router: RouterControl, observer: Observer) -> None:
@@ -58,6 +58,7 @@ class Supervisor:
         self._monitor = GroupMonitor(self.router, self._serves, self._note)
         self._groups: dict[str, ManagedGroup] = {}
         self._is_settled = False
+        self._spares_others = False
         self._worker_port: asyncio.Future[Endpoint] = asyncio.get_running_loop().create_future()
         self._all_launched = asyncio.Event()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -97,10 +98,16 @@ class Supervisor:
         """Groups of this model may be added from now on."""
         self._models[name] = SupervisedModel(max_model_len)
 
+    def is_leaving(self, name: str) -> bool:
+        """Whether this model is being removed, or is gone."""
+        model = self._models.get(name)
+        return model is None or model.is_leaving
+
     async def end_model(self, name: str, drained: Awaitable[None]) -> None:
         """Ends all groups of a model, and forgets it. Those that end by themselves while the router drains the model
         are not restarted; when `drained` returns, the others are ended."""
-        self._models[name].is_leaving = True
+        if name in self._models:
+            self._models[name].is_leaving = True
         try:
             await drained
         finally:
@@ -109,15 +116,35 @@ class Supervisor:
             self._models.pop(name, None)
         await self._tell_wanted()
 
-    async def start(self, groups: Iterable[Group]) -> None:
-        """Starts all members. Returns when every one serves; raises StartFailed if one dies before that."""
+    async def start(self, groups: Iterable[Group], *, has_served: bool = False) -> None:
+        """Starts all members. Returns when every one serves; raises StartFailed if one dies before that. If a cluster
+        of several models `has_served` under an earlier driver, groups are tried again, and a model that cannot be
+        started does not hold up the others."""
+        self._spares_others = has_served and len(self._models) > 1
         for group in groups:
-            self._groups[group.name] = self._managed(group)
+            managed = self._groups[group.name] = self._managed(group)
+            if self._spares_others:
+                managed.policy.added_later()
         self._observer.wants(self.expected)
         self._supervise(self.router, self._live_as_router)
         for managed in self._groups.values():
             self._supervise(managed, partial(self._live_as_group, managed))
-        await self.unless_failed(asyncio.gather(*(managed.ready.wait() for managed in self._all())))
+        await self.unless_failed(asyncio.gather(*map(self._up_or_given_up, self._all())))
+
+    async def _up_or_given_up(self, managed: ManagedRouter | ManagedGroup) -> None:
+        assert managed.supervising_task is not None
+        ready = asyncio.ensure_future(managed.ready.wait())
+        try:
+            await asyncio.wait([ready, managed.supervising_task], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ready.cancel()
+
+    def _is_spared(self, managed: Managed[M]) -> bool:
+        """Whether the cluster starts although this member does not: other models still can."""
+        if not self._spares_others or not isinstance(managed, ManagedGroup):
+            return False
+        others = [one for one in self._groups.values() if one.member.model != managed.member.model]
+        return any(one.status.state != "failed" for one in others)
 
     async def unless_failed(self, work: Awaitable[T]) -> T:
         """The result of `work`, or StartFailed as soon as a member has been given up."""
@@ -175,13 +202,9 @@ class Supervisor:
     async def served(self, name: str) -> None:
         """Returns when a group serves, or has been removed meanwhile. Raises StartFailed if it is given up."""
         managed = self._groups.get(name)
-        if managed is None or managed.supervising_task is None:
+        if managed is None:
             return
-        ready = asyncio.ensure_future(managed.ready.wait())
-        try:
-            await asyncio.wait([ready, managed.supervising_task], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            ready.cancel()
+        await self._up_or_given_up(managed)
         if managed.status.state == "failed":
             raise StartFailed(f"{name}: {managed.status.detail}")
 
@@ -272,7 +295,7 @@ class Supervisor:
             verdict = managed.policy.died(now_s, reason)
             if isinstance(verdict, GiveUp):
                 self._note(managed, "failed", verdict.reason)
-                if not self._is_settled:
+                if not self._is_settled and not self._is_spared(managed):
                     raise StartFailed(f"{managed.status.name}: {verdict.reason}")
                 await self._tell_wanted()
                 return
@@ -338,12 +361,12 @@ class Supervisor:
         await self._all_launched.wait()
         while True:
             reason = await self._serve_as_group(managed)
-            change = managed.pending_change
-            if reason != ENDED or change is None or not change.moves:
+            if not managed.is_moving or not await group.has_left():
                 return reason
             managed.pending_change, managed.asked_epoch = None, 0
             managed.ready.clear()
-            self._note(managed, "loading", f"goes on with {managed.status.model}")
+            managed.policy.moved()
+            self._note(managed, "freeing", f"goes on with {managed.status.model}")
 
     async def _serve_as_group(self, managed: ManagedGroup) -> str:
         """Returns the reason why the group does not serve its model any more."""

@@ -91,6 +91,12 @@ def model_names(cluster: ServingCluster) -> list[str]:
     return [model["id"] for model in json.loads(cluster.get("/v1/models")[1])["data"]]
 
 
+def worker_of(cluster: ServingCluster, model: str) -> str:
+    state = cluster.state
+    assert state is not None
+    return next(member.name for member in state.members if member.model == model)
+
+
 @pytest.fixture(scope="module")
 def models(tiny_model_dir: Callable[[str], Path]) -> dict[str, Path]:
     return {"demo": DEMO_MODEL, "qwen": tiny_model_dir("qwen3"), "mistral": tiny_model_dir("mistral")}
@@ -128,6 +134,11 @@ def test_clients_of_all_models_get_right_answers_while_models_and_processes_come
                 moved = command(cluster, "move", "prefill-0", "qwen", "--role", "decode")  # with the same process
                 assert "ready" in moved
                 assert (cluster.member("prefill-0").model, cluster.member("prefill-0").restarts) == ("qwen", 0)
+            worker = worker_of(cluster, "qwen")
+            pids = cluster.pids(worker)
+            for model in ("mistral", "qwen"):  # meanwhile, the requests of a model without workers wait
+                command(cluster, "move", worker, model)
+                assert (cluster.member(worker).model, cluster.pids(worker)) == (model, pids)
             last = mistral.stream(PROMPTS[0])
             last.start()
             last.wait_for_pieces(1)

@@ -202,7 +202,7 @@ def _load(
                 page_tokens=config.page_tokens,
                 of_pages=kv_dtype(config.kv_cache_dtype, dtype),
                 tp=tp,
-                cache_dir=_weight_cache_dir(config),
+                cache_dir=weight_cache_dir(config),
                 quantization=config.quantization,
                 files=files,
             )
@@ -212,8 +212,8 @@ def _load(
     return load_model(model_dir, dtype=dtype, device=device, tp=tp, quantization=config.quantization)
 
 
-def _weight_cache_dir(config: EngineConfig) -> Path | None:
-    """The directory; None, after a warning, if it would be in the home directory of a user who has none."""
+def weight_cache_dir(config: EngineConfig) -> Path | None:
+    """That of packed weights; None, after a warning, if it would be in the home directory of a user who has none."""
     if config.weight_cache_dir is None:
         return None
     try:

@@ -23,7 +23,7 @@ from slipstream.router.process.container_limits import num_cores
 from slipstream.router.protocol.block_hash import model_key
 from slipstream.router.protocol.messages import PageLayout, Role, unpack_ids
 from slipstream.workers.config.worker_config import EngineConfig, WorkerConfig
-from slipstream.workers.engine.engine_builder import build_runner, engine_limits
+from slipstream.workers.engine.engine_builder import build_runner, engine_limits, weight_cache_dir
 from slipstream.workers.engine.execution.model_runner import ModelRunner
 from slipstream.workers.engine.kv_cache.kv_memory import KvMemory
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
@@ -32,6 +32,7 @@ from slipstream.workers.engine.plan.step_plan import PageSend, SendProgress
 from slipstream.workers.models.directory.model_config import ModelConfig
 from slipstream.workers.models.directory.steady_files import SteadyFiles
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
+from slipstream.workers.models.weights.recent_weights import keep_recent
 from slipstream.workers.transfers.device_staging import device_page_pool
 from slipstream.workers.transfers.group_transfers import RankOutcome
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer
@@ -228,6 +229,9 @@ def rank_parts(config: WorkerConfig, tp: TensorParallel, ended: Callable[[RankOu
     memory = KvMemory(is_shared=is_shared, is_elastic=config.kv_budget_bytes is not None)
     runner = build_runner(config.model_dir, for_both_roles(config), limits.num_pages, tp=tp, memory=memory, files=files)
     files.check()
+    cache_dir = weight_cache_dir(engine) if tp.rank == 0 else None
+    if cache_dir is not None and config.weight_memory_bytes is not None:
+        keep_recent(cache_dir, config.weight_memory_bytes)
     with closing(memory), closing(RankAgent(runner, memory.pool, tp, config, ended)) as agent:
         runner.sink = agent
         yield RankParts(limits, runner, agent, model, files, memory)

@@ -18,16 +18,24 @@ from slipstream.cluster.repository.model_location import ModelFiles
 ENTRY: Key = ("models", "0")
 
 
-def entries_of(path: Path, running: ClusterConfig, warn: Callable[[str], None], files: ModelFiles) -> list[ModelEntry]:
-    """The models in a file. What a model leaves out of its engine is as in the file or, where that is for no whole
-    cluster, as in the `running` one. Remote models get the directories that `files` makes. Raises ConfigError."""
+def is_entry(path: Path) -> bool:
+    """Whether the file has one entry by itself. Raises ConfigError."""
+    return "path" in SettingsFile.read(path, (), needed="").settings
+
+
+def entries_of(
+    path: Path, running: ClusterConfig, warn: Callable[[str], None], files: ModelFiles, name: str = ""
+) -> list[ModelEntry]:
+    """The models in a file. `name` is that of an entry by itself that has none; "": that of its directory. What a model
+    leaves out of its engine is as in the file or, where that is for no whole cluster, as in the `running` one. Remote
+    models get the directories that `files` makes. Raises ConfigError."""
     known = [*settings_at(ENTRY), *settings_at(())]
     file, warnings = with_new_keys(SettingsFile.read(path, known, needed="path"))
     for warning in warnings:
         warn(warning)
-    is_entry = "path" in file.settings
-    if is_entry or "model" not in file.settings:
-        file = _with_engine(_as_list(file) if is_entry else file, running)
+    is_alone = "path" in file.settings
+    if is_alone or "model" not in file.settings:
+        file = _with_engine(_as_list(file, name) if is_alone else file, running)
     try:
         config = dataclasses.replace(validated(file), model_cache=running.model_cache)
         config = resolve_models(file, config, files)
@@ -36,7 +44,7 @@ def entries_of(path: Path, running: ClusterConfig, warn: Callable[[str], None], 
             raise ConfigError(problems)
     except ConfigError as error:
         prefix = ".".join(ENTRY) + "."
-        raise ConfigError([one.replace(prefix, "", 1) if is_entry else one for one in error.problems]) from None
+        raise ConfigError([one.replace(prefix, "", 1) if is_alone else one for one in error.problems]) from None
     return list(config.entries())
 
 
@@ -44,7 +52,7 @@ def entry_for_update(
     path: Path, name: str, running: ClusterConfig, warn: Callable[[str], None], files: ModelFiles
 ) -> ClusterConfig:
     """The running cluster's model of this name alone, as the file has it. Raises ConfigError."""
-    entries = entries_of(path, running, warn, files)
+    entries = entries_of(path, running, warn, files, name)
     entry = next((one for one in entries if one.name == name), None)
     if entry is None:
         there = ", ".join(one.name for one in entries)
@@ -53,10 +61,11 @@ def entry_for_update(
     return running.with_models([entry if one.name == name else one for one in running.entries()]).of_model(name)
 
 
-def _as_list(file: SettingsFile) -> SettingsFile:
+def _as_list(file: SettingsFile, name: str) -> SettingsFile:
     """The file of a single entry as one with a list."""
     lines = {(*ENTRY, *key): line for key, line in file.lines.items()}
-    return SettingsFile(file.path, {"models": [file.settings]}, lines)
+    named = {"name": name} if name else {}
+    return SettingsFile(file.path, {"models": [{**named, **file.settings}]}, lines)
 
 
 def _with_engine(file: SettingsFile, running: ClusterConfig) -> SettingsFile:

@@ -13,6 +13,7 @@ from slipstream.cluster.supervisor.members.actors import ProcessHost
 from slipstream.cluster.supervisor.members.deployment import Deployment
 
 STOP_PATIENCE_S = 2.0
+LEAVE_PATIENCE_S = 10.0
 ENDED = "ended by itself"  # why a group is gone whose processes have returned from `run`
 
 
@@ -70,10 +71,13 @@ def reason_of(error: RayError) -> str:
     return f"process is gone: {text[:300]}"
 
 
-async def join_runs(runs: Sequence[Awaitable[object]]) -> None:
-    """Waits until all `run` calls have ended, of which one has. Raises TimeoutError."""
-    async with asyncio.timeout(STOP_PATIENCE_S):
-        await asyncio.gather(*(_end_of(run) for run in runs))
+async def have_ended(runs: Sequence[Awaitable[object]]) -> bool:
+    """Whether all `run` calls, of which one has ended, return normally within a moment."""
+    try:
+        async with asyncio.timeout(LEAVE_PATIENCE_S):
+            return all(reason == ENDED for reason in await asyncio.gather(*map(_end_of, runs)))
+    except TimeoutError:
+        return False
 
 
 async def stop_actor(actor: Any, runs: list[Any]) -> None:

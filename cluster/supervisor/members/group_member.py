@@ -15,7 +15,7 @@ from slipstream.cluster.ray.bundles import PoolResources
 from slipstream.cluster.supervisor.members.actor_handles import (
     end_by_force,
     first_death,
-    join_runs,
+    have_ended,
     start_actor,
     stop_actor,
 )
@@ -103,6 +103,11 @@ class GroupMember:
         """Makes this a group of another model, which it serves from the next call of `serve` on."""
         self._deployment, self._pools, self._role = deployment, pools, role
 
+    async def has_left(self) -> bool:
+        """Whether all ranks have ended in good order, so that the same processes can `serve` again. Waits a moment for
+        the last of them."""
+        return await have_ended(self._runs)
+
     def reserve(self) -> None:
         """Asks Ray for room, unless the group already has suitable room. If there is none, Ray's autoscaler adds a
         node."""
@@ -145,9 +150,7 @@ class GroupMember:
         self.locations = list(await asyncio.gather(*(actor.warm_up.remote(WORKER_MODULES) for actor in self._actors)))
 
     async def serve(self, router: Endpoint, ranks_on_host: int) -> None:
-        """Lets the ranks load the model and connect to the router; `report` tells how far they are. If they have served
-        before, they end that first. Raises TimeoutError."""
-        await join_runs(self._runs)
+        """Lets the ranks load the model and connect to the router; `report` tells how far they are."""
         leader, *others = self._actors
         config = by_name(self._worker_config(router, ranks_on_host))
         # Goes from the leader to the others as a reference, not through here: unpacking it would import torch.
@@ -209,4 +212,5 @@ class GroupMember:
             other_role=RoleSettings(other.max_queued_tokens, other.engine),
             transfer=dataclasses.replace(config.kv_transfer, host=transfer_host),
             kv_budget_bytes=config.budget.memory_bytes,
+            weight_memory_bytes=config.model_cache.memory_bytes,
         )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from slipstream.cluster.fleet.fleet_port import CHANGING, FleetError, FleetMember, FleetState, MemberState
+from slipstream.cluster.fleet.model_fleet import Moved
 from slipstream.cluster.tools.sim.sim_world import World
 from slipstream.cluster.tools.sim.worker.sim_worker import SimWorker
 from slipstream.router.protocol.messages import Role
@@ -230,7 +231,7 @@ class SimModelFleet:
             raise FleetError("unknown", "model", f"there is no model {model}")
         return fleet
 
-    async def move(self, name: str, model: str, role: Role) -> None:
+    async def move(self, name: str, model: str, role: Role) -> Moved:
         target = self.of_model(model)
         member = self._members.by_name.get(name)
         if member is None:
@@ -239,6 +240,7 @@ class SimModelFleet:
             await target.switch_role(name, role)
         else:
             member.fleet.give(name, target, role)
+        return Moved(name)
 
     @property
     def ready(self) -> list[str]:

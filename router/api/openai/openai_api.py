@@ -136,7 +136,7 @@ class OpenAiApi:
     async def _chat_batch(self, received: ReceivedRequest, body: ChatRequest) -> GenerationBatch:
         model = received.model
         limit = self._lookup.limit_of(model.name)
-        await self._stages.next_stage()
+        await self._stages.next_stage(model.name)
         packed_ids = await PromptReader(model.tokenizer).of_chat(body.messages, limit, body.template_variables)
         grammar = await self._grammars.of(body)
         asked_for = model.defaults.max_tokens(body.stated_max_tokens)
@@ -152,7 +152,7 @@ class OpenAiApi:
         for token_ids in body.id_lists:
             check_token_ids("prompt", token_ids, model.tokenizer.vocab_size)
         limit = self._lookup.limit_of(model.name)
-        await self._stages.next_stage()
+        await self._stages.next_stage(model.name)
         grammar = await self._grammars.of(body)
         prompts: list[Prompt] = []
         reader = PromptReader(model.tokenizer)
@@ -236,7 +236,7 @@ class OpenAiApi:
         for prompt in batch.prompts:
             counts.max_tokens.observe(prompt.sampling.max_tokens, choices_per_prompt)
         try:
-            await self._stages.next_stage()
+            await self._stages.next_stage(batch.received.model.name)
             for index in range(num_choices):
                 choices.append(self._submit(batch, index, exchange, counts))
             await asyncio.sleep(0)  # lets the requests leave for their workers now, before the answer is prepared

@@ -65,7 +65,7 @@ class Deployment:
                 start_new_session=True,
             )
         deadline_s = time.monotonic() + START_TIMEOUT_S
-        while (state := self._state()) is None or state.phase != "ready":
+        while (state := self.state) is None or state.phase != "ready":
             if self._process.poll() is not None or time.monotonic() > deadline_s:
                 self.__exit__()
                 raise RuntimeError(f"the cluster did not come up:\n{self._output.read_text()}")
@@ -91,7 +91,7 @@ class Deployment:
 
     def load(self, workload: Path, tokenizer: Path, slos: tuple[str, str]) -> Watched:
         """Everything of the workload, at its times."""
-        state = self._state()
+        state = self.state
         assert state is not None
         records = self._folder / "records.jsonl"
         command = [sys.executable, "-m", "slipstream.cluster.cli", "bench", f"{state.url}/v1", *slos]
@@ -128,13 +128,14 @@ class Deployment:
             watched.roles.append((time.monotonic() - began_s, roles.count("prefill"), roles.count("decode")))
 
     def _slice(self) -> None:
-        state = self._state()
+        state = self.state
         if state is None or self._slices is None:
             return
         for member in state.members:
             if member.role in ("prefill", "decode"):
                 self._slices.give(member.name, member.pids)
 
-    def _state(self) -> ClusterState | None:
+    @property
+    def state(self) -> ClusterState | None:
         states = run_state.read_all(self._folder / "slipstream")
         return states[0] if states else None

@@ -15,6 +15,7 @@ from slipstream.cluster.admin_api.admin_app import build_app
 from slipstream.cluster.admin_api.driver_parts import DriverParts
 from slipstream.cluster.admin_api.model_routes import model_routes
 from slipstream.cluster.admin_api.models_port import ModelInfo
+from slipstream.cluster.admin_api.planner_routes import PlannerPage
 from slipstream.cluster.fleet.author import Author
 from slipstream.cluster.fleet.fleet_port import FleetError
 from slipstream.cluster.state.run_state import ClusterState
@@ -114,3 +115,15 @@ def test_aliases_come_and_go() -> None:
     assert answer["models"][0]["aliases"] == ["b", "c"]
     error = asked("POST", "/v1/models/chat/aliases", {"remove": ["z"]}, models)["error"]
     assert (error["param"], error["message"]) == ("remove", "z is no alias of chat")
+
+
+def test_the_wanted_workers_of_each_model_are_a_metric() -> None:
+    fleets = FakeFleets({"chat": FakeFleet(0, 1), "draft": FakeFleet(2, 3)})
+    found = {
+        tuple(sample.labels.values()): sample.value
+        for family in PlannerPage(None, fleets).collect()
+        for sample in family.samples
+    }
+    assert found[("draft", "decode")] == 3
+    assert found[("chat", "prefill")] == 0
+    assert found[("decode",)] == 4

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from slipstream.cluster.config.budget_config import BudgetConfig
 from slipstream.cluster.config.cluster_config import ClusterConfig
-from slipstream.cluster.config.model_entry import ServedModelConfig
+from slipstream.cluster.config.model_entry import ModelEntry, ServedModelConfig
 from slipstream.cluster.config.pool_config import PoolConfig
 from slipstream.cluster.fleet.fleet_port import FleetError
+from slipstream.cluster.fleet.model_fleet import Moved
 from slipstream.cluster.ray.ray_session import RaySession
 from slipstream.cluster.repository.files_metrics import FilesPage
 from slipstream.cluster.repository.files_watch import FilesWatch
@@ -184,3 +186,52 @@ def test_no_group_is_added_whose_files_are_others_now(tmp_path: Path) -> None:
         assert changes[1:] == [{}]
 
     in_fleet(check, config)
+
+
+def test_a_model_that_is_being_removed_gets_no_more_workers() -> None:
+    config = CONFIG.with_models([ModelEntry("/m", "chat"), ModelEntry("/d", "draft")])
+
+    async def run() -> None:
+        async with serving(config=config) as it:
+            session = RaySession(is_own=True, node_id="n", resources={"CPU": 4.0})
+            deployments = [Deployment(alone, "secret", None, False, "v1") for alone in config.each()]
+            fleets = ClusterFleet(it.supervisor, deployments, session, BudgetConfig(workers=3))
+            with pytest.raises(FleetError, match=r"budget\.workers is 3, and 0 workers are there"):
+                await fleets.of_model("chat").scale("decode", 4)
+
+            async def drained() -> None:
+                with pytest.raises(FleetError, match="draft is being removed"):
+                    await fleets.of_model("draft").add("decode")
+
+            await it.supervisor.end_model("draft", drained())
+            with pytest.raises(FleetError, match="there is no worker 'decode-0'; there are: none"):
+                fleets.of_worker("decode-0")
+            assert fleets.state().members == ()
+
+    asyncio.run(run())
+
+
+def test_a_worker_moves_only_where_its_resources_and_ranks_are_those_of_the_other_model() -> None:
+    chat, code = ModelEntry("/m", "chat"), ModelEntry("/d", "code", decode=PoolConfig(num_cpus=2.0))
+    both = CONFIG.with_models([chat, code, ModelEntry("/e", "draft")])
+
+    async def run() -> None:
+        async with serving(config=both) as it:
+            session = RaySession(is_own=True, node_id="n", resources={"CPU": 8.0})
+            deployments = [Deployment(both.of_model(one), "secret", None, False) for one in ("chat", "code", "draft")]
+            fleet = ClusterFleet(it.supervisor, deployments, session)
+            chat_pool, code_pool = (fleet.pools_of(both.of_model(one))["decode"] for one in ("chat", "code"))
+            await it.supervisor.add([it.group("decode-0", model="chat", pool=chat_pool)])
+            await it.until(lambda: it.state_of("decode-0") == "ready")
+            managed = it.managed("decode-0")
+            why_new = await fleet.of_model("code").adopt(managed, "decode")
+            assert why_new == "a decode worker of code needs 2 CPU, and decode-0 has 0.1 CPU"
+            assert (managed.pending_change, managed.status.model) == (None, "chat")
+            assert await fleet.move("decode-0", "draft", "decode") == Moved("decode-0")
+            with pytest.raises(FleetError, match="only a worker that serves can move"):
+                await fleet.move("decode-0", "chat", "decode")
+            await it.until(lambda: it.state_of("decode-0") == "ready")
+            assert managed.status.model == "draft"
+            assert code_pool.bundle == {"CPU": 2.0}
+
+    asyncio.run(run())

@@ -16,9 +16,10 @@ from slipstream.cluster.config.model_entry import ServedModelConfig
 from slipstream.cluster.config.settings_by_name import ByName, settings_of
 from slipstream.cluster.ray.bundles import pool_resources
 from slipstream.cluster.supervisor.members.actor_handles import first_death, reason_of
-from slipstream.cluster.supervisor.members.actors import ProcessLocation
+from slipstream.cluster.supervisor.members.actors import ProcessLocation, source_of
 from slipstream.cluster.supervisor.members.deployment import Deployment
 from slipstream.cluster.supervisor.members.group_member import GroupMember
+from slipstream.cluster.supervisor.members.routed_model import RoutedModel
 from slipstream.cluster.supervisor.members.router_member import MAX_PORT_TRIES, RouterMember
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.router.config.router_config import RouterConfig
@@ -124,6 +125,12 @@ class ClientSocketHolder:
 
     def let_go(self) -> None:
         self.num_let_go += 1
+
+
+def test_the_router_gets_the_weight_of_each_model() -> None:
+    config = ClusterConfig(model=ServedModelConfig(path="/m", name="m"))
+    deployment = Deployment(config, "token", None, spans_nodes=False, weight=3.0)
+    assert source_of(RoutedModel.of(deployment), ExpectedWorkers()).weight == 3.0
 
 
 def test_clients_of_a_router_end_where_the_next_one_is_on_another_node() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from slipstream.cluster.config.cluster_config import RestartConfig
 from slipstream.cluster.config.model_entry import ModelEntry
+from slipstream.cluster.ray.bundles import PoolResources
 from slipstream.cluster.supervisor import group_monitor
 from slipstream.cluster.supervisor import supervisor as supervisor_module
 from slipstream.cluster.supervisor.members.deployment import Deployment
@@ -439,5 +440,65 @@ def test_a_group_that_dies_on_its_way_to_another_model_is_started_for_that() -> 
             await it.until(lambda: group.num_launches == 2 and it.state_of("decode-0") == "ready")
             assert it.managed("decode-0").status.model == "draft"
             assert it.managed("decode-0").pending_change is None
+
+    asyncio.run(check())
+
+
+def test_after_a_restart_of_the_driver_a_model_that_cannot_be_started_does_not_hold_up_the_others() -> None:
+    async def check() -> None:
+        router = FakeRouter()
+        supervisor = Supervisor(TWO, router, Watcher())
+        chat, draft = FakeGroup("decode-0", model="chat"), DyingGroup("decode-1", model="draft")
+        router.groups = {"decode-0": chat, "decode-1": draft}
+        async with asyncio.timeout(20):
+            await supervisor.start([chat, draft], has_served=True)
+        supervisor.settle()
+        assert draft.num_launches == 3
+        expected = supervisor.expected
+        assert (expected["chat"].num_decode, expected["chat"].hindrance) == (1, "")
+        assert expected["draft"].num_decode == 0
+        assert expected["draft"].hindrance == "decode-1: given up after 3 tries: no such file"
+        await supervisor.stop()
+
+    asyncio.run(check())
+
+
+def to_draft(role: Role = "decode") -> tuple[Deployment, dict[Role, PoolResources], Role]:
+    return Deployment(TWO.of_model("draft"), "secret", None, False), {}, role
+
+
+def test_a_group_that_cannot_load_its_next_model_is_given_up_with_the_reason() -> None:
+    async def check() -> None:
+        async with serving(config=TWO) as it:
+            group, other = it.group("decode-0", model="chat", cannot_load={"draft"}), it.group("decode-1", model="chat")
+            await it.supervisor.add([group, other])
+            await it.until(lambda: it.state_of("decode-0") == it.state_of("decode-1") == "ready")
+            await it.supervisor.move(it.managed("decode-0"), *to_draft())
+            await it.until(lambda: it.state_of("decode-0") == "failed")
+            assert "draft cannot be loaded" in it.managed("decode-0").status.detail
+            assert group.served_models == ["chat", "draft", "draft", "draft"]
+            assert group.num_launches == 3  # the first try was in the process that served before
+            assert it.router.told[-1]["draft"].hindrance == f"decode-0: {it.managed('decode-0').status.detail}"
+            assert it.state_of("decode-1") == "ready"
+
+    asyncio.run(check())
+
+
+class DyingGroup(FakeGroup):
+    async def serve(self, router: Endpoint, ranks_on_host: int) -> None:
+        self.die("no such file")
+
+
+def test_a_group_can_be_removed_while_it_moves() -> None:
+    async def check() -> None:
+        async with serving(config=TWO) as it:
+            group = it.group("decode-0", model="chat", obeys=False)
+            await it.supervisor.add([group])
+            await it.until(lambda: it.state_of("decode-0") == "ready")
+            await it.supervisor.move(it.managed("decode-0"), *to_draft())
+            await it.supervisor.remove(it.managed("decode-0"), migrate=True)
+            group.die("ended by itself")
+            await it.until(lambda: it.supervisor.group("decode-0") is None)
+            assert group.served_models == ["chat"]
 
     asyncio.run(check())

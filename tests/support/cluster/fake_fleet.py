@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.cluster.fleet.fleet_port import FleetError, FleetMember, FleetPort, FleetState
+from slipstream.cluster.fleet.model_fleet import Moved
 from slipstream.router.protocol.messages import Role
 
 
@@ -44,7 +45,7 @@ class FakeFleets:
             raise FleetError("unknown", "model", f"there is no model {model!r}; there are: {', '.join(self.models)}")
         return self._by_model[model]
 
-    async def move(self, name: str, model: str, role: Role) -> None:
+    async def move(self, name: str, model: str, role: Role) -> Moved:
         raise NotImplementedError
 
     def of_worker(self, name: str) -> FleetPort:

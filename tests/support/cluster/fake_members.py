@@ -153,6 +153,8 @@ class FakeGroup(FakeMember):
     served_role: Role = "decode"
     epoch: int = 0
     is_reserved: bool = False
+    served_models: list[str] = field(default_factory=list)
+    cannot_load: set[str] = field(default_factory=set)
     pool: PoolResources = field(default_factory=lambda: PoolResources("decode", {"CPU": 1}, {"CPU": 1}, 1))
     redirected: list[Endpoint] = field(default_factory=list)
     found_room: asyncio.Event = field(default_factory=asyncio.Event)
@@ -171,6 +173,9 @@ class FakeGroup(FakeMember):
     def adopt(self, deployment: Deployment, pools: Mapping[Role, PoolResources], role: Role) -> None:
         self.model, self.version = deployment.model
         self.role = role
+
+    async def has_left(self) -> bool:
+        return await self.death() == "ended by itself"
 
     def reserve(self) -> None:
         self.is_reserved = True
@@ -192,6 +197,10 @@ class FakeGroup(FakeMember):
         self.epoch += 1
         if self._death is not None and self._death.done():  # the same processes go on
             self._death = asyncio.get_running_loop().create_future()
+        self.served_models.append(self.model)
+        if self.model in self.cannot_load:
+            self.state = "loading"
+            self.die(f"{self.model} cannot be loaded")
 
     def redirect(self, router: Endpoint) -> None:
         self.redirected.append(router)

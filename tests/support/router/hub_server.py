@@ -218,6 +218,7 @@ class HubHandler(FileHandler):
 
 class FolderHandler(FileHandler):
     files: dict[str, bytes]
+    redirects_to: str = ""  # where files are instead
     login: str | None = None  # what the Authorization header must be
 
     def do_HEAD(self) -> None:
@@ -230,6 +231,8 @@ class FolderHandler(FileHandler):
             self.answer(self.server_state.faults.status)
         elif self.login is not None and self.headers.get("Authorization") != self.login:
             self.answer(401)
+        elif self.redirects_to:
+            self.answer(302, b"", {"Location": f"{self.redirects_to}{self.path}"})
         elif content is None:
             self.answer(404)
         else:
@@ -245,10 +248,12 @@ def hub(repositories: dict[str, HubRepository]) -> Iterator[FileServer]:
 
 
 @contextmanager
-def https_folder(files: dict[str, bytes], cert: Path, key: Path, login: str | None = None) -> Iterator[FileServer]:
+def https_folder(
+    files: dict[str, bytes], cert: Path, key: Path, login: str | None = None, redirects_to: str = ""
+) -> Iterator[FileServer]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
-    with serving(FolderHandler, context, files=files, login=login) as server:
+    with serving(FolderHandler, context, files=files, login=login, redirects_to=redirects_to) as server:
         yield server
 
 

@@ -34,6 +34,7 @@ Bytes = NDArray[np.uint8]
 Fill = Callable[[Bytes], None]
 
 MAGIC = b"slipstream weights 1"
+SUFFIX = ".weights"
 HEADER_BYTES = 4096
 UNUSED_DAYS = 14
 HUGE_PAGE_BYTES = 2 << 20
@@ -73,7 +74,7 @@ def _private(num_bytes: int, fill: Fill) -> Bytes:
 
 def _shared(directory: Path, key: bytes, num_bytes: int, fill: Fill) -> Bytes:
     """The shared contents. Raises OSError if the directory is not writable or full."""
-    path = directory / f"{key.hex()}.weights"
+    path = directory / f"{key.hex()}{SUFFIX}"
     contents = _open(path, key, num_bytes)
     if contents is not None:
         return contents
@@ -97,6 +98,7 @@ def _open(path: Path, key: bytes, num_bytes: int) -> Bytes | None:
             if os.fstat(file.fileno()).st_size != HEADER_BYTES + num_bytes or len(header) != HEADER_BYTES:
                 return None
             mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            mapped.madvise(mmap.MADV_WILLNEED)  # what is not in memory is read ahead, not page by page
     except FileNotFoundError:
         return None
     contents = np.frombuffer(mapped, np.uint8, num_bytes, HEADER_BYTES)
@@ -139,7 +141,7 @@ def _remove_unused(directory: Path, stem: str) -> None:
     for path in directory.iterdir():
         with contextlib.suppress(OSError):
             is_left_over = path.suffix == ".part" and path.name.startswith(stem)
-            if is_left_over or (path.suffix in (".weights", ".part", ".lock") and path.stat().st_mtime < oldest):
+            if is_left_over or (path.suffix in (SUFFIX, ".part", ".lock") and path.stat().st_mtime < oldest):
                 path.unlink()
 
 

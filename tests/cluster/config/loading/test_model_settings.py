@@ -138,5 +138,8 @@ def test_an_update_of_a_model_takes_its_entry_and_leaves_the_others(folder: Path
     )
     alone = entry_for_update(changed, "draft", running, pytest.fail, Outlines())
     assert (alone.model.name, alone.decode.engine.max_model_len) == ("draft", 64)
+    entry = written(folder, "path: DEMO\nengine: {max_model_len: 32}\n", "draft.yaml")
+    alone = entry_for_update(entry, "draft", running, pytest.fail, Outlines())
+    assert (alone.model.name, alone.model.path, alone.decode.engine.max_model_len) == ("draft", str(DEMO), 32)
     with pytest.raises(ConfigError, match="model 'other' is not in it; there are: chat, draft"):
         entry_for_update(changed, "other", running, pytest.fail, Outlines())

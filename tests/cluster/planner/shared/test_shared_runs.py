@@ -74,6 +74,21 @@ def test_a_model_without_workers_gets_a_new_one_where_the_budget_has_room() -> N
     assert results["code"].num_failed == 0
 
 
+@pytest.mark.parametrize("heavy", ["chat", "code"])
+def test_where_there_are_too_few_workers_the_heavier_model_suffers_less(heavy: str) -> None:
+    """Both would need four workers."""
+    models = tuple(
+        SimModelConfig(name, "isl=500,osl=500,rate=30,burst=1", split="2", weight=4.0 if name == heavy else 1.0)
+        for name in ("chat", "code")
+    )
+    results = run(replace(CONFIG, models=models, seconds=60.0))
+    light = "code" if heavy == "chat" else "chat"
+    taken = {name: [one for one in result.decisions if one.actions] for name, result in results.items()}
+    assert taken[heavy][0].transfers[0].giver == light
+    assert not [one for one in taken[light] if one.at_s < 60.0]  # while requests come
+    assert results[heavy].attainment > results[light].attainment + 0.2
+
+
 def test_cost_is_that_of_all_workers_for_the_tokens_that_were_in_time() -> None:
     chat, code = CONFIG.models
     results = run(

@@ -127,7 +127,7 @@ def test_whatever_happens_on_the_way_nothing_is_lost_and_all_is_given_back(seed:
         world.clock.at(0.4 + 0.37 * at, partial(_switch, fleet, f"w{(seed + 3 * at) % 6}", role))
     for at, name in enumerate(("w1", "w4")):
         world.clock.at(1.1 + 0.3 * seed + at, lambda _, name=name: fleet.kill(name))
-    nics = world.nic(0), world.nic(1)
+    nics = world.machines.nic(0), world.machines.nic(1)
     world.clock.at(0.8, lambda _: world.network.cut_link(*nics, True))
     world.clock.at(8.8, lambda _: world.network.cut_link(*nics, False))
     world.run(long_answers(60, 0.05, 400))
@@ -144,7 +144,7 @@ def _switch(fleet: SimFleet, name: str, role: Role, _: object) -> None:
 
 def test_a_link_that_is_cut_is_closed_for_placement_and_open_again_once_it_is_mended() -> None:
     world, _ = a_world(num_decode=1, num_prefill=1)
-    nics = world.nic(0), world.nic(1)
+    nics = world.machines.nic(0), world.machines.nic(1)
     num_closed: list[int] = []
 
     def look(_: object) -> None:

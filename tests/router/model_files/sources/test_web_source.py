@@ -100,6 +100,21 @@ def test_a_password_comes_from_netrc(certificate: tuple[Path, Path], tmp_path: P
 
 
 @pytest.mark.usefixtures("trusted")
+def test_a_redirection_is_followed_unless_it_leaves_encryption(certificate: tuple[Path, Path], tmp_path: Path) -> None:
+    with folder(certificate) as (server, _):
+        for address, is_followed in ((server.url, True), (server.url.replace("https", "http"), False)):
+            with https_folder({}, *certificate, redirects_to=address) as other:
+                url = WeightsUrl("https", f"{other.url.removeprefix('https://')}/models/chat")
+                if is_followed:
+                    assert fetch(url, tmp_path / "cache") == FILES
+                else:
+                    with pytest.raises(
+                        SourceRefused, match=r"the server redirects to http://.*, which is not https://"
+                    ):
+                        plan_version(open_source(url), None)
+
+
+@pytest.mark.usefixtures("trusted")
 def test_what_is_not_there_is_a_sentence(certificate: tuple[Path, Path]) -> None:
     with folder(certificate) as (server, url):
         other = WeightsUrl("https", url.location.replace("chat", "none"))
