@@ -152,12 +152,6 @@ class Router:
         return Addresses(http, Endpoint(*self.service.worker_port.address), admin_at)
 
     @property
-    def only_model(self) -> str:
-        """The name of the model, for what can handle only one. Raises ValueError if there are several."""
-        (name,) = self.service.models
-        return name
-
-    @property
     def _only_at_start(self) -> str:
         return next(iter(self._sources)) if len(self._sources) == 1 else ""
 

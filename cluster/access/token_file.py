@@ -23,7 +23,13 @@ ROLES: tuple[str, ...] = get_args(TokenRole)
 FIELDS = ("name", "sha256", "role")
 NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
-RESERVED = ("operator", "driver", "planner", "watch")  # who the history names where there is no named token
+RESERVED = (
+    "operator",
+    "driver",
+    "planner",
+    "watch",
+    "keys_file",
+)  # who the history names where there is no named token
 
 log = logging.getLogger(__name__)
 

@@ -95,13 +95,18 @@ def show(changes: Sequence[dict[str, Any]], as_json: bool, *, has_header: bool =
         click.echo(line)
 
 
+def _cell(text: str) -> str:
+    """In one line, and without what a terminal would obey: reasons are written by all holders of tokens."""
+    return "".join(char if char.isprintable() else "?" for char in " ".join(text.split())) or "-"
+
+
 def lines(changes: Sequence[dict[str, Any]], has_header: bool) -> Iterator[str]:
     """A table for people. Its columns are as wide as what is in them; the last one, why, may be long."""
     rows = [("TIME", *(name.upper() for name in FIELDS))] if has_header else []
     rows += [
         (
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(change["at_s"])),
-            *(" ".join(str(change[name]).split()) or "-" for name in FIELDS),
+            *(_cell(str(change[name])) for name in FIELDS),
         )
         for change in changes
     ]

@@ -14,7 +14,19 @@ from slipstream.cluster.config.former_names import with_former_names, with_new_n
 from slipstream.cluster.config.model_entry import ServedModelConfig
 
 # Settings that an earlier Slipstream does not know: the section ("": the top) and the key.
-NEW_KEYS = (("", "models"), ("", "budget"), ("", "model_cache"), ("model", "aliases"), ("admin_api", "tokens_file"))
+NEW_KEYS = (
+    ("", "models"),
+    ("", "budget"),
+    ("", "model_cache"),
+    ("", "watch"),
+    ("model", "aliases"),
+    ("model", "watch"),
+    ("prefill", "price_per_hour"),
+    ("decode", "price_per_hour"),
+    ("planner", "objective"),
+    ("planner", "swap_s"),
+    ("admin_api", "tokens_file"),
+)
 
 
 def as_plain(config: ClusterConfig) -> dict[str, Any]:

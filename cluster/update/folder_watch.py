@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 
 from slipstream.cluster.config.watch_config import WatchConfig
@@ -77,18 +76,3 @@ class FolderWatch:
             if error.kind != "conflict":  # else another update began meanwhile
                 self._say(f"watch: {folder} is not taken: {error.reason}")
                 self._versions.failed(folder, stamp)
-
-
-@asynccontextmanager
-async def watching_folder(watch: FolderWatch | None) -> AsyncIterator[None]:
-    """The folder is looked at meanwhile; None: it is not to be."""
-    if watch is None:
-        yield
-        return
-    task = asyncio.create_task(watch.run(), name="folder-watch")
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task

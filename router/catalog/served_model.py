@@ -34,13 +34,12 @@ class ModelSource:
     dispatch: DispatchConfig | None = None
     has_prefill_pool: bool = False
     text_of: str = ""
+    weight: float = 1.0
 
     @property
     def key(self) -> str:
         """Unique among the models and texts of a router."""
         return str(ModelId(self.name, self.text_of))
-
-    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -280,7 +280,10 @@ class GenerationService:
 
     def budgeted_workers(self) -> list[BudgetedWorker]:
         """The workers of all models that obey a limit on their pages, with what they need."""
-        return [one for model in self._models.values() for one in model.dispatcher.budgeted_workers(model.weight)]
+        budgeted = [one for model in self._models.values() for one in model.dispatcher.budgeted_workers(model.weight)]
+        for name, mirrored in self._mirrored.items():
+            budgeted += mirrored.dispatch.dispatcher.budgeted_workers(self._models[name].weight)
+        return budgeted
 
     def set_weight(self, model: str, weight: float) -> None:
         """Sets what the model counts where models divide the memory of a host; 1 by default."""

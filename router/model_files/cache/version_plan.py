@@ -13,6 +13,7 @@ from slipstream.router.model_files.manifest import INDEX, NAMES, TEMPLATES
 from slipstream.router.model_files.sources.checksum import Checksum
 from slipstream.router.model_files.sources.sums_file import SUMS_FILE, read_sums
 from slipstream.router.model_files.sources.weights_source import (
+    MAX_JSON_BYTES,
     Listing,
     SourceFile,
     SourceRefused,
@@ -23,7 +24,6 @@ from slipstream.router.model_files.sources.weights_url import WeightsUrl
 
 SINGLE_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
-MAX_JSON_BYTES = 64 << 20  # of an index
 OTHER_WEIGHTS = ("*.bin", "*.pth", "*.pt", "*.ckpt", "*.gguf", "*.onnx", "*.h5", "*.msgpack", "consolidated*")
 
 

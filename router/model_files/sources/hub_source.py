@@ -29,7 +29,7 @@ from slipstream.router.model_files.sources.weights_source import (
     SourceRefused,
     SourceUnreachable,
 )
-from slipstream.router.model_files.sources.weights_url import WeightsUrl
+from slipstream.router.model_files.sources.weights_url import COMMIT, WeightsUrl
 
 TIMEOUT_S = 30.0
 
@@ -68,6 +68,8 @@ class HubSource:
                 self._checksums[one.rfilename] = Checksum("git_sha1", one.blob_id)
             files.append(SourceFile(one.rfilename, one.size, one.blob_id or ""))
         self._commit = info.sha or ""
+        if not COMMIT.fullmatch(self._commit):  # it becomes the name of a folder
+            raise SourceRefused(f"{self.url}: the hub does not say which commit this is, got {self._commit[:64]!r}")
         return Listing(tuple(files), self._commit)
 
     def _listing_of_cache(self) -> Listing | None:

@@ -21,6 +21,7 @@ from slipstream.router.model_files.sources.checksum import Checksum
 from slipstream.router.model_files.sources.http_range import range_header, skipped
 from slipstream.router.model_files.sources.sums_file import SUMS_FILE
 from slipstream.router.model_files.sources.weights_source import (
+    MAX_JSON_BYTES,
     Listing,
     SourceError,
     SourceFile,
@@ -47,7 +48,7 @@ class WebSource:
         files = {file.name: file for file in self._present((*NAMES, *OTHER_WEIGHTS, SUMS_FILE))}
         if not files:
             raise SourceRefused(f"{self.url}: there is no config.json")
-        if INDEX in files:
+        if INDEX in files and files[INDEX].num_bytes <= MAX_JSON_BYTES:  # else the version is refused
             index = read_range(self, files[INDEX], 0, files[INDEX].num_bytes)
             files |= {file.name: file for file in self._present(_shards(index))}
         return Listing(tuple(files.values()))

@@ -11,6 +11,8 @@ from typing import Protocol
 from slipstream.router.model_files.sources.checksum import Checksum
 from slipstream.router.model_files.sources.weights_url import WeightsUrl
 
+MAX_JSON_BYTES = 64 << 20  # of an index
+
 
 class SourceError(Exception):
     """The source does not give what is asked for. The text is one sentence that names it."""

@@ -31,6 +31,8 @@ class WeightsUrl:
         if found is None:
             return None
         scheme, location = found[1].lower(), found[2]
+        _check_has_no_password(scheme, location)
+        text = re.split("[?#]", text, maxsplit=1)[0]  # what follows may be a signature, and errors show the text
         if scheme == "http":
             raise WeightsUrlError(f"http:// would let others exchange the weights on their way; use https://: {text}")
         if scheme not in SCHEMES:
@@ -67,6 +69,14 @@ class WeightsUrl:
         return f"{self.scheme}://{self.location}" + (f"@{self.revision}" if self.revision else "")
 
 
+def _check_has_no_password(scheme: str, location: str) -> None:
+    """A model of the hub may be `NAME@REVISION`, but has no port and no password. Raises WeightsUrlError."""
+    user, separator, host = location.partition("/")[0].rpartition("@")
+    if separator and scheme != "file" and (scheme != "hf" or ":" in user):
+        where = f"; ~/.netrc is read for {host}" if scheme == "https" else ""
+        raise WeightsUrlError(f"must not contain a user or a password, which logs would show{where}")
+
+
 def _of_hub(text: str, location: str) -> WeightsUrl:
     repository, separator, revision = location.rstrip("/").partition("@")
     if not HUB_REPOSITORY.fullmatch(repository) or (separator and not revision):
@@ -84,8 +94,5 @@ def _of_folder(text: str, scheme: str, location: str) -> WeightsUrl:
     if scheme == "file" and not folder.startswith("/"):
         raise WeightsUrlError(f"must name an absolute path, as in file:///models/NAME, got {text}")
     if scheme == "https" and ("?" in folder or "#" in folder):
-        raise WeightsUrlError(f"must be the folder of a model, without ? and #, got {text.partition('?')[0]}")
-    if scheme == "https" and "@" in folder.partition("/")[0]:
-        host = folder.partition("/")[0].rpartition("@")[2]
-        raise WeightsUrlError(f"must not contain a password, which logs would show; ~/.netrc is read for {host}")
+        raise WeightsUrlError(f"must be the folder of a model, without ? and #, got {text}")
     return WeightsUrl(scheme, folder)

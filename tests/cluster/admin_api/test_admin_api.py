@@ -101,6 +101,7 @@ def test_the_history_has_the_name_of_the_token_and_the_reason(tmp_path: Path) ->
     [
         ({"name": "a b"}, "token 'a b': name: must be up to 64 letters"),
         ({"name": "planner"}, "token 'planner': name: planner is the name of a part of the cluster"),
+        ({"name": "keys_file"}, "token 'keys_file': name: keys_file is the name of a part of the cluster"),
         ({"sha256": "x"}, "token 'alice': sha256: must be 64 hexadecimal digits"),
         ({"role": "admin"}, "token 'alice': role: must be read or operator, got 'admin'"),
         ({"secret": "x"}, "token 'alice': secret: unknown; known here: name, sha256, role"),

@@ -48,8 +48,10 @@ def test_the_file_of_a_driver_that_knew_one_model_is_read(tmp_path: Path) -> Non
 def test_a_cluster_of_one_model_is_written_with_no_key_that_drivers_before_refuse() -> None:
     config = ClusterConfig(ServedModelConfig("/m", "chat"))
     plain = as_plain(config)
-    assert {"models", "budget", "model_cache"} & plain.keys() == set()
-    assert "aliases" not in plain["model"]
+    assert {"models", "budget", "model_cache", "watch"} & plain.keys() == set()
+    assert {"aliases", "watch"} & plain["model"].keys() == set()
+    assert "price_per_hour" not in {**plain["prefill"], **plain["decode"]}
+    assert {"objective", "swap_s"} & plain["planner"].keys() == set()
     assert from_plain(plain) == config
     several = config.with_models([ModelEntry("/m", "chat"), ModelEntry("/d", "draft", aliases=("d",))])
     assert from_plain(as_plain(several)) == several

@@ -137,3 +137,14 @@ def test_workers_that_serve_already_come_anew_when_their_version_is_mirrored() -
         await asyncio.sleep(0)
 
     serve(scenario)
+
+
+def test_workers_of_the_mirrored_version_are_in_the_budget_of_pages_with_the_weight_of_their_model() -> None:
+    async def scenario(service: GenerationService) -> None:
+        service.set_weight("m", 3.0)
+        service.set_mirror("m", "2", 100.0)
+        await WorkerEnd.join(service, hello("new", model_version="2", page_limit=0))
+        await until(lambda: new_version(service).num_decode == 1)
+        assert [(one.name, one.weight) for one in service.budgeted_workers()] == [("new", 3.0)]
+
+    serve(scenario)

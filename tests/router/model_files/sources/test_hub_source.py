@@ -175,3 +175,13 @@ def test_a_hub_that_does_not_answer_is_a_sentence(server: FileServer, monkeypatc
     monkeypatch.setenv("HF_ENDPOINT", "http://localhost:9")
     with pytest.raises(SourceUnreachable, match=r"hf://org/demo: the hub does not answer: .*refused"):
         plan_version(open_source(url), None)
+
+
+def test_a_revision_that_could_lead_out_of_the_cache_is_refused(
+    server: FileServer, repository: HubRepository, tmp_path: Path
+) -> None:
+    repository.revisions["main"] = "../../elsewhere"
+    repository.commits["../../elsewhere"] = FILES
+    with pytest.raises(SourceRefused, match="does not say which commit this is, got '../../elsewhere'"):
+        fetch(tmp_path / "a" / "cache")
+    assert not (tmp_path / "elsewhere").exists()
