@@ -182,6 +182,6 @@ def test_a_revision_that_could_lead_out_of_the_cache_is_refused(
 ) -> None:
     repository.revisions["main"] = "../../elsewhere"
     repository.commits["../../elsewhere"] = FILES
-    with pytest.raises(SourceRefused, match="does not say which commit this is, got '../../elsewhere'"):
+    with pytest.raises(SourceRefused, match=r"does not say which commit this is, got '\.\./\.\./elsewhere'"):
         fetch(tmp_path / "a" / "cache")
     assert not (tmp_path / "elsewhere").exists()
