@@ -41,6 +41,7 @@ SLOW_FILES = (
     "router/frontends/test_front_deaths.py",
     "router/model_files/sources/test_object_source.py",
     "workers/test_worker_handoff.py",
+    "workers/test_worker_swap.py",
     "router/frontends/test_fronts.py",
     "router/frontends/test_front_models.py",
     "cluster/driver/test_guardian.py",

@@ -138,7 +138,8 @@ def test_whatever_happens_on_the_way_nothing_is_lost_and_all_is_given_back(seed:
 
 
 def _switch(fleet: SimFleet, name: str, role: Role, _: object) -> None:
-    if name in fleet.ready:
+    member = fleet.state().member(name)
+    if member is not None and member.state == "ready":
         soon(fleet.switch_role(name, role))
 
 
