@@ -102,6 +102,4 @@ class ControlServices:
         done = ", ".join(map(str, decision.actions))
         why = "; ".join([decision.why, *(f"not done: {text}" for text in record.failed)])
         new = f"{decision.num_prefill}P{decision.num_decode}D"
-        self._changes.note(
-            Author("planner", why), "planner", f"{record.model}: {done}" if record.model else done, "", new
-        )
+        self._changes.note(Author("planner", why), "planner", done, "", new, model=record.model)

@@ -33,16 +33,25 @@ class AddWorkers:
     role: Role
     count: int
 
+    def __str__(self) -> str:
+        return f"+{self.count} {self.role}"
+
 
 @dataclass(frozen=True, slots=True)
 class RemoveWorker:
     name: str
+
+    def __str__(self) -> str:
+        return f"-{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class SwitchRole:
     name: str
     role: Role
+
+    def __str__(self) -> str:
+        return f"{self.name} -> {self.role}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +61,9 @@ class MoveWorker:
     name: str
     model: str
     role: Role
+
+    def __str__(self) -> str:
+        return f"{self.name} -> {self.model} {self.role}"
 
 
 PlannerAction = AddWorkers | RemoveWorker | SwitchRole | MoveWorker
