@@ -105,6 +105,9 @@ class _Look:
 
     def decide(self) -> dict[str, PlannerDecision]:
         views = self._views
+        waking = [view for view in views if view.is_waking]
+        for view in views:
+            view.is_wanted_elsewhere = any(one is not view for one in waking)
         needy = [view for view in views if view.is_waking or view.is_short]
         if needy or self._free.num_workers < 0:
             self._fair = self._division()

@@ -44,6 +44,7 @@ class ModelView:
         self.context.grow_s = planner.swap_s
         self.forecast = planner.forecast(self.context)
         self.gone: set[str] = set()  # workers that it gives away at this look
+        self.is_wanted_elsewhere = False  # requests of another model wait, and have no worker at all
         self._kept: dict[tuple[int, float], float] = {}
         self._enough_factor: float | None = None
 
@@ -62,8 +63,12 @@ class ModelView:
 
     @property
     def is_idle(self) -> bool:
-        """There is no request, and has not been for a while."""
-        return self.planner.quiet_s(self.now) >= min(self._config.idle_s, self._config.horizon_s)
+        """There is no request, and has not been for a while: where requests of another model have no worker at all, for
+        as long as a swap takes. To wait longer than that would cost them more than a swap back would cost this one."""
+        quiet_s, idle_s = self.planner.quiet_s(self.now), min(self._config.idle_s, self._config.horizon_s)
+        if self.is_wanted_elsewhere and not (self.signals.num_waiting or self.signals.num_running):
+            return quiet_s >= min(idle_s, self.planner.swap_s)
+        return quiet_s >= idle_s
 
     @property
     def is_short(self) -> bool:

@@ -67,7 +67,7 @@ def _taken(
         number = min(number, step - len(giver.gone))
     found: list[Offer] = []
     while len(found) < number:
-        why = _why_not(giver, taker, waits=not (is_spare and taker.is_grave))
+        why = _why_not(giver, taker, waits=not (is_spare and (taker.is_grave or taker.is_waking)))
         going = giver.next_to_go() if why is None else None
         if going is None:
             why = why or "what runs there has no room elsewhere"

@@ -64,6 +64,18 @@ def test_a_model_without_workers_gets_one_of_another_when_its_first_request_wait
     assert results["code"].outcomes.ends == {"stop": len(results["code"].outcomes)}
 
 
+def test_a_request_of_a_model_without_workers_takes_the_only_worker_of_one_that_rests() -> None:
+    """Long before that would count as idle, and back again for the next request there."""
+    chat, code = CONFIG.models
+    chat = replace(chat, workload="isl=500,osl=20,rate=0.05,burst=1", split="1", min_workers=0)
+    code = replace(code, workload="isl=500,osl=20,rate=0.05,burst=1", split="0", min_workers=0)
+    results = run(replace(CONFIG, budget=BudgetConfig(workers=1), models=(chat, code), seconds=150.0))
+    assert {move.model for move in moves(results)} == {"chat", "code"}
+    for result in results.values():
+        assert set(result.outcomes.ends) == {"stop"}
+        assert len(result.outcomes) > 1
+
+
 def test_a_model_without_workers_gets_a_new_one_where_the_budget_has_room() -> None:
     chat, code = CONFIG.models
     busy = replace(chat, workload="isl=500,osl=500,rate=6,burst=1", split="1")
