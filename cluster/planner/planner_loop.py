@@ -74,7 +74,7 @@ async def look_on(
         except OSError as error:  # a router that comes back is asked again
             decisions.num_errors += 1
             log.info("the planner sees nothing: %s", error)
-        except Exception:  # a planner of somebody's own may raise anything; the next look may be better
+        except Exception:  # a planner that a user has written may raise anything; the next look may be better
             decisions.num_errors += 1
             log.exception("the planner's look came to nothing")
 

@@ -19,7 +19,7 @@ class SupervisedModel:
     is_leaving: bool = False
 
     def expected(self, groups: Collection[ManagedGroup], is_settled: bool) -> ExpectedWorkers:
-        """What the router is told of it. `groups` are all of this model's; the cluster `is_settled` once it is up."""
+        """What the router is to expect. `groups` are all of this model's; the cluster `is_settled` once it is up."""
         wanted = [managed for managed in groups if managed.is_wanted and not self.is_leaving]
         num_decode = sum(managed.member.role == "decode" for managed in wanted)
         has_served = is_settled and self.has_served

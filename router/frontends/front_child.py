@@ -1,4 +1,4 @@
-"""One front process as the dispatcher's process sees it: started, connected, told which models it serves."""
+"""One front process as the dispatcher's process sees it: started, connected, given the models that it serves."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class LogStyle:
 @dataclass(frozen=True, slots=True)
 class FrontModel:
     """A model that a front serves, or the text of one of its versions. The front reads the tokenizer itself, from
-    `source`; the `defaults` of requests it is told. `max_model_len`, `versions` and their `shares` are those of the
+    `source`, and gets the `defaults` of requests. `max_model_len`, `versions` and their `shares` are those of the
     workers that are connected."""
 
     source: ModelSource

@@ -45,7 +45,7 @@ class ModelShare:
 
 @dataclass(frozen=True, slots=True)
 class FreeBudget:
-    """What nobody has: workers and GPUs; infinity where there is no limit."""
+    """The part of the budget that no model has: workers and GPUs; infinity where there is no limit."""
 
     num_workers: float
     num_gpus: float

@@ -58,7 +58,7 @@ class ModelView:
 
     @property
     def is_waking(self) -> bool:
-        """Requests wait, and there is nobody to serve them."""
+        """Requests wait, and no decode worker is there or on its way."""
         return self.whole_fleet.num_decode == 0 and self.signals.num_waiting > 0
 
     @property

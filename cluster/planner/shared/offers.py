@@ -10,7 +10,7 @@ from slipstream.cluster.planner.planner_decision import WorkerTransfer
 from slipstream.cluster.planner.pool_options import max_step
 from slipstream.cluster.planner.shared.model_view import ModelView
 from slipstream.cluster.planner.slo_planner import WORTH
-from slipstream.router.protocol.messages import Role
+from slipstream.router.protocol.messages import ROLES, Role
 
 SPARE_STEP = 0.5  # of its workers a model gives at once, where it can spare them
 
@@ -137,14 +137,11 @@ def loss_of_one(giver: ModelView) -> float:
 
 
 def gain_of(taker: ModelView, num_before: int, number: int, config: PlannerConfig) -> float:
-    """The same of a model that gets so many workers beyond `num_before` further ones, for the part of the horizon that
-    is left when they are there."""
+    """The share of its requests that a model serves in time only with so many workers beyond `num_before` further ones,
+    times its weight, for the part of the horizon that is left when they are there."""
     if taker.is_waking:
         served = 1.0 if not num_before else 0.0
     else:
         served = taker.served(taker.total + num_before + number) - taker.served(taker.total + num_before)
     left = max(1.0 - taker.planner.swap_s / config.horizon_s, 0.0)
     return taker.share.weight * max(served, 0.0) * left
-
-
-ROLES: tuple[Role, Role] = ("prefill", "decode")

@@ -18,27 +18,27 @@ OF_PROFILE = ("model_swap_s", "price_per_hour")
 
 
 def config_json(config: SimConfig) -> dict[str, Any]:
-    told, unused = asdict(config), asdict(SimConfig())
+    plain, unused = asdict(config), asdict(SimConfig())
     for key in OF_MODELS:
-        if told[key] == unused[key]:
-            del told[key]
+        if plain[key] == unused[key]:
+            del plain[key]
     for key in OF_PLANNER:
-        if told["planner"][key] == unused["planner"][key]:
-            del told["planner"][key]
-    return told
+        if plain["planner"][key] == unused["planner"][key]:
+            del plain["planner"][key]
+    return plain
 
 
 def profile_json(profile: WorkerProfile) -> dict[str, Any]:
-    told = asdict(profile)
+    plain = asdict(profile)
     for key in OF_PROFILE:
-        if told[key] == WorkerProfile.__dataclass_fields__[key].default:
-            del told[key]
-    return told
+        if plain[key] == WorkerProfile.__dataclass_fields__[key].default:
+            del plain[key]
+    return plain
 
 
 def run_json(result: RunResult) -> dict[str, Any]:
     outcomes = result.outcomes
-    told = {
+    plain = {
         "policy": result.policy,
         "num_prefill": result.split.num_prefill,
         "num_decode": result.split.num_decode,
@@ -67,13 +67,13 @@ def run_json(result: RunResult) -> dict[str, Any]:
         "faults": [asdict(fault) for fault in result.faults],
     }
     if result.cost is not None:
-        told["cost"] = {
+        plain["cost"] = {
             "price_per_hour": result.price_per_hour,
             "worker_hours": result.paid_s / 3600.0,
             "total": result.cost,
             "per_million_tokens": result.cost_per_million,
         }
-    return told
+    return plain
 
 
 def _named(percentiles: dict[int, float]) -> dict[str, float | None]:

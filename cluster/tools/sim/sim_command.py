@@ -100,15 +100,15 @@ def sim_command(
         sys.exit(2)
     runs = _run_all(config, models, quiet)
     if config.models:
-        report, told = models_report_of(config, models, runs), models_json(config, models, runs)
+        report, plain = models_report_of(config, models, runs), models_json(config, models, runs)
     else:
         profile, results = models[0].profile, [results[0] for results in runs]
-        report, told = report_of(config, profile, models[0].workload, results), as_json(config, profile, results)
+        report, plain = report_of(config, profile, models[0].workload, results), as_json(config, profile, results)
     click.echo(report.text(_width()))
     click.echo(cost_table([results[0] for results in runs]).text(_width()))
     try:
         if json_file is not None:
-            json_file.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+            json_file.write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
         if html_file is not None:
             html_file.write_text(report.html(), encoding="utf-8")
     except OSError as error:

@@ -148,7 +148,7 @@ class HubSource:
 
 
 def _why_not_found(error: HfHubHTTPError) -> str:
-    """The hub answers 401 for what does not exist, so that nobody learns which private models do."""
+    """The hub answers 401 for what does not exist, so that it does not reveal which private models do."""
     if error.response.status_code != 401:
         return "there is no such model"
     if get_token():

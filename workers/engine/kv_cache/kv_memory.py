@@ -45,7 +45,7 @@ class KvMemory:
                 self.pool.give_back((before + first) * self._page_bytes, (before + end) * self._page_bytes)
 
     def close(self) -> None:
-        """Hands the pool out to no other process any more. Its memory stays for as long as somebody uses it."""
+        """Hands the pool out to no other process any more. Its memory stays for as long as it is mapped."""
         if self.pool is not None:
             self.pool.close()
 

@@ -58,7 +58,7 @@ class PagePool:
 
     @property
     def num_cached(self) -> int:
-        """Cached pages that nobody uses."""
+        """Cached pages that no sequence uses."""
         return self._states.count(PageState.CACHED)
 
     @property
@@ -146,7 +146,7 @@ class PagePool:
         return self.num_pages - len(self._withheld) - self._limit
 
     def _shrink(self) -> None:
-        """Withhold what nobody uses: free pages with high numbers first, so that what is left lies together."""
+        """Withhold unused pages: free pages with high numbers first, so that what is left lies together."""
         self._free.sort(reverse=True)
         num_free = min(self._num_over, len(self._free))
         for page in self._free[:num_free]:
