@@ -142,11 +142,15 @@ def fleet_routes(parts: DriverParts) -> APIRouter:
         member = fleet.state().member(name)
         before, role = _model(member), question.role or (member.role if member is not None else "decode")
         moved = await fleet.move(name, question.model, role)
-        parts.changes.note(caller, "model", name, before, question.model, model=question.model)
-        if not moved.why_new:
-            return FleetAnswer.of(fleet.state())
-        instead = f"{name} leaves, and {moved.name} starts in its place: {moved.why_new}"
-        return FleetAnswer.of(fleet.state(), [moved.name], instead)
+        for model in (before, question.model):
+            parts.changes.note(caller, "model", name, before, question.model, model=model)
+        warnings = []
+        if moved.why_new:
+            warnings.append(f"{name} leaves, and {moved.name} starts in its place: {moved.why_new}")
+        emptied = _emptied(fleet.of_model(before).state(), member.role) if member is not None else None
+        if emptied is not None:
+            warnings.append(f"{before}: {emptied}")
+        return FleetAnswer.of(fleet.state(), [moved.name] if moved.why_new else None, "; ".join(warnings) or None)
 
     return routes
 

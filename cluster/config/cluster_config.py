@@ -208,6 +208,7 @@ class ClusterConfig:
             _check_same_pages(f"models.{position}.", entry.prefill, entry.decode)
         _check_same_pages("", self.prefill, self.decode)
         _check_names(self.models)
+        _check_least(self.models, self.budget)
 
 
 def _check_same_pages(place: str, prefill: PoolConfig, decode: PoolConfig) -> None:
@@ -230,3 +231,13 @@ def _check_names(models: tuple[ModelEntry, ...]) -> None:
                 raise ValueError(f"{where} must differ from the names of models.{taken[name]}, got {name!r}")
             if name:
                 taken[name] = position
+
+
+def _check_least(models: tuple[ModelEntry, ...], budget: BudgetConfig) -> None:
+    """The workers that the models are to have in any case are within the budget. Raises ValueError."""
+    total = 0
+    for position, entry in enumerate(models):
+        total += entry.min_workers
+        if budget.workers is not None and total > budget.workers:
+            place, most = f"models.{position}.min_workers", f"budget.workers, which is {budget.workers}"
+            raise ValueError(f"{place} must leave all models within {most}, got {entry.min_workers}")

@@ -13,6 +13,8 @@ from slipstream.router.model_files.sampling_defaults import GenerationConfigUse
 from slipstream.router.protocol.model_id import SEPARATOR
 from slipstream.workers.config.worker_config import EngineConfig
 
+MAX_NAME = 256  # characters: with a version it has to fit into the field `model` of a request
+MAX_ALIASES = 100  # of one model: errors and lists of models name them
 VERSION = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -42,6 +44,11 @@ class ServedModelConfig:
             raise ValueError("path must not be empty")
         if not self.name.isprintable():  # it occurs in logs, headers and metrics
             raise ValueError(f"name must be printable, got {self.name!r}")
+        for key, name in (("name", self.name), *(("aliases", alias) for alias in self.aliases)):
+            if len(name) > MAX_NAME:
+                raise ValueError(f"{key} must have at most {MAX_NAME} characters, got {len(name)}: {name[:40]!r}...")
+        if len(self.aliases) > MAX_ALIASES:
+            raise ValueError(f"aliases must be at most {MAX_ALIASES}, got {len(self.aliases)}")
         for alias in self.aliases:
             if not alias or not alias.isprintable() or SEPARATOR in alias:
                 raise ValueError(f"aliases must be printable names without {SEPARATOR}, got {alias!r}")

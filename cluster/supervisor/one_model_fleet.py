@@ -202,7 +202,12 @@ class OneModelFleet:
         nothing has been done; "" if it will be. Raises FleetError if no group could serve this model now."""
         self._check_stays()
         await self._check_files(self.newest)
+        self._check_stays()
         made_from, name = self._versions[self.newest], managed.status.name
+        if managed.pending_change is not None or managed.status.state != "ready":  # since that was begun
+            raise FleetError(
+                "conflict", "name", f"{name} is {managed.status.state}; only a worker that serves can move"
+            )
         ours, theirs = made_from.pools[role], managed.member.pool
         if (ours.rank, ours.bundle, ours.labels) != (theirs.rank, theirs.bundle, theirs.labels):
             return f"a {role} worker of {self.model} needs {_needs(ours)}, and {name} has {_needs(theirs)}"

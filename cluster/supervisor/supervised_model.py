@@ -12,7 +12,7 @@ from slipstream.router.registry.expected_workers import ExpectedWorkers
 @dataclass(slots=True)
 class SupervisedModel:
     """`max_model_len` is the longest sequence that its decode workers will take; None: what the model allows.
-    `is_leaving`: its groups are not restarted when they end."""
+    `is_leaving`: its groups are not wanted any more, and go when the router has drained them."""
 
     max_model_len: int | None
     has_served: bool = False

@@ -104,8 +104,8 @@ class Supervisor:
         return model is None or model.is_leaving
 
     async def end_model(self, name: str, drained: Awaitable[None]) -> None:
-        """Ends all groups of a model, and forgets it. Those that end by themselves while the router drains the model
-        are not restarted; when `drained` returns, the others are ended."""
+        """Ends all groups of a model, and forgets it. Those that the router drains end by themselves and are not
+        restarted; one that dies before that is. When `drained` returns, the others are ended."""
         if name in self._models:
             self._models[name].is_leaving = True
         try:
@@ -284,10 +284,11 @@ class Supervisor:
                 reason = await live()
             except RayError as error:
                 reason = reason_of(error)
+            has_left = isinstance(managed, ManagedGroup) and await self._has_left(managed)
             managed.ready.clear()
             managed.member.kill()
             if isinstance(managed, ManagedGroup):
-                if managed.is_leaving or self._models[managed.member.model].is_leaving:
+                if has_left:
                     self._forget(managed)
                     return
                 managed.pending_change = None  # it restarts in the role that it was to change to
@@ -304,6 +305,11 @@ class Supervisor:
             if managed.refuses:
                 await self.router.expect(self.expected)
             await asyncio.sleep(verdict.at_s - now_s)
+
+    async def _has_left(self, managed: ManagedGroup) -> bool:
+        """Whether a group that has ended is not to come back. One that dies while its model is being removed does: the
+        model's requests still run, and the router drains it when they have ended."""
+        return managed.is_leaving or (self._models[managed.member.model].is_leaving and await managed.member.has_left())
 
     async def _live_as_router(self) -> str:
         managed = self.router

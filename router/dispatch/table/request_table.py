@@ -291,7 +291,8 @@ class RequestTable:
             self.finish(state, now, "error", error=error)
         for request_id in self._queue_deadlines.pop_due(now):
             timeout_s = self._queue_deadlines.timeout_s
-            message = f"no worker had room within {timeout_s:g} s (queue_timeout_s)"
+            missing = "had room" if self._versions.live else "of the model has come"
+            message = f"no worker {missing} within {timeout_s:g} s (queue_timeout_s)"
             num_waiting = len(self.queue)
             figures = (Figure("num_waiting", num_waiting), Figure("deadline_s", timeout_s))
             error = GenerationError(

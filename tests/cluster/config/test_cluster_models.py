@@ -84,6 +84,14 @@ def test_a_configuration_of_several_models_survives_the_state_file(tmp_path: Pat
             THREE + "prefill: {tp: 2}\n",
             'c.yaml:7: prefill: must not be given beside models, each of which has its own, got {"tp": 2}',
         ),
+        (
+            THREE.replace("gpt-4o-mini", "x" * 300),
+            f"c.yaml:5: models.2.aliases: must have at most 256 characters, got 300: {'x' * 40!r}...",
+        ),
+        (
+            THREE.replace("weight: 2", "min_workers: 9") + "budget: {workers: 3}\n",
+            "c.yaml:5: models.2.min_workers: must leave all models within budget.workers, which is 3, got 9",
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence_with_its_line(tmp_path: Path, text: str, said: str) -> None:

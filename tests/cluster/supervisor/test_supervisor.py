@@ -398,6 +398,25 @@ def test_the_groups_of_a_model_that_is_removed_end_and_those_of_the_others_stay(
     asyncio.run(check())
 
 
+def test_a_worker_that_dies_while_its_model_is_removed_comes_back_for_the_requests_that_run() -> None:
+    async def check() -> None:
+        async with serving(config=TWO) as it:
+            draft = it.group("decode-1", model="draft")
+            await it.supervisor.add([draft])
+            await it.until(lambda: it.state_of("decode-1") == "ready")
+
+            async def drained() -> None:
+                draft.die("killed")
+                await it.until(lambda: draft.num_launches == 2 and it.state_of("decode-1") == "ready")
+                draft.die("ended by itself")
+                await it.until(lambda: it.supervisor.group("decode-1") is None)
+
+            await it.supervisor.end_model("draft", drained())
+            assert draft.num_launches == 2
+
+    asyncio.run(check())
+
+
 def test_a_model_without_groups_is_cold_and_waits_for_one() -> None:
     async def check() -> None:
         async with serving(config=TWO) as it:
