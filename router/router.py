@@ -218,6 +218,7 @@ class Router:
         await asyncio.to_thread(keep_text, source.directory, source.manifests)
         if fronts is not None:
             await fronts.load_model(FrontModel(source, text.defaults))
+        self.front.catalog.entry(source.name)  # it may have been removed meanwhile
         self._text_sources[source.key], self._texts[source.key] = source, text
         self.front.catalog.add_text(source.text_of, served_by(source, text))
         if fronts is not None:
@@ -244,6 +245,9 @@ class Router:
         await asyncio.to_thread(keep_text, now.directory, now.manifests)
         if self._front_pool is not None:
             await self._front_pool.load_model(FrontModel(now, text.defaults))
+        if source.name not in self._sources:  # removed meanwhile
+            raise UnknownNameError(source.name)
+        now = replace(now, aliases=self._sources[source.name].aliases)
         self._sources[source.name], self._texts[source.name] = now, text
         self.front.catalog.set_text(served_by(now, text))
         if self._front_pool is not None:

@@ -128,8 +128,10 @@ class ModelAdmin:
         return [NewModel(entry, config.alone(entry), _content(path, config.alone(entry))) for entry in entries]
 
     def _check_budget(self, path: Path, entries: Sequence[ModelEntry]) -> None:
+        pools = [pool for one in entries for pool in (one.prefill, one.decode)]
+        num_gpus = sum(pool.replicas * pool.tp * (pool.num_gpus or 0.0) for pool in pools)
         try:
-            self._cluster.fleet.check_budget(sum(one.prefill.replicas + one.decode.replicas for one in entries))
+            self._cluster.fleet.check_budget(sum(pool.replicas for pool in pools), num_gpus)
         except FleetError as error:
             raise FleetError(error.kind, "config", f"{path}: {error.reason}") from None
 

@@ -143,9 +143,15 @@ class ClusterFleet:
         num_others = sum(managed.member.model != model for managed in self._supervisor.groups)
         return None if most is None else max(0, most - num_others)
 
-    def check_budget(self, count: int) -> None:
-        """Raises FleetError if so many further groups would be more than `budget.workers`."""
-        most, num_now = self._budget.workers, sum(managed.is_wanted for managed in self._supervisor.groups)
+    def check_budget(self, count: int, num_gpus: float) -> None:
+        """Raises FleetError if so many further groups, with so many GPUs in all, would be more than `budget.workers` or
+        `budget.gpus`."""
+        wanted = [managed.member for managed in self._supervisor.groups if managed.is_wanted]
+        gpus, gpus_now = self._budget.gpus, sum(member.pool.bundle.get("GPU", 0.0) for member in wanted)
+        if gpus is not None and gpus_now + num_gpus > gpus:
+            reason = f"budget.gpus is {gpus:g}, and {gpus_now:g} are reserved; {num_gpus:g} more do not fit"
+            raise FleetError("conflict", "replicas", reason)
+        most, num_now = self._budget.workers, len(wanted)
         if most is not None and num_now + count > most:
             reason = (
                 f"budget.workers is {most}, and {num_now} workers are there or on their way; {count} more do not fit"

@@ -57,8 +57,9 @@ class Site(Protocol):
         """How many groups of a model could be there beside those of the others; None: not known. `bundles` are what its
         groups reserve."""
 
-    def check_budget(self, count: int) -> None:
-        """Raises FleetError if so many further groups would be more than the configuration allows."""
+    def check_budget(self, count: int, num_gpus: float) -> None:
+        """Raises FleetError if so many further groups, with so many GPUs in all, would be more than the configuration
+        allows."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -180,8 +181,9 @@ class OneModelFleet:
         self.check_not_held("replicas")
         wanted = [managed for managed in self._groups() if managed.is_wanted and managed.member.role == role]
         if replicas > len(wanted):
-            self._site.check_budget(replicas - len(wanted))
-            await self.add(role, replicas - len(wanted))
+            num_new = replicas - len(wanted)
+            self._site.check_budget(num_new, num_new * self._versions[self.newest].pools[role].bundle.get("GPU", 0.0))
+            await self.add(role, num_new)
             return
         for managed in sorted(wanted, key=_worth)[: len(wanted) - replicas]:
             await self._supervisor.remove(managed, migrate=True)

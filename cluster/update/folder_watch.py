@@ -37,6 +37,8 @@ class FolderWatch:
                 await self.look()
             except OSError as error:
                 log.warning("the folder of the model's versions cannot be read: %s", error)
+            except Exception:  # the next look may be better
+                log.exception("a look at the folder of the model's versions came to nothing")
             await asyncio.sleep(self._config.every_s)
 
     async def look(self) -> None:

@@ -198,6 +198,12 @@ def test_a_model_that_is_being_removed_gets_no_more_workers() -> None:
             fleets = ClusterFleet(it.supervisor, deployments, session, BudgetConfig(workers=3))
             with pytest.raises(FleetError, match=r"budget\.workers is 3, and 0 workers are there"):
                 await fleets.of_model("chat").scale("decode", 4)
+            on_gpus = config.with_models([ModelEntry("/m", "chat", decode=PoolConfig(num_gpus=1.0))])
+            machine = RaySession(is_own=True, node_id="n", resources={"CPU": 4.0, "GPU": 4.0})
+            alone = [Deployment(one, "secret", None, False, "v1") for one in on_gpus.each()]
+            few = ClusterFleet(it.supervisor, alone, machine, BudgetConfig(gpus=2.0))
+            with pytest.raises(FleetError, match=r"budget\.gpus is 2, and 0 are reserved; 3 more do not fit"):
+                await few.of_model("chat").scale("decode", 3)
 
             async def drained() -> None:
                 with pytest.raises(FleetError, match="draft is being removed"):
