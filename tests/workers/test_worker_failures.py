@@ -164,7 +164,7 @@ def test_a_lost_router_connection_is_a_new_epoch_with_a_clean_ledger(workers: Wo
 @pytest.mark.parametrize("by", ["signal"])
 def test_a_drained_worker_finishes_refuses_and_exits(workers: Workers, by: str) -> None:
     process, drained = workers.processes["drained"], workers.connection("drained")
-    drained.generate(request("last", prompt(30), max_tokens=300))
+    drained.generate(request("last", prompt(30), max_tokens=450))
     drained.wait_chunks("last", 1)
     if by == "signal":
         process.terminate()
@@ -173,9 +173,9 @@ def test_a_drained_worker_finishes_refuses_and_exits(workers: Workers, by: str) 
     drained.wait(Credits, lambda c: (c.free_slots, c.free_pages, c.free_tokens) == (0, 0, 0))
     drained.generate(request("late", prompt(5)))
     assert drained.wait_failed("late").retryable
-    chunks = drained.wait_chunks("last", 300)
+    chunks = drained.wait_chunks("last", 450)
     assert chunks[-1].finish_reason == "length"
-    assert sum(len(chunk.token_ids) for chunk in chunks) == 300
+    assert sum(len(chunk.token_ids) for chunk in chunks) == 450
     drained.wait_lost()
     assert process.wait() == 0
 
