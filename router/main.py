@@ -29,7 +29,8 @@ from slipstream.router.config.router_config import FORMER_NAMES, ContentFormat, 
 from slipstream.router.model_files.sampling_defaults import GenerationConfigUse
 from slipstream.router.process.gc_tuning import spare_garbage_collector
 from slipstream.router.process.log_level import log_level
-from slipstream.router.router import Router, expected_at_start
+from slipstream.router.router import Router
+from slipstream.router.router_models import expected_at_start
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ async def serve(program: RouterProgram) -> None:
     )
     addresses = await router.start()
     if program.keeper is not None:
-        router.expect_workers({source.name: expected_at_start(source) for source in sources})
+        router.models.expect({source.name: expected_at_start(source) for source in sources})
         await router.take_over()
     spare_garbage_collector()
     http, workers, admin = addresses.http, addresses.workers, addresses.admin

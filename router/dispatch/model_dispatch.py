@@ -54,7 +54,7 @@ class ModelDispatch:
         self.refusal_reason = ""  # why no decode worker can come; "": requests wait for one
         self.num_decode_joins = 0
         self.weight = 1.0  # where models divide the memory of a host
-        self.is_leaving = False  # it is being removed, and takes neither requests nor workers
+        self.is_leaving = False  # it is being removed, and takes no new requests
         self.idle = asyncio.Event()  # while it has no requests; only kept up while it is leaving
         self.workers_left = asyncio.Event()  # no worker is connected; only kept up while it is leaving
 
@@ -65,6 +65,12 @@ class ModelDispatch:
     @property
     def has_decode_workers(self) -> bool:
         return bool(self.dispatcher.registry.decode_workers)
+
+    @property
+    def takes_workers(self) -> bool:
+        """Whether a worker may join. While the model is being removed, one that has died comes back as long as requests
+        need it."""
+        return not self.is_leaving or self.dispatcher.num_requests > 0
 
     @property
     def is_cold(self) -> bool:

@@ -229,7 +229,7 @@ class WorkerPort:
     @property
     def _served_names(self) -> Collection[str]:
         """Of the models that take workers."""
-        return [name for name, model in self._models.items() if not model.is_leaving]
+        return [name for name, model in self._models.items() if model.takes_workers]
 
     def handle(self, model: ModelDispatch, hello: Hello, message: WorkerMessage, now: float) -> None:
         self.perform(model, model.dispatcher.worker_message(hello.worker, message, now))

@@ -182,21 +182,21 @@ class RouterHost(ProcessHost):
     def expect_workers(self, expected: Mapping[str, ByName[ExpectedWorkers]]) -> None:
         """Sets how many workers of each model the router expects, without waiting for it."""
         serving = self._serving.result()
-        serving.loop.call_soon_threadsafe(serving.router.expect_workers, settings_by_model(expected))
+        serving.loop.call_soon_threadsafe(serving.router.models.expect, settings_by_model(expected))
 
     def add_model(self, model: ByName[RoutedModel]) -> None:
         """Serves a further model. Raises ValueError or OSError if it cannot be read."""
         source = source_of(settings_of(model), ExpectedWorkers())
-        self._await(lambda router: router.add_model(source))
+        self._await(lambda router: router.models.add(source))
 
     def remove_model(self, model: str, deadline_s: float) -> None:
         """Returns when the requests of a model have ended and it is forgotten, or after `deadline_s` seconds."""
         with contextlib.suppress(LookupError):  # it was forgotten before
-            self._await(lambda router: router.remove_model(model, deadline_s))
+            self._await(lambda router: router.models.remove(model, deadline_s))
 
     def set_aliases(self, model: str, aliases: tuple[str, ...]) -> None:
         """Sets the further names of a model."""
-        self._ask(lambda router: router.set_aliases(model, aliases))
+        self._ask(lambda router: router.models.set_aliases(model, aliases))
 
     def set_split(self, model: str, split: dict[str, float] | None) -> None:
         """Sets each version's share of new requests."""
@@ -209,17 +209,17 @@ class RouterHost(ProcessHost):
     def add_text(self, text: ByName[RoutedText]) -> None:
         """A version has a text of its own. Raises ValueError or OSError if it cannot be read."""
         source = source_of_text(settings_of(text))
-        self._await(lambda router: router.add_text(source))
+        self._await(lambda router: router.models.add_text(source))
 
     def adopt_text(self, text: ByName[RoutedText]) -> None:
         """The text of a version is that of its model from now on."""
         source = source_of_text(settings_of(text))
-        self._await(lambda router: router.set_text(source))
-        self._ask(lambda router: router.remove_text(source.name, source.text_of))
+        self._await(lambda router: router.models.set_text(source))
+        self._ask(lambda router: router.models.remove_text(source.name, source.text_of))
 
     def remove_text(self, model: str, version: str) -> None:
         """The version is served no more."""
-        self._ask(lambda router: router.remove_text(model, version))
+        self._ask(lambda router: router.models.remove_text(model, version))
 
     def signals(self, model: str) -> Signals:
         """The recent load of a model and how well it was served: what a planner decides from."""
@@ -315,7 +315,7 @@ async def serve_until_stopped(
 ) -> None:
     """Sets the result of `serving` when the router listens."""
     addresses, stopped = await router.start(), asyncio.Event()
-    router.expect_workers(expected)
+    router.models.expect(expected)
     await router.take_over()
     spare_garbage_collector()
     serving.set_result(ServingState(router, asyncio.get_running_loop(), addresses, stopped))

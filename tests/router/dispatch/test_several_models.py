@@ -153,11 +153,11 @@ def test_a_model_that_is_removed_finishes_its_requests_then_its_workers_and_then
         await asyncio.sleep(0)
         with pytest.raises(UnknownModelError, match="model 'a' is being removed"):
             service.submit(request("a", "late"))
-        newcomer = await WorkerEnd.connect(service, hello("a-1", model="a"))
-        assert isinstance(await newcomer.inbox.get(), Postponed)
         worker.chunk("r", 0, 1, finish="stop")
         assert [delta async for delta in stream] == [[(1, None)]]
         await worker.next(Drain)
+        newcomer = await WorkerEnd.connect(service, hello("a-1", model="a"))
+        assert isinstance(await newcomer.inbox.get(), Postponed)
         assert not removal.done()
         worker.protocol.close()
         await removal
@@ -168,6 +168,26 @@ def test_a_model_that_is_removed_finishes_its_requests_then_its_workers_and_then
         kept.cancel()
         service.add_model("a", DISPATCH)
         assert workers_of(service, "a") == []
+
+    serve(scenario)
+
+
+def test_a_worker_that_dies_while_its_model_is_removed_comes_back_for_the_requests_that_run():
+    async def scenario(service):
+        worker = await WorkerEnd.join(service, hello("a-0", model="a"))
+        stream = service.submit(request("a"))
+        await worker.next(Generate)
+        removal = asyncio.ensure_future(service.remove_model("a"))
+        await asyncio.sleep(0)
+        worker.protocol.abort()
+        again = await WorkerEnd.join(service, hello("a-0", epoch=2, model="a"))
+        assert (await again.next(Generate)).request.attempt == 1
+        again.chunk("r", 0, 1, finish="stop", attempt=1)
+        assert [delta async for delta in stream] == [[(1, None)]]
+        await again.next(Drain)
+        again.protocol.close()
+        await removal
+        assert service.models == ("b",)
 
     serve(scenario)
 

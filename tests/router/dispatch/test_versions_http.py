@@ -116,7 +116,7 @@ def test_versions_with_different_tokenizers_get_tokens_of_their_own(fronts: int,
         async with routing(fronts) as (router, addresses, workers):
             await until_told(addresses, fronts)
             router.service.set_split(MODEL, {"v1": 100, "v2": 0})
-            await router.add_text(ModelSource(MODEL, tmp_path, text_of="v2"))
+            await router.models.add_text(ModelSource(MODEL, tmp_path, text_of="v2"))
             ((old, _),) = (await seen_of(addresses, 8)).items()
             assert old[0] == "v1"
             assert old[1] != 5
@@ -134,10 +134,10 @@ def test_versions_with_different_tokenizers_get_tokens_of_their_own(fronts: int,
                 assert (status, answer["usage"]["prompt_tokens"]) == (200, expected[1])
             lengths = {len(request.prompt_ids) // 4 for request in workers["v2"].requests}
             assert lengths == {5}, "no token of another tokenizer came to it"
-            await router.set_text(ModelSource(MODEL, tmp_path))
+            await router.models.set_text(ModelSource(MODEL, tmp_path))
             workers["v1"].leave()
             router.service.set_split(MODEL, None)
-            router.remove_text(MODEL, "v2")
+            router.models.remove_text(MODEL, "v2")
             async with asyncio.timeout(30):
                 while set(await seen_of(addresses, 8)) != {new}:
                     pass

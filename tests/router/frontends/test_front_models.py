@@ -12,7 +12,7 @@ import pytest
 
 from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.process.addresses import Endpoint
-from slipstream.router.router import Router
+from slipstream.router.router_models import RouterModels
 from tests.router.test_http_router import PlayedWorker, ask
 from tests.support.router.byte_model import write_byte_model
 from tests.support.router.fake_cluster import MODEL, MODEL_DIR, run
@@ -56,20 +56,20 @@ def test_a_model_comes_to_all_fronts_changes_its_names_and_goes_while_the_first_
             asking = asyncio.create_task(keep_asking())
             folder = write_byte_model(tmp_path / "bytes")
             assert await statuses_of_all(at, "bytes") == {404}
-            await router.add_model(ModelSource("bytes", folder, aliases=("b", "latest")))
+            await router.models.add(ModelSource("bytes", folder, aliases=("b", "latest")))
             other = await PlayedWorker("decode", addresses, name="decode-1", model="bytes").join()
             await until_all_answer(at, "bytes", 200)
             await until_all_answer(at, "latest", 200)
             assert await counted_by_all(at, "b") == {len("def f(x):")}
             (demo,) = await counted_by_all(at, MODEL)
             assert demo != len("def f(x):")
-            router.set_aliases(MODEL, ["latest"])
+            router.models.set_aliases(MODEL, ["latest"])
             async with asyncio.timeout(60):
                 while await counted_by_all(at, "latest") != {demo}:
                     pass
             models = orjson.loads((await ask(at, "GET", "/v1/models"))[1])["data"]
             assert [card["id"] for card in models] == [MODEL, "latest", "bytes", "b"]
-            removal = asyncio.create_task(router.remove_model("bytes"))
+            removal = asyncio.create_task(router.models.remove("bytes"))
             await until(lambda: router.service.is_leaving("bytes"))
             other.leave()
             await removal
@@ -86,12 +86,12 @@ def test_a_front_that_is_started_anew_knows_the_models_that_came_before_and_thei
     async def main() -> None:
         async with routing() as (router, addresses, _):
             at, pool = addresses.http, fronts_of(router)
-            await router.add_model(ModelSource("bytes", write_byte_model(tmp_path / "bytes")))
+            await router.models.add(ModelSource("bytes", write_byte_model(tmp_path / "bytes")))
             await PlayedWorker("decode", addresses, name="decode-1", model="bytes").join()
             pids = set(pool.pids)
             for front in list(pool._fronts):
                 os.kill(front.process.pid, signal.SIGKILL)
-            router.set_aliases("bytes", ["b"])  # which none of the new ones has been started with, or both
+            router.models.set_aliases("bytes", ["b"])  # which none of the new ones has been started with, or both
             await until(lambda: len(pool.pids) == len(pids) and not pids & set(pool.pids))
             await asyncio.gather(*(front.listens for front in pool._fronts))
             await until_all_answer(at, "b", 200)
@@ -105,14 +105,14 @@ def test_a_model_that_a_front_cannot_read_or_dies_of_is_refused_as_a_whole(
     async def main() -> None:
         async with routing() as (router, addresses, _):
             at, pool = addresses.http, fronts_of(router)
-            read, folder = Router._read, write_byte_model(tmp_path / "bytes")
+            read, folder = RouterModels._read, write_byte_model(tmp_path / "bytes")
             with monkeypatch.context() as patch:
-                patch.setattr(Router, "_read", lambda self, _: read(self, ModelSource("bytes", folder)))
+                patch.setattr(RouterModels, "_read", lambda self, _: read(self, ModelSource("bytes", folder)))
                 with pytest.raises(ValueError, match=r"a front cannot serve the model 'bytes': .*missing"):
-                    await router.add_model(ModelSource("bytes", tmp_path / "missing"))
+                    await router.models.add(ModelSource("bytes", tmp_path / "missing"))
             victim = next(iter(pool._fronts))
             os.kill(victim.process.pid, signal.SIGSTOP)
-            adding = asyncio.create_task(router.add_model(ModelSource("bytes", folder)))
+            adding = asyncio.create_task(router.models.add(ModelSource("bytes", folder)))
             await until(lambda: "bytes" in victim._loads)
             os.kill(victim.process.pid, signal.SIGKILL)
             with pytest.raises(ValueError, match=r"a front cannot serve the model 'bytes': front process .* has ended"):
@@ -122,8 +122,8 @@ def test_a_model_that_a_front_cannot_read_or_dies_of_is_refused_as_a_whole(
             await asyncio.gather(*(front.listens for front in pool._fronts))
             assert await statuses_of_all(at, "bytes") == {404}
             with pytest.raises(ValueError, match="the name 'demo' is served already"):
-                await router.add_model(ModelSource("other", MODEL_DIR, aliases=(MODEL,)))
-            await router.add_model(ModelSource("bytes", folder))
+                await router.models.add(ModelSource("other", MODEL_DIR, aliases=(MODEL,)))
+            await router.models.add(ModelSource("bytes", folder))
             await PlayedWorker("decode", addresses, name="decode-1", model="bytes").join()
             await until_all_answer(at, "bytes", 200)
 

@@ -34,7 +34,7 @@ def test_a_status_has_sums_and_each_model(tmp_path: Path) -> None:
     async def main() -> None:
         async with routing(tmp_path) as (router, addresses):
             at = addresses.http
-            router.expect_workers({MODEL: ExpectedWorkers(), "bytes": ExpectedWorkers(num_decode=0)})
+            router.models.expect({MODEL: ExpectedWorkers(), "bytes": ExpectedWorkers(num_decode=0)})
             await PlayedWorker("decode", addresses).join()
             await until_ready(at)
             waiting = asyncio.create_task(ask(at, "POST", "/v1/completions", {**completion(), "model": "bytes"}))
@@ -91,7 +91,7 @@ def test_the_cluster_waits_for_every_model_of_the_start_and_later_for_any(tmp_pa
             while router.service.has_workers("bytes"):
                 await asyncio.sleep(0.002)
             assert await readiness(addresses.http) == "ready"
-            await router.add_model(ModelSource("third", tmp_path / "bytes", aliases=("3",)))
+            await router.models.add(ModelSource("third", tmp_path / "bytes", aliases=("3",)))
             assert await readiness(addresses.http) == "ready"
             first.leave()
             while router.service.has_workers(MODEL):
@@ -108,9 +108,9 @@ def test_a_broken_model_leaves_the_others_alone(tmp_path: Path) -> None:
             broken.mkdir()
             (broken / "tokenizer.json").write_text("{")
             with pytest.raises((ValueError, OSError), match="broken"):
-                await router.add_model(ModelSource("broken", broken))
+                await router.models.add(ModelSource("broken", broken))
             assert router.service.models == (MODEL, "bytes")
-            await router.remove_model("bytes")
+            await router.models.remove("bytes")
             assert router.service.models == (MODEL,)
 
     run(main)

@@ -39,10 +39,10 @@ def test_asleep_requests_wait_and_the_first_worker_takes_them() -> None:
     async def main() -> None:
         async with routing() as (router, addresses):
             assert await readiness(addresses.http) != "ready"
-            router.expect_workers({MODEL: ExpectedWorkers(0, 0)})
+            router.models.expect({MODEL: ExpectedWorkers(0, 0)})
             await until_ready(addresses.http)
             waiting = asyncio.create_task(ask(addresses.http, "POST", "/v1/completions", completion(max_tokens=3)))
-            router.expect_workers({MODEL: ExpectedWorkers(0, 1)})
+            router.models.expect({MODEL: ExpectedWorkers(0, 1)})
             assert await readiness(addresses.http) == "ready"  # it is on its way
             worker = await PlayedWorker("decode", addresses).join()
             status, answer = await waiting
@@ -57,8 +57,8 @@ def test_asleep_requests_wait_and_the_first_worker_takes_them() -> None:
 def test_who_has_slept_stays_ready_while_the_first_worker_is_tried_out() -> None:
     async def main() -> None:
         async with routing() as (router, addresses):
-            router.expect_workers({MODEL: ExpectedWorkers(0, 0)})
-            router.expect_workers({MODEL: ExpectedWorkers(0, 1)})
+            router.models.expect({MODEL: ExpectedWorkers(0, 0)})
+            router.models.expect({MODEL: ExpectedWorkers(0, 1)})
             worker = PlayedWorker("decode", addresses)
             worker.may_go_on.clear()
             await worker.join()
@@ -71,7 +71,7 @@ def test_who_has_slept_stays_ready_while_the_first_worker_is_tried_out() -> None
 def test_a_router_that_begins_anew_lets_requests_wait_for_the_workers_that_will_come_back() -> None:
     async def main() -> None:
         async with routing() as (router, addresses):
-            router.expect_workers({MODEL: ExpectedWorkers(0, 1)})
+            router.models.expect({MODEL: ExpectedWorkers(0, 1)})
             assert await readiness(addresses.http) != "ready"
             waiting = asyncio.create_task(ask(addresses.http, "POST", "/v1/completions", completion(max_tokens=3)))
             while not orjson.loads(router.front.status_body())["num_waiting"]:
@@ -89,7 +89,7 @@ def test_a_prefill_pool_that_is_wanted_no_more_is_not_waited_for() -> None:
         async with routing(has_prefill_pool=True) as (router, addresses):
             worker = await PlayedWorker("decode", addresses).join()
             assert await readiness(addresses.http) == "Not ready: no prefill worker has connected yet."
-            router.expect_workers({MODEL: ExpectedWorkers(0, 1)})
+            router.models.expect({MODEL: ExpectedWorkers(0, 1)})
             await until_ready(addresses.http)
             worker.leave()
 
@@ -101,7 +101,7 @@ def test_a_later_router_of_a_cluster_that_has_served_is_ready_with_any_answer() 
 
     async def main() -> None:
         async with routing(has_prefill_pool=True) as (router, addresses):
-            router.expect_workers({MODEL: ExpectedWorkers(1, 1, has_served=True)})
+            router.models.expect({MODEL: ExpectedWorkers(1, 1, has_served=True)})
             assert await readiness(addresses.http) == "Not ready: no decode worker has connected yet."
             worker = await PlayedWorker("decode", addresses).join()
             await until_ready(addresses.http)
