@@ -33,22 +33,22 @@ class DecisionRecord:
     def as_dict(self) -> dict[str, Any]:
         """As JSON tells it."""
         decision = self.decision
-        told: dict[str, Any] = {
+        shown: dict[str, Any] = {
             "number": self.number,
             "unix_s": self.unix_s,
             "reason": decision.reason,
             "why": decision.why,
             "num_prefill": decision.num_prefill,
             "num_decode": decision.num_decode,
-            "actions": [_told_action(action) for action in decision.actions],
+            "actions": [_action_shown(action) for action in decision.actions],
             "failed": list(self.failed),
             "seen": dict(decision.seen),
             "alternatives": [_alternative_json(one) for one in decision.alternatives],
         }
         if self.model:
-            told["model"] = self.model
-            told["transfers"] = [asdict(one) for one in decision.transfers]
-        return told
+            shown["model"] = self.model
+            shown["transfers"] = [asdict(one) for one in decision.transfers]
+        return shown
 
 
 class DecisionLog:
@@ -102,28 +102,28 @@ def _kind(action: PlannerAction) -> str:
             return "move"
 
 
-def _told_action(action: PlannerAction) -> dict[str, Any]:
+def _action_shown(action: PlannerAction) -> dict[str, Any]:
     return {"action": _kind(action), **asdict(action)}
 
 
 def decision_json(decision: PlannerDecision) -> dict[str, Any]:
     """All of a decision, without prices and transfers where there are none."""
-    told = asdict(decision)
-    told["alternatives"] = tuple(_priced(one) for one in told["alternatives"])
+    shown = asdict(decision)
+    shown["alternatives"] = tuple(_priced(one) for one in shown["alternatives"])
     if not decision.transfers:
-        del told["transfers"]
-    return told
+        del shown["transfers"]
+    return shown
 
 
 def _alternative_json(one: Alternative) -> dict[str, Any]:
     return _finite(_priced(asdict(one)))
 
 
-def _priced(told: dict[str, Any]) -> dict[str, Any]:
+def _priced(shown: dict[str, Any]) -> dict[str, Any]:
     """Without a price that is not known."""
-    if told["price_per_hour"] is None:
-        del told["price_per_hour"]
-    return told
+    if shown["price_per_hour"] is None:
+        del shown["price_per_hour"]
+    return shown
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:

@@ -81,18 +81,18 @@ def looked(planner: MovesOne, fleet: FakeModels, shares: list[ModelShare], num_l
     return log
 
 
-def test_what_is_decided_for_each_model_is_done_and_told() -> None:
+def test_what_is_decided_for_each_model_is_done_and_logged() -> None:
     planner, fleet = MovesOne("decode-0"), FakeModels("chat", "code")
     log = looked(planner, fleet, [ModelShare("chat"), ModelShare("code")])
     assert fleet.moved == [("decode-0", "code", "decode")]
     assert fleet.fleets["code"].asked == [("remove", "prefill-0", True)]
     assert fleet.fleets["chat"].asked == []
     assert log.num_actions == {"move": 1, "remove": 1}
-    told = [record.as_dict() for record in log.latest(10)]
-    assert [one["model"] for one in told] == ["code", "chat"]
+    shown = [record.as_dict() for record in log.latest(10)]
+    assert [one["model"] for one in shown] == ["code", "chat"]
     seen = next(family for family in planner_families(log) if family.name == "slipstream:planner_seen")
     assert [sample.labels["model_name"] for sample in seen.samples] == ["code"]
-    table = "\n".join(lines(told, with_alternatives=True))
+    table = "\n".join(lines(shown, with_alternatives=True))
     assert "decode-0 -> code decode, -prefill-0" in table
     assert "draft gives none to code: its workers have other devices" in table
 
