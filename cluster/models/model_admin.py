@@ -108,8 +108,6 @@ class ModelAdmin:
     def _read(self, path: Path) -> list[NewModel]:
         """Reads the file and those of its models. Blocks. Raises FleetError."""
         running = self._models.config
-        if path.exists() and not path.is_file():  # a FIFO would hold up all others
-            raise FleetError("invalid", "config", f"{path}: must be a file")
         try:
             entries = entries_of(path, running, self._warn, self._services.downloads)
         except ConfigError as error:

@@ -29,6 +29,8 @@ def entries_of(
     """The models in a file. `name` is that of an entry by itself that has none; "": that of its directory. What a model
     leaves out of its engine is as in the file or, where that is for no whole cluster, as in the `running` one. Remote
     models get the directories that `files` makes. Raises ConfigError."""
+    if path.exists() and not path.is_file():  # to wait at a FIFO would hold up the driver's other changes
+        raise ConfigError([f"{path}: must be a file"])
     known = [*settings_at(ENTRY), *settings_at(())]
     file, warnings = with_new_keys(SettingsFile.read(path, known, needed="path"))
     for warning in warnings:

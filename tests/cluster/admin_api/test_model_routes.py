@@ -18,6 +18,7 @@ from slipstream.cluster.admin_api.models_port import ModelInfo
 from slipstream.cluster.admin_api.planner_routes import PlannerPage
 from slipstream.cluster.fleet.author import Author
 from slipstream.cluster.fleet.fleet_port import FleetError
+from slipstream.cluster.history.change_log import ChangeLog
 from slipstream.cluster.state.run_state import ClusterState
 from tests.support.cluster.fake_fleet import FakeFleet, FakeFleets, FakeRouterView
 
@@ -52,10 +53,17 @@ class FakeModels:
         self.known[name] = replace(self.known[name], aliases=tuple(aliases))
 
 
-def asked(method: str, path: str, body: dict[str, Any] | None = None, models: FakeModels | None = None) -> Any:
+def asked(
+    method: str,
+    path: str,
+    body: dict[str, Any] | None = None,
+    models: FakeModels | None = None,
+    changes: ChangeLog | None = None,
+) -> Any:
     chat, draft = FakeFleet(0, 1, model="chat"), FakeFleet(1, 1, first=1, model="draft")
     state = ClusterState("demo", 1, 2.0, "/c.yaml", "chat")
-    parts = DriverParts(FakeFleets({"chat": chat, "draft": draft}), state, FakeRouterView(), AdminTokens(TOKEN))
+    fleets, history = FakeFleets({"chat": chat, "draft": draft}), changes or ChangeLog(None)
+    parts = DriverParts(fleets, state, FakeRouterView(), AdminTokens(TOKEN), changes=history)
 
     async def ask() -> Any:
         app = build_app(parts, (model_routes(models or FakeModels()),))
@@ -92,6 +100,23 @@ def test_the_fleet_is_that_of_all_models_or_of_one() -> None:
 def test_a_worker_needs_no_model_because_its_name_is_its_own() -> None:
     answer = asked("POST", "/v1/workers/prefill-1/drain")
     assert [member["name"] for member in answer["members"]] == ["decode-1"]
+
+
+def test_a_model_that_loses_its_last_decode_worker_is_named() -> None:
+    answer = asked("POST", "/v1/workers/decode-0/model", {"model": "draft"})
+    assert answer["warning"] == (
+        "decode-0 leaves, and decode-2 starts in its place: it has other devices; "
+        "chat: no decode worker is left: requests wait, for router.dispatch.queue_timeout_s at most"
+    )
+
+
+def test_a_move_is_in_the_history_of_both_models() -> None:
+    changes = ChangeLog(None)
+    asked("POST", "/v1/workers/decode-0/model", {"model": "draft"}, changes=changes)
+    assert [(one.model, one.old, one.new) for one in changes.latest(5)] == [
+        ("chat", "chat", "draft"),
+        ("draft", "chat", "draft"),
+    ]
 
 
 def test_status_has_the_signals_of_each_model() -> None:

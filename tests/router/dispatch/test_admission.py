@@ -302,6 +302,14 @@ def test_slots_that_a_worker_has_refused_to_fill_are_not_taken_by_anybody():
     ask(lab, "demand", 10, timeout_s=1.0)
 
 
+def test_a_request_that_no_worker_has_come_for_says_so():
+    lab = Lab(queue_timeout_s=45.0)
+    lab.do(lab.dispatcher.worker_lost(D, 0.0))
+    lab.submit("waiting")
+    (end,) = [action for action in lab.dispatcher.tick(45.0) if isinstance(action, Finish)]
+    assert end.finish.error.message == "no worker of the model has come within 45 s (queue_timeout_s)"
+
+
 def test_changed_limits_and_levels_are_those_of_new_requests():
     lab = Lab(request_timeout_s=50.0, queue_timeout_s=45.0)
     lab.submit("running", slo=Slo(itl_s=0.2))

@@ -46,7 +46,10 @@ class FakeFleets:
         return self._by_model[model]
 
     async def move(self, name: str, model: str, role: Role) -> Moved:
-        raise NotImplementedError
+        """The worker is gone from its model at once, and another one starts there."""
+        await self.of_worker(name).remove(name)
+        (added,) = await self.of_model(model).add(role)
+        return Moved(added, "it has other devices")
 
     def of_worker(self, name: str) -> FleetPort:
         for fleet in self._by_model.values():

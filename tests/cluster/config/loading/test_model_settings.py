@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,13 @@ def test_a_mistake_in_a_model_to_add_has_the_line_of_its_file(folder: Path, text
     with pytest.raises(ConfigError) as caught:
         entries_of(written(folder, text, "code.yaml"), running, pytest.fail, Outlines())
     assert caught.value.problems[0].replace(f"{folder}/", "").startswith(problem)
+
+
+def test_a_fifo_is_not_waited_for(folder: Path) -> None:
+    running = load_config(written(folder, TWO))
+    os.mkfifo(folder / "fifo")
+    with pytest.raises(ConfigError, match="fifo: must be a file"):
+        entries_of(folder / "fifo", running, pytest.fail, Outlines())
 
 
 def test_an_update_of_a_model_takes_its_entry_and_leaves_the_others(folder: Path) -> None:
