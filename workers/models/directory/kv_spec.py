@@ -1,8 +1,9 @@
 """What a model keeps of each token: the shape of its KV pages. Free of torch.
 
-The pool of a rank is, as bytes, `[layers, pages, units of the rank, unit_bytes]`, the same for all layers. A *unit* is the
-smallest run of KV heads that is dealt out to a tensor-parallel rank: where layers differ in their number of heads, it is
-more heads of one layer than of another. A layer that stores less than the largest leaves a gap at the end of its units.
+The pool of a rank is, as bytes, `[layers, pages, units of the rank, unit_bytes]`, the same for all layers. A *unit* is
+the smallest run of KV heads that is dealt out to a tensor-parallel rank: where layers differ in their number of heads,
+it is more heads of one layer than of another. A layer that stores less than the largest leaves a gap at the end of its
+units.
 
     unit of a layer   | head 0: K of page_tokens tokens, then V | head 1: K, V | ... | gap |
 """
