@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.protocol.messages import Role
+from slipstream.workers.models.directory.model_spec import ModelImpl
 from slipstream.workers.models.directory.stored_quantization import KvCacheDtype, OnLoad
 
 # TensorRT-LLM's words: running sequences may be preempted when pages run out, or each has room for its whole answer.
@@ -34,6 +35,9 @@ class EngineConfig:
     with a scale an output, or to 4 bits with a scale for every 128 inputs of an output. `kv_cache_dtype` keeps keys and
     values in eight bits, with a scale a token and head; it must be the same wherever pages travel.
 
+    `model_impl` is whose code computes the model: `native` is this project's, for the families that it has, and
+    `transformers` that of the library, for all others; `auto` takes the native one where there is one.
+
     `niceness` (0 to 19) is how far the threads that compute stand back for others on the same cores (nice(2)): `auto`
     is 0 for prefill and 5 for decode on CPU, so that decoding a few sequences does not halve the speed of prefill.
     Where `num_threads` leaves each rank on the host cores of its own, it is 0 for both."""
@@ -56,6 +60,7 @@ class EngineConfig:
     weight_cache_dir: str | None = "auto"
     quantization: OnLoad = "none"
     kv_cache_dtype: KvCacheDtype = "auto"
+    model_impl: ModelImpl = "auto"
 
     def __post_init__(self) -> None:
         for key in ("page_tokens", "max_num_seqs", "max_step_tokens"):
