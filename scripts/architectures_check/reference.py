@@ -79,5 +79,9 @@ class Reference:
             if not abs(top - own) <= TIE * max(1.0, abs(top)):
                 return f"prompt {number}, token {at}: {token} ({own:.4f}), expected {expected[at]} ({top:.4f})"
             so_far = [*expected[:at], token]
-            expected = so_far + self.generate(prompt + so_far, len(expected) - len(so_far)) if at + 1 < len(expected) else so_far
+            expected = (
+                so_far + self.generate(prompt + so_far, len(expected) - len(so_far))
+                if at + 1 < len(expected)
+                else so_far
+            )
         return ""

@@ -84,14 +84,21 @@ def model_types() -> dict[str, str]:
     return dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
-def tiny_config(model_type: str) -> PreTrainedConfig:
-    """The configuration that the class of this type takes: of several parts, the one for text, where the class is for
-    text alone. Raises whatever the configuration's class raises, if the sizes do not fit together."""
+def tiny_configs(model_type: str) -> tuple[PreTrainedConfig, PreTrainedConfig]:
+    """The configuration that the class of this type takes, and the one that a checkpoint of this type has: where the
+    class is for text alone, that of a model which also sees or hears. Raises whatever the configuration's class
+    raises, if the sizes do not fit together."""
     known = CONFIG_MAPPING[model_type]
     wanted = getattr(transformers, model_types()[model_type]).config_class
-    parts = dict(known.sub_configs)
-    if wanted is not known and wanted in parts.values():
-        known, model_type = wanted, wanted.model_type
+    for name, part in known.sub_configs.items():
+        if part is wanted and wanted is not known:
+            text = _tiny(wanted, wanted.model_type)
+            return text, known(**OVERRIDES.get(model_type, {}) | {name: text.to_dict()})
+    whole = _tiny(known, model_type)
+    return whole, whole
+
+
+def _tiny(known: type[PreTrainedConfig], model_type: str) -> PreTrainedConfig:
     overrides = OVERRIDES.get(model_type, {})
     try:
         default = known()

@@ -76,6 +76,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "hc_mult": 2,
     },
     "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1},
+    "dots3_note": {"vision_config": {"adapter_out_dim": 64}, "audio_config": {"adapter_out_dim": 64}},
     "dots3_note_text": SPARSE_INDEX
     | {
         "swa_num_attention_heads": 4,
@@ -200,7 +201,11 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "hc_count": 2,
         "hc_lowrank": 8,
     },
-    "recurrent_gemma": {"num_hidden_layers": 5, "block_types": ["recurrent", "recurrent", "attention"], "lru_width": 64},
+    "recurrent_gemma": {
+        "num_hidden_layers": 5,
+        "block_types": ["recurrent", "recurrent", "attention"],
+        "lru_width": 64,
+    },
     "reformer": DECODER
     | {
         "attn_layers": ["local", "lsh", "local", "lsh"],
@@ -221,7 +226,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "starcoder2": {"sliding_window": WINDOW},
     "xlm": {"causal": True},
-    "xlstm": {"num_heads": 4, "chunk_size": 16},
+    "xlstm": {"num_heads": 4, "chunk_size": 16, "qk_dim_factor": 1.0},
     "xmod": DECODER | {"default_language": "en_XX"},
     "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "mamba_expand": 1, "n_mamba_heads": 2},
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "mamba_expand": 1, "use_mem_rope": True},

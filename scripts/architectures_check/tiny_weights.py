@@ -46,6 +46,8 @@ TRIALS = (
     Gains(4.0, 4.0, 0.02, 10),
     Gains(3.0, 6.0, 1.0, 11),
 )
+# Of types that the first of TRIALS is too weak for: which to try first, to save time.
+FIRST_TRIAL: dict[str, int] = {}
 
 
 @torch.no_grad()
