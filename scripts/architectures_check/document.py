@@ -22,8 +22,8 @@ float32), served by the engine and compared with what {library} itself generates
 attention and its own cache. `scripts/architectures` makes this page; `scripts/architectures --only gemma2` checks one.
 
 {num_equal} of {num_all} give the same tokens in every variant that they are served in, {num_all_variants} of them in
-all {num_variants} variants. {num_refused} are refused, {num_differing} are served and are not equal, and of {num_unbuilt}
-no tiny model can be made.
+all {num_variants} variants. {num_refused} are refused, {num_differing} are served and are not equal, and
+of {num_unbuilt} no tiny model can be made.
 
 The variants:
 
@@ -36,8 +36,8 @@ is changed or swapped with another one, and is not the same everywhere. Where no
 
 SERVED = """## Served
 
-Paths: `native` is a family of this project. `flat` is the library's class over our pages, all sequences of a step in one
-batch. `cached` is the library's class, sequence by sequence, with a cache that reads and writes our pages.
+Paths: `native` is a family of this project. `flat` is the library's class over our pages, all sequences of a step in
+one batch. `cached` is the library's class, sequence by sequence, with a cache that reads and writes our pages.
 """
 
 WHAT = {
