@@ -239,9 +239,9 @@ def _load_general(
         if value != plain:
             raise EngineConfigError(f"{key} {value} is for native models; transformers computes {spec.architecture}")
     # Imported here, as transformers takes seconds, which native models do not need.
-    from slipstream.workers.models.general.general_loader import load_flat
+    from slipstream.workers.models.general.general_loader import load_general
 
-    return load_flat(model_dir, spec, dtype=dtype, device=device, page_tokens=config.page_tokens, tp=tp)
+    return load_general(model_dir, spec, dtype=dtype, device=device, page_tokens=config.page_tokens, tp=tp)
 
 
 def weight_cache_dir(config: EngineConfig) -> Path | None:

@@ -24,7 +24,7 @@ def read_config(model_dir: Path, trust_remote_code: bool = False) -> PreTrainedC
         )
         return config
     except Exception as error:  # whatever a configuration class makes of the file
-        raise ModelError(f"{model_dir / 'config.json'}: transformers cannot read it: {_sentence(error)}") from error
+        raise ModelError(f"{model_dir / 'config.json'}: transformers cannot read it: {sentence(error)}") from error
 
 
 def decoder_config(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -49,7 +49,7 @@ def empty_model(config: PreTrainedConfig, dtype: torch.dtype, device: str) -> Pr
             model = model.to_empty(device=device)
             model.init_weights()
     except Exception as error:
-        raise ModelError(f"transformers cannot build the model: {_sentence(error)}") from error
+        raise ModelError(f"transformers cannot build the model: {sentence(error)}") from error
     return cast(PreTrainedModel, model.eval())
 
 
@@ -60,7 +60,7 @@ def load_pretrained(model_dir: Path, dtype: torch.dtype, **options: Any) -> PreT
             model_dir, dtype=dtype, local_files_only=True, output_loading_info=True, **options
         )
     except Exception as error:
-        raise ModelError(f"{model_dir}: transformers cannot load it: {_sentence(error)}") from error
+        raise ModelError(f"{model_dir}: transformers cannot load it: {sentence(error)}") from error
     model, report = loaded
     if report["missing_keys"]:
         raise ModelError(f"{model_dir}: no weights for {_some(report['missing_keys'])}")
@@ -80,7 +80,7 @@ def transformers_version() -> str:
     return transformers.__version__
 
 
-def _sentence(error: Exception) -> str:
+def sentence(error: Exception) -> str:
     """The first line of an error's text."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
