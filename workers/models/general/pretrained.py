@@ -22,9 +22,12 @@ def read_config(model_dir: Path, trust_remote_code: bool = False) -> PreTrainedC
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             model_dir, trust_remote_code=trust_remote_code, local_files_only=True
         )
-        return config
     except Exception as error:  # whatever a configuration class makes of the file
         raise ModelError(f"{model_dir / 'config.json'}: transformers cannot read it: {sentence(error)}") from error
+    text = decoder_config(config)
+    if getattr(text, "use_bidirectional_attention", None) == "vision":
+        text.use_bidirectional_attention = None  # the tokens of an image see each other, and there are no images here
+    return config
 
 
 def decoder_config(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -57,8 +60,15 @@ def load_pretrained(model_dir: Path, dtype: torch.dtype, **options: Any) -> PreT
     """Raises ModelError, also if weights are missing or have other shapes."""
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            model_dir, dtype=dtype, local_files_only=True, output_loading_info=True, **options
+            model_dir,
+            config=read_config(model_dir, options.get("trust_remote_code", False)),
+            dtype=dtype,
+            local_files_only=True,
+            output_loading_info=True,
+            **options,
         )
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(f"{model_dir}: transformers cannot load it: {sentence(error)}") from error
     model, report = loaded
