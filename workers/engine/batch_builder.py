@@ -33,6 +33,7 @@ class BatchBuilder:
         self._query_starts = np.arange(max_seqs + 1, dtype=np.int32)
         self._kv_lens = np.zeros(max_seqs, np.int32)
         self._page_table = np.zeros((max_seqs, limits.pages_for(limits.max_model_len)), np.int32)
+        self._state_pages = np.zeros((max_seqs, limits.state_pages), np.int32)
         self._decoding: list[Sequence] = []  # the sequences whose pages are in the first rows of the table
         # The latest plan of a plainly greedy decode step, which is reused for the next one of the same shape.
         self._plan = StepPlan(self._decode_arrays(0, 0), greedy=True)
@@ -68,6 +69,7 @@ class BatchBuilder:
             self._kv_lens[:num_seqs],
             self._page_table[:num_seqs, :num_pages],
             self._counting[:num_seqs],
+            self._state_pages[:num_seqs],
         )
 
     def _lay_out_decoding(self, decoding: list[Sequence]) -> int:
@@ -90,6 +92,9 @@ class BatchBuilder:
                 page_table[row, page] = pages[page]
             if page > last_page:
                 last_page = page
+        if self._state_pages.shape[1]:
+            for row, sequence in enumerate(decoding):
+                self._state_pages[row] = sequence.state_pages
         self._decoding = decoding
         return last_page + 1
 
@@ -107,6 +112,7 @@ class BatchBuilder:
             num_own_pages = -(-last // page_tokens)
             num_pages = max(num_pages, num_own_pages)
             self._set_pages(row, sequence, num_own_pages)
+            self._state_pages[row] = sequence.state_pages
             positions = self._positions[begin:end]
             np.add(self._counting[:num_tokens], first, out=positions)
             pages = self._page_table[row, positions // page_tokens]
@@ -125,6 +131,7 @@ class BatchBuilder:
             self._kv_lens[:num_seqs],
             self._page_table[:num_seqs, :num_pages],
             np.array(sample_rows, np.int32),
+            self._state_pages[:num_seqs],
         )
 
     def _set_pages(self, row: int, sequence: Sequence, num_pages: int) -> None:
@@ -139,11 +146,11 @@ class BatchBuilder:
             if ticket is None:
                 continue
             if chunk.begins:
-                wanted = sequence.pages[ticket.first_page : ticket.first_page + ticket.num_pages]
+                wanted = sequence.held_pages[ticket.first_page : ticket.first_page + ticket.num_pages]
                 sends.append(PageSend(ticket, wanted.tobytes()))
             num_complete = (sequence.num_computed + chunk.num_tokens) // self._page_tokens
             if chunk.samples:
-                num_complete = len(sequence.pages)
+                num_complete = len(sequence.held_pages)
             peer = ticket.destination
             progress.append(SendProgress(ticket.transfer_id, peer.epoch, peer.name, num_complete))
         return tuple(sends), tuple(progress)

@@ -22,7 +22,10 @@ from slipstream.workers.engine.limits.pool_size import (
     budget_source,
     elastic_num_pages,
     longest_sequence,
+    num_state_pages,
+    num_useful_pages,
     page_bytes,
+    page_tokens,
     pool_source,
     stated_num_pages,
 )
@@ -84,7 +87,7 @@ def engine_limits(
         num_pages = _auto_pool_size(model_dir, config, model, tp, ranks_on_host)
     return EngineLimits(
         num_pages=num_pages,
-        page_tokens=config.page_tokens,
+        page_tokens=page_tokens(model, config),
         max_model_len=longest_sequence(model, config, num_pages, source),
         max_num_seqs=config.max_num_seqs,
         max_step_tokens=config.max_step_tokens,
@@ -92,8 +95,9 @@ def engine_limits(
         vocab_size=model.vocab_size,
         eos_token_ids=end_token_ids(Path(model_dir)),
         model_id=model_id or f"{Path(model_dir).resolve()}:{dtype}:{config.quantization}:{of_pages}",
-        prefix_caching=config.prefix_caching,
+        prefix_caching=config.prefix_caching and not model.kv.state_bytes,
         reserves_output=config.scheduler_policy == "guaranteed_no_evict",
+        state_pages=num_state_pages(model, config),
     )
 
 
@@ -101,14 +105,14 @@ def _auto_pool_size(
     model_dir: Path | str, config: EngineConfig, model: ModelSpec, tp: TensorParallel, ranks_on_host: int
 ) -> int:
     """The number of pages that the free memory of all ranks allows."""
-    device, longest = _device(config, tp), config.max_model_len or model.max_position_embeddings
+    device = _device(config, tp)
     num_pages = auto_num_pages(
         device,
         Path(model_dir),
         tp_size=tp.size,
         ranks_on_host=ranks_on_host,
         page_bytes=page_bytes(model, config, tp),
-        max_useful=config.max_num_seqs * -(-longest // config.page_tokens),
+        max_useful=num_useful_pages(model, config),
     )
     return tp.least(num_pages, device)
 

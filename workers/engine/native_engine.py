@@ -87,7 +87,7 @@ class NativeEngine:
         if not self._scheduler.reserve(sequence):
             return None
         first_page = sequence.num_computed // self.limits.page_tokens
-        wanted = sequence.pages[first_page : self.limits.pages_for(sequence.num_tokens)]
+        wanted = sequence.held_pages[first_page : self.limits.pages_for(sequence.num_tokens)]
         return Reservation(sequence.key, sequence.num_computed, first_page, tuple(wanted))
 
     def adopt(self, request: EngineRequest, num_room_tokens: int) -> Reservation | None:
@@ -203,10 +203,14 @@ class NativeEngine:
         return None if sequence is None else sequence.state
 
     def capacity(self) -> Capacity:
-        scheduler = self._scheduler
+        scheduler, num_state_pages = self._scheduler, self.limits.state_pages
+        free_slots, free_pages = scheduler.num_free_slots, scheduler.num_free_pages
+        if num_state_pages:  # which those who count pages by tokens leave out
+            free_slots = min(free_slots, free_pages // (num_state_pages + 1))
+            free_pages -= free_slots * num_state_pages
         return Capacity(
-            scheduler.num_free_slots,
-            scheduler.num_free_pages,
+            free_slots,
+            free_pages,
             max(0, self.limits.max_queued_tokens - scheduler.num_uncomputed_tokens),
         )
 

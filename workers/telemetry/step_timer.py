@@ -33,7 +33,10 @@ def time_steps(
         num_pages = limits.pages_for(context_tokens + num_tokens)
         pages = np.arange(num_seqs * num_pages, dtype=np.int32).reshape(num_seqs, num_pages)
         token_ids = tuple(place % limits.vocab_size for place in range(num_tokens))
-        slices = [SequenceSlice(context_tokens, token_ids, own.tobytes(), samples=True) for own in pages]
+        end = num_pages - limits.state_pages
+        slices = [
+            SequenceSlice(context_tokens, token_ids, own[:end].tobytes(), True, own[end:].tobytes()) for own in pages
+        ]
         plan = StepPlan(StepArrays.build(slices, limits.page_tokens), greedy=True)
         return min([run(plan) for _ in range(NUM_RUNS)])
 

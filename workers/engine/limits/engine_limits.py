@@ -6,12 +6,17 @@ from dataclasses import dataclass, replace
 
 from slipstream.workers.engine.limits.engine_errors import EngineConfigError
 
+MAX_TOKEN_PLACES = 2**31 - 1  # places of tokens in a pool are int32 numbers
+
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
     """`model_id` seeds the hashes of the prefix cache. If a router has to know these, it is the name that it serves.
 
     The pool holds at least one sequence of full length, so that any accepted request can finish once it is alone.
+
+    Where the model has states that do not grow with the text, a sequence takes `state_pages` pages beside those of its
+    tokens. If it stores nothing else, it has one page, of as many tokens as there can be, and no `state_pages`.
     """
 
     num_pages: int
@@ -25,6 +30,7 @@ class EngineLimits:
     model_id: str
     prefix_caching: bool = True
     reserves_output: bool = False  # a sequence is admitted only with room for its whole answer: none is preempted
+    state_pages: int = 0
 
     def __post_init__(self) -> None:
         if self.max_model_len < 2:
@@ -33,6 +39,11 @@ class EngineLimits:
             raise EngineConfigError(
                 f"max_model_len {self.max_model_len} needs {self.pages_for(self.max_model_len)} pages of "
                 f"{self.page_tokens} tokens, the pool has num_pages {self.num_pages}"
+            )
+        if self.num_pages * self.page_tokens > MAX_TOKEN_PLACES:
+            raise EngineConfigError(
+                f"num_pages {self.num_pages} of {self.page_tokens} tokens are more places than {MAX_TOKEN_PLACES}: "
+                f"set fewer pages, or a smaller max_model_len"
             )
 
     @property
@@ -46,5 +57,5 @@ class EngineLimits:
         return self.max_num_seqs
 
     def pages_for(self, num_tokens: int) -> int:
-        """Pages that hold the KV of so many tokens."""
-        return -(-num_tokens // self.page_tokens)
+        """Pages that hold the KV of so many tokens, and the state after them."""
+        return -(-num_tokens // self.page_tokens) + self.state_pages

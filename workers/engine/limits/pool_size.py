@@ -15,7 +15,9 @@ MIN_MODEL_LEN = 2  # a token of prompt and one of output
 
 def page_bytes(model: ModelSpec, config: EngineConfig, rank: Rank) -> int:
     """Size of a page in a rank's pool: keys and values of `page_tokens` tokens in all layers. Raises ModelError if the
-    KV heads cannot be dealt out to the group."""
+    KV heads cannot be dealt out to the group. Where nothing is stored of single tokens, the size of a state."""
+    if model.kv.is_state_only:
+        return model.kv.state_bytes
     own_units = rank.shard(model.kv.num_units, "num_key_value_heads")
     num_units: int = own_units.stop - own_units.start
     dtype = model.dtype if config.dtype == "auto" else config.dtype
@@ -23,6 +25,26 @@ def page_bytes(model: ModelSpec, config: EngineConfig, rank: Rank) -> int:
     if config.kv_cache_dtype != "auto":
         of_unit = 2 * (model.kv.head_dim + CODE_SCALE_BYTES)
     return len(model.kv.layers) * num_units * config.page_tokens * of_unit
+
+
+def page_tokens(model: ModelSpec, config: EngineConfig) -> int:
+    """Tokens of a page: all that a sequence can have, where its one page holds a state and nothing of single tokens."""
+    return model.max_position_embeddings if model.kv.is_state_only else config.page_tokens
+
+
+def num_state_pages(model: ModelSpec, config: EngineConfig) -> int:
+    """Pages that a sequence's state takes beside those of its tokens. Such models are not dealt out to several
+    ranks."""
+    if model.kv.is_state_only or not model.kv.state_bytes:
+        return 0
+    return -(-model.kv.state_bytes // page_bytes(model, config, Rank()))
+
+
+def num_useful_pages(model: ModelSpec, config: EngineConfig) -> int:
+    """Pages that `max_num_seqs` sequences of full length fill."""
+    longest = config.max_model_len or model.max_position_embeddings
+    of_one = num_state_pages(model, config) - (-longest // page_tokens(model, config))
+    return config.max_num_seqs * of_one
 
 
 def pool_source(config: EngineConfig) -> str:
@@ -58,16 +80,15 @@ def elastic_num_pages(model: ModelSpec, config: EngineConfig, rank: Rank, kv_bud
     num_pages = kv_budget_bytes // of_page
     if num_pages < 1:
         raise EngineConfigError(f"{budget_source(kv_budget_bytes)} does not hold a single page of {of_page} bytes")
-    longest = config.max_model_len or model.max_position_embeddings
-    useful = config.max_num_seqs * -(-longest // config.page_tokens)
-    return min(num_pages, useful, config.num_pages or num_pages)
+    return min(num_pages, num_useful_pages(model, config), config.num_pages or num_pages)
 
 
 def longest_sequence(model: ModelSpec, config: EngineConfig, num_pages: int, source: str | None = None) -> int:
     """`max_model_len`, or without it what the model allows and the pool holds. `source` is the setting that the pool
     follows from, if that is not the engine's own. Raises EngineConfigError."""
     source = source or pool_source(config)
-    num_tokens, longest = num_pages * config.page_tokens, config.max_model_len
+    num_tokens = max(0, num_pages - num_state_pages(model, config)) * page_tokens(model, config)
+    longest = config.max_model_len
     if longest is None:
         longest = min(model.max_position_embeddings, num_tokens)
         if longest < MIN_MODEL_LEN:

@@ -31,6 +31,10 @@ class KvCacheManager:
         pages = self.pool.acquire(shared, self._limits.pages_for(num_tokens) - len(shared), owner, spare)
         if pages is None:
             return False
+        num_state_pages = self._limits.state_pages
+        if num_state_pages:
+            sequence.state_pages = pages[-num_state_pages:]
+            del pages[-num_state_pages:]
         sequence.pages = pages
         sequence.num_computed = len(shared) * self._limits.page_tokens
         sequence.num_remembered = len(shared)
@@ -42,7 +46,7 @@ class KvCacheManager:
 
     def grow(self, sequence: Sequence, num_tokens: int, spare: int = 0) -> bool:
         """Take pages for so many tokens in all. False, with nothing taken, if there are too few."""
-        num_missing = self._limits.pages_for(num_tokens) - len(sequence.pages)
+        num_missing = self._limits.pages_for(num_tokens) - len(sequence.held_pages)
         if num_missing > 0:
             owner = sequence.page_owner
             assert owner is not None
@@ -61,7 +65,7 @@ class KvCacheManager:
 
     def forget(self, sequence: Sequence) -> None:
         """Remove the KV of a sequence, which cannot be trusted, from the prefix cache."""
-        self.pool.forget(sequence.pages)
+        self.pool.forget(sequence.held_pages)
 
     def rebook(self, sequence: Sequence, to: SequenceState) -> None:
         """Change the state of the sequence, and with it that of its pages in the pool."""
@@ -70,14 +74,15 @@ class KvCacheManager:
         new_owner = sequence.page_owner
         assert owner is not None
         assert new_owner is not None
-        self.pool.hand_over(sequence.pages, owner, new_owner)
+        self.pool.hand_over(sequence.held_pages, owner, new_owner)
 
     def give_up(self, sequence: Sequence) -> None:
         """Give back all pages of a sequence; full ones stay in the prefix cache."""
         owner = sequence.page_owner
         if owner is not None:
-            self.pool.release(sequence.pages, owner)
+            self.pool.release(sequence.held_pages, owner)
         del sequence.pages[:]
+        del sequence.state_pages[:]
         sequence.num_computed = sequence.num_remembered = 0
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
@@ -87,6 +92,7 @@ class KvCacheManager:
             owner = sequence.page_owner
             assert (owner is None) == (not sequence.pages), f"{sequence.key} {sequence.state}: {sequence.pages}"
             if owner is not None:
-                owned.append((sequence.pages, owner))
+                owned.append((sequence.held_pages, owner))
+                assert len(sequence.state_pages) == self._limits.state_pages
             assert sequence.num_computed <= len(sequence.pages) * self._limits.page_tokens
         self.pool.check_integrity(owned)

@@ -11,6 +11,8 @@ so at both ends, and the destination continues with exactly the step that the so
 
 from __future__ import annotations
 
+from array import array
+
 from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.scheduling.scheduler import Scheduler
@@ -62,13 +64,15 @@ class NativeMigrations:
 
     def _wanted(self, sequence: Sequence, num_room_tokens: int) -> Reservation:
         first_page = sequence.num_computed // self._limits.page_tokens
+        state_pages = sequence.state_pages if num_room_tokens else array("i")
         if num_room_tokens:
             end_page = len(sequence.pages)
         else:
             end_page = (sequence.num_tokens - 1) // self._limits.page_tokens
             sequence.num_to_land = end_page * self._limits.page_tokens
         num_cached = sequence.num_cached or 0
-        return Reservation(sequence.key, num_cached, first_page, tuple(sequence.pages[first_page:end_page]))
+        wanted = sequence.pages[first_page:end_page] + state_pages
+        return Reservation(sequence.key, num_cached, first_page, tuple(wanted))
 
     def interrupt(self, key: AttemptKey) -> bool:
         return False  # it is only called between two steps
@@ -99,12 +103,15 @@ class NativeMigrations:
             )
 
     def begin_send(self, key: AttemptKey, ticket: HandoffTicket) -> tuple[int, ...]:
-        """If the ticket asks for more pages than the sequence has, the last page is repeated: nothing reads those."""
+        """If the ticket asks for more pages than the sequence has, the last page is repeated: nothing reads those. The
+        pages of the state come last, once the sequence stands still."""
         sequence = self._scheduler.get(key)
         assert sequence is not None
         self._scheduler.begin_send(sequence)
-        page_ids = sequence.pages[ticket.first_page : ticket.first_page + ticket.num_pages].tolist()
-        return tuple(page_ids + sequence.pages[-1:].tolist() * (ticket.num_pages - len(page_ids)))
+        state_ids = sequence.state_pages.tolist() if sequence.state is SequenceState.FROZEN else []
+        num_of_tokens = ticket.num_pages - len(state_ids)
+        page_ids = sequence.pages[ticket.first_page : ticket.first_page + num_of_tokens].tolist()
+        return tuple(page_ids + sequence.pages[-1:].tolist() * (num_of_tokens - len(page_ids)) + state_ids)
 
     def end_send(self, key: AttemptKey) -> None:
         sequence = self._scheduler.get(key)

@@ -127,6 +127,8 @@ class Scheduler:
         prefix cache: it queues as if it were new, because its last token has to be computed once more and that must
         not write into pages that others may share by now."""
         if sequence.state is SequenceState.RESERVED:
+            if self._limits.state_pages:
+                sequence.num_computed = 0  # pages that have been copied are of no use without the state after them
             self._run(sequence)
         else:
             self._requeue(sequence)
@@ -386,7 +388,11 @@ class Scheduler:
             return 0
         pages_for, growing = self._limits.pages_for, _GROWING_STATES
         return sum(
-            [max(pages_for(s.most_tokens) - len(s.pages), 0) for s in self._sequences.values() if s.state in growing]
+            [
+                max(pages_for(s.most_tokens) - len(s.held_pages), 0)
+                for s in self._sequences.values()
+                if s.state in growing
+            ]
         )
 
     def _num_bound_pages(self) -> int:

@@ -92,6 +92,9 @@ class Sequence:
     ticket: HandoffTicket | None = None  # set: prefill only
     state: SequenceState = SequenceState.WAITING
     pages: array[int] = field(default_factory=lambda: array("i"))
+    state_pages: array[int] = field(
+        default_factory=lambda: array("i")
+    )  # they hold the state after `num_computed` tokens
     num_computed: int = 0  # tokens whose KV is in the pages
     num_remembered: int = 0  # pages offered to the prefix cache
     num_sends: int = 0  # transfers to another worker that read its pages while it decodes
@@ -105,6 +108,11 @@ class Sequence:
         self.num_to_land = self.num_tokens
         self.min_tokens = self.num_prompt + self.params.min_tokens
         self.max_tokens = min(self.num_prompt + self.params.max_tokens, self.max_model_len)
+
+    @property
+    def held_pages(self) -> array[int]:
+        """Those of its tokens and those of its state. They are sent in this order."""
+        return self.pages + self.state_pages if self.state_pages else self.pages
 
     @property
     def num_tokens(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
@@ -91,8 +92,11 @@ def _own_scores(general: GeneralModel, prompts: list[_Prompt]) -> Tensor:
 
 def _paged_scores(general: GeneralModel, prompts: list[_Prompt], page_tokens: int) -> Tensor | None:
     """The same rows over pages, all sequences side by side; None on ranks other than 0."""
-    of_one = -(-max(LENGTHS) // page_tokens)
-    shape = kv_shape(general.spec, general.tp, of_one * len(prompts), page_tokens)
+    of_tokens = -(-max(LENGTHS) // page_tokens)
+    shape = kv_shape(general.spec, general.tp, 1, page_tokens, general.dtype)
+    page_bytes = math.prod(shape) * general.dtype.itemsize
+    of_one = of_tokens + -(-general.spec.kv.state_bytes // page_bytes)
+    shape = kv_shape(general.spec, general.tp, of_one * len(prompts), page_tokens, general.dtype)
     kv = torch.zeros(shape, dtype=general.dtype, device=general.device)
     rows: list[list[Tensor]] = [[] for _ in prompts]
     for step in range(max(len(prompt.chunks) for prompt in prompts)):
@@ -103,7 +107,8 @@ def _paged_scores(general: GeneralModel, prompts: list[_Prompt], page_tokens: in
             start, end = prompt.chunks[step]
             first = number * of_one
             pages = torch.arange(first, first + -(-end // page_tokens), dtype=torch.int32).numpy().tobytes()
-            slices.append(SequenceSlice(start, prompt.tokens[start:end], pages, True))
+            states = torch.arange(first + of_tokens, first + of_one, dtype=torch.int32).numpy().tobytes()
+            slices.append(SequenceSlice(start, prompt.tokens[start:end], pages, True, states))
             numbers.append(number)
         scores = general.scores(StepBatch.build(slices, page_tokens, general.device), kv)
         for number, row in zip(numbers, scores if scores is not None else (), strict=False):

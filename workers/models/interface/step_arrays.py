@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
@@ -20,6 +20,7 @@ class SequenceSlice:
     token_ids: tuple[int, ...]
     page_ids: bytes  # packed int32; the pages of positions 0 .. end, in order: ceil(end / page_tokens) of them
     samples: bool  # the last position's logits are wanted
+    state_pages: bytes = b""  # packed int32; as many of each sequence
 
     @property
     def end(self) -> int:
@@ -54,7 +55,8 @@ class StepArrays:
 
     All arrays are int32 and C-contiguous, except that rows of `page_table` may be further apart than they are long.
     They may be views of memory that the next step overwrites: they are valid until the step has been computed. A slot
-    is the place of a token's keys and values: page id * page_tokens + offset in the page.
+    is the place of a token's keys and values: page id * page_tokens + offset in the page. `state_pages` have no columns
+    where the model has no states; such models are not dealt out to several ranks, so they are not packed.
     """
 
     token_ids: Int32s  # [tokens]
@@ -64,6 +66,7 @@ class StepArrays:
     kv_lens: Int32s  # [seqs]: tokens up to and including this step
     page_table: Int32s  # [seqs, pages of the longest]; 0 behind a sequence's last page
     sample_rows: Int32s  # [n]: tokens whose scores are wanted, in order of the sequences
+    state_pages: Int32s = field(default_factory=lambda: np.zeros((0, 0), np.int32))  # [seqs, pages of a state]
 
     @property
     def num_tokens(self) -> int:
@@ -96,4 +99,6 @@ class StepArrays:
         page_table[columns < num_pages[:, None]] = np.frombuffer(b"".join(s.page_ids for s in slices), np.int32)
         slots = page_table[seqs, positions // page_tokens] * page_tokens + positions % page_tokens
         samples = np.array([s.samples for s in slices])
-        return StepArrays(token_ids, positions, slots, query_starts, kv_lens, page_table, query_starts[1:][samples] - 1)
+        rows = query_starts[1:][samples] - 1
+        states = np.frombuffer(b"".join(s.state_pages for s in slices), np.int32).reshape(len(slices), -1)
+        return StepArrays(token_ids, positions, slots, query_starts, kv_lens, page_table, rows, states)
