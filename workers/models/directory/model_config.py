@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from slipstream.workers.models.directory.json_keys import MAX_INTEGER, Keys, ModelError, read_json
+from slipstream.workers.models.directory.json_keys import MAX_INTEGER, Keys, NotNativeError, read_json
 from slipstream.workers.models.directory.kv_spec import KvSpec
 from slipstream.workers.models.directory.stored_quantization import Stored, stored_quantization
 
@@ -53,7 +53,7 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 
 
-class UnknownFamilyError(ModelError):
+class UnknownFamilyError(NotNativeError):
     """No native family has the architecture that config.json names."""
 
 
@@ -131,12 +131,13 @@ class ModelConfig:
 
     @staticmethod
     def read(model_dir: Path | str) -> ModelConfig:
-        """Reads a local directory in Hugging Face layout. Raises ModelError."""
+        """Reads a local directory in Hugging Face layout. Raises ModelError, and NotNativeError if it is only us who
+        cannot compute that."""
         path = Path(model_dir) / CONFIG_FILE
         keys = Keys(path, read_json(path))
         family = _family(keys)
         if (activation := keys.get("hidden_act", "silu")) not in ("silu", "swish"):  # two names of one function
-            raise keys.error("hidden_act", f"only 'silu' is supported, got {activation!r}")
+            raise keys.not_native("hidden_act", f"only 'silu' is supported, got {activation!r}")
         _refuse_what_changes_the_model(keys, family)
         hidden_size = keys.integer("hidden_size")
         num_heads = keys.integer("num_attention_heads")
@@ -195,7 +196,7 @@ def _family(keys: Keys) -> Family:
         key, value = "model_type", keys.get("model_type", "")
         family = next((f for f in FAMILIES.values() if f == value), None)
     if family is None:
-        raise UnknownFamilyError(str(keys.error(key, f"{value!r} is not supported, only {', '.join(FAMILIES)}")))
+        raise UnknownFamilyError(str(keys.not_native(key, f"{value!r} is not supported, only {', '.join(FAMILIES)}")))
     # vLLM goes by `architectures`, transformers by `model_type`.
     if keys.get("model_type", family) != family:
         raise keys.error("model_type", f"{keys.get('model_type')!r} contradicts architectures: {value}")
@@ -206,10 +207,10 @@ def _refuse_what_changes_the_model(keys: Keys, family: Family) -> None:
     for key, neutral in NEUTRAL.items():
         value = keys.get(key)
         if value is not None and not any(value == one and type(value) in (type(one), float) for one in neutral):
-            raise keys.error(key, f"{value!r} is not supported")
+            raise keys.not_native(key, f"{value!r} is not supported")
     # transformers takes such a model for a Ministral, whose layers alternate.
     if family == "mistral" and "layer_types" in keys.values:
-        raise keys.error("layer_types", "is not supported for Mistral")
+        raise keys.not_native("layer_types", "is not supported for Mistral")
 
 
 def _rope(keys: Keys, max_positions: int) -> tuple[float, RopeScaling | None]:
@@ -219,7 +220,7 @@ def _rope(keys: Keys, max_positions: int) -> tuple[float, RopeScaling | None]:
     rope = scaling if scaling is not None and scaling.values else keys.section("rope_parameters")
     theta = keys.number("rope_theta", DEFAULT_ROPE_THETA)
     if keys.number("partial_rotary_factor", 1.0) != 1:
-        raise keys.error("partial_rotary_factor", "only 1 is supported")
+        raise keys.not_native("partial_rotary_factor", "only 1 is supported")
     if rope is None:
         return theta, None
     for key, value in rope.values.items():
@@ -229,7 +230,7 @@ def _rope(keys: Keys, max_positions: int) -> tuple[float, RopeScaling | None]:
         if rope.get(key) is not None:
             raise rope.error(key, f"{rope.get(key)!r} is not supported")
     if rope.number("partial_rotary_factor", 1.0) != 1:
-        raise rope.error("partial_rotary_factor", "only 1 is supported")
+        raise rope.not_native("partial_rotary_factor", "only 1 is supported")
     return rope.number("rope_theta", theta), _rope_scaling(keys, rope, max_positions)
 
 
@@ -265,7 +266,7 @@ def _rope_scaling(keys: Keys, rope: Keys, max_positions: int) -> RopeScaling | N
                 truncate=rope.flag("truncate", True),
             )
         case _:
-            raise rope.error("rope_type", f"{rope_type!r} is not supported, only default, linear, llama3 and yarn")
+            raise rope.not_native("rope_type", f"{rope_type!r} is not supported, only default, linear, llama3 and yarn")
 
 
 def _layer_windows(keys: Keys, family: Family, num_layers: int) -> tuple[int | None, ...]:
