@@ -50,10 +50,16 @@ class CallRecorder:
             raise NotFlatError("it does not use the attention interface of transformers")
         return AttentionCalls(tuple(self._calls))
 
-    def mask(self, *, mask_function: Callable[..., Any], **kwargs: Any) -> MaskToken:
-        """The function for `AttentionMaskInterface`. Raises NotFlatError if we do not know the mask's form."""
+    def mask(self, *, mask_function: Callable[..., Any], device: torch.device, **kwargs: Any) -> MaskToken:
+        """The function for `AttentionMaskInterface`. Raises NotFlatError if we do not know the mask's form, and
+        NoNumbersError if it cannot be seen on the meta device."""
         del kwargs
-        return MaskToken.of(visibility_of(mask_function))
+        try:
+            return MaskToken.of(visibility_of(mask_function))
+        except NotFlatError as error:
+            if device.type == "meta" and error.__cause__ is not None:  # it could not be computed
+                raise NoNumbersError(str(error)) from error
+            raise
 
     def attention(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: object, **kwargs: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ def describe(model_dir: Path, trust_remote_code: bool = False) -> GeneralSpec:
             f"{model_dir / 'config.json'}: dtype: {dtype} is not supported, only {', '.join(DTYPES.values())}"
         )
     model = empty_model(config, dtype, "meta")
+    with suppress(ValueError):  # the one way of computing experts that looks at no numbers, where there are experts
+        model.set_experts_implementation("batched_mm")
     try:
         calls = recorded_calls(model)
     except NoNumbersError:
@@ -70,7 +73,9 @@ def recorded_calls(model: PreTrainedModel) -> AttentionCalls:
         raise NotFlatError("it does not use the attention interface of transformers") from error
     try:
         tokens = torch.arange(NUM_TOKENS, device=model.device)[None]
-        model(input_ids=tokens, position_ids=tokens, use_cache=False)
+        # With a mask, transformers does not look into the positions for where sequences begin: there are no numbers.
+        mask = torch.ones_like(tokens) if model.device.type == "meta" else None
+        model(input_ids=tokens, position_ids=tokens, attention_mask=mask, use_cache=False)
     except NotFlatError:
         raise
     except NotImplementedError as error:  # an operation that the meta device lacks
