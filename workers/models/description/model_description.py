@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.model_spec import GeneralSpec
+
+DIRECTORY = "{directory}"
 
 
 class CodeNeededError(ModelError):
@@ -31,17 +34,19 @@ class ModelDescription:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The description, or why there is none. `needs_code`: it was not tried, because the model has code of its own."""
+    """The description, or why there is none: a sentence, with `DIRECTORY` in the place of the model's. `needs_code`: it
+    was not tried, because the model has code of its own."""
 
     description: ModelDescription | None = None
     refusal: str = ""
     needs_code: bool = False
 
-    def result(self) -> ModelDescription:
+    def result(self, model_dir: Path) -> ModelDescription:
         """Raises ModelError."""
         if self.description is not None:
             return self.description
-        raise CodeNeededError(self.refusal) if self.needs_code else ModelError(self.refusal)
+        refusal = self.refusal.replace(DIRECTORY, str(model_dir))
+        raise CodeNeededError(refusal) if self.needs_code else ModelError(refusal)
 
     def to_json(self) -> bytes:
         return _FOUND.dump_json(self)

@@ -3,6 +3,7 @@ start."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -203,11 +204,17 @@ def _family(keys: Keys) -> Family:
     return family
 
 
-def _refuse_what_changes_the_model(keys: Keys, family: Family) -> None:
+def keys_of_other_families(keys: Keys) -> Iterator[tuple[str, object]]:
+    """The keys, with their values, that change the computation in models of some families (`NEUTRAL`)."""
     for key, neutral in NEUTRAL.items():
         value = keys.get(key)
         if value is not None and not any(value == one and type(value) in (type(one), float) for one in neutral):
-            raise keys.not_native(key, f"{value!r} is not supported")
+            yield key, value
+
+
+def _refuse_what_changes_the_model(keys: Keys, family: Family) -> None:
+    for key, value in keys_of_other_families(keys):
+        raise keys.not_native(key, f"{value!r} is not supported")
     # transformers takes such a model for a Ministral, whose layers alternate.
     if family == "mistral" and "layer_types" in keys.values:
         raise keys.not_native("layer_types", "is not supported for Mistral")

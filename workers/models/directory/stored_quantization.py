@@ -64,7 +64,9 @@ def stored_quantization(config: Keys) -> Stored | None:
         case "gptq":
             return _gptq(keys)
         case other:
-            raise keys.not_native("quant_method", f"{other!r} is not supported, only fp8, compressed-tensors, awq and gptq")
+            raise keys.not_native(
+                "quant_method", f"{other!r} is not supported, only fp8, compressed-tensors, awq and gptq"
+            )
 
 
 def int4_group(num_inputs: int) -> int:

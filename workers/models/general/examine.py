@@ -1,7 +1,7 @@
-"""Describes a general model, in a process that is started for it (see `models.description.apart`).
+"""Describes a general model, in a process that is started for it (see `models.description.apart`), or in a worker.
 
-    python -m slipstream.workers.models.general.examine describe DIRECTORY 0|1    1: code in the directory may be run
-    python -m slipstream.workers.models.general.examine weights DIRECTORY 0|1
+python -m slipstream.workers.models.general.examine describe DIRECTORY 0|1    1: code in the directory may be run
+python -m slipstream.workers.models.general.examine weights DIRECTORY 0|1
 """
 
 from __future__ import annotations
@@ -12,32 +12,41 @@ import resource
 import sys
 from pathlib import Path
 
-from slipstream.workers.models.description.model_description import CodeNeededError, Found
+from slipstream.workers.models.description.model_description import DIRECTORY, CodeNeededError, Found
 from slipstream.workers.models.directory.json_keys import ModelError
 
 # Of address space: torch's libraries take some 2 GiB; a model whose masks depend on numbers is built with zeros.
 MEMORY_BYTES = 24 << 30
 
 
-def describe(model_dir: Path, *, runs_code: bool) -> bytes:
-    """A `Found` as JSON."""
-    # Imported here, after the limits are set.
-    from slipstream.workers.models.general.describe import describe_model
+def found_in(model_dir: Path, runs_code: bool) -> Found:
+    """The description of the model, in this process."""
+    # Imported here, after `main` has set limits.
+    from slipstream.workers.models.general.examination import examined
 
     try:
-        found = Found(describe_model(model_dir, runs_code))
+        return Found(examined(model_dir, runs_code))
     except CodeNeededError as error:
-        found = Found(refusal=str(error), needs_code=True)
+        return Found(refusal=_anywhere(error, model_dir), needs_code=True)
     except ModelError as error:
-        found = Found(refusal=str(error))
-    return found.to_json()
+        return Found(refusal=_anywhere(error, model_dir))
+
+
+def describe(model_dir: Path, *, runs_code: bool) -> bytes:
+    """A `Found` as JSON."""
+    return found_in(model_dir, runs_code).to_json()
 
 
 def weights(model_dir: Path, *, runs_code: bool) -> bytes:
-    """What is wrong with the checkpoint, as a sentence; "" if nothing is."""
+    """What is wrong with the checkpoint, as a sentence with `DIRECTORY`; "" if nothing is."""
     from slipstream.workers.models.general.weights_report import weights_problem
 
-    return (weights_problem(model_dir, runs_code) or "").encode()
+    return (weights_problem(model_dir, runs_code) or "").replace(str(model_dir), DIRECTORY).encode()
+
+
+def _anywhere(error: ModelError, model_dir: Path) -> str:
+    """The sentence, for a directory at any place with the same files."""
+    return str(error).replace(str(model_dir), DIRECTORY)
 
 
 def main() -> None:
