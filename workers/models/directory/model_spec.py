@@ -36,7 +36,8 @@ class ModelSpec(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GeneralSpec:
-    """`why_no_tp` says why the model cannot be dealt out to several ranks; None: it can."""
+    """`why_no_tp` says why the model cannot be dealt out to several ranks; None: it can. `runs_code`: it is computed by
+    code in its directory, which its entry allows."""
 
     architecture: str
     vocab_size: int
@@ -45,6 +46,7 @@ class GeneralSpec:
     kv: KvSpec
     divided: tuple[tuple[str, int], ...] = ()
     why_no_tp: str | None = None
+    runs_code: bool = False
 
 
 def check_tp(model: ModelSpec, size: int) -> None:

@@ -34,13 +34,13 @@ def describe(model_dir: Path, trust_remote_code: bool = False) -> GeneralSpec:
         raise ModelError(
             f"{model_dir / 'config.json'}: dtype: {dtype} is not supported, only {', '.join(DTYPES.values())}"
         )
-    model = empty_model(config, dtype, "meta")
+    model = empty_model(config, dtype, "meta", trust_remote_code)
     with suppress(ValueError):  # the one way of computing experts that looks at no numbers, where there are experts
         model.set_experts_implementation("batched_mm")
     try:
         calls = recorded_calls(model)
     except NoNumbersError:
-        model = empty_model(config, dtype, "cpu")
+        model = empty_model(config, dtype, "cpu", trust_remote_code)
         calls = recorded_calls(model)
     return spec_of(config, model, calls)
 

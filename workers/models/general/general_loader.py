@@ -29,7 +29,7 @@ def load_flat(
     tp: TensorParallel,
 ) -> FlatModel:
     """Raises ModelError, also if our attention does not compute what the model's own does."""
-    model = load_pretrained(model_dir, dtype)
+    model = load_pretrained(model_dir, dtype, trust_remote_code=spec.runs_code)
     model.to(device)  # type: ignore[arg-type]
     calls = recorded_calls(model)
     if calls.kv_spec(tp.size) != spec.kv:
