@@ -236,9 +236,9 @@ def _load_general(
     for key, reason in not_general(config, spec):
         raise EngineConfigError(f"{key} {reason}, got {getattr(config, key)}")
     # Imported here, as transformers takes seconds, which native models do not need.
-    from slipstream.workers.models.general.general_loader import load_flat
+    from slipstream.workers.models.general.general_loader import load_general
 
-    return load_flat(model_dir, spec, dtype=dtype, device=device, page_tokens=config.page_tokens, tp=tp)
+    return load_general(model_dir, spec, dtype=dtype, device=device, page_tokens=config.page_tokens, tp=tp)
 
 
 def weight_cache_dir(config: EngineConfig) -> Path | None:

@@ -324,10 +324,10 @@ def _rope(
         return theta, None
     for key, value in rope.values.items():
         if isinstance(value, dict):
-            raise rope.not_native(key, "parameters of single kinds of layers are not supported")
+            raise rope.error(key, "parameters of single kinds of layers are not supported")
     for key in ("mrope_section", "llama_4_scaling_beta"):
         if rope.get(key) is not None:
-            raise rope.not_native(key, f"{rope.get(key)!r} is not supported")
+            raise rope.error(key, f"{rope.get(key)!r} is not supported")
     if rope.number("partial_rotary_factor", 1.0) != 1:
         raise rope.not_native("partial_rotary_factor", "only 1 is supported")
     return rope.number("rope_theta", theta), _rope_scaling(keys, rope, max_positions)
@@ -375,7 +375,7 @@ def _layer_windows(keys: Keys, family: Family, num_layers: int) -> tuple[int | N
     match family:
         case "llama" | "gemma":
             if any(kind != "full_attention" for kind in layer_types):
-                raise keys.not_native("layer_types", f"only full_attention is supported for {family}")
+                raise keys.error("layer_types", f"only full_attention is supported for {family}")
             return (None,) * num_layers
         case "mistral":
             # If this key is absent it means 4096, if it is null it means none. For all other keys, the two are the
@@ -393,7 +393,7 @@ def _layer_windows(keys: Keys, family: Family, num_layers: int) -> tuple[int | N
             return tuple(window if slides else None for slides in _sliding_layers(keys, family, num_layers))
         case "gemma2" | "gemma3":
             if "sliding_window" in keys.values and keys.get("sliding_window") is None:
-                raise keys.not_native("sliding_window", f"null is not supported for {family}")
+                raise keys.error("sliding_window", f"null is not supported for {family}")
             window = keys.integer("sliding_window", DEFAULT_WINDOW)
             return tuple(window if slides else None for slides in _sliding_layers(keys, family, num_layers))
 
@@ -414,9 +414,7 @@ def _sliding_layers(keys: Keys, family: Family, num_layers: int) -> list[bool]:
         raise keys.error("layer_types", f"must be a list of {num_layers} names, got {layer_types!r}")
     for name in layer_types:
         if name not in ("full_attention", "sliding_attention"):
-            raise keys.not_native(
-                "layer_types", f"{name!r} is not supported, only full_attention and sliding_attention"
-            )
+            raise keys.error("layer_types", f"{name!r} is not supported, only full_attention and sliding_attention")
     return [name == "sliding_attention" for name in layer_types]
 
 
