@@ -16,6 +16,7 @@ from slipstream.workers.models.general.attention_call import AttentionCalls, Not
 from slipstream.workers.models.general.call_recorder import CallRecorder, NoNumbersError
 from slipstream.workers.models.general.pretrained import decoder_config, empty_model, max_positions, read_config, takes
 from slipstream.workers.models.general.registered import register_attention, set_attention, unregister_attention
+from slipstream.workers.models.general.tensor_parallel_plan import divided_sizes, why_no_tp
 
 NUM_TOKENS = 4  # of the pass that is recorded
 
@@ -48,13 +49,15 @@ def describe(model_dir: Path, trust_remote_code: bool = False) -> GeneralSpec:
 def spec_of(config: PreTrainedConfig, model: PreTrainedModel, calls: AttentionCalls) -> GeneralSpec:
     output: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     vocab_size = decoder_config(config).vocab_size if output is None else output.weight.shape[0]
+    kv = calls.kv_spec()
     return GeneralSpec(
         architecture=type(model).__name__,
         vocab_size=vocab_size,
         max_position_embeddings=max_positions(config),
         dtype=DTYPES[model.dtype],
-        kv=calls.kv_spec(),
-        why_no_tp="not yet",
+        kv=kv,
+        divided=divided_sizes(model, kv),
+        why_no_tp=why_no_tp(model),
     )
 
 
