@@ -34,9 +34,7 @@ def load_flat(
         model.to(device)  # type: ignore[arg-type]
     else:
         with local_device(device):
-            model = load_pretrained(
-                model_dir, dtype, distributed_config=distributed_config(read_config(model_dir), tp)
-            )
+            model = load_pretrained(model_dir, dtype, distributed_config=distributed_config(read_config(model_dir), tp))
         held, experts = expert_shares(model)
         if experts:
             log.info("rank %d of %d holds %d of %d experts", tp.rank, tp.size, held, experts)

@@ -60,11 +60,9 @@ def distributed_config(config: PreTrainedConfig, tp: Rank) -> DistributedConfig:
 @contextmanager
 def local_device(device: torch.device) -> Iterator[None]:
     """Within it, transformers takes `device` for that of this process: it asks torchrun's variable."""
-    if device.index is None:
-        yield
-        return
+    index: int | None = device.index  # None on the host
     before = os.environ.get("LOCAL_RANK")
-    os.environ["LOCAL_RANK"] = str(device.index)
+    os.environ["LOCAL_RANK"] = str(index or 0)
     try:
         yield
     finally:
