@@ -12,6 +12,12 @@ class EngineLimits:
     """`model_id` seeds the hashes of the prefix cache. If a router has to know these, it is the name that it serves.
 
     The pool holds at least one sequence of full length, so that any accepted request can finish once it is alone.
+
+    `windows` are those of the page groups (see `models.directory.page_groups`): a block of `page_tokens` tokens takes a
+    page in each, and a group with a window gives back the pages that no query will see any more. A sequence is counted
+    with the most pages that it holds at any time: in a group with a window, those of the window and of a step. Where
+    `holds_prompts`, as prefill workers do, a prompt's pages are all taken at once: they must not have to wait for
+    others, because pages that are being sent cannot be taken back.
     """
 
     num_pages: int
@@ -24,6 +30,8 @@ class EngineLimits:
     eos_token_ids: tuple[int, ...]
     model_id: str
     prefix_caching: bool = True
+    windows: tuple[int | None, ...] = (None,)
+    holds_prompts: bool = False
 
     def __post_init__(self) -> None:
         if self.max_model_len < 2:
@@ -44,6 +52,37 @@ class EngineLimits:
         """What the router calls the sequences of a step."""
         return self.max_num_seqs
 
+    @property
+    def has_windows(self) -> bool:
+        """Whether sequences give back pages before they end."""
+        return self.windows[-1] is not None
+
+    @property
+    def most_blocks(self) -> tuple[int | None, ...]:
+        """The most pages that a sequence holds of each group at a time; None: one for each block."""
+        if self.holds_prompts:
+            return (None,) * len(self.windows)
+        return tuple(None if window is None else self._most_blocks(window) for window in self.windows)
+
     def pages_for(self, num_tokens: int) -> int:
-        """Pages that hold the KV of so many tokens."""
+        """The most pages that a sequence holds while it comes to have the KV of so many tokens."""
+        num_blocks = -(-num_tokens // self.page_tokens)
+        if len(self.windows) == 1 and not self.has_windows:
+            return num_blocks
+        return sum(num_blocks if most is None else min(most, num_blocks) for most in self.most_blocks)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that so many tokens fill: the pages of a group without a window."""
         return -(-num_tokens // self.page_tokens)
+
+    def whole_pages_for(self, num_tokens: int) -> int:
+        """Pages of so many tokens in all groups, those that were given back included."""
+        return self.blocks_for(num_tokens) * len(self.windows)
+
+    def first_block(self, window: int | None, position: int) -> int:
+        """The first block that a query at `position` sees, or any query after it."""
+        return 0 if window is None else max(0, position - window + 1) // self.page_tokens
+
+    def _most_blocks(self, window: int) -> int:
+        """Blocks that the tokens of a step lie in, together with those that the first of them sees."""
+        return -(-(window + self.max_step_tokens - 2) // self.page_tokens) + 1

@@ -52,6 +52,7 @@ class Scheduler:
         assert not self._sequences
         assert (limits.num_pages, limits.page_tokens) == (self._limits.num_pages, self._limits.page_tokens)
         self._limits = limits
+        self.pages.change_limits(limits)
 
     def get(self, key: AttemptKey) -> Sequence | None:
         return self._sequences.get(key)
@@ -89,15 +90,14 @@ class Scheduler:
     def copied(self, sequence: Sequence) -> None:
         """Full pages of a reservation have landed; others are still to come."""
         sequence.num_computed = sequence.num_to_land
-        self.pages.remember(sequence)
+        self.pages.remember_received(sequence, is_whole=False)
 
     def land(self, sequence: Sequence) -> None:
         """The KV of all tokens that a reservation waited for is in its pages."""
         if sequence.is_adopted and sequence.state is SequenceState.RESERVED:
             sequence.move(SequenceState.LANDED)  # `start` will say how far the KV goes
             return
-        sequence.num_computed = sequence.num_to_land
-        self.pages.remember(sequence)
+        self._received(sequence)
         if sequence.state is SequenceState.STARTED:
             self._run(sequence)
         else:
@@ -111,7 +111,7 @@ class Scheduler:
             sequence.num_to_land = sequence.num_tokens - 1
         if sequence.state is SequenceState.LANDED:
             if sequence.is_adopted:
-                self.copied(sequence)
+                self._received(sequence)
             self._run(sequence)
         else:
             sequence.move(SequenceState.STARTED)
@@ -119,8 +119,9 @@ class Scheduler:
     def convert(self, sequence: Sequence) -> None:
         """Compute a reserved sequence here after all. If its KV has landed already, all full pages of it are in the
         prefix cache: it queues as if it were new, because its last token has to be computed once more and that must
-        not write into pages that others may share by now."""
-        if sequence.state is SequenceState.RESERVED:
+        not write into pages that others may share by now. So does one whose layers have windows: it has no pages for
+        what its last token does not see."""
+        if sequence.state is SequenceState.RESERVED and not self._limits.has_windows:
             self._run(sequence)
         else:
             self._requeue(sequence)
@@ -201,6 +202,11 @@ class Scheduler:
         for chunk in step.chunks:
             chunk.sequence.num_computed += chunk.num_tokens
             self.pages.remember(chunk.sequence)
+        if self._limits.has_windows:
+            for sequence in step.decoding:
+                self.pages.give_back_unseen(sequence)
+            for chunk in step.chunks:
+                self.pages.give_back_unseen(chunk.sequence)
 
     def finish(self, sequence: Sequence) -> None:
         """A running sequence is done: its full pages become prefix cache. Where they are being sent they drain first,
@@ -243,10 +249,12 @@ class Scheduler:
     @property
     def num_wanted_pages(self) -> int:
         """Pages that sequences wait for, beyond those in use: those with a slot in the queue, and those that run but
-        lack a page for their next token."""
+        lack pages for their next token."""
         num_slots = max(0, self._limits.max_num_seqs - len(self._running) - self._num_reserved)
         waiting = self._waiting[:num_slots]
-        return sum(self._limits.pages_for(sequence.num_tokens + 1) for sequence in waiting) + len(self._starved)
+        return sum(self._limits.pages_for(sequence.num_tokens + 1) for sequence in waiting) + (
+            len(self._starved) * len(self._limits.windows)
+        )
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -266,12 +274,14 @@ class Scheduler:
     def _secure_pages(self) -> None:
         """Give each running sequence pages for all its tokens, first in order first; preempt from the end for them. A
         sequence that finds none to preempt and cannot be preempted itself, because its pages are being sent, waits."""
-        page_tokens = self._limits.page_tokens
+        page_tokens, has_windows = self._limits.page_tokens, self._limits.has_windows
         self._starved.clear()
         at = 0
         while at < len(self._running):
             sequence = self._running[at]
             is_full = len(sequence.tokens) > len(sequence.pages) * page_tokens
+            if has_windows:
+                is_full = self.pages.lacks_pages(sequence)
             if is_full and not self.pages.grow(sequence, sequence.num_tokens):
                 victim = self._victim(sequence)
                 if victim.is_preemptible:
@@ -313,7 +323,12 @@ class Scheduler:
     def _growth_room(self) -> int:
         """Pages to leave for running sequences that will soon need one, so that taking in another does not at once
         lead to a preemption. At most 1/64 of the pool; none is left where nothing runs, so the first always fits."""
-        return min(len(self._running), 1 + self._limits.num_pages // 64)
+        return min(len(self._running) * len(self._limits.windows), 1 + self._limits.num_pages // 64)
+
+    def _received(self, sequence: Sequence) -> None:
+        """The KV of a reservation is here, all of it."""
+        sequence.num_computed = sequence.num_to_land
+        self.pages.remember_received(sequence, is_whole=True)
 
     def _run(self, sequence: Sequence) -> None:
         """Move a sequence from a reserved state into the batch, in the slot that it has."""
