@@ -77,6 +77,7 @@ class Recorded:
     gathers: bool = False
     epilogue: Epilogue = Epilogue.STORE
     layer: int = 0
+    group: int = 0  # of pages
     window: int | None = None
     eps: float = 0.0
     weight: NativeTensor | None = None
@@ -223,6 +224,15 @@ class NativeStep:
         attended = Value(self.attention.num_heads * self.attention.head_dim, is_f32=False)
         self.ops.instructions.append(Recorded(Op.ATTEND, _of(q, Value), attended, layer=layer, window=window))
         return _tensor(attended)
+
+
+def in_page_groups(instructions: Sequence[Recorded], places: Sequence[tuple[int, int]]) -> tuple[Recorded, ...]:
+    """The program for pages of several groups: `places` are the group and the slot of each layer."""
+    placed = []
+    for one in instructions:
+        group, slot = places[one.layer] if one.op in (Op.WRITE, Op.ATTEND) else (0, one.layer)
+        placed.append(replace(one, group=group, layer=slot))
+    return tuple(placed)
 
 
 def only_samples(instructions: Sequence[Recorded]) -> tuple[Recorded, ...]:

@@ -67,6 +67,10 @@ class TypedModel final : public Model, private Work {
     return reinterpret_cast<U*>(step_.buffers[number]);
   }
   int width(int number) const { return program_.rows[number].numbers; }
+  StepGroup group(int number) const {
+    if (number > 0) return step_.more_groups[number - 1];
+    return {step_.slots, step_.page_table, step_.page_table_stride};
+  }
   std::byte* kv_layer(int layer) const { return step_.kv + layer * step_.num_pages * page_bytes_; }
   std::byte* scratch(int thread) const { return scratch_.data() + thread * scratch_bytes_; }
 
@@ -115,9 +119,11 @@ void TypedModel<T>::run(const Program& program, const Step& step, int first, int
   cosines_.reserve(angles);
   sines_.reserve(angles);
   if (first == 0) {
-    const AttentionBatch batch{step.num_seqs, step.query_starts, step.kv_lens, step.page_table, step.page_table_stride};
     const bool has_last_rows = samples_last_rows(step);
     for (size_t i = 0; i < plans_.size(); ++i) {
+      const StepGroup pages = group(kinds_[i].group);
+      const AttentionBatch batch{step.num_seqs, step.query_starts, step.kv_lens, pages.page_table,
+                                 pages.page_table_stride};
       if (!kinds_[i].on_samples) {
         plans_[i].build(batch);
       } else if (has_last_rows) {
@@ -221,7 +227,7 @@ void TypedModel<T>::run_tile(int phase, int tile, int thread) {
     case Op::write: {
       const KvWrite<T> write{kv_shape_,       shape_.num_heads, buffer<T>(now.source),
                              cosines_.data(), sines_.data(),    static_cast<const T*>(now.weight),
-                             now.eps,         step_.slots,      kv_layer(now.layer)};
+                             now.eps,         group(now.group).slots, kv_layer(now.layer)};
       write_keys_values(write, first, last);
       return;
     }

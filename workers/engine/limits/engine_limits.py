@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from slipstream.workers.engine.limits.engine_errors import EngineConfigError
+from slipstream.workers.engine.limits.page_demand import PageDemand
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,11 +14,10 @@ class EngineLimits:
 
     The pool holds at least one sequence of full length, so that any accepted request can finish once it is alone.
 
-    `windows` are those of the page groups (see `models.directory.page_groups`): a block of `page_tokens` tokens takes a
-    page in each, and a group with a window gives back the pages that no query will see any more. A sequence is counted
-    with the most pages that it holds at any time: in a group with a window, those of the window and of a step. Where
-    `holds_prompts`, as prefill workers do, a prompt's pages are all taken at once: they must not have to wait for
-    others, because pages that are being sent cannot be taken back.
+    `windows` are those of the page groups (see `models.directory.page_groups`): a block takes a page in each, and a
+    group with a window gives back the pages that no query will see any more. A prompt that is sent while it is computed
+    takes all its pages at once, which `holds_prompts` counts, for prefill workers: it must not have to wait for others'
+    pages, because its own, which are being sent, cannot be taken back.
     """
 
     num_pages: int
@@ -60,16 +60,13 @@ class EngineLimits:
     @property
     def most_blocks(self) -> tuple[int | None, ...]:
         """The most pages that a sequence holds of each group at a time; None: one for each block."""
-        if self.holds_prompts:
-            return (None,) * len(self.windows)
-        return tuple(None if window is None else self._most_blocks(window) for window in self.windows)
+        return self._demand.most_blocks
 
     def pages_for(self, num_tokens: int) -> int:
         """The most pages that a sequence holds while it comes to have the KV of so many tokens."""
-        num_blocks = -(-num_tokens // self.page_tokens)
-        if len(self.windows) == 1 and not self.has_windows:
-            return num_blocks
-        return sum(num_blocks if most is None else min(most, num_blocks) for most in self.most_blocks)
+        if self.windows == (None,):
+            return -(-num_tokens // self.page_tokens)
+        return self._demand.pages_for(num_tokens)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that so many tokens fill: the pages of a group without a window."""
@@ -83,6 +80,6 @@ class EngineLimits:
         """The first block that a query at `position` sees, or any query after it."""
         return 0 if window is None else max(0, position - window + 1) // self.page_tokens
 
-    def _most_blocks(self, window: int) -> int:
-        """Blocks that the tokens of a step lie in, together with those that the first of them sees."""
-        return -(-(window + self.max_step_tokens - 2) // self.page_tokens) + 1
+    @property
+    def _demand(self) -> PageDemand:
+        return PageDemand(self.page_tokens, self.windows, self.max_step_tokens, self.holds_prompts)

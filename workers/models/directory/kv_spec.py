@@ -60,8 +60,9 @@ class KvSpec:
 
     @property
     def page_groups(self) -> PageGroups:
-        """How the layers share pages."""
-        return PageGroups.of([layer.window for layer in self.layers])
+        """How the layers share pages. The last token of a prompt is always part of what is seen, so that its page is
+        there: a window is at least 2."""
+        return PageGroups.of(tuple(one.window and max(one.window, 2) for one in self.layers))
 
     @property
     def head_dim(self) -> int:

@@ -13,8 +13,8 @@ the other: pages that are sent leave slot by slot. The idea is that of vLLM's hy
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 # A page of a layer with a window counts as so much of one that stays: sequences are many windows long.
 WINDOW_WEIGHT = 1 / 16
@@ -47,7 +47,8 @@ class PageGroups:
         return PageGroups((window,), num_layers, tuple((0, layer) for layer in range(num_layers)))
 
     @staticmethod
-    def of(windows: Sequence[int | None]) -> PageGroups:
+    @lru_cache(maxsize=64)
+    def of(windows: tuple[int | None, ...]) -> PageGroups:
         """The groups of layers with these windows. They follow from the windows alone, so all workers have the same.
         The groups are as few and large as costs little: see `MAX_LONG_WASTE`."""
         layers_of = {window: [i for i, own in enumerate(windows) if own == window] for window in _in_order(windows)}
@@ -74,7 +75,7 @@ class PageGroups:
         return tuple(tuple(slot for slot, at in last.items() if at == layer) for layer in range(len(self.places)))
 
 
-def _in_order(windows: Sequence[int | None]) -> list[int | None]:
+def _in_order(windows: tuple[int | None, ...]) -> list[int | None]:
     """No window first, then the widest."""
     return sorted(set(windows), key=lambda window: (window is not None, -(window or 0)))
 

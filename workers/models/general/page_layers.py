@@ -39,14 +39,15 @@ class PageLayer:
 
 
 def page_layers(kv: Tensor, calls: AttentionCalls, num_units: int, page_tokens: int) -> tuple[PageLayer, ...]:
-    """One for each layer that `calls` store. `kv` is the rank's pool, [layers, pages, units, ...]."""
+    """One for each layer that `calls` store. `kv` is the rank's pool, [slots, pages, units, ...]."""
+    places = calls.kv_spec().page_groups.places
     flat = kv.view(kv.shape[0], kv.shape[1], num_units, -1)
     layers = []
     for call in calls.calls:
         if not call.stores:
             continue
         heads = call.num_kv_heads // num_units
-        layer = flat[call.layer]
+        layer = flat[places[call.layer][1]]
         of_keys, of_head = page_tokens * call.key_dim, page_tokens * (call.key_dim + call.value_dim)
         shape = (layer.shape[0], num_units, heads, page_tokens)
         strides = (*layer.stride()[:2], of_head)

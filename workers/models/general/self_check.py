@@ -55,8 +55,8 @@ def _own_scores(flat: FlatModel, prompts: list[tuple[int, ...]]) -> Tensor:
 
 def _paged_scores(flat: FlatModel, prompts: list[tuple[int, ...]], page_tokens: int) -> Tensor | None:
     """The same rows over pages, all sequences side by side; None on ranks other than 0."""
-    of_one = -(-max(LENGTHS) // page_tokens)
-    shape = kv_shape(flat.spec, flat.tp, of_one * len(prompts), page_tokens)
+    of_one, num_groups = -(-max(LENGTHS) // page_tokens), len(flat.spec.kv.page_groups.windows)
+    shape = kv_shape(flat.spec, flat.tp, of_one * num_groups * len(prompts), page_tokens)
     kv = torch.zeros(shape, dtype=flat.dtype, device=flat.device)
     rows: list[list[Tensor]] = [[] for _ in prompts]
     for start in range(0, max(LENGTHS), CHUNK):
@@ -65,9 +65,12 @@ def _paged_scores(flat: FlatModel, prompts: list[tuple[int, ...]], page_tokens: 
             if start >= len(prompt):
                 continue
             end = min(start + CHUNK, len(prompt))
-            first = number * of_one
-            pages = torch.arange(first, first + -(-end // page_tokens), dtype=torch.int32).numpy().tobytes()
-            slices.append(SequenceSlice(start, prompt[start:end], pages, True))
+            firsts = [(number * num_groups + group) * of_one for group in range(num_groups)]
+            num_pages = -(-end // page_tokens)
+            pages, *more = (
+                torch.arange(first, first + num_pages, dtype=torch.int32).numpy().tobytes() for first in firsts
+            )
+            slices.append(SequenceSlice(start, prompt[start:end], pages, True, tuple(more)))
             numbers.append(number)
         scores = flat.scores(StepBatch.build(slices, page_tokens, flat.device), kv)
         for number, row in zip(numbers, scores if scores is not None else (), strict=False):

@@ -22,15 +22,16 @@ def kv_dtype(kv_cache_dtype: KvCacheDtype, model_dtype: torch.dtype) -> torch.dt
 def kv_shape(
     model: ModelSpec, tp: Rank, num_pages: int, page_tokens: int, dtype: torch.dtype | None = None
 ) -> tuple[int, ...]:
-    """[layers, pages, kv_heads of the rank, 2, page_tokens, head_dim], or where `dtype`, the pool's, is one of codes
-    [layers, pages, kv_heads of the rank, head_bytes]; where layers differ or keys and values do
-    [layers, pages, units of the rank, page_tokens * unit_numbers] (see `kv_spec`).
+    """[slots, pages, kv_heads of the rank, 2, page_tokens, head_dim], or where `dtype`, the pool's, is one of codes
+    [slots, pages, kv_heads of the rank, head_bytes]; where layers differ or keys and values do
+    [slots, pages, units of the rank, page_tokens * unit_numbers] (see `kv_spec`). A slot is a layer, or one layer of
+    each page group (see `page_groups`).
 
     Raises ModelError if the KV heads cannot be dealt out to the group, or if there are no such codes.
     """
     spec = model.kv
     units = tp.shard(spec.num_units, "num_key_value_heads")
-    pages = (len(spec.layers), num_pages, units.stop - units.start)
+    pages = (spec.page_groups.num_slots, num_pages, units.stop - units.start)
     if dtype in CODES.values():
         if not spec.is_uniform:
             raise ModelError("kv_cache_dtype: only auto is supported where layers, or keys and values, differ in size")

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from slipstream.workers.models.directory.page_groups import MAX_SHORT_WASTE, PageGroups
 
-windows = st.lists(st.sampled_from([None, None, 128, 1024]), min_size=1, max_size=40)
+windows = st.lists(st.sampled_from([None, None, 128, 1024]), min_size=1, max_size=40).map(tuple)
 
 
 def test_layers_of_one_kind_are_one_group_in_their_order() -> None:
     for window in (None, 4096):
-        groups = PageGroups.of([window] * 5)
+        groups = PageGroups.of((window,) * 5)
         assert groups == PageGroups.single(5, window)
         assert groups.is_single
         assert groups.places == tuple((0, layer) for layer in range(5))
@@ -20,7 +20,7 @@ def test_layers_of_one_kind_are_one_group_in_their_order() -> None:
 
 
 def test_layers_that_alternate_are_two_groups_of_one_size() -> None:
-    groups = PageGroups.of([128, None] * 12)
+    groups = PageGroups.of((128, None) * 12)
     assert groups.windows == (None, 128)
     assert groups.num_slots == 12
     assert groups.places[:4] == ((1, 0), (0, 0), (1, 1), (0, 1))
@@ -28,13 +28,13 @@ def test_layers_that_alternate_are_two_groups_of_one_size() -> None:
 
 
 def test_one_full_layer_in_six_leaves_a_full_group_without_gaps() -> None:
-    groups = PageGroups.of([512 if (layer + 1) % 6 else None for layer in range(26)])  # those of Gemma 3 1B
+    groups = PageGroups.of(tuple(512 if (layer + 1) % 6 else None for layer in range(26)))  # those of Gemma 3 1B
     assert groups.windows == (None, 512, 512, 512, 512, 512, 512)
     assert groups.num_slots == 4
 
 
 @given(windows)
-def test_every_layer_has_a_place_of_its_own_in_a_group_of_its_window(windows: list[int | None]) -> None:
+def test_every_layer_has_a_place_of_its_own_in_a_group_of_its_window(windows: tuple[int | None, ...]) -> None:
     groups = PageGroups.of(windows)
     assert len(set(groups.places)) == len(groups.places) == len(windows)
     for window, (group, slot) in zip(windows, groups.places, strict=True):
@@ -46,7 +46,7 @@ def test_every_layer_has_a_place_of_its_own_in_a_group_of_its_window(windows: li
 
 
 @given(windows)
-def test_a_slot_is_complete_once_after_its_last_layer(windows: list[int | None]) -> None:
+def test_a_slot_is_complete_once_after_its_last_layer(windows: tuple[int | None, ...]) -> None:
     groups = PageGroups.of(windows)
     last_layers = groups.last_layers()
     assert sorted(slot for slots in last_layers for slot in slots) == list(range(groups.num_slots))
