@@ -99,9 +99,9 @@ class Buffers:
 
 
 class NativeProgram:
-    """A record in the library's form. `attention` are the kinds of attention, (window, on samples, page group), in the order
-    in which the library knows them; the weights are at the address `weights`. `kept` are the values that are asked for
-    after a step."""
+    """A record in the library's form. `attention` are the kinds of attention, (window, on samples, page group), in the
+    order in which the library knows them; the weights are at the address `weights`. `kept` are the values that are
+    asked for after a step."""
 
     def __init__(
         self,
@@ -121,8 +121,8 @@ class NativeProgram:
             native.op, native.on_samples, native.gathers = one.op, one.on_samples, one.gathers
             native.source = 0 if one.source is None else self.buffer_of[one.source]
             native.target = 0 if one.target is None else self.buffer_of[one.target]
-            native.epilogue, native.layer, native.eps = one.epilogue, one.layer, one.eps
-            native.group = one.group
+            native.epilogue, native.layer, native.rotary = one.epilogue, one.layer, one.rotary
+            native.eps, native.scale, native.group = one.eps, one.scale, one.group
             if one.op is Op.ATTEND:
                 native.attention = attention.index((one.window, one.on_samples, one.group))
             if one.linear is not None:

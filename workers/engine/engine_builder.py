@@ -99,6 +99,7 @@ def engine_limits(
         prefix_caching=config.prefix_caching,
         windows=model.kv.page_groups.windows,
         holds_prompts=holds_prompts,
+        reserves_output=config.scheduler_policy == "guaranteed_no_evict",
     )
 
 

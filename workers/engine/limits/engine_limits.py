@@ -17,7 +17,8 @@ class EngineLimits:
     `windows` are those of the page groups (see `models.directory.page_groups`): a block takes a page in each, and a
     group with a window gives back the pages that no query will see any more. A prompt that is sent while it is computed
     takes all its pages at once, which `holds_prompts` counts, for prefill workers: it must not have to wait for others'
-    pages, because its own, which are being sent, cannot be taken back.
+    pages, because its own, which are being sent, cannot be taken back. Where sequences reserve their output, what they
+    are promised counts all their pages, too, given back or not.
     """
 
     num_pages: int
@@ -30,6 +31,7 @@ class EngineLimits:
     eos_token_ids: tuple[int, ...]
     model_id: str
     prefix_caching: bool = True
+    reserves_output: bool = False  # a sequence is admitted only with room for its whole answer: none is preempted
     windows: tuple[int | None, ...] = (None,)
     holds_prompts: bool = False
 
@@ -82,4 +84,6 @@ class EngineLimits:
 
     @property
     def _demand(self) -> PageDemand:
-        return PageDemand(self.page_tokens, self.windows, self.max_step_tokens, self.holds_prompts)
+        return PageDemand(
+            self.page_tokens, self.windows, self.max_step_tokens, self.holds_prompts or self.reserves_output
+        )

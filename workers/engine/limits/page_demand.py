@@ -10,17 +10,17 @@ from dataclasses import dataclass
 class PageDemand:
     """`windows` are those of the page groups: a block of `page_tokens` tokens takes a page in each. A sequence is
     counted with the most pages that it holds at any time: in a group with a window, those of the window and of a step.
-    Not where it `holds_prompts`: there it has all pages of a prompt at once."""
+    Not where it `is_whole`: there all its pages are counted, as they may all be held or promised at once."""
 
     page_tokens: int
     windows: tuple[int | None, ...]
     max_step_tokens: int
-    holds_prompts: bool = False
+    is_whole: bool = False
 
     @property
     def most_blocks(self) -> tuple[int | None, ...]:
         """The most pages that a sequence holds of each group at a time; None: one for each block."""
-        if self.holds_prompts:
+        if self.is_whole:
             return (None,) * len(self.windows)
         return tuple(None if window is None else self._most_blocks(window) for window in self.windows)
 

@@ -55,7 +55,8 @@ def budget_source(kv_budget_bytes: int) -> str:
 def page_demand(model: ModelSpec, config: EngineConfig, *, holds_prompts: bool = False) -> PageDemand:
     """What sequences take of the pool. `holds_prompts`: in a prefill worker."""
     windows = model.kv.page_groups.windows
-    return PageDemand(config.page_tokens, windows, config.max_step_tokens, holds_prompts)
+    is_whole = holds_prompts or config.scheduler_policy == "guaranteed_no_evict"
+    return PageDemand(config.page_tokens, windows, config.max_step_tokens, is_whole)
 
 
 def most_useful_pages(model: ModelSpec, config: EngineConfig) -> int:

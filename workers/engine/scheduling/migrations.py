@@ -47,7 +47,7 @@ class NativeMigrations:
             return None
         for token_id in token_ids:
             sequence.append(token_id)
-        self._scheduler.pages.give_back_unseen(sequence, sequence.num_tokens - 1)
+        self._scheduler.skip_to(sequence, sequence.num_tokens - 1)
         return self._wanted(sequence, num_room_tokens)
 
     def copied(self, key: AttemptKey) -> bool:

@@ -21,13 +21,13 @@ class GroupedStep:
     steps: tuple[AttentionStep, ...]
     places: tuple[tuple[int, int], ...]
 
-    def write(self, qkv: Tensor, qk_norm: Tensor | None, layer: int) -> Tensor:
+    def write(self, qkv: Tensor, qk_norm: Tensor | None, layer: int, rotary: int = 0) -> Tensor:
         group, slot = self.places[layer]
-        return self.steps[group].write(qkv, qk_norm, slot)
+        return self.steps[group].write(qkv, qk_norm, slot, rotary)
 
-    def attend(self, q: Tensor, layer: int, window: int | None) -> Tensor:
+    def attend(self, q: Tensor, layer: int, window: int | None, sinks: Tensor | None = None) -> Tensor:
         group, slot = self.places[layer]
-        return self.steps[group].attend(q, slot, window)
+        return self.steps[group].attend(q, slot, window, sinks)
 
 
 def begin_groups(
