@@ -39,8 +39,9 @@ class FakeExecutor:
         groups = [slices_of(of_group, self.kv.shape[1]) for of_group in by_group(arrays)]
         assert len(groups) == len(self._windows)
         self._write(groups)
-        for window, slices in zip(self._windows, groups, strict=True):
-            self._check_window(window, slices)
+        if self._windows != (None,):  # else the next token says it
+            for window, slices in zip(self._windows, groups, strict=True):
+                self._check_window(window, slices)
         sampled = [
             None if of_seq[0].token_ids[-1] == self.broken_after else self._next(of_seq)
             for of_seq in zip(*groups, strict=True)

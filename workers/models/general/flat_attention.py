@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.workers.models.general.attention_call import AttentionCall, AttentionCalls
-from slipstream.workers.models.general.page_layers import PageLayer, page_layers
+from slipstream.workers.models.interface.page_layers import PageLayer, page_layers
 from slipstream.workers.models.interface.step_batch import StepBatch
 
 LayerDone = Callable[[int], None]
@@ -44,7 +44,8 @@ class FlatAttention:
     def step(self, batch: StepBatch, kv: Tensor, layer_done: LayerDone | None) -> Iterator[None]:
         """Within it, the model runs once over `batch`. Raises RuntimeError if it makes other calls than expected."""
         if self._pool is not kv:
-            self._layers, self._pool = page_layers(kv, self._calls, self._num_units, self._page_tokens), kv
+            stored = self._calls.kv_spec().layers
+            self._layers, self._pool = page_layers(kv, stored, self._num_units, self._page_tokens), kv
         step = self._step = _Step(batch, self._layers, layer_done)
         try:
             yield
@@ -70,9 +71,8 @@ class FlatAttention:
                 step.layer_done(call.layer)
         sinks = kwargs.get("s_aux")
         assert sinks is None or isinstance(sinks, Tensor)
-        return _attend(query[0].transpose(0, 1), layer, step.batch, step.batch.groups[group].page_table, call, sinks)[
-            None
-        ], None
+        page_table = step.batch.groups[group].page_table
+        return _attend(query[0].transpose(0, 1), layer, step.batch, page_table, call, sinks)[None], None
 
 
 def _attend(
