@@ -30,6 +30,7 @@ from slipstream.workers.models.general.pretrained import (
     takes,
 )
 from slipstream.workers.models.general.registered import register_attention, set_attention, unregister_attention
+from slipstream.workers.models.general.tensor_parallel_plan import divided_sizes, why_no_tp
 
 NUM_TOKENS = 4  # of the pass that is recorded
 
@@ -48,19 +49,19 @@ def describe(model_dir: Path, trust_remote_code: bool = False) -> GeneralSpec:
         raise ModelError(
             f"{model_dir / 'config.json'}: dtype: {dtype} is not supported, only {', '.join(DTYPES.values())}"
         )
-    model = empty_model(config, dtype, "meta")
+    model = empty_model(config, dtype, "meta", trust_remote_code)
     with suppress(ValueError):  # the one way of computing experts that looks at no numbers, where there are experts
         model.set_experts_implementation("batched_mm")
     try:
         try:
             calls = recorded_calls(model)
         except NoNumbersError:
-            model = empty_model(config, dtype, "cpu")
+            model = empty_model(config, dtype, "cpu", trust_remote_code)
             calls = recorded_calls(model)
         return spec_of(config, model, "flat", calls.kv_spec())
     except NotFlatError as why_not_flat:
         try:
-            layout = _recorded_layout(config, model)
+            layout = _recorded_layout(config, model, trust_remote_code)
         except NotCachedError as why_not_cached:
             raise ModelError(
                 f"{type(model).__name__} cannot be served. As one flat batch: {why_not_flat}. With a cache: "
@@ -78,20 +79,21 @@ def spec_of(config: PreTrainedConfig, model: PreTrainedModel, mode: GeneralMode,
         max_position_embeddings=max_positions(config),
         dtype=DTYPES[model.dtype],
         kv=kv,
-        why_no_tp="not yet"
+        divided=divided_sizes(model, kv) if mode == "flat" else (),
+        why_no_tp=why_no_tp(model)
         if mode == "flat"
         else f"{type(model).__name__} computes attention or states in its own way",
         mode=mode,
     )
 
 
-def _recorded_layout(config: PreTrainedConfig, model: PreTrainedModel) -> CacheLayout:
+def _recorded_layout(config: PreTrainedConfig, model: PreTrainedModel, trust_remote_code: bool) -> CacheLayout:
     """Without numbers if the model is on the meta device and looks at none. Raises NotCachedError."""
     if model.device.type == "meta":
         try:
             return recorded_layout(model)
         except (RuntimeError, NotImplementedError):
-            model = empty_model(config, model.dtype, "cpu")
+            model = empty_model(config, model.dtype, "cpu", trust_remote_code)
     try:
         return recorded_layout(model)
     except NotCachedError:

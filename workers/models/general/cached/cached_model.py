@@ -43,6 +43,7 @@ class CachedModel:
         self._keeps_rows = "logits_to_keep" in parameters
         self._pool: Tensor | None = None
         self._layers: tuple[PageLayer, ...] = ()
+        self._places = spec.kv.page_groups.places  # group and slot of each stored layer
         self._state_pages: StatePages | None = None
 
     @property
@@ -52,14 +53,14 @@ class CachedModel:
     @torch.inference_mode()
     def scores(self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None) -> Tensor | None:
         """Computes a step; its keys, values and states are written into `kv`. Then `layer_done` is called for each
-        layer of the pool. Returns [n, vocab_size] in float32 for the rows that sample; None where there are none."""
+        stored layer. Returns [n, vocab_size] in float32 for the rows that sample; None where there are none."""
         if self._pool is not kv:
             self._open(kv)
         last: dict[int, Tensor] = {}
         for rows in self._calls(batch):
             last |= zip(rows, self._compute(batch, rows), strict=True)
         if layer_done is not None:
-            for layer in range(kv.shape[0]):
+            for layer in range(max(len(self.spec.kv.layers), 1)):
                 layer_done(layer)
         samples = set(batch.arrays.sample_rows.tolist())
         ends = batch.arrays.query_starts[1:].tolist()
@@ -92,16 +93,16 @@ class CachedModel:
         starts = [batch.kv_lens[row] - num_new for row in rows]
         firsts = batch.arrays.query_starts[rows].tolist()
         tokens = torch.stack([batch.token_ids[first : first + num_new] for first in firsts])
-        page_table = batch.page_table[rows].to(self.device)
+        tables = [group.page_table[rows].to(self.device) for group in batch.groups]
         at_a_time = num_new if self.can_continue or not starts[0] else 1
-        cache = new_cache(self.model)
-        states = self._state_pages
+        cache, states = new_cache(self.model), self._state_pages
         for done in range(0, num_new, at_a_time):
-            call = PagedCall([start + done for start in starts], at_a_time, page_table, self._page_tokens)
-            open_layers(cache, self._layout.stored, self._layers, call)
+            so_far = [start + done for start in starts]
+            calls = [PagedCall(so_far, at_a_time, table, self._page_tokens) for table in tables]
+            open_layers(cache, self._layout.stored, self._layers, [calls[group] for group, _ in self._places])
             if states is not None and starts[0] and not done:
                 states.load(cache, self._pages_of_states(batch)[rows])
-            scores = self._call(cache, call, tokens[:, done : done + at_a_time])
+            scores = self._call(cache, calls[0], tokens[:, done : done + at_a_time])
         if states is not None:
             states.store(cache, self._pages_of_states(batch)[rows])
         return scores
