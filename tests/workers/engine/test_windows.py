@@ -20,7 +20,7 @@ from tests.support.workers.engine_driver import Generated, make_request, make_ti
 
 PAGE_TOKENS = 4  # of a window of 24 tokens
 NUM_NEW_TOKENS = 60
-NUM_PAGES = 600
+NUM_PAGES = 1200
 
 
 @pytest.fixture(scope="module", params=["mistral", "qwen2_windowed"])
