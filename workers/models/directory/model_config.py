@@ -3,11 +3,12 @@ start."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from slipstream.workers.models.directory.json_keys import MAX_INTEGER, Keys, ModelError, read_json
+from slipstream.workers.models.directory.json_keys import MAX_INTEGER, Keys, NotNativeError, read_json
 from slipstream.workers.models.directory.kv_spec import KvSpec
 from slipstream.workers.models.directory.stored_quantization import Stored, stored_quantization
 
@@ -78,7 +79,7 @@ OWN_KEYS: dict[Family, frozenset[str]] = {
 }
 
 
-class UnknownFamilyError(ModelError):
+class UnknownFamilyError(NotNativeError):
     """No native family has the architecture that config.json names."""
 
 
@@ -170,7 +171,8 @@ class ModelConfig:
 
     @staticmethod
     def read(model_dir: Path | str) -> ModelConfig:
-        """Reads a local directory in Hugging Face layout. Raises ModelError."""
+        """Reads a local directory in Hugging Face layout. Raises ModelError, and NotNativeError if it is only us who
+        cannot compute that."""
         path = Path(model_dir) / CONFIG_FILE
         keys = Keys(path, read_json(path))
         family = _family(keys)
@@ -240,7 +242,7 @@ def _family(keys: Keys) -> Family:
         key, value = "model_type", keys.get("model_type", "")
         family = next((f for f in FAMILIES.values() if MODEL_TYPES.get(f, f) == value), None)
     if family is None:
-        raise UnknownFamilyError(str(keys.error(key, f"{value!r} is not supported, only {', '.join(FAMILIES)}")))
+        raise UnknownFamilyError(str(keys.not_native(key, f"{value!r} is not supported, only {', '.join(FAMILIES)}")))
     # vLLM goes by `architectures`, transformers by `model_type`.
     if keys.get("model_type", MODEL_TYPES.get(family, family)) != MODEL_TYPES.get(family, family):
         raise keys.error("model_type", f"{keys.get('model_type')!r} contradicts architectures: {value}")
@@ -255,7 +257,7 @@ def _gate(keys: Keys, family: Family) -> Activation:
     else:
         names = ("silu", "swish")  # two names of one function
     if (activation := keys.get(key, names[0])) not in names:
-        raise keys.error(key, f"only {names[0]!r} is supported, got {activation!r}")
+        raise keys.not_native(key, f"only {names[0]!r} is supported, got {activation!r}")
     return "gelu_tanh" if family in GEMMAS else "silu"
 
 
@@ -264,14 +266,21 @@ def _softcap(keys: Keys, key: str, default: float | None) -> float | None:
     return keys.optional_number(key) if key in keys.values else default
 
 
-def _refuse_what_changes_the_model(keys: Keys, family: Family) -> None:
-    for key in NEUTRAL.keys() - OWN_KEYS.get(family, frozenset()):
-        value, neutral = keys.get(key), NEUTRAL[key]
+def keys_of_other_families(keys: Keys, own: frozenset[str] = frozenset()) -> Iterator[tuple[str, object]]:
+    """The keys, with their values, that change the computation in models of some families (`NEUTRAL`), but for those of
+    `own`."""
+    for key, neutral in NEUTRAL.items():
+        value = None if key in own else keys.get(key)
         if value is not None and not any(value == one and type(value) in (type(one), float) for one in neutral):
-            raise keys.error(key, f"{value!r} is not supported")
+            yield key, value
+
+
+def _refuse_what_changes_the_model(keys: Keys, family: Family) -> None:
+    for key, value in keys_of_other_families(keys, OWN_KEYS.get(family, frozenset())):
+        raise keys.not_native(key, f"{value!r} is not supported")
     # transformers takes such a model for a Ministral, whose layers alternate.
     if family == "mistral" and "layer_types" in keys.values:
-        raise keys.error("layer_types", "is not supported for Mistral")
+        raise keys.not_native("layer_types", "is not supported for Mistral")
 
 
 def _ropes(keys: Keys, family: Family, max_positions: int) -> tuple[float, RopeScaling | None, Rope | None]:
@@ -286,7 +295,7 @@ def _ropes(keys: Keys, family: Family, max_positions: int) -> tuple[float, RopeS
         return theta, scaling, Rope(keys.number("rope_local_base_freq", DEFAULT_GEMMA3_WINDOW_THETA))
     for key, value in by_kind.values.items():
         if not isinstance(value, dict):
-            raise by_kind.error(key, "only parameters of full_attention and sliding_attention are supported")
+            raise by_kind.not_native(key, "only parameters of full_attention and sliding_attention are supported")
     ropes = []
     for kind, key, default in (
         ("full_attention", "rope_theta", DEFAULT_GEMMA3_THETA),
@@ -310,7 +319,7 @@ def _rope(
     rope = scaling if scaling is not None and scaling.values else keys.section("rope_parameters")
     theta = keys.number("rope_theta", default_theta)
     if keys.number("partial_rotary_factor", 1.0) != 1:
-        raise keys.error("partial_rotary_factor", "only 1 is supported")
+        raise keys.not_native("partial_rotary_factor", "only 1 is supported")
     if rope is None:
         return theta, None
     for key, value in rope.values.items():
@@ -320,7 +329,7 @@ def _rope(
         if rope.get(key) is not None:
             raise rope.error(key, f"{rope.get(key)!r} is not supported")
     if rope.number("partial_rotary_factor", 1.0) != 1:
-        raise rope.error("partial_rotary_factor", "only 1 is supported")
+        raise rope.not_native("partial_rotary_factor", "only 1 is supported")
     return rope.number("rope_theta", theta), _rope_scaling(keys, rope, max_positions)
 
 
@@ -356,7 +365,7 @@ def _rope_scaling(keys: Keys, rope: Keys, max_positions: int) -> RopeScaling | N
                 truncate=rope.flag("truncate", True),
             )
         case _:
-            raise rope.error("rope_type", f"{rope_type!r} is not supported, only default, linear, llama3 and yarn")
+            raise rope.not_native("rope_type", f"{rope_type!r} is not supported, only default, linear, llama3 and yarn")
 
 
 def _layer_windows(keys: Keys, family: Family, num_layers: int) -> tuple[int | None, ...]:
