@@ -24,8 +24,10 @@ from slipstream.workers.engine.limits.pool_size import (
     elastic_num_pages,
     longest_sequence,
     most_useful_pages,
+    num_state_pages,
     page_bytes,
     page_demand,
+    page_tokens,
     pool_source,
     stated_num_pages,
 )
@@ -89,7 +91,7 @@ def engine_limits(
         num_pages = _auto_pool_size(model_dir, config, model, tp, ranks_on_host)
     return EngineLimits(
         num_pages=num_pages,
-        page_tokens=config.page_tokens,
+        page_tokens=page_tokens(model, config),
         max_model_len=longest_sequence(model, config, num_pages, source, holds_prompts=holds_prompts),
         max_num_seqs=config.max_num_seqs,
         max_step_tokens=config.max_step_tokens,
@@ -97,10 +99,11 @@ def engine_limits(
         vocab_size=model.vocab_size,
         eos_token_ids=end_token_ids(Path(model_dir)),
         model_id=model_id or f"{Path(model_dir).resolve()}:{dtype}:{config.quantization}:{of_pages}",
-        prefix_caching=config.prefix_caching,
+        prefix_caching=config.prefix_caching and not model.kv.state_bytes,
         windows=model.kv.page_groups.windows,
         holds_prompts=holds_prompts,
         reserves_output=config.scheduler_policy == "guaranteed_no_evict",
+        state_pages=num_state_pages(model, config),
     )
 
 
