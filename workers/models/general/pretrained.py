@@ -27,9 +27,12 @@ def read_config(model_dir: Path, trust_remote_code: bool = False) -> PreTrainedC
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             model_dir, trust_remote_code=trust_remote_code, local_files_only=True
         )
-        return config
     except Exception as error:  # whatever a configuration class makes of the file
-        raise ModelError(f"{model_dir / 'config.json'}: transformers cannot read it: {_sentence(error)}") from error
+        raise ModelError(f"{model_dir / 'config.json'}: transformers cannot read it: {sentence(error)}") from error
+    text = decoder_config(config)
+    if getattr(text, "use_bidirectional_attention", None) == "vision":
+        text.use_bidirectional_attention = None  # the tokens of an image see each other, and there are no images here
+    return config
 
 
 def decoder_config(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -68,7 +71,7 @@ def empty_model(
             model = model.to_empty(device=device)
             model.init_weights()
     except Exception as error:
-        raise ModelError(f"transformers cannot build the model: {_sentence(error)}") from error
+        raise ModelError(f"transformers cannot build the model: {sentence(error)}") from error
     return cast(PreTrainedModel, model.eval())
 
 
@@ -88,8 +91,10 @@ def load_pretrained(
             trust_remote_code=trust_remote_code,
             **options,
         )
+    except ModelError:
+        raise
     except Exception as error:
-        raise ModelError(f"{model_dir}: transformers cannot load it: {_sentence(error)}") from error
+        raise ModelError(f"{model_dir}: transformers cannot load it: {sentence(error)}") from error
     model, report = loaded
     if report["missing_keys"]:
         raise ModelError(missing_sentence(model_dir, report["missing_keys"]))
@@ -119,7 +124,7 @@ def transformers_version() -> str:
     return transformers.__version__
 
 
-def _sentence(error: Exception) -> str:
+def sentence(error: Exception) -> str:
     """The first line of an error's text."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
