@@ -30,6 +30,7 @@ from slipstream.workers.models.general.pretrained import (
     takes,
 )
 from slipstream.workers.models.general.registered import register_attention, set_attention, unregister_attention
+from slipstream.workers.models.general.tensor_parallel_plan import divided_sizes, why_no_tp
 
 NUM_TOKENS = 4  # of the pass that is recorded
 
@@ -78,7 +79,8 @@ def spec_of(config: PreTrainedConfig, model: PreTrainedModel, mode: GeneralMode,
         max_position_embeddings=max_positions(config),
         dtype=DTYPES[model.dtype],
         kv=kv,
-        why_no_tp="not yet"
+        divided=divided_sizes(model, kv) if mode == "flat" else (),
+        why_no_tp=why_no_tp(model)
         if mode == "flat"
         else f"{type(model).__name__} computes attention or states in its own way",
         mode=mode,

@@ -16,8 +16,10 @@ from slipstream.workers.models.general.cached.cached_model import CachedModel
 from slipstream.workers.models.general.describe import recorded_calls
 from slipstream.workers.models.general.flat_attention import FlatAttention
 from slipstream.workers.models.general.flat_model import FlatModel
+from slipstream.workers.models.general.pretrained import load_pretrained, read_config
 from slipstream.workers.models.general.self_check import SelfCheckError, check_against_eager
 from slipstream.workers.models.general.shared_weights import load_shared
+from slipstream.workers.models.general.tensor_parallel_plan import distributed_config, expert_shares, local_device
 from slipstream.workers.models.interface.model import Model
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
 
@@ -38,21 +40,31 @@ def load_general(
     """`cache_dir` is where workers share weights that transformers converts, `files` those of the directory as they
     were before anything was read. Raises ModelError, also if what would be computed over pages is not what the model
     computes by itself."""
-    shared = cache_dir if device.type == "cpu" and tp.size == 1 else None
-    model = load_shared(model_dir, dtype, spec.runs_code, shared, files)
+    if tp.size > 1:
+        return _flat(spec, _load_share(model_dir, spec, dtype, device, tp), page_tokens, tp)
+    model = load_shared(model_dir, dtype, spec.runs_code, cache_dir if device.type == "cpu" else None, files)
     model.to(device)  # type: ignore[arg-type]
     if spec.mode == "cached":
         return _cached(model_dir, spec, model, page_tokens)
-    return _flat(model_dir, spec, model, page_tokens, tp)
+    return _flat(spec, model, page_tokens, tp)
 
 
-def _flat(
-    model_dir: Path, spec: GeneralSpec, model: PreTrainedModel, page_tokens: int, tp: TensorParallel
-) -> FlatModel:
-    calls = recorded_calls(model)
-    if calls.kv_spec(tp.size) != spec.kv:
-        raise ModelError(f"{model_dir}: the loaded model stores other keys and values than its configuration says")
-    flat = FlatModel(spec, model, FlatAttention(calls, spec.kv.num_units // tp.size, page_tokens), tp)
+def _load_share(
+    model_dir: Path, spec: GeneralSpec, dtype: torch.dtype, device: torch.device, tp: TensorParallel
+) -> PreTrainedModel:
+    """One rank's share of the model."""
+    plan = distributed_config(read_config(model_dir, spec.runs_code), tp)
+    with local_device(device):
+        model = load_pretrained(model_dir, dtype, trust_remote_code=spec.runs_code, distributed_config=plan)
+    held, experts = expert_shares(model)
+    if experts:
+        log.info("rank %d of %d holds %d of %d experts", tp.rank, tp.size, held, experts)
+    return model
+
+
+def _flat(spec: GeneralSpec, model: PreTrainedModel, page_tokens: int, tp: TensorParallel) -> FlatModel:
+    calls = recorded_calls(model).on_rank(spec.kv, tp)
+    flat = FlatModel(spec, model, FlatAttention(calls, spec.kv.num_units // tp.size, page_tokens, tp), tp)
     check_against_eager(flat, page_tokens)
     return flat
 
