@@ -86,13 +86,15 @@ def engine_limits(
         num_pages=num_pages,
         page_tokens=config.page_tokens,
         max_model_len=longest_sequence(model, config, num_pages, source),
-        max_num_seqs=config.max_num_seqs,
-        max_step_tokens=config.max_step_tokens,
+        max_num_seqs=config.most_num_seqs,
+        max_step_tokens=config.most_step_tokens,
         max_queued_tokens=max_queued_tokens,
         vocab_size=model.vocab_size,
         eos_token_ids=end_token_ids(Path(model_dir)),
         model_id=model_id or f"{Path(model_dir).resolve()}:{dtype}:{config.quantization}:{of_pages}",
         prefix_caching=config.prefix_caching,
+        auto_step_tokens=config.max_step_tokens == "auto",
+        auto_num_seqs=config.max_num_seqs == "auto",
         reserves_output=config.scheduler_policy == "guaranteed_no_evict",
     )
 
@@ -108,7 +110,7 @@ def _auto_pool_size(
         tp_size=tp.size,
         ranks_on_host=ranks_on_host,
         page_bytes=page_bytes(model, config, tp),
-        max_useful=config.max_num_seqs * -(-longest // config.page_tokens),
+        max_useful=config.most_num_seqs * -(-longest // config.page_tokens),
     )
     return tp.least(num_pages, device)
 
@@ -154,9 +156,9 @@ def build_runner(
         return build_gpu_runner(
             model,
             kv,
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=config.most_num_seqs,
             max_model_len=max_model_len,
-            max_step_tokens=config.max_step_tokens,
+            max_step_tokens=config.most_step_tokens,
         )
     return ModelRunner(model, kv)
 

@@ -59,7 +59,7 @@ def elastic_num_pages(model: ModelSpec, config: EngineConfig, rank: Rank, kv_bud
     if num_pages < 1:
         raise EngineConfigError(f"{budget_source(kv_budget_bytes)} does not hold a single page of {of_page} bytes")
     longest = config.max_model_len or model.max_position_embeddings
-    useful = config.max_num_seqs * -(-longest // config.page_tokens)
+    useful = config.most_num_seqs * -(-longest // config.page_tokens)
     return min(num_pages, useful, config.num_pages or num_pages)
 
 
