@@ -74,11 +74,11 @@ class TensorSource:
     quantization: OnLoad
     keep_codes: bool
 
-    def vector(self, part: TensorPart) -> Tensor:
-        return self._stacked(part)
+    def vector(self, part: TensorPart, *, plus: float = 0.0) -> Tensor:
+        return self._vectors([part], plus)
 
-    def head_vectors(self, parts: list[TensorPart]) -> Tensor:
-        return self._stacked(*parts).view(len(parts), -1)
+    def head_vectors(self, parts: list[TensorPart], *, plus: float = 0.0) -> Tensor:
+        return self._vectors(parts, plus).view(len(parts), -1)
 
     def linear(self, share: LinearShare, *, gated: bool = False) -> Linear:
         del gated  # gate and up lie one below the other
@@ -104,6 +104,10 @@ class TensorSource:
             return pack_weight(weight)
         weight = weight.to(self.device)
         return weight if self.keep_codes else pack_weight(dequantize(weight, self.dtype))
+
+    def _vectors(self, parts: list[TensorPart], plus: float) -> Tensor:
+        stacked = self._stacked(*parts)
+        return stacked if plus == 0 else stacked.float().add_(plus)
 
     def _stacked(self, *parts: TensorPart) -> Tensor:
         """Parts of equal width, one below the other."""

@@ -16,9 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from slipstream.kernels.cpu.c_interface import AttentionKind, KvFormat, ModelShape, Op, Step
+from slipstream.kernels.cpu.c_interface import AttentionKind, KvFormat, ModelShape, Op, RotaryKind, Step
 from slipstream.kernels.cpu.native_ops import NativeOps, ProgramStop, Recorded, Value, only_samples
 from slipstream.kernels.cpu.native_program import Buffers, NativeProgram
+from slipstream.kernels.elementwise.softcap import softcap
 from slipstream.kernels.ops import StepInputs
 from slipstream.kernels.pages.quantized_kv import page_tokens_of
 from slipstream.workers.models.directory.model_config import ModelConfig
@@ -37,7 +38,7 @@ from slipstream.workers.models.weights.packed_weights import PackedWeights, load
 
 NATIVE_DTYPES = (torch.float32, torch.bfloat16)
 KV_FORMATS = {torch.int8: KvFormat.INT8, torch.float8_e4m3fn: KvFormat.FP8}  # all others: the model's dtype
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
 
 
 def is_native(config: ModelConfig, dtype: torch.dtype) -> bool:
@@ -75,18 +76,21 @@ def load_native(
         on_load=quantization,
         files=files,
     )
+    attention = decoder.attention
+    rotaries = [RotaryKind(rotary.inv_freq.data_ptr(), rotary.scale) for rotary in attention.rotaries]
     shape = ModelShape(
         type=SCALARS[dtype],
-        num_heads=decoder.attention.num_heads,
-        num_kv_heads=decoder.attention.num_kv_heads,
-        head_dim=config.head_dim,
+        num_heads=attention.num_heads,
+        num_kv_heads=attention.num_kv_heads,
+        head_dim=attention.head_dim,
         page_tokens=page_tokens,
         kv_format=KV_FORMATS.get(of_pages or dtype, KvFormat.MODEL),
         first_id=share.embedding.rows.start,
         num_ids=share.embedding.num_rows,
-        attention_scale=config.head_dim**-0.5,
-        rotary_scale=decoder.attention.rotary_scale,
-        inv_freq=decoder.attention.inv_freq.data_ptr(),
+        num_rotaries=len(rotaries),
+        rotaries=(RotaryKind * len(rotaries))(*rotaries),
+        attention_scale=attention.scale,
+        attention_softcap=attention.softcap or 0.0,
     )
     return NativeModel(
         config, DecoderRecord.of(decoder, ops), shape, weights, library, of_pages=of_pages or dtype, tp=tp
@@ -193,7 +197,10 @@ class NativeModel:
             return self.logits(hidden[batch.sample_indices]) if num_samples else None
         self._take(batch, kv)
         self._run_samples(layer_done, behind_scores=0)
-        return self._rows(self._record.scores, num_samples)[:, : self.config.vocab_size] if num_samples else None
+        if not num_samples:
+            return None
+        scores = self._rows(self._record.scores, num_samples)[:, : self.config.vocab_size]
+        return softcap(scores, self.config.final_softcap)
 
     def logits(self, hidden: Tensor) -> Tensor | None:
         """Scores of every token, [n, vocab_size] in float32, for rows [n, hidden_size] of what `forward` returned.
@@ -209,12 +216,14 @@ class NativeModel:
         with self._buffers.replaced(self._whole.buffer_of[record.hidden], hidden):
             self._run(self._whole, record.end_of_layers, record.end_of_scores)
         gathered = self.tp.gather_columns(self._rows(record.scores, len(hidden)))
-        return None if gathered is None else gathered[:, : self.config.vocab_size]
+        if gathered is None:
+            return None
+        return softcap(gathered[:, : self.config.vocab_size], self.config.final_softcap)
 
     def greedy(
         self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None
     ) -> GreedyTokens | None:
-        """The highest of `scores`. None on ranks other than 0."""
+        """The highest of `scores`, which no cap changes. None on ranks other than 0."""
         if self.tp.size > 1:
             return self._gathered_greedy(batch, kv, layer_done)
         self._take(batch, kv)

@@ -2,8 +2,8 @@
 
 The model family decides what is in it, and in which order: it reads its weights from `PackedSource`, which returns the
 place of each and remembers what has to go there. Weight matrices are packed (`kernels/cpu/linear.hpp`) straight from
-the mapped checkpoint, by all threads of the team; quantised ones as codes and scales. The rest is unchanged, in the
-model's dtype, except that biases are float32.
+the mapped checkpoint, by all threads of the team; quantised ones as codes and scales. The embedding is unchanged, in
+the model's dtype; vectors (norms, biases) are float32.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class PlainSlot:
     offset: int
     dtype: torch.dtype
     parts: tuple[TensorPart, ...]
+    rounded_to: torch.dtype | None = None  # before anything else
+    plus: float = 0.0  # added to each number
 
     @property
     def num_bytes(self) -> int:
@@ -75,11 +77,11 @@ class PackedSource:
         self._reader = reader
         self._library = library
 
-    def vector(self, part: TensorPart) -> Tensor:
-        return self._tensor(part.num_rows, part)
+    def vector(self, part: TensorPart, *, plus: float = 0.0) -> Tensor:
+        return self._vectors((part,), plus)
 
-    def head_vectors(self, parts: list[TensorPart]) -> Tensor:
-        return self._tensor(parts[0].num_rows, *parts)
+    def head_vectors(self, parts: list[TensorPart], *, plus: float = 0.0) -> Tensor:
+        return self._vectors(tuple(parts), plus)
 
     def linear(self, share: LinearShare, *, gated: bool = False) -> Linear:
         slot = self._linear(share, self._reader.form(share), paired=gated)
@@ -88,23 +90,30 @@ class PackedSource:
 
     def embedding(self, part: TensorPart, num_rows: int) -> Tensor:
         del num_rows  # the kernels know where the rank's rows end
-        return self._tensor(part.num_columns, part)
+        slot = self._plain((part,), self._reader.dtype)
+        return cast(Tensor, NativeTensor(slot.offset, part.num_columns, part.name, slot.dtype))
 
     def output_layer(self, part: TensorPart, num_rows: int, embedding: Tensor, *, is_tied: bool) -> Weight:
         del embedding, is_tied  # products read another form
         share, form = LinearShare((part,), None), PackedForm(KINDS[self._reader.dtype])
         return self._weight(self._linear(share, form, is_output_layer=True), num_rows)
 
-    def _tensor(self, width: int, *parts: TensorPart) -> Tensor:
-        slot = self._plain(parts, self._reader.dtype)
-        return cast(Tensor, NativeTensor(slot.offset, width, parts[0].name, slot.dtype))
+    def _vectors(self, parts: tuple[TensorPart, ...], plus: float) -> Tensor:
+        slot = self._plain(parts, torch.float32, self._reader.dtype, plus)
+        return cast(Tensor, NativeTensor(slot.offset, parts[0].num_rows, parts[0].name))
 
     def _weight(self, slot: LinearSlot, num_outputs: int | None = None) -> Weight:
         name = slot.share.weights[0].name
         return cast(Tensor, NativeWeight(slot.offset, slot.shape, num_outputs or slot.shape.outputs, name))
 
-    def _plain(self, parts: tuple[TensorPart, ...], dtype: torch.dtype) -> PlainSlot:
-        slot = PlainSlot(self.num_bytes, dtype, parts)
+    def _plain(
+        self,
+        parts: tuple[TensorPart, ...],
+        dtype: torch.dtype,
+        rounded_to: torch.dtype | None = None,
+        plus: float = 0.0,
+    ) -> PlainSlot:
+        slot = PlainSlot(self.num_bytes, dtype, parts, rounded_to, plus)
         self.plain.append(slot)
         self._take(slot.num_bytes)
         return slot
@@ -190,7 +199,10 @@ def _copy(contents: Bytes, slot: PlainSlot, checkpoint: Checkpoint) -> None:
     for part in slot.parts:
         stored, count = checkpoint.mapped(part), _num_elements(part)
         if count:
-            torch.frombuffer(contents, dtype=slot.dtype, count=count, offset=first).view(stored.shape).copy_(stored)
+            to = torch.frombuffer(contents, dtype=slot.dtype, count=count, offset=first).view(stored.shape)
+            to.copy_(stored if slot.rounded_to is None else stored.to(slot.rounded_to))
+            if slot.plus != 0:
+                to.add_(slot.plus)
         first += count * slot.dtype.itemsize
 
 
