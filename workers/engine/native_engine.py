@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.router.protocol.messages import EngineRequest, FinishReason, StepTime, TokenChunk, TokenLogprob
 from slipstream.workers.engine.batch_builder import BatchBuilder
@@ -181,6 +183,21 @@ class NativeEngine:
     @property
     def last_step_num_decoding(self) -> int:
         return len(self._last_step.decoding)
+
+    def follow_level(self, itl_s: float | None) -> None:
+        self._scheduler.sizes.level_s = itl_s
+
+    def learn_step_times(self, profile: Iterable[StepTime]) -> None:
+        """Takes the times of steps that were tried before the first request."""
+        for sample in profile:
+            self._scheduler.sizes.observe(sample)
+
+    def step_took(self, seconds: float, sample: StepTime | None) -> None:
+        sizes = self._scheduler.sizes
+        if sizes.is_auto:
+            sizes.step_took(len(self._last_step.decoding), seconds)
+            if sample is not None:
+                sizes.observe(sample)
 
     def last_step_time(self, seconds: float) -> StepTime | None:
         step = self._last_step

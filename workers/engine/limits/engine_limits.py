@@ -36,6 +36,8 @@ class EngineLimits:
     eos_token_ids: tuple[int, ...]
     model_id: str
     prefix_caching: bool = True
+    auto_step_tokens: bool = False  # steps are sized by the ITL level, and `max_step_tokens` is the most
+    auto_num_seqs: bool = False  # so is the number of sequences that run, of which `max_num_seqs` are the most
     reserves_output: bool = False  # a sequence is admitted only with room for its whole answer: none is preempted
     windows: tuple[int | None, ...] = (None,)
     holds_prompts: bool = False

@@ -73,13 +73,13 @@ def page_demand(model: ModelSpec, config: EngineConfig, *, holds_prompts: bool =
     windows = model.kv.page_groups.windows
     is_whole = holds_prompts or config.scheduler_policy == "guaranteed_no_evict"
     state_pages = num_state_pages(model, config)
-    return PageDemand(page_tokens(model, config), windows, config.max_step_tokens, is_whole, state_pages)
+    return PageDemand(page_tokens(model, config), windows, config.most_step_tokens, is_whole, state_pages)
 
 
 def most_useful_pages(model: ModelSpec, config: EngineConfig) -> int:
     """More pages than `max_num_seqs` sequences of full length can fill are of no use."""
     longest = config.max_model_len or model.max_position_embeddings
-    return config.max_num_seqs * page_demand(model, config, holds_prompts=True).pages_for(longest)
+    return config.most_num_seqs * page_demand(model, config, holds_prompts=True).pages_for(longest)
 
 
 def elastic_num_pages(model: ModelSpec, config: EngineConfig, rank: Rank, kv_budget_bytes: int) -> int:
