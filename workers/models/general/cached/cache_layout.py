@@ -56,6 +56,13 @@ class StateTensor:
     def num_bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
+    @property
+    def room_bytes(self) -> int:
+        """What is kept free for it: that of float32 at least, so that it does not depend on the dtype in which a model
+        is loaded. Most states are float32 in any case."""
+        of_all = math.prod(self.shape) * max(self.dtype.itemsize, 4)
+        return -(-of_all // ALIGNMENT) * ALIGNMENT
+
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
@@ -70,7 +77,7 @@ class CacheLayout:
     @property
     def state_bytes(self) -> int:
         """Of a sequence; each state begins at a multiple of `ALIGNMENT`."""
-        return sum(-(-state.num_bytes // ALIGNMENT) * ALIGNMENT for state in self.states)
+        return sum(state.room_bytes for state in self.states)
 
     @property
     def kv_spec(self) -> KvSpec:
