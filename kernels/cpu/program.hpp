@@ -112,9 +112,9 @@ struct Step {
   const int32_t* sample_rows;  // [samples] rows of the step whose scores are wanted
   std::byte* kv;               // [layers, pages, kv_heads, head run]
   int64_t num_pages;
-  std::byte* const* buffers;  // by number, aligned to 64 bytes
-  int32_t* best_ids;          // [samples], numbers within the share
-  uint8_t* is_sound;          // [samples]
+  std::byte* const* buffers;     // by number, aligned to 64 bytes
+  int32_t* best_ids;             // [samples], numbers within the share
+  uint8_t* is_sound;             // [samples]
   const StepGroup* more_groups;  // those behind the first
 };
 
