@@ -50,19 +50,16 @@ class KvCacheManager:
         ends = self._ends(sequence, num_tokens, position, owner)
         shared = [page for pages in hit.pages for page in pages]
         num_new = [end - max(hit.num_blocks, first) for first, end in zip(firsts, ends, strict=True)]
-        pages = self.pool.acquire(shared, sum(num_new), owner, spare)
+        pages = self.pool.acquire(shared, sum(num_new) + limits.state_pages, owner, spare)
         if pages is None:
             return False
-        if len(firsts) == 1 and not firsts[0]:
-            sequence.pages = pages
-        else:
-            tables, at = [], len(shared)
-            for first, of_hit, num in zip(firsts, hit.pages, num_new, strict=True):
-                tables.append(array("i", bytes(4 * first)) + array("i", of_hit) + pages[at : at + num])
-                at += num
-            sequence.pages, *more = tables
-            sequence.more_pages = tuple(more)
-        sequence.first_blocks = tuple(firsts)
+        tables, at = [], len(shared)
+        for first, of_hit, num in zip(firsts, hit.pages, num_new, strict=True):
+            tables.append(array("i", bytes(4 * first)) + array("i", of_hit) + pages[at : at + num])
+            at += num
+        sequence.pages, *more = tables
+        sequence.more_pages, sequence.first_blocks = tuple(more), tuple(firsts)
+        sequence.state_pages = pages[at:]
         sequence.num_computed = num_computed
         sequence.num_remembered = hit.num_blocks
         if sequence.num_cached is None:
@@ -152,7 +149,9 @@ class KvCacheManager:
         if owner is not None:
             for table, first in zip(sequence.tables, sequence.first_blocks, strict=True):
                 self.pool.release(table[first:] if first else table, owner)
+            self.pool.release(sequence.state_pages, owner)
         del sequence.pages[:]
+        del sequence.state_pages[:]
         sequence.more_pages = sequence.first_blocks = ()
         sequence.num_computed = sequence.num_remembered = 0
 
@@ -166,6 +165,7 @@ class KvCacheManager:
             if owner is None:
                 continue
             owned.append((held, owner))
+            assert len(sequence.state_pages) == limits.state_pages
             if owner is PageState.DRAINING:
                 continue
             position = max(sequence.num_computed, _next_position(sequence, owner))

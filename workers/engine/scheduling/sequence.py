@@ -92,6 +92,7 @@ class Sequence:
     ticket: HandoffTicket | None = None  # set: prefill only
     state: SequenceState = SequenceState.WAITING
     pages: array[int] = field(default_factory=lambda: array("i"))  # those of the first page group, block by block
+    state_pages: array[int] = field(default_factory=lambda: array("i"))  # of the state after `num_computed` tokens
     num_computed: int = 0  # tokens whose KV is in the pages
     num_remembered: int = 0  # pages offered to the prefix cache
     num_sends: int = 0  # transfers to another worker that read its pages while it decodes
@@ -147,13 +148,13 @@ class Sequence:
 
     @property
     def held_pages(self) -> array[int]:
-        """All pages that it holds, group by group."""
+        """All pages that it holds: group by group, and then those of its state."""
         if not self.more_pages and not any(self.first_blocks):
-            return self.pages
+            return self.pages + self.state_pages if self.state_pages else self.pages
         held = array("i")
         for table, first in zip(self.tables, self.first_blocks, strict=True):
             held += table[first:]
-        return held
+        return held + self.state_pages
 
     @property
     def page_owner(self) -> PageState | None:
