@@ -24,8 +24,10 @@ from slipstream.workers.engine.limits.pool_size import (
     elastic_num_pages,
     longest_sequence,
     most_useful_pages,
+    num_state_pages,
     page_bytes,
     page_demand,
+    page_tokens,
     pool_source,
     stated_num_pages,
 )
@@ -89,18 +91,21 @@ def engine_limits(
         num_pages = _auto_pool_size(model_dir, config, model, tp, ranks_on_host)
     return EngineLimits(
         num_pages=num_pages,
-        page_tokens=config.page_tokens,
+        page_tokens=page_tokens(model, config),
         max_model_len=longest_sequence(model, config, num_pages, source, holds_prompts=holds_prompts),
-        max_num_seqs=config.max_num_seqs,
-        max_step_tokens=config.max_step_tokens,
+        max_num_seqs=config.most_num_seqs,
+        max_step_tokens=config.most_step_tokens,
         max_queued_tokens=max_queued_tokens,
         vocab_size=model.vocab_size,
         eos_token_ids=end_token_ids(Path(model_dir)),
         model_id=model_id or f"{Path(model_dir).resolve()}:{dtype}:{config.quantization}:{of_pages}",
-        prefix_caching=config.prefix_caching,
+        prefix_caching=config.prefix_caching and not model.kv.state_bytes,
         windows=model.kv.page_groups.windows,
         holds_prompts=holds_prompts,
+        auto_step_tokens=config.max_step_tokens == "auto",
+        auto_num_seqs=config.max_num_seqs == "auto",
         reserves_output=config.scheduler_policy == "guaranteed_no_evict",
+        state_pages=num_state_pages(model, config),
     )
 
 
@@ -162,9 +167,9 @@ def build_runner(
         return build_gpu_runner(
             model,
             kv,
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=config.most_num_seqs,
             max_model_len=max_model_len,
-            max_step_tokens=config.max_step_tokens,
+            max_step_tokens=config.most_step_tokens,
         )
     return ModelRunner(model, kv)
 

@@ -80,13 +80,13 @@ FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         {"num_key_value_heads": 4, "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
     ),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"num_key_value_heads": 2, "head_dim": 32}),
-    "gemma": (GemmaConfig, GemmaForCausalLM, {"num_key_value_heads": 2, "head_dim": 40}),
+    "gemma": (GemmaConfig, GemmaForCausalLM, {"num_key_value_heads": 2, "head_dim": 24}),
     "gemma2": (
         Gemma2Config,
         Gemma2ForCausalLM,
         {
             "num_key_value_heads": 2,
-            "head_dim": 24,
+            "head_dim": 48,
             "sliding_window": 24,
             "query_pre_attn_scalar": 20,
             "attn_logit_softcapping": 2.0,

@@ -74,10 +74,18 @@ def _cached(model_dir: Path, spec: GeneralSpec, model: PreTrainedModel, page_tok
     if layout.kv_spec != spec.kv:
         raise ModelError(f"{model_dir}: the loaded model keeps something else than its configuration says")
     cached = CachedModel(spec, model, layout, page_tokens)
-    try:
-        check_against_eager(cached, page_tokens)
-    except SelfCheckError as error:
-        log.info("%s computes sequences one by one: side by side, %s", spec.architecture, error)
-        cached.can_batch = False
-        check_against_eager(cached, page_tokens)
+    ways = [(True, True), (False, True)]
+    if layout.states:
+        ways += [(True, False), (False, False)]
+    for cached.can_batch, cached.can_continue in ways:
+        try:
+            check_against_eager(cached, page_tokens)
+            break
+        except SelfCheckError as error:
+            failure = error
+    else:
+        raise failure
+    if not cached.can_batch or not cached.can_continue:
+        how = "sequences" if cached.can_continue else "tokens of a prompt, after its first chunk,"
+        log.info("%s computes %s one by one", spec.architecture, how)
     return cached
