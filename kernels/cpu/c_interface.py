@@ -1,4 +1,5 @@
-"""The C structs of the native library (`linear.hpp`, `program.hpp`, `api.cpp`) as ctypes sees them.
+"""The C structs of the native library (`linear.hpp`, `experts.hpp`, `program.hpp`, `api.cpp`,
+`experts_api.cpp`) as ctypes sees them.
 
 Pointers are addresses: the code that fills a struct keeps the arrays alive that it points to.
 """
@@ -100,6 +101,10 @@ class Op(enum.IntEnum):
     ATTEND = 5
     GATHER = 6
     BEST = 7
+    ROUTE = 8
+    PERMUTE = 9
+    EXPERTS = 10
+    COMBINE = 11
 
 
 class Epilogue(enum.IntEnum):
@@ -107,6 +112,17 @@ class Epilogue(enum.IntEnum):
     STORE_F32 = 1
     ADD_RESIDUAL = 2
     SILU_MUL = 3
+    CLAMPED_SWIGLU = 4
+
+
+class Routing(Structure):
+    _fields_ = [
+        ("num_experts", c_int32),
+        ("first_expert", c_int32),
+        ("num_own", c_int32),
+        ("top_k", c_int32),
+        ("renormalise", c_int32),
+    ]
 
 
 class Instruction(Structure):
@@ -123,6 +139,11 @@ class Instruction(Structure):
         ("weight", c_void_p),
         ("packed", PackedWeight),
         ("bias", c_void_p),
+        ("routing", Routing),
+        ("moe_layer", c_int32),
+        ("expert_bytes", c_int64),
+        ("alpha", c_float),
+        ("limit", c_float),
     ]
 
 
@@ -152,6 +173,30 @@ class Step(Structure):
         ("buffers", POINTER(c_void_p)),
         ("best_ids", c_void_p),
         ("is_sound", c_void_p),
+        ("expert_rows", c_void_p),
+    ]
+
+
+class ExpertsCall(Structure):
+    _fields_ = [
+        ("type", c_int32),
+        ("rows", c_int32),
+        ("top_k", c_int32),
+        ("num_experts", c_int32),
+        ("gate", c_int32),
+        ("alpha", c_float),
+        ("limit", c_float),
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("experts", c_void_p),
+        ("weights", c_void_p),
+        ("gate_up", PackedWeight),
+        ("gate_up_bytes", c_int64),
+        ("gate_up_bias", c_void_p),
+        ("down", PackedWeight),
+        ("down_bytes", c_int64),
+        ("down_bias", c_void_p),
+        ("y", c_void_p),
     ]
 
 
@@ -169,6 +214,7 @@ def declare(library: ctypes.CDLL) -> None:
         "model_create": (c_void_p, [POINTER(ModelShape)]),
         "model_destroy": (None, [c_void_p]),
         "model_run": (None, [c_void_p, POINTER(Program), POINTER(Step), c_int32, c_int32]),
+        "experts": (None, [POINTER(ExpertsCall)]),
         "samples_last_rows": (c_int32, [POINTER(Step)]),
     }
     for name, (result, arguments) in signatures.items():

@@ -49,17 +49,42 @@ inline void store_rows(const Sums& sums, int count, To* y, int64_t y_stride) {
   }
 }
 
+struct SiluMul {
+  simd::F32 operator()(simd::F32 gate, simd::F32 up) const { return simd::mul(simd::silu(gate), up); }
+};
+
+struct ClampedSwiglu {
+  float alpha, limit;
+
+  simd::F32 operator()(simd::F32 gate, simd::F32 up) const {
+    const simd::F32 most = simd::broadcast(limit), least = simd::broadcast(-limit);
+    gate = simd::min(most, gate);  // in this order, a nan stays
+    up = simd::max(least, simd::min(most, up));
+    return simd::mul(simd::add(up, simd::broadcast(1.0f)), simd::sigmoid_mul(gate, simd::broadcast(alpha)));
+  }
+};
+
 // The first half of the panel are gates, the other half the numbers that they let through; `up_bias` belongs to those.
-template <bool WHOLE, class To>
-inline void silu_mul_rows(const Sums& sums, const float* up_bias, int count, To* y, int64_t y_stride) {
+template <bool WHOLE, class Gate, class To>
+inline void gated_rows(const Gate& gated, const Sums& sums, const float* up_bias, int count, To* y, int64_t y_stride) {
   constexpr int kWidth = kPanelOutputs / 2;
   for (int row = 0; row < sums.rows; ++row, y += y_stride) {
     for (int column = 0; column < count; column += simd::kLanes) {
       const int lanes = count - column < simd::kLanes ? count - column : simd::kLanes;
       const simd::F32 gate = finished<WHOLE>(sums, row, column, sums.bias ? sums.bias + column : nullptr, lanes);
       const simd::F32 up = finished<WHOLE>(sums, row, kWidth + column, up_bias ? up_bias + column : nullptr, lanes);
-      store_lanes<WHOLE>(y + column, simd::mul(simd::silu(gate), up), lanes);
+      store_lanes<WHOLE>(y + column, gated(gate, up), lanes);
     }
+  }
+}
+
+template <class Gate, class To>
+inline void gated_panel(const Gate& gated, const Sums& sums, const float* up_bias, int count, To* y, int64_t y_stride) {
+  constexpr int kWidth = kPanelOutputs / 2;
+  if (count == kWidth) {
+    gated_rows<true>(gated, sums, up_bias, kWidth, y, y_stride);
+  } else {
+    gated_rows<false>(gated, sums, up_bias, count, y, y_stride);
   }
 }
 
@@ -77,7 +102,7 @@ template <class T>
 inline void finish_rows(const LinearCall& call, int panel, int first_row, int rows, const float* values,
                         const float* scales) {
   const WeightShape& shape = call.weight->shape;
-  const bool paired = call.epilogue == Epilogue::silu_mul;
+  const bool paired = is_gated(call.epilogue);
   const int outputs = paired ? shape.outputs / 2 : shape.outputs, width = paired ? kPanelOutputs / 2 : kPanelOutputs;
   const int first = panel * width, count = outputs - first < width ? outputs - first : width;
   const Sums sums{values, rows, scales, call.bias ? call.bias + first : nullptr};
@@ -86,10 +111,10 @@ inline void finish_rows(const LinearCall& call, int panel, int first_row, int ro
   float* wide_y = static_cast<float*>(call.y) + offset;
   if (paired) {
     const float* up_bias = sums.bias ? sums.bias + outputs : nullptr;
-    if (count == width) {
-      silu_mul_rows<true>(sums, up_bias, kPanelOutputs / 2, typed_y, call.y_stride);
+    if (call.epilogue == Epilogue::silu_mul) {
+      gated_panel(SiluMul{}, sums, up_bias, count, typed_y, call.y_stride);
     } else {
-      silu_mul_rows<false>(sums, up_bias, count, typed_y, call.y_stride);
+      gated_panel(ClampedSwiglu{call.alpha, call.limit}, sums, up_bias, count, typed_y, call.y_stride);
     }
   } else if (call.epilogue == Epilogue::store) {
     store_panel<false>(sums, count, typed_y, call.y_stride);

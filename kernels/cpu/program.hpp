@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "attention.hpp"
+#include "experts.hpp"
 #include "linear.hpp"
 
 namespace slipstream {
@@ -49,6 +50,11 @@ enum class Op : int32_t {
   attend = 5,  // target [tokens, heads * head_dim] from the queries of source and the pages of `layer`
   gather = 6,  // target [samples, dim] = the sampled rows of source
   best = 7,    // best_ids and is_sound of source, the f32 scores of the sampled rows
+  // A mixture of experts; the choices of `route` hold until the next one.
+  route = 8,     // rows choose experts by source, f32 [rows, experts]
+  permute = 9,   // target [pairs, dim] = rows of source, by expert
+  experts = 10,  // target [pairs, out] = epilogue(source W^T + bias), with the weight of each pair's expert
+  combine = 11,  // target [rows, dim] f32 = (or +=: add_residual) weighted sums of source, f32 [pairs, dim]
 };
 
 struct Instruction {
@@ -63,7 +69,12 @@ struct Instruction {
   float eps;           // norm, write
   const void* weight;  // embed, norm, write
   PackedWeight packed;
-  const float* bias;  // linear: [outputs] or none
+  const float* bias;  // linear: [outputs] or none; experts: [own experts, outputs] or none
+  // Of mixtures of experts.
+  Routing routing;       // route
+  int32_t moe_layer;     // permute: the number of the layer among those that have experts
+  int64_t expert_bytes;  // experts: from one weight to the next; `packed` is that of the first own expert
+  float alpha, limit;    // clamped_swiglu
 };
 
 // One row of a buffer.
@@ -95,6 +106,7 @@ struct Step {
   std::byte* const* buffers;  // by number, aligned to 64 bytes
   int32_t* best_ids;          // [samples], numbers within the share
   uint8_t* is_sound;          // [samples]
+  int64_t* expert_rows;       // [layers with experts, experts] added to: rows that chose each; or none
 };
 
 // Whether fewer rows are sampled than there are, and all of them are last rows of sequences: then what comes behind the

@@ -253,6 +253,12 @@ inline F32 exp2(F32 x) {
 // e^x; like exp2, and the argument costs it another few units where it is large.
 inline F32 exp(F32 x) { return exp2(mul(x, broadcast(1.44269504f))); }
 
+// x / (1 + e^(-alpha x))
+inline F32 sigmoid_mul(F32 x, F32 alpha) {
+  const F32 negative = min(broadcast(88.0f), sub(zero(), mul(alpha, x)));
+  return div(x, add(broadcast(1.0f), exp(negative)));
+}
+
 // x / (1 + e^-x)
 inline F32 silu(F32 x) {
   const F32 negative = min(broadcast(88.0f), sub(zero(), x));
