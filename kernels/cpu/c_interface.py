@@ -101,10 +101,10 @@ class Op(enum.IntEnum):
     ATTEND = 5
     GATHER = 6
     BEST = 7
-    ROUTE = 8
-    PERMUTE = 9
-    EXPERTS = 10
-    COMBINE = 11
+    ROUTE = 9
+    PERMUTE = 10
+    EXPERTS = 11
+    COMBINE = 12
 
 
 class Epilogue(enum.IntEnum):
@@ -112,7 +112,7 @@ class Epilogue(enum.IntEnum):
     STORE_F32 = 1
     ADD_RESIDUAL = 2
     SILU_MUL = 3
-    CLAMPED_SWIGLU = 4
+    CLAMPED_SWIGLU = 5
 
 
 class Routing(Structure):

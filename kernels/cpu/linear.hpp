@@ -83,7 +83,7 @@ enum class Epilogue : int32_t {
   store_f32 = 1,       // y is float32
   add_residual = 2,    // y is float32 and added to
   silu_mul = 3,        // paired weights: y [rows, outputs / 2] of the activations' type
-  clamped_swiglu = 4,  // the same, but y = (up + 1) * gate * sigmoid(alpha * gate), where the gate is at most `limit`
+  clamped_swiglu = 5,  // the same, but y = (up + 1) * gate * sigmoid(alpha * gate), where the gate is at most `limit`
                        // and up within -limit .. limit (gpt-oss)
 };
 

@@ -51,10 +51,10 @@ enum class Op : int32_t {
   gather = 6,  // target [samples, dim] = the sampled rows of source
   best = 7,    // best_ids and is_sound of source, the f32 scores of the sampled rows
   // A mixture of experts; the choices of `route` hold until the next one.
-  route = 8,     // rows choose experts by source, f32 [rows, experts]
-  permute = 9,   // target [pairs, dim] = rows of source, by expert
-  experts = 10,  // target [pairs, out] = epilogue(source W^T + bias), with the weight of each pair's expert
-  combine = 11,  // target [rows, dim] f32 = (or +=: add_residual) weighted sums of source, f32 [pairs, dim]
+  route = 9,     // rows choose experts by source, f32 [rows, experts]
+  permute = 10,   // target [pairs, dim] = rows of source, by expert
+  experts = 11,  // target [pairs, out] = epilogue(source W^T + bias), with the weight of each pair's expert
+  combine = 12,  // target [rows, dim] f32 = (or +=: add_residual) weighted sums of source, f32 [pairs, dim]
 };
 
 struct Instruction {

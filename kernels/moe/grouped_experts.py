@@ -12,6 +12,15 @@ from slipstream.kernels.moe.gate import Gate
 
 
 @dataclass(frozen=True, slots=True)
+class Routing:
+    """How a row chooses. `renormalise`: the weights of its choices sum to one (see `route`)."""
+
+    num_experts: int  # of the layer; a rank may hold a part of them
+    top_k: int
+    renormalise: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertWeights:
     """Experts first .. first + len(gate_up) - 1 of a layer."""
 
