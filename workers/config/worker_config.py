@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.protocol.messages import Role
+from slipstream.workers.models.directory.model_spec import ModelImpl
 from slipstream.workers.models.directory.stored_quantization import KvCacheDtype, OnLoad
 
 MAX_THREADS = 1024  # more than any host has cores; torch would try to start any number
@@ -27,6 +28,9 @@ class EngineConfig:
     `quantization` rounds the linear layers of a model that is not quantised already while it is loaded: to fp8 or int8
     with a scale an output, or to 4 bits with a scale for every 128 inputs of an output. `kv_cache_dtype` keeps keys and
     values in eight bits, with a scale a token and head; it must be the same wherever pages travel.
+
+    `model_impl` is whose code computes the model: `native` is this project's, for the families that it has, and
+    `transformers` that of the library, for all others; `auto` takes the native one where there is one.
 
     `niceness` (0 to 19) is how far the threads that compute stand back for others on the same cores (nice(2)): `auto`
     is 0 for prefill and 5 for decode on CPU, so that decoding a few sequences does not halve the speed of prefill.
@@ -49,6 +53,7 @@ class EngineConfig:
     weight_cache_dir: str | None = "auto"
     quantization: OnLoad = "none"
     kv_cache_dtype: KvCacheDtype = "auto"
+    model_impl: ModelImpl = "auto"
 
     def __post_init__(self) -> None:
         for key in ("page_tokens", "max_num_seqs", "max_step_tokens"):

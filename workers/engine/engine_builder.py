@@ -32,6 +32,7 @@ from slipstream.workers.engine.structured_output.grammars import GrammarCompiler
 from slipstream.workers.models.directory.end_tokens import end_token_ids
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.model_config import ModelConfig
+from slipstream.workers.models.directory.model_spec import GeneralSpec, ModelSpec, check_tp
 from slipstream.workers.models.directory.steady_files import SteadyFiles
 from slipstream.workers.models.interface.kv_shape import kv_dtype, kv_shape
 from slipstream.workers.models.interface.model import Model
@@ -39,6 +40,7 @@ from slipstream.workers.models.interface.tensor_parallel import TensorParallel
 from slipstream.workers.models.model_loader import TORCH_DTYPES, load_model
 from slipstream.workers.models.native_model import is_native, load_native
 from slipstream.workers.models.ops_model import OpsModel
+from slipstream.workers.models.spec_reader import read_spec
 from slipstream.workers.models.weights.weight_cache import default_directory
 
 log = logging.getLogger(__name__)
@@ -55,7 +57,7 @@ def engine_limits(
     max_queued_tokens: int = 8192,
     model_id: str | None = None,
     ranks_on_host: int = 1,
-    model: ModelConfig | None = None,
+    model: ModelSpec | None = None,
     kv_budget_bytes: int | None = None,
 ) -> EngineLimits:
     """What an engine with these settings can hold; the same on all ranks of a group. Reads only JSON files, and no
@@ -70,8 +72,9 @@ def engine_limits(
     Raises ModelError if the directory cannot be served and EngineConfigError, naming the key, if the settings do not
     fit the model.
     """
-    model = ModelConfig.read(model_dir) if model is None else model
+    model = read_spec(Path(model_dir), config.model_impl) if model is None else model
     tp = TensorParallel() if tp is None else tp
+    check_tp(model, tp.size)
     dtype = _dtype(config, model)
     of_pages = kv_dtype(config.kv_cache_dtype, dtype)
     num_pages, source = stated_num_pages(model, config, tp), pool_source(config)
@@ -94,7 +97,7 @@ def engine_limits(
 
 
 def _auto_pool_size(
-    model_dir: Path | str, config: EngineConfig, model: ModelConfig, tp: TensorParallel, ranks_on_host: int
+    model_dir: Path | str, config: EngineConfig, model: ModelSpec, tp: TensorParallel, ranks_on_host: int
 ) -> int:
     """The number of pages that the free memory of all ranks allows."""
     device, longest = _device(config, tp), config.max_model_len or model.max_position_embeddings
@@ -117,9 +120,11 @@ def build_runner(
     tp: TensorParallel | None = None,
     memory: KvMemory | None = None,
     files: SteadyFiles | None = None,
+    spec: ModelSpec | None = None,
 ) -> ModelRunner:
     """Loads a rank's share of the model and allocates its pool of `num_pages` pages (see `engine_limits`), on the host
-    from `memory` if that is given. `files` are those of the directory, as they were before anything was read.
+    from `memory` if that is given. `files` are those of the directory, as they were before anything was read;
+    `spec` says what is in it, if that is known.
 
     Sets the process's number of threads, torch's and the native kernels', where `num_threads` is given. Raises
     ModelError, FilesChanged, and EngineConfigError if the device is not there or the pool does not fit into its memory.
@@ -128,9 +133,11 @@ def build_runner(
         torch.set_num_threads(config.num_threads)
     tp = TensorParallel() if tp is None else tp
     device = _device(config, tp)
-    dtype = _dtype(config, ModelConfig.read(model_dir))
+    spec = read_spec(Path(model_dir), config.model_impl) if spec is None else spec
+    check_tp(spec, tp.size)
+    dtype = _dtype(config, spec)
     of_pages = kv_dtype(config.kv_cache_dtype, dtype)
-    model = _load(Path(model_dir), config, dtype, device, tp, files)
+    model = _load(Path(model_dir), spec, config, dtype, device, tp, files)
     shape = kv_shape(model.config, tp, num_pages, config.page_tokens, of_pages)
     # The memory is written and not just mapped, so that no request pays for page faults; but not where the router says
     # how much of it may be used, and may never allow all.
@@ -183,14 +190,18 @@ def warm_up(limits: EngineLimits, executor: Executor) -> None:
 
 def _load(
     model_dir: Path,
+    spec: ModelSpec,
     config: EngineConfig,
     dtype: torch.dtype,
     device: torch.device,
     tp: TensorParallel,
     files: SteadyFiles | None,
 ) -> Model:
-    """The native model if it can serve the model, else the torch one."""
-    model = ModelConfig.read(model_dir)
+    """The native family if there is one, with native kernels if they can compute it; else transformers' class."""
+    if isinstance(spec, GeneralSpec):
+        return _load_general(model_dir, spec, config, dtype, device, tp)
+    assert isinstance(spec, ModelConfig)
+    model = spec
     if device.type == "cpu" and config.cpu_kernels == "auto" and is_native(model, dtype):
         library = native_library()
         if library is not None:
@@ -210,6 +221,26 @@ def _load(
         name = str(dtype).removeprefix("torch.")
         log.warning("without native kernels quantised weights are widened to %s: they save no memory, no time", name)
     return load_model(model_dir, dtype=dtype, device=device, tp=tp, quantization=config.quantization)
+
+
+def _load_general(
+    model_dir: Path,
+    spec: GeneralSpec,
+    config: EngineConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    tp: TensorParallel,
+) -> Model:
+    for key, value, plain in (
+        ("quantization", config.quantization, "none"),
+        ("kv_cache_dtype", config.kv_cache_dtype, "auto"),
+    ):
+        if value != plain:
+            raise EngineConfigError(f"{key} {value} is for native models; transformers computes {spec.architecture}")
+    # Imported here, as transformers takes seconds, which native models do not need.
+    from slipstream.workers.models.general.general_loader import load_flat
+
+    return load_flat(model_dir, spec, dtype=dtype, device=device, page_tokens=config.page_tokens, tp=tp)
 
 
 def weight_cache_dir(config: EngineConfig) -> Path | None:
@@ -232,7 +263,7 @@ def _default_native_threads(tp: TensorParallel) -> int:
     return max(torch.get_num_threads(), of_group // tp.size)
 
 
-def _dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
+def _dtype(config: EngineConfig, model: ModelSpec) -> torch.dtype:
     return TORCH_DTYPES[model.dtype if config.dtype == "auto" else config.dtype]
 
 

@@ -29,9 +29,10 @@ from slipstream.workers.engine.kv_cache.kv_memory import KvMemory
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.limits.pool_size import longest_sequence
 from slipstream.workers.engine.plan.step_plan import PageSend, SendProgress
-from slipstream.workers.models.directory.model_config import ModelConfig
+from slipstream.workers.models.directory.model_spec import ModelSpec
 from slipstream.workers.models.directory.steady_files import SteadyFiles
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
+from slipstream.workers.models.spec_reader import read_spec
 from slipstream.workers.models.weights.recent_weights import keep_recent
 from slipstream.workers.transfers.device_staging import device_page_pool
 from slipstream.workers.transfers.group_transfers import RankOutcome
@@ -129,13 +130,13 @@ class RankAgent:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RankParts:
-    """The parts of one rank. `limits` are those of the role in which the worker starts, `model` is the configuration of
-    what it has loaded, from `files`. `memory` holds the runner's pool, if that is on the host."""
+    """The parts of one rank. `limits` are those of the role in which the worker starts, `model` describes what
+    it has loaded, from `files`. `memory` holds the runner's pool, if that is on the host."""
 
     limits: EngineLimits
     runner: ModelRunner
     agent: RankAgent
-    model: ModelConfig
+    model: ModelSpec
     files: SteadyFiles
     memory: KvMemory
 
@@ -168,7 +169,7 @@ class RankParts:
         return PageLayout(
             num_layers=tickets.num_layers,
             num_kv_heads=tickets.num_kv_heads,
-            head_dim=self.runner.model.config.head_dim,
+            head_dim=self.runner.model.config.kv.head_dim,
             head_bytes=tickets.head_bytes,
             page_dtype=tickets.page_dtype,
             transfer=PROTOCOL_NAME,
@@ -209,7 +210,7 @@ def rank_parts(config: WorkerConfig, tp: TensorParallel, ended: Callable[[RankOu
     """
     engine = config.engine
     files = files_to_load(config)
-    model = ModelConfig.read(config.model_dir)
+    model = read_spec(Path(config.model_dir), engine.model_impl)
     # By default a fair share of the cores; native kernels may get more (see `build_runner`).
     torch.set_num_threads(engine.num_threads or max(1, num_cores() // config.ranks_on_host))
     # We run no graphs of independent operators, so a second pool of threads would only compete for the cores.
@@ -227,7 +228,9 @@ def rank_parts(config: WorkerConfig, tp: TensorParallel, ended: Callable[[RankOu
     )
     is_shared = config.transfer.transport in ("auto", "shared_memory")
     memory = KvMemory(is_shared=is_shared, is_elastic=config.kv_budget_bytes is not None)
-    runner = build_runner(config.model_dir, for_both_roles(config), limits.num_pages, tp=tp, memory=memory, files=files)
+    runner = build_runner(
+        config.model_dir, for_both_roles(config), limits.num_pages, tp=tp, memory=memory, files=files, spec=model
+    )
     files.check()
     cache_dir = weight_cache_dir(engine) if tp.rank == 0 else None
     if cache_dir is not None and config.weight_memory_bytes is not None:

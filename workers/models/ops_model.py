@@ -34,6 +34,12 @@ class OpsModel:
         return self.decoder.run(batch.token_ids, step, layer_done)
 
     @torch.inference_mode()
+    def scores(self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None) -> Tensor | None:
+        """`forward`, then `logits` of the rows that sample. None where there are none, and on ranks other than 0."""
+        hidden = self.forward(batch, kv, layer_done)
+        return self.logits(hidden[batch.sample_indices]) if len(batch.arrays.sample_rows) else None
+
+    @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor | None:
         """Scores of every token, [n, vocab_size] in float32, for rows [n, hidden_size] of what `forward` returned.
 

@@ -43,23 +43,16 @@ class NullModel:
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
-        self._hidden = torch.zeros(512, 8)
         self._logits = 3 * torch.randn(64, VOCAB_SIZE)  # as peaked as a language model's
 
-    def forward(self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None) -> Tensor:
-        return self._hidden[: batch.arrays.num_tokens]
-
-    def logits(self, hidden: Tensor) -> Tensor | None:
-        return self._logits[: len(hidden)].clone()
+    def scores(self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None) -> Tensor | None:
+        return self._logits[: len(batch.arrays.sample_rows)].clone()
 
 
-class NullScoringModel(NullModel):
+class NullGreedyModel(NullModel):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self._token_ids, self._is_sound = np.full(64, 7, np.int32), np.ones(64, np.bool_)
-
-    def scores(self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None) -> Tensor | None:
-        return self.logits(self.forward(batch, kv, layer_done)[batch.sample_indices])
 
     def greedy(
         self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None
@@ -112,7 +105,7 @@ def main() -> None:
         "llama", VOCAB_SIZE, 8, 8, 1, 1, 1, 2, 1e-5, 1e4, None, 2048, (None,), *[False] * 5, "float32", (1,)
     )
     if args.profile:
-        engine = engine_of(NullScoringModel(config), 0.0, args.profile)
+        engine = engine_of(NullGreedyModel(config), 0.0, args.profile)
         with cProfile.Profile() as profile:
             step_us(engine, 300)
         pstats.Stats(profile).sort_stats("tottime").print_stats(25)
@@ -120,7 +113,7 @@ def main() -> None:
     print("| batch | picked by the model, us | a sequence | argmax here, us | drawn (top_p), us |")
     print("| ---: | ---: | ---: | ---: | ---: |")
     for num_seqs in (1, 8, 32, 64):
-        picked = step_us(engine_of(NullScoringModel(config), 0.0, num_seqs), 300)
+        picked = step_us(engine_of(NullGreedyModel(config), 0.0, num_seqs), 300)
         greedy = step_us(engine_of(NullModel(config), 0.0, num_seqs), 300)
         drawn = step_us(engine_of(NullModel(config), 0.8, num_seqs), 100)
         print(f"| {num_seqs} | {picked:.0f} | {picked / num_seqs:.1f} | {greedy:.0f} | {drawn:.0f} |")

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from slipstream.kernels.pages.quantized_kv import page_tokens_of
 from slipstream.workers.engine.plan.step_plan import PageSend, SampledTokens, SamplingRow, SendProgress, StepPlan
 from slipstream.workers.engine.sampling.sampler import Sampler, sampled_tokens
-from slipstream.workers.models.interface.model import Model, ScoringModel
+from slipstream.workers.models.interface.kv_shape import page_tokens_of_pool
+from slipstream.workers.models.interface.model import GreedyModel, Model
 from slipstream.workers.models.interface.step_batch import StepBatch
 
 
@@ -28,8 +28,7 @@ class PageSink(Protocol):
 class ModelRunner:
     """Runs step plans on one rank. The rank whose model returns logits (rank 0) samples; the others return no tokens.
 
-    `kv` is the rank's pool, `[layers, pages, kv_heads, 2, page_tokens, head_dim]`, or quantised
-    `[layers, pages, kv_heads, head_bytes]`.
+    `kv` is the rank's pool, `[layers, pages, ...]` (see `models.interface.kv_shape`).
     """
 
     def __init__(self, model: Model, kv: Tensor) -> None:
@@ -37,19 +36,19 @@ class ModelRunner:
         self.sink: PageSink | None = None
         self._device = kv.device
         self.model = model
-        self._scoring_model = model if isinstance(model, ScoringModel) else None
-        self._page_tokens = page_tokens_of(kv, model.config.head_dim)
+        self._greedy_model = model if isinstance(model, GreedyModel) else None
+        self._page_tokens = page_tokens_of_pool(kv, model.config)
         self._sampler = Sampler(model.config.vocab_size, kv.device)
 
     def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> SampledTokens:
         """A token for each sequence that samples, in order; none on ranks other than 0."""
         layer_done = self._begin_sends(plan)
         batch = StepBatch(plan.arrays, self._page_tokens, self._device)
-        if self._scoring_model is not None and plan.greedy and len(plan.arrays.sample_rows):
-            best = self._scoring_model.greedy(batch, self.kv, layer_done)
+        if self._greedy_model is not None and plan.greedy and len(plan.arrays.sample_rows):
+            best = self._greedy_model.greedy(batch, self.kv, layer_done)
             return SampledTokens() if best is None else sampled_tokens(best.token_ids, best.is_sound, None)
         with torch.inference_mode():
-            logits = self._scores(batch, layer_done)
+            logits = self.model.scores(batch, self.kv, layer_done)
             if logits is None:
                 return SampledTokens()
             return self._sampler.best(logits) if plan.greedy else self._sampler.sample(logits, sampling)
@@ -62,12 +61,6 @@ class ModelRunner:
         if plan.sends:
             sink.begin_sends(plan.sends)
         return (lambda layer: sink.layer_done(layer, plan.progress)) if plan.progress else None
-
-    def _scores(self, batch: StepBatch, layer_done: Callable[[int], None] | None) -> Tensor | None:
-        if self._scoring_model is not None:
-            return self._scoring_model.scores(batch, self.kv, layer_done)
-        hidden = self.model.forward(batch, self.kv, layer_done)
-        return self.model.logits(hidden[batch.sample_indices]) if len(batch.arrays.sample_rows) else None
 
     def page_bytes(self) -> NDArray[np.uint8]:
         """The pool as bytes, `[layers, pages, kv_heads, head_bytes]`: the memory itself, for pages to come and go.

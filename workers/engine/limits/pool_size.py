@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from slipstream.workers.config.worker_config import EngineConfig
 from slipstream.workers.engine.limits.engine_errors import EngineConfigError
-from slipstream.workers.models.directory.model_config import DtypeName, ModelConfig
+from slipstream.workers.models.directory.model_config import DtypeName
+from slipstream.workers.models.directory.model_spec import ModelSpec
 from slipstream.workers.models.directory.rank_share import Rank
 
 ITEM_BYTES: dict[DtypeName, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -12,16 +13,16 @@ CODE_SCALE_BYTES = 4  # of a token and head in eight bits; see `pages.quantized_
 MIN_MODEL_LEN = 2  # a token of prompt and one of output
 
 
-def page_bytes(model: ModelConfig, config: EngineConfig, rank: Rank) -> int:
+def page_bytes(model: ModelSpec, config: EngineConfig, rank: Rank) -> int:
     """Size of a page in a rank's pool: keys and values of `page_tokens` tokens in all layers. Raises ModelError if the
     KV heads cannot be dealt out to the group."""
-    own_heads = rank.shard(model.num_kv_heads, "num_key_value_heads")
-    num_heads: int = own_heads.stop - own_heads.start
+    own_units = rank.shard(model.kv.num_units, "num_key_value_heads")
+    num_units: int = own_units.stop - own_units.start
     dtype = model.dtype if config.dtype == "auto" else config.dtype
-    of_head = model.head_dim * ITEM_BYTES[dtype]
+    of_unit = model.kv.unit_numbers * ITEM_BYTES[dtype]
     if config.kv_cache_dtype != "auto":
-        of_head = model.head_dim + CODE_SCALE_BYTES
-    return model.num_layers * num_heads * 2 * config.page_tokens * of_head
+        of_unit = 2 * (model.kv.head_dim + CODE_SCALE_BYTES)
+    return len(model.kv.layers) * num_units * config.page_tokens * of_unit
 
 
 def pool_source(config: EngineConfig) -> str:
@@ -31,7 +32,7 @@ def pool_source(config: EngineConfig) -> str:
     return f"kv_cache_mib {config.kv_cache_mib}"
 
 
-def stated_num_pages(model: ModelConfig, config: EngineConfig, rank: Rank) -> int | None:
+def stated_num_pages(model: ModelSpec, config: EngineConfig, rank: Rank) -> int | None:
     """The pages that the settings ask for; None if that depends on the memory that is free. Raises
     EngineConfigError."""
     if config.num_pages is not None:
@@ -50,7 +51,7 @@ def budget_source(kv_budget_bytes: int) -> str:
     return f"budget.memory_gib {kv_budget_bytes / 2**30:g}"
 
 
-def elastic_num_pages(model: ModelConfig, config: EngineConfig, rank: Rank, kv_budget_bytes: int) -> int:
+def elastic_num_pages(model: ModelSpec, config: EngineConfig, rank: Rank, kv_budget_bytes: int) -> int:
     """The pages of a pool that may grow to the whole budget of its host, for all ranks of its group together; but no
     more than `num_pages`, or than `max_num_seqs` sequences of full length can fill. Raises EngineConfigError."""
     of_page = page_bytes(model, config, rank) * rank.size
@@ -62,7 +63,7 @@ def elastic_num_pages(model: ModelConfig, config: EngineConfig, rank: Rank, kv_b
     return min(num_pages, useful, config.num_pages or num_pages)
 
 
-def longest_sequence(model: ModelConfig, config: EngineConfig, num_pages: int, source: str | None = None) -> int:
+def longest_sequence(model: ModelSpec, config: EngineConfig, num_pages: int, source: str | None = None) -> int:
     """`max_model_len`, or without it what the model allows and the pool holds. `source` is the setting that the pool
     follows from, if that is not the engine's own. Raises EngineConfigError."""
     source = source or pool_source(config)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from slipstream.workers.models.directory.json_keys import MAX_INTEGER, Keys, read_json
+from slipstream.workers.models.directory.json_keys import MAX_INTEGER, Keys, ModelError, read_json
+from slipstream.workers.models.directory.kv_spec import KvSpec
 from slipstream.workers.models.directory.stored_quantization import Stored, stored_quantization
 
 Family = Literal["llama", "mistral", "qwen2", "qwen3"]
@@ -50,6 +51,10 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "no_rope_layers": ([],),
     "transformers_weights": (),
 }
+
+
+class UnknownFamilyError(ModelError):
+    """No native family has the architecture that config.json names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +115,19 @@ class ModelConfig:
     tie_word_embeddings: bool
     dtype: DtypeName
     quantization: Stored | None = None  # of the linear layers in the checkpoint
+
+    @property
+    def kv(self) -> KvSpec:
+        return KvSpec.uniform(self.num_kv_heads, self.head_dim, self.layer_windows)
+
+    @property
+    def divided(self) -> tuple[tuple[str, int], ...]:
+        """The sizes that a tensor-parallel degree must divide."""
+        return (
+            ("num_attention_heads", self.num_heads),
+            ("num_key_value_heads", self.num_kv_heads),
+            ("intermediate_size", self.intermediate_size),
+        )
 
     @staticmethod
     def read(model_dir: Path | str) -> ModelConfig:
@@ -177,7 +195,7 @@ def _family(keys: Keys) -> Family:
         key, value = "model_type", keys.get("model_type", "")
         family = next((f for f in FAMILIES.values() if f == value), None)
     if family is None:
-        raise keys.error(key, f"{value!r} is not supported, only {', '.join(FAMILIES)}")
+        raise UnknownFamilyError(str(keys.error(key, f"{value!r} is not supported, only {', '.join(FAMILIES)}")))
     # vLLM goes by `architectures`, transformers by `model_type`.
     if keys.get("model_type", family) != family:
         raise keys.error("model_type", f"{keys.get('model_type')!r} contradicts architectures: {value}")

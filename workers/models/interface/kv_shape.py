@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from slipstream.kernels.pages.quantized_kv import head_bytes
-from slipstream.workers.models.directory.model_config import ModelConfig
+from slipstream.kernels.pages.quantized_kv import head_bytes, page_tokens_of
+from slipstream.workers.models.directory.json_keys import ModelError
+from slipstream.workers.models.directory.model_spec import ModelSpec
 from slipstream.workers.models.directory.rank_share import Rank
 from slipstream.workers.models.directory.stored_quantization import KvCacheDtype
 
@@ -18,15 +20,28 @@ def kv_dtype(kv_cache_dtype: KvCacheDtype, model_dtype: torch.dtype) -> torch.dt
 
 
 def kv_shape(
-    config: ModelConfig, tp: Rank, num_pages: int, page_tokens: int, dtype: torch.dtype | None = None
+    model: ModelSpec, tp: Rank, num_pages: int, page_tokens: int, dtype: torch.dtype | None = None
 ) -> tuple[int, ...]:
     """[layers, pages, kv_heads of the rank, 2, page_tokens, head_dim], or where `dtype`, the pool's, is one of codes
-    [layers, pages, kv_heads of the rank, head_bytes].
+    [layers, pages, kv_heads of the rank, head_bytes]; where layers differ or keys and values do
+    [layers, pages, units of the rank, page_tokens * unit_numbers] (see `kv_spec`).
 
-    Raises ModelError if the KV heads cannot be dealt out to the group.
+    Raises ModelError if the KV heads cannot be dealt out to the group, or if there are no such codes.
     """
-    heads = tp.shard(config.num_kv_heads, "num_key_value_heads")
-    pages = (config.num_layers, num_pages, heads.stop - heads.start)
+    spec = model.kv
+    units = tp.shard(spec.num_units, "num_key_value_heads")
+    pages = (len(spec.layers), num_pages, units.stop - units.start)
     if dtype in CODES.values():
-        return (*pages, head_bytes(page_tokens, config.head_dim))
-    return (*pages, 2, page_tokens, config.head_dim)
+        if not spec.is_uniform:
+            raise ModelError("kv_cache_dtype: only auto is supported where layers, or keys and values, differ in size")
+        return (*pages, head_bytes(page_tokens, spec.head_dim))
+    if not spec.is_uniform:
+        return (*pages, page_tokens * spec.unit_numbers)
+    return (*pages, 2, page_tokens, spec.head_dim)
+
+
+def page_tokens_of_pool(kv: Tensor, model: ModelSpec) -> int:
+    """Tokens of a page of a pool that has the model's `kv_shape`."""
+    if model.kv.is_uniform:
+        return page_tokens_of(kv, model.kv.head_dim)
+    return int(kv.shape[-1]) // model.kv.unit_numbers

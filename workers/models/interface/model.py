@@ -11,22 +11,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from slipstream.workers.models.directory.model_config import ModelConfig
+from slipstream.workers.models.directory.model_spec import ModelSpec
 from slipstream.workers.models.interface.step_batch import StepBatch
 
 
 class Model(Protocol):
-    """What the runner needs of a model: `models.ops_model`, `models.native_model`."""
+    """What the runner needs of a model: `models.ops_model`, `models.native_model`, `models.general.flat_model`."""
 
-    config: ModelConfig
-    dtype: torch.dtype  # of weights and activations
+    @property
+    def config(self) -> ModelSpec: ...
 
-    def forward(self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None) -> Tensor:
-        """The last hidden states of a step, [tokens, hidden_size]. Its keys and values are written into `kv`, and
-        `layer_done` is called as soon as those of a layer are complete."""
+    @property
+    def dtype(self) -> torch.dtype: ...  # of weights and activations
 
-    def logits(self, hidden: Tensor) -> Tensor | None:
-        """[n, vocab_size] in float32 for rows of what `forward` returned; None on ranks other than 0."""
+    def scores(self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None) -> Tensor | None:
+        """Computes a step: [n, vocab_size] in float32 for `batch.arrays.sample_rows`. None where there are none, and on
+        ranks other than 0. The step's keys and values are written into `kv`, and `layer_done` is called as soon as
+        those of a layer are complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +40,8 @@ class GreedyTokens:
 
 
 @runtime_checkable
-class ScoringModel(Model, Protocol):
-    """A model that computes a step and its scores in one call, and so can skip what would only affect the hidden states
-    of other rows."""
-
-    def scores(self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None) -> Tensor | None:
-        """Like `forward`, then `logits` of `batch.arrays.sample_rows`. None where there are none, and on ranks other
-        than 0."""
+class GreedyModel(Model, Protocol):
+    """A model that also picks the best tokens itself."""
 
     def greedy(
         self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None

@@ -55,6 +55,7 @@ class GpuRunner(ModelRunner):
         sampling: Any = None,
     ) -> None:
         super().__init__(model, kv)
+        self._ops_model = model
         self._decoder = model.decoder
         self._ops = ops
         self._max_model_len = max_model_len
@@ -71,7 +72,7 @@ class GpuRunner(ModelRunner):
         with torch.inference_mode():
             self._graphs.record()
             for bucket in self._graphs.buckets:
-                logits = self.model.logits(self._graphs.replay(bucket))
+                logits = self._ops_model.logits(self._graphs.replay(bucket))
                 if logits is not None:
                     self._gpu_sampler.sample(logits, [])
             for num_tokens in sorted({min(SHORT_PROMPT_TOKENS, self._longest_prompt), self._longest_prompt}):
@@ -86,7 +87,7 @@ class GpuRunner(ModelRunner):
     def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> SampledTokens:
         """A token for each sequence that samples, in order; none on ranks other than 0."""
         hidden = self._compute(plan.arrays, self._begin_sends(plan))
-        logits = None if hidden is None else self.model.logits(hidden)
+        logits = None if hidden is None else self._ops_model.logits(hidden)
         return SampledTokens() if logits is None else self._gpu_sampler.sample(logits, sampling)
 
     def _compute(self, arrays: StepArrays, layer_done: Callable[[int], None] | None) -> Tensor | None:

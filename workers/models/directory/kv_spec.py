@@ -1,0 +1,67 @@
+"""What a model keeps of each token: the shape of its KV pages. Free of torch.
+
+The pool of a rank is, as bytes, `[layers, pages, units of the rank, unit_bytes]`, the same for all layers. A *unit* is
+the smallest run of KV heads that is dealt out to a tensor-parallel rank: where layers differ in their number of heads,
+it is more heads of one layer than of another. A layer that stores less than the largest leaves a gap at the end of its
+units.
+
+    unit of a layer   | head 0: K of page_tokens tokens, then V | head 1: K, V | ... | gap |
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKv:
+    """What a layer stores of a token, over all ranks: `num_heads` keys of `key_dim` numbers and as many values of
+    `value_dim`. No query of it sees keys that are `window` or more tokens before it (None: it may see all)."""
+
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None = None
+
+    @property
+    def numbers(self) -> int:
+        """Of a token, in all heads."""
+        return self.num_heads * (self.key_dim + self.value_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class KvSpec:
+    """`layers` are those that store something, in the order in which they are computed. Layers that read what another
+    one has stored are not among them. A sequence also has a state of `state_bytes` that no page holds (of layers
+    whose memory does not grow with the text)."""
+
+    layers: tuple[LayerKv, ...]
+    state_bytes: int = 0
+
+    @property
+    def num_units(self) -> int:
+        """Into which the KV heads of each layer can be divided; a tensor-parallel degree must divide it."""
+        return math.gcd(*(layer.num_heads for layer in self.layers))
+
+    @property
+    def unit_numbers(self) -> int:
+        """Numbers that a unit holds of a token, in the largest layer."""
+        return max((layer.numbers for layer in self.layers), default=0) // (self.num_units or 1)
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all layers store heads of the same number and one size, as the native kernels ask for."""
+        return len({(one.num_heads, one.key_dim, one.value_dim) for one in self.layers}) == 1 and (
+            self.layers[0].key_dim == self.layers[0].value_dim
+        )
+
+    @property
+    def head_dim(self) -> int:
+        """The size of keys where the spec is uniform; of the largest layer's keys elsewhere."""
+        return max((layer.key_dim for layer in self.layers), default=0)
+
+    @staticmethod
+    def uniform(num_heads: int, head_dim: int, windows: tuple[int | None, ...]) -> KvSpec:
+        """All layers alike but for their windows."""
+        return KvSpec(tuple(LayerKv(num_heads, head_dim, head_dim, window) for window in windows))

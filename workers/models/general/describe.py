@@ -1,0 +1,90 @@
+"""What a general model is, found out by building it without weights and running it once."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from slipstream.workers.models.directory.json_keys import ModelError
+from slipstream.workers.models.directory.model_config import DtypeName
+from slipstream.workers.models.directory.model_spec import GeneralSpec
+from slipstream.workers.models.general.attention_call import AttentionCalls, NotFlatError
+from slipstream.workers.models.general.call_recorder import CallRecorder, NoNumbersError
+from slipstream.workers.models.general.pretrained import decoder_config, empty_model, max_positions, read_config, takes
+from slipstream.workers.models.general.registered import register_attention, set_attention, unregister_attention
+
+NUM_TOKENS = 4  # of the pass that is recorded
+
+DTYPES: dict[torch.dtype, DtypeName] = {
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+}
+
+
+def describe(model_dir: Path, trust_remote_code: bool = False) -> GeneralSpec:
+    """Raises ModelError, whose text says why the model cannot be served."""
+    config = read_config(model_dir, trust_remote_code)
+    dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    if dtype not in DTYPES:
+        raise ModelError(
+            f"{model_dir / 'config.json'}: dtype: {dtype} is not supported, only {', '.join(DTYPES.values())}"
+        )
+    model = empty_model(config, dtype, "meta")
+    with suppress(ValueError):  # the one way of computing experts that looks at no numbers, where there are experts
+        model.set_experts_implementation("batched_mm")
+    try:
+        calls = recorded_calls(model)
+    except NoNumbersError:
+        model = empty_model(config, dtype, "cpu")
+        calls = recorded_calls(model)
+    return spec_of(config, model, calls)
+
+
+def spec_of(config: PreTrainedConfig, model: PreTrainedModel, calls: AttentionCalls) -> GeneralSpec:
+    output: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    vocab_size = decoder_config(config).vocab_size if output is None else output.weight.shape[0]
+    return GeneralSpec(
+        architecture=type(model).__name__,
+        vocab_size=vocab_size,
+        max_position_embeddings=max_positions(config),
+        dtype=DTYPES[model.dtype],
+        kv=calls.kv_spec(),
+        why_no_tp="not yet",
+    )
+
+
+@torch.inference_mode()
+def recorded_calls(model: PreTrainedModel) -> AttentionCalls:
+    """Runs the model once over a few tokens. Raises NotFlatError, and NoNumbersError on the meta device."""
+    if not takes(model, "position_ids"):
+        raise NotFlatError("it takes no position_ids, so that tokens of several sequences cannot stand side by side")
+    recorder = CallRecorder()
+    name = register_attention(recorder.attention, recorder.mask)
+    before = model.config._attn_implementation
+    try:
+        set_attention(model, name)
+    except ValueError as error:
+        unregister_attention(name)
+        raise NotFlatError("it does not use the attention interface of transformers") from error
+    try:
+        tokens = torch.arange(NUM_TOKENS, device=model.device)[None]
+        # With a mask, transformers does not look into the positions for where sequences begin: there are no numbers.
+        mask = torch.ones_like(tokens) if model.device.type == "meta" else None
+        model(input_ids=tokens, position_ids=tokens, attention_mask=mask, use_cache=False)
+    except NotFlatError:
+        raise
+    except NotImplementedError as error:  # an operation that the meta device lacks
+        raise NoNumbersError(str(error)) from error
+    except RuntimeError as error:
+        if model.device.type == "meta":
+            raise NoNumbersError(str(error)) from error
+        raise
+    finally:
+        set_attention(model, before)
+        unregister_attention(name)
+    return recorder.calls

@@ -1,0 +1,120 @@
+"""The attention of a flat batch over pages, as a function for transformers' `AttentionInterface`.
+
+A model calls it once for each of its `AttentionCalls`, in order. The queries, keys and values are those of all tokens
+of a step, one sequence after the other: [1, heads, tokens, dim].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from slipstream.workers.models.general.attention_call import AttentionCall, AttentionCalls
+from slipstream.workers.models.general.page_layers import PageLayer, page_layers
+from slipstream.workers.models.interface.step_batch import StepBatch
+
+LayerDone = Callable[[int], None]
+
+
+@dataclass(slots=True)
+class _Step:
+    batch: StepBatch
+    layers: tuple[PageLayer, ...]
+    layer_done: LayerDone | None
+    next_call: int = 0
+
+
+class FlatAttention:
+    """The calls of one model on one rank. It computes with plain torch; `kv` is the rank's pool."""
+
+    def __init__(self, calls: AttentionCalls, num_units: int, page_tokens: int) -> None:
+        self._calls = calls
+        self._num_units = num_units  # of the rank
+        self._page_tokens = page_tokens
+        self._step: _Step | None = None
+        self._layers: tuple[PageLayer, ...] = ()
+        self._pool: Tensor | None = None
+
+    @contextmanager
+    def step(self, batch: StepBatch, kv: Tensor, layer_done: LayerDone | None) -> Iterator[None]:
+        """Within it, the model runs once over `batch`. Raises RuntimeError if it makes other calls than expected."""
+        if self._pool is not kv:
+            self._layers, self._pool = page_layers(kv, self._calls, self._num_units, self._page_tokens), kv
+        step = self._step = _Step(batch, self._layers, layer_done)
+        try:
+            yield
+            if step.next_call != len(self._calls.calls):
+                raise RuntimeError(f"{step.next_call} calls of attention, expected {len(self._calls.calls)}")
+        finally:
+            self._step = None
+
+    def __call__(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: object, **kwargs: object
+    ) -> tuple[Tensor, None]:
+        """Attends [1, heads, tokens, key_dim] to the pages, after its keys and values are in them. Returns
+        [1, tokens, heads, value_dim] and no weights."""
+        step = self._step
+        if step is None:
+            raise RuntimeError("attention outside of a step")
+        call = self._calls.calls[step.next_call]
+        step.next_call += 1
+        layer = step.layers[call.layer]
+        if call.stores:
+            layer.write(key[0].transpose(0, 1), value[0].transpose(0, 1), step.batch.slots)
+            if step.layer_done is not None:
+                step.layer_done(call.layer)
+        sinks = kwargs.get("s_aux")
+        assert sinks is None or isinstance(sinks, Tensor)
+        return _attend(query[0].transpose(0, 1), layer, step.batch, call, sinks)[None], None
+
+
+def _attend(query: Tensor, layer: PageLayer, batch: StepBatch, call: AttentionCall, sinks: Tensor | None) -> Tensor:
+    """[tokens, heads, key_dim] -> [tokens, heads, value_dim], sequence by sequence."""
+    out = torch.empty(*query.shape[:2], call.value_dim, dtype=query.dtype, device=query.device)
+    first = 0
+    for row, (num_queries, kv_len) in enumerate(zip(batch.query_lens, batch.kv_lens, strict=True)):
+        begin = call.visibility.first_key(kv_len - num_queries) // layer.page_tokens
+        pages = batch.page_table[row, begin : (kv_len - 1) // layer.page_tokens + 1]
+        first_key = begin * layer.page_tokens
+        keys, values = layer.gather(pages, kv_len - first_key)
+        rows = slice(first, first + num_queries)
+        positions = torch.arange(kv_len - num_queries, kv_len, device=query.device)
+        out[rows] = attend_one(query[rows], keys, values, positions, first_key, call, sinks)
+        first += num_queries
+    return out
+
+
+def attend_one(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    positions: Tensor,
+    first_key: int,
+    call: AttentionCall,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Attends `query` [n, heads, key_dim] at `positions` [n] to `keys` and `values` [kv_heads, keys, dim], the first of
+    which is at `first_key`. `sinks` [heads] are scores without a value. Returns [n, heads, value_dim]."""
+    num_queries, num_heads, key_dim = query.shape
+    grouped = query.view(num_queries, call.num_kv_heads, -1, key_dim).permute(1, 2, 0, 3)
+    scores = torch.matmul(grouped.float(), keys.float().transpose(1, 2)[:, None]) * call.scale  # [kv, group, n, keys]
+    if call.softcap is not None:
+        scores = torch.tanh(scores / call.softcap) * call.softcap
+    at = torch.arange(first_key, first_key + keys.shape[1], device=query.device)
+    seen = at[None, :] <= positions[:, None]
+    if call.visibility.window is not None:
+        seen &= at[None, :] > positions[:, None] - call.visibility.window
+    if call.visibility.chunk is not None:
+        seen &= at[None, :] // call.visibility.chunk == positions[:, None] // call.visibility.chunk
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if sinks is not None:
+        column = sinks.float().view(call.num_kv_heads, -1, 1, 1).expand(*scores.shape[:3], 1)
+        weights = torch.softmax(torch.cat((scores, column), dim=-1), dim=-1)[..., :-1]
+    else:
+        weights = torch.softmax(scores, dim=-1)
+    attended = torch.matmul(weights.to(values.dtype), values[:, None])
+    return attended.permute(2, 0, 1, 3).reshape(num_queries, num_heads, call.value_dim)

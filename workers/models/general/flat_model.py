@@ -1,0 +1,49 @@
+"""A transformers model that computes a step as one flat batch, [1, tokens], over the rank's pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from slipstream.workers.models.directory.model_spec import GeneralSpec
+from slipstream.workers.models.general.flat_attention import FlatAttention
+from slipstream.workers.models.general.pretrained import takes
+from slipstream.workers.models.general.registered import register_attention, set_attention
+from slipstream.workers.models.interface.step_batch import StepBatch
+from slipstream.workers.models.interface.tensor_parallel import TensorParallel
+
+
+class FlatModel:
+    """A `Model`. All ranks of its group call the same methods with the same batch."""
+
+    def __init__(self, spec: GeneralSpec, model: PreTrainedModel, attention: FlatAttention, tp: TensorParallel) -> None:
+        self.spec = spec
+        self.model = model
+        self.tp = tp
+        self.dtype = model.dtype
+        self.device = model.device
+        self._attention = attention
+        self._keeps_rows = takes(model, "logits_to_keep")
+        set_attention(model, register_attention(attention))
+
+    @property
+    def config(self) -> GeneralSpec:
+        return self.spec
+
+    @torch.inference_mode()
+    def scores(self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None) -> Tensor | None:
+        """Computes a step; its keys and values are written into `kv`, and `layer_done` is called as soon as those of a
+        layer are there. Returns [n, vocab_size] in float32 for the rows that sample; None where there are none, and on
+        ranks other than 0."""
+        rows = batch.sample_indices
+        options = {"logits_to_keep": rows if len(rows) else 1} if self._keeps_rows else {}
+        with self._attention.step(batch, kv, layer_done):
+            logits: Tensor = self.model(
+                input_ids=batch.token_ids[None], position_ids=batch.positions[None], use_cache=False, **options
+            ).logits[0]
+        if not len(rows) or self.tp.rank:
+            return None
+        return (logits if self._keeps_rows else logits[rows])[:, : self.spec.vocab_size].float()
