@@ -36,10 +36,12 @@ class LayerWeights:
 
     @staticmethod
     def read(share: LayerShare, source: WeightSource) -> LayerWeights:
+        assert share.gate_up is not None
+        assert share.down is not None
         return LayerWeights(
             attention_norm=source.vector(share.attention_norm),
             qkv=source.linear(share.qkv),
-            qk_norm=_qk_norm(share, source),
+            qk_norm=read_qk_norm(share, source),
             output=source.linear(share.output),
             mlp_norm=source.vector(share.mlp_norm),
             gate_up=source.linear(share.gate_up, gated=True),
@@ -75,17 +77,7 @@ class Llama:
         self.weights = weights
         self.ops = ops
         self._tp = tp
-        inv_freq, rotary_scale = rotary_frequencies(config)
-        self.attention = AttentionShape(
-            num_heads=config.num_heads // tp.size,
-            num_kv_heads=config.num_kv_heads // tp.size,
-            head_dim=config.head_dim,
-            inv_freq=inv_freq.to(weights.embedding.device),
-            rotary_scale=rotary_scale,
-            norm_eps=config.rms_norm_eps,
-            windows=frozenset(config.layer_windows),
-            dtype=weights.embedding.dtype,
-        )
+        self.attention = attention_shape(config, tp, weights.embedding)
 
     @classmethod
     def read(cls, config: ModelConfig, share: RankShare, source: WeightSource, tp: TensorParallel, ops: Ops) -> Llama:
@@ -110,7 +102,22 @@ class Llama:
         return self.ops.norm_linear(hidden, weights.final_norm, self.config.rms_norm_eps, weights.lm_head)
 
 
-def _qk_norm(share: LayerShare, source: WeightSource) -> Tensor | None:
+def attention_shape(config: ModelConfig, tp: TensorParallel, embedding: Tensor) -> AttentionShape:
+    """That of a rank. The embedding has the model's dtype and device."""
+    inv_freq, rotary_scale = rotary_frequencies(config)
+    return AttentionShape(
+        num_heads=config.num_heads // tp.size,
+        num_kv_heads=config.num_kv_heads // tp.size,
+        head_dim=config.head_dim,
+        inv_freq=inv_freq.to(embedding.device),
+        rotary_scale=rotary_scale,
+        norm_eps=config.rms_norm_eps,
+        windows=frozenset(config.layer_windows),
+        dtype=embedding.dtype,
+    )
+
+
+def read_qk_norm(share: LayerShare, source: WeightSource) -> Tensor | None:
     """The same weight for all query heads, another for all key heads."""
     if share.query_norm is None or share.key_norm is None:
         return None

@@ -25,7 +25,7 @@ from slipstream.workers.models.directory.model_config import ModelConfig
 from slipstream.workers.models.directory.rank_share import RankShare
 from slipstream.workers.models.directory.steady_files import SteadyFiles
 from slipstream.workers.models.directory.stored_quantization import OnLoad
-from slipstream.workers.models.directory.tensor_check import checked_vocabulary
+from slipstream.workers.models.directory.tensor_check import checked_names
 from slipstream.workers.models.interface.decoder import Decoder
 from slipstream.workers.models.interface.model import GreedyTokens
 from slipstream.workers.models.interface.step_arrays import StepArrays
@@ -55,15 +55,16 @@ def load_native(
     tp: TensorParallel | None = None,
     cache_dir: Path | None = None,
     quantization: OnLoad = "none",
+    expert_parallel: bool = False,
     files: SteadyFiles | None = None,
 ) -> NativeModel:
     """Loads a local directory in Hugging Face layout. `dtype` is one of NATIVE_DTYPES; `of_pages` is the pool's (see
     `kv_dtype`), None: that of the model. Packed weights are kept in and mapped from `cache_dir`, or are private without
     one. Quantised weights stay codes, be it that the checkpoint holds them so or that `quantization` asks for it.
-    `files`: as for `load_packed`. Raises ModelError, FilesChanged."""
+    `expert_parallel`: see `RankShare.of`; `files`: as for `load_packed`. Raises ModelError, FilesChanged."""
     config = ModelConfig.read(model_dir)
     tp = TensorParallel() if tp is None else tp
-    share = RankShare.of(config, tp, checked_vocabulary(config, Path(model_dir)))
+    share = RankShare.of(config, tp, checked_names(config, Path(model_dir)), expert_parallel=expert_parallel)
     ops = NativeOps()
     decoder, weights = load_packed(
         Path(model_dir),

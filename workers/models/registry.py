@@ -5,10 +5,12 @@ from __future__ import annotations
 from slipstream.workers.models.directory.model_config import Family
 from slipstream.workers.models.interface.decoder import DecoderFamily
 from slipstream.workers.models.llama import Llama
+from slipstream.workers.models.qwen3_moe import Qwen3Moe
 
 FAMILIES: dict[Family, DecoderFamily] = {
     "llama": Llama.read,
     "mistral": Llama.read,
     "qwen2": Llama.read,
     "qwen3": Llama.read,
+    "qwen3_moe": Qwen3Moe,
 }

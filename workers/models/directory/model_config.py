@@ -9,9 +9,10 @@ from typing import Literal
 
 from slipstream.workers.models.directory.json_keys import MAX_INTEGER, Keys, ModelError, read_json
 from slipstream.workers.models.directory.kv_spec import KvSpec
+from slipstream.workers.models.directory.moe_config import MOE_READERS, MoeConfig
 from slipstream.workers.models.directory.stored_quantization import Stored, stored_quantization
 
-Family = Literal["llama", "mistral", "qwen2", "qwen3"]
+Family = Literal["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gpt_oss"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
 
 CONFIG_FILE = "config.json"
@@ -22,15 +23,27 @@ FAMILIES: dict[str, Family] = {
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
 }
 DTYPES: dict[str, DtypeName] = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
 # What applies to a family if config.json is silent: the defaults of its configuration class in transformers 5.
-DEFAULT_MAX_POSITIONS: dict[Family, int] = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}
+DEFAULT_MAX_POSITIONS: dict[Family, int] = {
+    "llama": 2048,
+    "mistral": 131072,
+    "qwen2": 32768,
+    "qwen3": 32768,
+    "qwen3_moe": 32768,
+}
 DEFAULT_ROPE_THETA = 10000.0
 DEFAULT_RMS_NORM_EPS = 1e-6
 DEFAULT_WINDOW = 4096
 DEFAULT_QWEN3_HEAD_DIM = 128
-DEFAULT_KV_HEADS: dict[Family, int] = {"mistral": 8, "qwen2": 32, "qwen3": 32}  # if the key is absent; null: all heads
+DEFAULT_KV_HEADS: dict[Family, int] = {
+    "mistral": 8,
+    "qwen2": 32,
+    "qwen3": 32,
+    "qwen3_moe": 4,
+}  # if the key is absent; null: all heads
 # Keys that change the computation in models of other families, with the values that ask for nothing. They stand in
 # config.json files that were made for code of their own, which is not run.
 NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -115,6 +128,12 @@ class ModelConfig:
     tie_word_embeddings: bool
     dtype: DtypeName
     quantization: Stored | None = None  # of the linear layers in the checkpoint
+    moe: MoeConfig | None = None
+
+    @property
+    def has_dense_layers(self) -> bool:
+        """Whether there are layers whose feed-forward block has no experts, of `intermediate_size`."""
+        return self.moe is None or not all(self.moe.in_layers)
 
     @property
     def kv(self) -> KvSpec:
@@ -122,12 +141,10 @@ class ModelConfig:
 
     @property
     def divided(self) -> tuple[tuple[str, int], ...]:
-        """The sizes that a tensor-parallel degree must divide."""
-        return (
-            ("num_attention_heads", self.num_heads),
-            ("num_key_value_heads", self.num_kv_heads),
-            ("intermediate_size", self.intermediate_size),
-        )
+        """The sizes that a tensor-parallel degree must divide; those of experts depend on how they are dealt out (see
+        `RankShare.of`)."""
+        heads = (("num_attention_heads", self.num_heads), ("num_key_value_heads", self.num_kv_heads))
+        return (*heads, ("intermediate_size", self.intermediate_size)) if self.has_dense_layers else heads
 
     @staticmethod
     def read(model_dir: Path | str) -> ModelConfig:
@@ -159,12 +176,13 @@ class ModelConfig:
                     "rope_scaling", f"factor {rope_scaling.factor} makes more than {MAX_INTEGER} positions"
                 )
             max_positions = max(max_positions, int(stretched))
+        moe = MOE_READERS[family](keys, num_layers) if family in MOE_READERS else None
         attention_bias = family != "mistral" and keys.flag("attention_bias", False)
         return ModelConfig(
             family=family,
             vocab_size=keys.integer("vocab_size"),
             hidden_size=hidden_size,
-            intermediate_size=keys.integer("intermediate_size"),
+            intermediate_size=keys.integer("intermediate_size", None if moe is None else moe.intermediate_size),
             num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
@@ -177,10 +195,11 @@ class ModelConfig:
             qkv_bias=True if family == "qwen2" else attention_bias,
             output_bias=False if family == "qwen2" else attention_bias,
             mlp_bias=family == "llama" and keys.flag("mlp_bias", False),
-            qk_norm=family == "qwen3",
+            qk_norm=family in ("qwen3", "qwen3_moe"),
             tie_word_embeddings=keys.flag("tie_word_embeddings", False),
             dtype=_dtype(keys),
             quantization=stored_quantization(keys),
+            moe=moe,
         )
 
 
@@ -205,6 +224,8 @@ def _family(keys: Keys) -> Family:
 def _refuse_what_changes_the_model(keys: Keys, family: Family) -> None:
     for key, neutral in NEUTRAL.items():
         value = keys.get(key)
+        if key in ("num_experts", "num_local_experts") and family in MOE_READERS:
+            continue
         if value is not None and not any(value == one and type(value) in (type(one), float) for one in neutral):
             raise keys.error(key, f"{value!r} is not supported")
     # transformers takes such a model for a Ministral, whose layers alternate.
@@ -283,7 +304,7 @@ def _layer_windows(keys: Keys, family: Family, num_layers: int) -> tuple[int | N
             absent = "sliding_window" not in keys.values
             window = DEFAULT_WINDOW if absent else keys.get("sliding_window")
             return (window if window is None else keys.integer("sliding_window", window),) * num_layers
-        case "qwen2" | "qwen3":
+        case "qwen2" | "qwen3" | "qwen3_moe":
             has_no_window = "sliding_window" in keys.values and keys.get("sliding_window") is None
             if has_no_window or not keys.flag("use_sliding_window", False):
                 if "sliding_attention" in layer_types:

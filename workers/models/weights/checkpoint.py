@@ -60,6 +60,10 @@ class Checkpoint:
             raise ModelError(f"{path}: tensor {name} has unsupported dtype {str(stored.dtype).removeprefix('torch.')}")
         if not part.stored_shape:
             return stored[None]
+        if part.item is not None:
+            stored = stored[part.item]
+        if part.is_transposed:
+            stored = stored.t()
         return stored[part.rows] if part.columns is None else stored[part.rows, part.columns]
 
 
