@@ -118,12 +118,20 @@ def _budget_problems(role: str, pool: PoolConfig, model: ModelConfig, budget_byt
         yield ("budget", "memory_gib") if key.startswith("budget.") else (role, "engine", key), reason
 
 
+def _feed_forward_inputs(model: ModelConfig, expert_ranks: int, tp: int) -> Iterator[int]:
+    """Of the down projections of a rank."""
+    if model.has_dense_layers:
+        yield model.intermediate_size // tp
+    if model.moe is not None:
+        yield model.moe.intermediate_size // expert_ranks
+
+
 def _pool_problems(
     pool: PoolConfig, model: ModelConfig, files: WeightFiles, budget_bytes: int | None
 ) -> Iterator[tuple[Key, str]]:
     engine, rank = pool.engine, Rank(0, pool.tp)
     try:
-        check_ranks(model, files, pool.tp)
+        check_ranks(model, files, pool.tp, expert_parallel=engine.expert_parallel)
     except ModelError as error:
         yield ("tp",), f"{error}, got {pool.tp}"
     if engine.quantization == "int4" and model.quantization is None:
@@ -131,7 +139,7 @@ def _pool_problems(
             for inputs in (
                 model.hidden_size,
                 model.num_heads * model.head_dim // pool.tp,
-                model.intermediate_size // pool.tp,
+                *_feed_forward_inputs(model, 1 if engine.expert_parallel else pool.tp, pool.tp),
             ):
                 int4_group(inputs)
         except ModelError as error:

@@ -215,12 +215,20 @@ def _load(
                 tp=tp,
                 cache_dir=weight_cache_dir(config),
                 quantization=config.quantization,
+                expert_parallel=config.expert_parallel,
                 files=files,
             )
     if device.type == "cpu" and (model.quantization is not None or config.quantization != "none"):
         name = str(dtype).removeprefix("torch.")
         log.warning("without native kernels quantised weights are widened to %s: they save no memory, no time", name)
-    return load_model(model_dir, dtype=dtype, device=device, tp=tp, quantization=config.quantization)
+    return load_model(
+        model_dir,
+        dtype=dtype,
+        device=device,
+        tp=tp,
+        quantization=config.quantization,
+        expert_parallel=config.expert_parallel,
+    )
 
 
 def _load_general(
@@ -234,6 +242,7 @@ def _load_general(
     for key, value, plain in (
         ("quantization", config.quantization, "none"),
         ("kv_cache_dtype", config.kv_cache_dtype, "auto"),
+        ("expert_parallel", config.expert_parallel, False),
     ):
         if value != plain:
             raise EngineConfigError(f"{key} {value} is for native models; transformers computes {spec.architecture}")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -170,6 +170,9 @@ class NativeModel:
         self._handle = library.slipstream_model_create(shape)
         weakref.finalize(self, library.slipstream_model_destroy, self._handle)
         self._step = Step()
+        self.expert_rows = _expert_rows(record.instructions)
+        if self.expert_rows is not None:
+            self._step.expert_rows = _address(self.expert_rows)
         self._taken: StepArrays | None = None  # what `_step` points at
         self._taken_kv: Tensor | None = None
         self._best_ids = np.empty(0, np.int32)
@@ -314,6 +317,12 @@ class NativeModel:
         if first < end:
             self._library.slipstream_model_run(self._handle, program.native, self._step, first, end)
         return end
+
+
+def _expert_rows(instructions: Sequence[Recorded]) -> NDArray[np.int64] | None:
+    """[layers with experts, experts]: how many rows have chosen each, which the library adds to. None: no experts."""
+    routings = [one.routing for one in instructions if one.routing is not None]
+    return np.zeros((len(routings), routings[0].num_experts), np.int64) if routings else None
 
 
 def _address(array: NDArray[Any]) -> int:

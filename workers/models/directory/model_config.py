@@ -136,6 +136,13 @@ class ModelConfig:
         return self.moe is None or not all(self.moe.in_layers)
 
     @property
+    def inner_sizes(self) -> int:
+        """The inner sizes of all feed-forward blocks and experts together."""
+        experts = 0 if self.moe is None else sum(self.moe.in_layers)
+        dense = (self.num_layers - experts) * self.intermediate_size
+        return dense + (0 if self.moe is None else experts * self.moe.num_experts * self.moe.intermediate_size)
+
+    @property
     def kv(self) -> KvSpec:
         return KvSpec.uniform(self.num_kv_heads, self.head_dim, self.layer_windows)
 

@@ -62,7 +62,7 @@ def check_tensors(config: ModelConfig, files: WeightFiles) -> None:
 
 
 def check_ranks(config: ModelConfig, files: WeightFiles, num_ranks: int, *, expert_parallel: bool = False) -> None:
-    """Raises ModelError if experts cannot be dealt out to so many ranks; or, naming it, if a quantised tensor cannot."""
+    """Raises ModelError if experts or, naming it, a quantised tensor cannot be dealt out to so many ranks."""
     if num_ranks == 1:
         return
     if config.quantization is None:
