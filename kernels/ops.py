@@ -23,9 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.kernels.attention.paged_attention import AttentionPlan, paged_attention, plan_attention
+from slipstream.kernels.elementwise.gated import Gate, gated
 from slipstream.kernels.elementwise.rms_norm import rms_norm
 from slipstream.kernels.elementwise.rotary import rotary_angles, rotary_embedding
-from slipstream.kernels.elementwise.silu_mul import silu_mul
 from slipstream.kernels.linear.packed_linear import linear, pack_weight
 from slipstream.kernels.moe.grouped_experts import ExpertWeights, Routing, grouped_experts
 from slipstream.kernels.moe.routing import route
@@ -37,17 +37,24 @@ Weight = Tensor | QuantizedWeight
 
 
 @dataclass(frozen=True, slots=True)
+class Rotary:
+    inv_freq: Tensor  # [head_dim / 2] float32: angle per position
+    scale: float = 1.0  # on cosines and sines
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionShape:
     """What all steps of a model on one rank share. Heads count those of the rank."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    inv_freq: Tensor  # [head_dim / 2] float32: angle per position
-    rotary_scale: float  # on cosines and sines
+    rotaries: tuple[Rotary, ...]  # `write` is called with the number of one
     norm_eps: float  # of qk_norm
     windows: frozenset[int | None]  # that `attend` will be called with
     dtype: torch.dtype  # of queries, keys and values
+    scale: float  # of scores
+    softcap: float | None = None  # scores are softcap * tanh(score / softcap), as in Gemma 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,27 +106,29 @@ class AttentionStep(Protocol):
     """One step's attention. `layer` is one of the pool's, [pages, kv_heads, 2, page_tokens, head_dim], or
     [pages, kv_heads, head_bytes] where it is quantised (see `quantized_kv`)."""
 
-    def write(self, qkv: Tensor, qk_norm: Tensor | None, layer: int) -> Tensor:
+    def write(self, qkv: Tensor, qk_norm: Tensor | None, layer: int, rotary: int = 0) -> Tensor:
         """Norms (`qk_norm` is [heads + kv_heads, head_dim]) and rotates queries and keys, and stores keys and values
         in their pages. `qkv` is [tokens, (heads + 2 * kv_heads) * head_dim]: query heads, key heads, value heads.
-        Returns the queries, [tokens, heads, head_dim]."""
+        `rotary` is a number in `AttentionShape.rotaries`. Returns the queries, [tokens, heads, head_dim]."""
 
-    def attend(self, q: Tensor, layer: int, window: int | None) -> Tensor:
+    def attend(self, q: Tensor, layer: int, window: int | None, sinks: Tensor | None = None) -> Tensor:
         """Causal attention of what `write` returned to all keys of each sequence, or with a `window` to its own and
-        the `window - 1` before it. Returns [tokens, heads * head_dim]."""
+        the `window - 1` before it. `sinks` [heads] float32 are the scores of one more key of each head, whose value is
+        zero (gpt-oss). Returns [tokens, heads * head_dim]."""
 
 
 class Ops(Protocol):
     """`x` is [tokens, in] in the model's dtype; a weight is [out, in], from `pack_weight` or quantised, a bias
-    [out]. Norms are `rms_norm` with `norm_weight` [in]. `ranks` None is a group of one.
+    [out]. Norms are `rms_norm` with `norm_weight` [in], of the model's dtype or float32. `ranks` None is a group of
+    one.
     """
 
     def pack_weight(self, weight: Tensor) -> Tensor:
         """`weight` in the form that products are fastest with."""
 
-    def embedding(self, token_ids: Tensor, table: Tensor, ranks: Ranks | None = None) -> Tensor:
-        """Rows `token_ids` [tokens] of the embedding, a new tensor. `table` [vocab share, dim] is the rank's run of it:
-        each rank holds as many rows."""
+    def embedding(self, token_ids: Tensor, table: Tensor, ranks: Ranks | None = None, scale: float = 1.0) -> Tensor:
+        """Rows `token_ids` [tokens] of the embedding times `scale`, a new tensor. `table` [vocab share, dim] is the
+        rank's run of it: each rank holds as many rows."""
 
     def linear(
         self,
@@ -132,15 +141,35 @@ class Ops(Protocol):
         """`x @ weight.T + bias`, [tokens, out]. With `add_to` [tokens, out] the sum over ranks is added to that, in
         place."""
 
+    def linear_norm(
+        self,
+        x: Tensor,
+        weight: Weight,
+        bias: Tensor | None,
+        norm_weight: Tensor,
+        eps: float,
+        add_to: Tensor,
+        ranks: Ranks | None = None,
+    ) -> Tensor:
+        """`linear`, summed over ranks, and the norm of that added to `add_to` [tokens, out], in place (Gemma's norms
+        behind attention and feed-forward block)."""
+
     def norm_linear(
         self, x: Tensor, norm_weight: Tensor, eps: float, weight: Weight, bias: Tensor | None = None
     ) -> Tensor:
         """`linear` of the norm of `x`."""
 
     def norm_gated(
-        self, x: Tensor, norm_weight: Tensor, eps: float, weight: Weight, bias: Tensor | None = None
+        self,
+        x: Tensor,
+        norm_weight: Tensor,
+        eps: float,
+        weight: Weight,
+        bias: Tensor | None = None,
+        gate: Gate = "silu",
     ) -> Tensor:
-        """`norm_linear`, its first half of outputs the gate of the second: `silu(gate) * up`, [tokens, out / 2]."""
+        """`norm_linear`, its first half of outputs the gate of the second: `silu(gate) * up`, or with another function,
+        [tokens, out / 2]."""
 
     def norm_experts(
         self, x: Tensor, norm_weight: Tensor, eps: float, moe: MoeWeights, ranks: Ranks | None = None
@@ -151,15 +180,17 @@ class Ops(Protocol):
         """`kv` is the whole pool, [layers, ...] as in `AttentionStep`."""
 
 
-def embedding_rows(token_ids: Tensor, table: Tensor, ranks: Ranks | None) -> Tensor:
+def embedding_rows(token_ids: Tensor, table: Tensor, ranks: Ranks | None, scale: float = 1.0) -> Tensor:
     """`Ops.embedding` in torch."""
     if ranks is None or ranks.size == 1:
-        return F.embedding(token_ids, table)
-    share = table.shape[0]
-    local = token_ids - ranks.rank * share
-    elsewhere = (local < 0) | (local >= share)
-    rows = F.embedding(local.clamp(0, share - 1), table)
-    return ranks.all_reduce(rows.masked_fill_(elsewhere[:, None], 0))
+        rows = F.embedding(token_ids, table)
+    else:
+        share = table.shape[0]
+        local = token_ids - ranks.rank * share
+        elsewhere = (local < 0) | (local >= share)
+        rows = F.embedding(local.clamp(0, share - 1), table)
+        rows = ranks.all_reduce(rows.masked_fill_(elsewhere[:, None], 0))
+    return rows if scale == 1.0 else rows.mul_(scale)
 
 
 class TorchOps:
@@ -169,8 +200,8 @@ class TorchOps:
     def pack_weight(self, weight: Tensor) -> Tensor:
         return pack_weight(weight)
 
-    def embedding(self, token_ids: Tensor, table: Tensor, ranks: Ranks | None = None) -> Tensor:
-        return embedding_rows(token_ids, table, ranks)
+    def embedding(self, token_ids: Tensor, table: Tensor, ranks: Ranks | None = None, scale: float = 1.0) -> Tensor:
+        return embedding_rows(token_ids, table, ranks, scale)
 
     def linear(
         self,
@@ -185,15 +216,34 @@ class TorchOps:
             return product
         return add_to.add_(product if ranks is None else ranks.all_reduce(product))
 
+    def linear_norm(
+        self,
+        x: Tensor,
+        weight: Weight,
+        bias: Tensor | None,
+        norm_weight: Tensor,
+        eps: float,
+        add_to: Tensor,
+        ranks: Ranks | None = None,
+    ) -> Tensor:
+        product = self.linear(x, weight, bias)
+        return add_to.add_(rms_norm(product if ranks is None else ranks.all_reduce(product), norm_weight, eps))
+
     def norm_linear(
         self, x: Tensor, norm_weight: Tensor, eps: float, weight: Weight, bias: Tensor | None = None
     ) -> Tensor:
         return self.linear(rms_norm(x, norm_weight, eps), weight, bias)
 
     def norm_gated(
-        self, x: Tensor, norm_weight: Tensor, eps: float, weight: Weight, bias: Tensor | None = None
+        self,
+        x: Tensor,
+        norm_weight: Tensor,
+        eps: float,
+        weight: Weight,
+        bias: Tensor | None = None,
+        gate: Gate = "silu",
     ) -> Tensor:
-        return silu_mul(self.norm_linear(x, norm_weight, eps, weight, bias))
+        return gated(self.norm_linear(x, norm_weight, eps, weight, bias), gate)
 
     def norm_experts(
         self, x: Tensor, norm_weight: Tensor, eps: float, moe: MoeWeights, ranks: Ranks | None = None
@@ -208,7 +258,9 @@ class TorchOps:
         # What an earlier owner left behind the last token is masked, but a nan would get through any mask.
         (kv.view(torch.uint8) if is_quantized(kv) else kv).index_fill_(1, inputs.fresh_pages, 0)
         shape, page_tokens = attention, page_tokens_of(kv, attention.head_dim)
-        cos, signed_sin = rotary_angles(inputs.positions, shape.inv_freq, shape.rotary_scale, shape.dtype)
+        angles = tuple(
+            rotary_angles(inputs.positions, rotary.inv_freq, rotary.scale, shape.dtype) for rotary in shape.rotaries
+        )
         plans = {
             window: plan_attention(
                 inputs.query_lens,
@@ -223,7 +275,7 @@ class TorchOps:
             for window in shape.windows
         }
         rows = kv_rows(inputs.slots, shape.num_kv_heads, page_tokens)
-        return TorchStep(shape, kv, cos, signed_sin, inputs.slots, rows, plans)
+        return TorchStep(shape, kv, angles, inputs.slots, rows, plans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,24 +284,27 @@ class TorchStep:
 
     shape: AttentionShape
     kv: Tensor
-    cos: Tensor
-    signed_sin: Tensor
+    angles: tuple[tuple[Tensor, Tensor], ...]  # cos, signed sin by number of the rotary
     slots: Tensor
     kv_rows: Tensor
     plans: dict[int | None, AttentionPlan]  # by window
 
-    def write(self, qkv: Tensor, qk_norm: Tensor | None, layer: int) -> Tensor:
+    def write(self, qkv: Tensor, qk_norm: Tensor | None, layer: int, rotary: int = 0) -> Tensor:
         heads, kv_layer = self.shape.num_heads, self.kv[layer]
         by_head = qkv.view(qkv.shape[0], -1, self.shape.head_dim)
         qk, values = by_head.tensor_split((heads + self.shape.num_kv_heads,), dim=1)
         if qk_norm is not None:
             qk = rms_norm(qk, qk_norm, self.shape.norm_eps)
-        qk = rotary_embedding(qk, self.cos, self.signed_sin)
+        qk = rotary_embedding(qk, *self.angles[rotary])
         if is_quantized(kv_layer):
             write_quantized_kv(kv_layer, qk[:, heads:], values, self.slots)
         else:
             write_kv(kv_layer, qk[:, heads:], values, self.kv_rows)
         return qk[:, :heads]
 
-    def attend(self, q: Tensor, layer: int, window: int | None) -> Tensor:
-        return paged_attention(q, self.kv[layer], self.plans[window], self.shape.head_dim**-0.5).flatten(1)
+    def attend(self, q: Tensor, layer: int, window: int | None, sinks: Tensor | None = None) -> Tensor:
+        shape = self.shape
+        attended = paged_attention(
+            q, self.kv[layer], self.plans[window], shape.scale, softcap=shape.softcap, sinks=sinks
+        )
+        return attended.flatten(1)

@@ -357,6 +357,7 @@ class Worker:
             build=self._build,
             layout=self._layout,
             page_limit=engine.page_use().num_held if engine.has_elastic_pages else None,
+            reserves_output=limits.reserves_output and role == "decode",
         )
 
     def _transfer_ended(self, rank: int, outcome: RankOutcome) -> None:

@@ -102,55 +102,126 @@ def plan_attention(
     return AttentionPlan(tuple(groups), tuple(chunks), permutation, permutation.argsort())
 
 
-def paged_attention(q: Tensor, kv_layer: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+def paged_attention(
+    q: Tensor,
+    kv_layer: Tensor,
+    plan: AttentionPlan,
+    scale: float,
+    *,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    value_dim: int | None = None,
+) -> Tensor:
     """Attends `q` [tokens, heads, head_dim] to the pages of one layer [pages, kv_heads, 2, page_tokens, head_dim], or
-    [pages, kv_heads, head_bytes] where they are quantised (see `quantized_kv`).
+    [pages, kv_heads, head_bytes] where they are quantised (see `quantized_kv`). Where values are `value_dim` wide and
+    keys are not, it is [pages, kv_heads, page_tokens * (head_dim + value_dim)], a head's keys before its values.
 
     The keys and values of the step's own tokens must be in their pages already. Heads share keys in runs of
-    heads / kv_heads. Returns [tokens, heads, head_dim].
+    heads / kv_heads. With `softcap` scores are softcap * tanh(score / softcap). `sinks` [heads] are the scores of one
+    more key of each head, whose value is zero. Returns [tokens, heads, value_dim].
     """
     ordered = q if plan.order is None else q.index_select(0, plan.order)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    value_dim = q.shape[2] if value_dim is None else value_dim
+    out = torch.empty((*q.shape[:2], value_dim), dtype=q.dtype, device=q.device)
+    scores = _Scores(scale, softcap, sinks)
     for group in plan.groups:
         rows = slice(group.first, group.first + group.num_seqs)
-        out[rows] = _attend_group(ordered[rows], kv_layer, group, scale)
+        out[rows] = _attend_group(ordered[rows], kv_layer, group, scores, value_dim)
     for chunk in plan.chunks:
-        _attend_chunk(ordered, out, kv_layer, chunk, scale)
+        _attend_chunk(ordered, out, kv_layer, chunk, scores)
     return out if plan.inverse is None else out.index_select(0, plan.inverse)
 
 
-def _attend_group(q: Tensor, kv_layer: Tensor, group: DecodeGroup, scale: float) -> Tensor:
-    """[seqs, heads, head_dim] in and out, as two batched products over (sequence, kv head)."""
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    scale: float
+    softcap: float | None
+    sinks: Tensor | None  # [heads]
+
+    @property
+    def are_plain(self) -> bool:
+        return self.softcap is None and self.sinks is None
+
+    def weights(self, q: Tensor, keys: Tensor, bias: Tensor) -> Tensor:
+        """[.., kv_heads, group, queries, keys] of q [.., kv_heads, group, queries, head_dim] and keys
+        [.., kv_heads, 1, keys, head_dim]. `bias` is added to scores."""
+        scores = (q @ keys.transpose(-1, -2)).float() * self.scale
+        if self.softcap is not None:
+            scores = self.softcap * (scores / self.softcap).tanh()
+        scores += bias
+        if self.sinks is None:
+            return scores.softmax(-1).to(q.dtype)
+        sinks = self.sinks.float().view(*q.shape[-4:-2], 1, 1).expand(*scores.shape[:-1], 1)
+        return torch.cat((scores, sinks), dim=-1).softmax(-1)[..., :-1].to(q.dtype)
+
+
+def _attend_group(q: Tensor, kv_layer: Tensor, group: DecodeGroup, rule: _Scores, value_dim: int) -> Tensor:
+    """[seqs, heads, head_dim] to [seqs, heads, value_dim], as two batched products over (sequence, kv head)."""
     num_kv_heads, head_dim = kv_layer.shape[1], q.shape[2]
-    keys, values = _gather(kv_layer, group.page_rows, q).view(2, group.num_seqs * num_kv_heads, -1, head_dim)
+    keys, values = _gather(kv_layer, group.page_rows, q, value_dim)
+    keys = keys.reshape(group.num_seqs * num_kv_heads, -1, head_dim)
+    values = values.reshape(group.num_seqs * num_kv_heads, -1, value_dim)
     queries = q.reshape(group.num_seqs * num_kv_heads, -1, head_dim)  # [seqs * kv_heads, heads a kv head, head_dim]
-    scores = torch.baddbmm(group.bias, queries, keys.transpose(1, 2), alpha=scale)
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
-    return torch.bmm(weights, values).view(q.shape)
+    if rule.are_plain:
+        scores = torch.baddbmm(group.bias, queries, keys.transpose(1, 2), alpha=rule.scale)
+        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
+    else:
+        seqs = group.num_seqs
+        weights = rule.weights(
+            queries.view(seqs, num_kv_heads, -1, 1, head_dim),
+            keys.view(seqs, num_kv_heads, 1, -1, head_dim),
+            group.bias.view(seqs, num_kv_heads, 1, 1, -1),
+        ).reshape(*queries.shape[:2], -1)
+    return torch.bmm(weights, values).view(*q.shape[:2], value_dim)
 
 
-def _attend_chunk(q: Tensor, out: Tensor, kv_layer: Tensor, chunk: PrefillChunk, scale: float) -> None:
-    num_kv_heads, head_dim = kv_layer.shape[1], q.shape[2]
-    keys, values = _gather(kv_layer, chunk.page_rows, q).view(2, 1, num_kv_heads, -1, head_dim)
+def _attend_chunk(q: Tensor, out: Tensor, kv_layer: Tensor, chunk: PrefillChunk, rule: _Scores) -> None:
+    num_kv_heads, head_dim, value_dim = kv_layer.shape[1], q.shape[2], out.shape[2]
+    keys, values = _gather(kv_layer, chunk.page_rows, q, value_dim)
+    keys, values = keys.reshape(1, num_kv_heads, -1, head_dim), values.reshape(1, num_kv_heads, -1, value_dim)
     for block in chunk.blocks:
         rows = slice(chunk.first + block.first, chunk.first + block.last)
-        attended = F.scaled_dot_product_attention(
-            q[rows].transpose(0, 1)[None],  # [1, heads, queries, head_dim]
-            keys[:, :, block.first_key : block.last_key],
-            values[:, :, block.first_key : block.last_key],
-            attn_mask=block.bias,
-            scale=scale,
-            enable_gqa=q.shape[1] != num_kv_heads,
-        )
+        queries = q[rows].transpose(0, 1)[None]  # [1, heads, queries, head_dim]
+        own_keys = keys[:, :, block.first_key : block.last_key]
+        own_values = values[:, :, block.first_key : block.last_key]
+        if rule.are_plain:
+            attended = F.scaled_dot_product_attention(
+                queries,
+                own_keys,
+                own_values,
+                attn_mask=block.bias,
+                scale=rule.scale,
+                enable_gqa=q.shape[1] != num_kv_heads,
+            )
+        else:
+            by_kv_head = queries.reshape(1, num_kv_heads, -1, *queries.shape[2:])
+            weights = rule.weights(by_kv_head, own_keys[:, :, None], block.bias)
+            attended = (weights @ own_values[:, :, None]).flatten(1, 2)
         out[rows] = attended[0].transpose(0, 1)
 
 
-def _gather(kv_layer: Tensor, page_rows: Tensor, q: Tensor) -> Tensor:
-    """Copies runs of page_tokens * head_dim numbers: long enough that this goes at the speed of memory."""
+def _gather(kv_layer: Tensor, page_rows: Tensor, q: Tensor, value_dim: int) -> tuple[Tensor, Tensor]:
+    """Keys [pages, page_tokens * head_dim] and values of pages in the order of `page_rows`. Copies runs of numbers:
+    long enough that this goes at the speed of memory."""
+    key_rows = page_rows[: len(page_rows) // 2]  # values lie right behind, in the same run of a head
     if is_quantized(kv_layer):
-        key_rows = page_rows[: len(page_rows) // 2]  # values lie right behind, in the same run of bytes
-        return gather_quantized_kv(kv_layer, key_rows // 2, q.shape[2], q.dtype).contiguous()
-    return kv_layer.view(-1, kv_layer.shape[3] * kv_layer.shape[4]).index_select(0, page_rows)
+        keys, values = gather_quantized_kv(kv_layer, key_rows // 2, q.shape[2], q.dtype).contiguous()
+        return keys, values
+    if kv_layer.dim() == 3:
+        num_heads, runs = kv_layer.shape[1], key_rows // 2
+        both = kv_layer[runs // num_heads, runs % num_heads]
+        keys, values = both.split_with_sizes(_run_widths(kv_layer.shape[2], q.shape[2], value_dim), dim=1)
+        return keys, values
+    keys, values = kv_layer.view(-1, kv_layer.shape[3] * kv_layer.shape[4]).index_select(0, page_rows).chunk(2)
+    return keys, values
+
+
+def _run_widths(run: int, head_dim: int, value_dim: int) -> list[int]:
+    """Numbers of keys and of values in the run of a head in a page. Raises ValueError."""
+    page_tokens, rest = divmod(run, head_dim + value_dim)
+    if rest:
+        raise ValueError(f"kv_layer: runs of {run} numbers hold no keys of {head_dim} and values of {value_dim}")
+    return [page_tokens * head_dim, page_tokens * value_dim]
 
 
 def _group_by_length(seqs: list[int], kv_lens: Sequence[int], page_tokens: int, window: int | None) -> list[list[int]]:

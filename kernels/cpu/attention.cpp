@@ -18,6 +18,7 @@ namespace slipstream {
 namespace {
 
 constexpr float kLog2E = 1.44269504f;
+constexpr float kLargestExponent = 127.0f;  // of a power of two in float32
 
 int tile_rows(const AttentionShape& shape) { return queries_a_tile(shape) * group_size(shape); }
 
@@ -25,8 +26,8 @@ size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // A thread's memory while it runs a tile.
 struct TileMemory {
-  KeyValueBlock* block;
-  float* queries;  // [rows, head_dim] words
+  KeyValueBlock block;
+  float* queries;  // [rows, key_dim] words
   float* scores;   // [kMaxRows, kBlockKeys]
   float* weights;  // [kMaxRows, kBlockKeys] words
   RowState state;  // of a segment
@@ -43,13 +44,17 @@ struct TileMemory {
       return start;
     };
     const auto floats = [&](size_t count) { return reinterpret_cast<float*>(take(count * sizeof(float))); };
-    block = reinterpret_cast<KeyValueBlock*>(take(sizeof(KeyValueBlock)));
-    queries = floats(rows * static_cast<size_t>(shape.kv.head_dim));
+    const auto width = static_cast<size_t>(value_width(shape.kv.value_dim));
+    block.keys = floats(static_cast<size_t>(shape.kv.key_dim) * kBlockKeys);
+    block.values = floats(width * kBlockKeys);
+    block.key_scales = floats(kBlockKeys);
+    block.value_scales = floats(kBlockKeys);
+    queries = floats(rows * static_cast<size_t>(shape.kv.key_dim));
     scores = floats(kMaxRows * kBlockKeys);
     weights = floats(kMaxRows * kBlockKeys);
     segment = gathered_at(floats(gathered_floats(shape, tile_rows(shape))), shape, tile_rows(shape));
     sum = gathered_at(floats(gathered_floats(shape, tile_rows(shape))), shape, tile_rows(shape));
-    state = {segment.most, floats(rows * simd::kLanes), segment.values, value_width(shape.kv.head_dim)};
+    state = {segment.most, floats(rows * simd::kLanes), segment.values, static_cast<int>(width)};
     return used;
   }
 };
@@ -73,29 +78,24 @@ void fold(const Gathered& sum, const Gathered& segment, int row, int width) {
 template <class T, class Math, class Code>
 class TileRun {
  public:
-  TileRun(const AttentionPlan& plan, const T* q, int64_t q_stride, const void* kv_layer, T* out, int64_t out_stride,
-          int tile, void* scratch)
+  TileRun(const AttentionPlan& plan, const AttentionLayer<T>& layer, int tile, void* scratch)
       : plan_(plan),
         shape_(plan.shape()),
         tile_(plan.tile(tile)),
-        q_(q),
-        q_stride_(q_stride),
-        layer_(static_cast<const std::byte*>(kv_layer)),
-        out_(out),
-        out_stride_(out_stride),
+        layer_(layer),
         group_(group_size(shape_)),
         num_rows_(tile_.num_queries * group_),
-        width_(value_width(shape_.kv.head_dim)),
-        steps_(shape_.kv.head_dim / Math::kPerWord) {
+        width_(value_width(shape_.kv.value_dim)),
+        steps_(shape_.kv.key_dim / Math::kPerWord) {
     memory_.lay_out(static_cast<std::byte*>(scratch), shape_);
   }
 
   void run() {
     const PagedKeys paged{
-        layer_,
+        static_cast<const std::byte*>(layer_.pages),
         plan_.batch().page_table + tile_.seq * plan_.batch().page_table_stride,
         shape_.kv,
-        shape_.kv.head_bytes(sizeof(T)),
+        sizeof(T),
         std::max(first_key(tile_, shape_.window), tile_.first_segment * kSegmentKeys),
         std::min(tile_.first_position + tile_.num_queries, (tile_.first_segment + tile_.num_segments) * kSegmentKeys)};
     BlockReader<Math, Code> reader(paged, tile_.first_kv_head, tile_.num_kv_heads);
@@ -107,7 +107,7 @@ class TileRun {
           end_segment(block / kSegmentKeys - 1);
           begin_segment();
         }
-        reader.next(*memory_.block, width_, ahead_);
+        reader.next(memory_.block, width_, ahead_);
         if constexpr (kHasScales<Code>) scale_keys();
         run_block(block);
       }
@@ -156,7 +156,7 @@ class TileRun {
 
   void scale_keys() {
     using namespace simd;
-    float* scales = memory_.block->key_scales;
+    float* scales = memory_.block.key_scales;
     const F32 all = broadcast(shape_.scale * kLog2E);
     for (int i = 0; i < kBlockKeys; i += kLanes) store(scales + i, mul(load(scales + i), all));
   }
@@ -184,10 +184,10 @@ class TileRun {
     const int num_keys = std::min(last_position + 1 - block, kBlockKeys);
     if (num_keys <= 0 || (shape_.window > 0 && block + kBlockKeys <= first_position - shape_.window + 1)) return;
     const int num_vectors = (num_keys + kLanes - 1) / kLanes;
-    const KeyValueBlock& words = *memory_.block;
+    const KeyValueBlock& words = memory_.block;
     multiply<Math>(count, memory_.queries + first_row * steps_, steps_, words.keys, kBlockKeys, steps_, memory_.scores,
                    kBlockKeys, num_vectors, false, ahead);
-    const Scales scales{shape_.scale * kLog2E, kHasScales<Code> ? words.key_scales : nullptr,
+    const Scales scales{shape_.scale * kLog2E, shape_.softcap * kLog2E, kHasScales<Code> ? words.key_scales : nullptr,
                         kHasScales<Code> ? words.value_scales : nullptr};
     for (int i = 0; i < count; ++i) {
       const int position = tile_.first_position + (first_row + i) / group_;
@@ -208,30 +208,43 @@ class TileRun {
 
   void copy_queries(int kv_head) {
     using namespace simd;
-    const int head_dim = shape_.kv.head_dim;
+    const int key_dim = shape_.kv.key_dim;
+    // Heads that lie one behind the other are copied as one.
+    const bool is_dense = layer_.q_head_stride == key_dim;
+    const int runs = is_dense ? 1 : group_, count = is_dense ? group_ * key_dim : key_dim;
     for (int query = 0; query < tile_.num_queries; ++query) {
-      const T* from = q_ + (tile_.first_query + query) * q_stride_ + kv_head * group_ * head_dim;
+      const T* from =
+          layer_.q + (tile_.first_query + query) * layer_.q_stride + kv_head * group_ * layer_.q_head_stride;
       float* to = memory_.queries + query * group_ * steps_;
-      if constexpr (Math::kPerWord == 2) {
-        std::memcpy(to, from, static_cast<size_t>(group_ * head_dim) * sizeof(T));
-      } else {
-        for (int i = 0; i < group_ * head_dim; i += kLanes) {
-          const int left = std::min(kLanes, group_ * head_dim - i);
-          store_some(to + i, load_some(from + i, left), left);
+      for (int run = 0; run < runs; ++run, from += layer_.q_head_stride, to += steps_) {
+        if constexpr (Math::kPerWord == 2) {
+          std::memcpy(to, from, static_cast<size_t>(count) * sizeof(T));
+        } else {
+          for (int i = 0; i < count; i += kLanes) {
+            const int left = std::min(kLanes, count - i);
+            store_some(to + i, load_some(from + i, left), left);
+          }
         }
       }
     }
   }
 
+  // What weights are divided by. A sink adds its own, as a key with this score would.
+  float divisor(const Gathered& result, int row, int head) const {
+    if (layer_.sinks == nullptr) return result.total[row];
+    const float above = std::min(layer_.sinks[head] * kLog2E - result.most[row], kLargestExponent);
+    return result.total[row] + simd::first_lane(simd::exp2(simd::broadcast(above)));
+  }
+
   void finish(int kv_head, const Gathered& result) {
     using namespace simd;
-    const int head_dim = shape_.kv.head_dim;
+    const int value_dim = shape_.kv.value_dim;
     for (int row = 0; row < num_rows_; ++row) {
       const int head = kv_head * group_ + row % group_;
-      T* to = out_ + (tile_.first_query + row / group_) * out_stride_ + head * head_dim;
-      const F32 factor = broadcast(1.0f / result.total[row]);
-      for (int i = 0; i < head_dim; i += kLanes) {
-        store_some(to + i, mul(load(result.values + row * width_ + i), factor), std::min(kLanes, head_dim - i));
+      T* to = layer_.out + (tile_.first_query + row / group_) * layer_.out_stride + head * value_dim;
+      const F32 factor = broadcast(1.0f / divisor(result, row, head));
+      for (int i = 0; i < value_dim; i += kLanes) {
+        store_some(to + i, mul(load(result.values + row * width_ + i), factor), std::min(kLanes, value_dim - i));
       }
     }
   }
@@ -239,11 +252,7 @@ class TileRun {
   const AttentionPlan& plan_;
   const AttentionShape& shape_;
   const AttentionTile& tile_;
-  const T* q_;
-  int64_t q_stride_;
-  const std::byte* layer_;
-  T* out_;
-  int64_t out_stride_;
+  const AttentionLayer<T>& layer_;
   int group_;  // heads that share a KV head
   int num_rows_;
   int width_;
@@ -265,18 +274,16 @@ using MathOf = SingleMath;
 size_t attention_scratch_bytes(const AttentionShape& shape) { return TileMemory().lay_out(nullptr, shape); }
 
 template <typename T>
-void attend(const AttentionPlan& plan, const T* q, int64_t q_stride, const void* kv_layer, T* out, int64_t out_stride,
-            int tile, void* scratch) {
+void attend(const AttentionPlan& plan, const AttentionLayer<T>& layer, int tile, void* scratch) {
   using Math = MathOf<T>;
   switch (plan.shape().kv.format) {
-    case KvFormat::model: return TileRun<T, Math, T>(plan, q, q_stride, kv_layer, out, out_stride, tile, scratch).run();
-    case KvFormat::int8:
-      return TileRun<T, Math, Int8>(plan, q, q_stride, kv_layer, out, out_stride, tile, scratch).run();
-    case KvFormat::fp8: return TileRun<T, Math, Fp8>(plan, q, q_stride, kv_layer, out, out_stride, tile, scratch).run();
+    case KvFormat::model: return TileRun<T, Math, T>(plan, layer, tile, scratch).run();
+    case KvFormat::int8: return TileRun<T, Math, Int8>(plan, layer, tile, scratch).run();
+    case KvFormat::fp8: return TileRun<T, Math, Fp8>(plan, layer, tile, scratch).run();
   }
 }
 
-template void attend<float>(const AttentionPlan&, const float*, int64_t, const void*, float*, int64_t, int, void*);
-template void attend<Bf16>(const AttentionPlan&, const Bf16*, int64_t, const void*, Bf16*, int64_t, int, void*);
+template void attend<float>(const AttentionPlan&, const AttentionLayer<float>&, int, void*);
+template void attend<Bf16>(const AttentionPlan&, const AttentionLayer<Bf16>&, int, void*);
 
 }  // namespace slipstream

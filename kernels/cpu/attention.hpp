@@ -22,33 +22,52 @@
 
 namespace slipstream {
 
-constexpr int kMaxHeadDim = 256;
+constexpr int kMaxHeadDim = 512;
 
 // How pages hold keys and values: in the model's dtype, or as codes with one float32 scale a token and head.
 enum class KvFormat : int32_t { model = 0, int8 = 1, fp8 = 2 };
 
-// One layer's pages are [pages, kv_heads, head run]; a head run is
-//     model        K [page_tokens, head_dim] | V [page_tokens, head_dim]
+// One layer's pages are [pages, units, heads of the unit, head run]; a head run is
+//     model        K [page_tokens, key_dim] | V [page_tokens, value_dim]
 //     int8, fp8    K codes | V codes | K scales float32 [page_tokens] | V scales float32 [page_tokens]
+// A unit may be followed by a gap, where other layers store more than this one. Part of the C interface.
 struct KvShape {
-  int num_kv_heads;
-  int head_dim;  // a multiple of 8, up to kMaxHeadDim
-  int page_tokens;
+  int32_t num_kv_heads;
+  int32_t key_dim;  // this and value_dim: a multiple of 8, up to kMaxHeadDim
+  int32_t value_dim;
+  int32_t page_tokens;
   KvFormat format;
+  int32_t unit_heads;   // divides num_kv_heads
+  int64_t unit_stride;  // bytes from one unit to the next
+  int64_t page_stride;  // bytes from one page to the next
 
   // Bytes of one head's run in one page; `element_bytes` are those of the model's dtype.
-  size_t head_bytes(size_t element_bytes) const {
-    const auto numbers = static_cast<size_t>(page_tokens) * static_cast<size_t>(head_dim);
-    if (format == KvFormat::model) return 2 * numbers * element_bytes;
-    return 2 * (numbers + sizeof(float) * static_cast<size_t>(page_tokens));
+  int64_t head_bytes(size_t element_bytes) const {
+    const int64_t tokens = page_tokens, numbers = tokens * (key_dim + value_dim);
+    if (format == KvFormat::model) return numbers * static_cast<int64_t>(element_bytes);
+    return numbers + 2 * static_cast<int64_t>(sizeof(float)) * tokens;
+  }
+
+  // Where a head's run begins in a page.
+  int64_t head_offset(int head, size_t element_bytes) const {
+    return head / unit_heads * unit_stride + head % unit_heads * head_bytes(element_bytes);
   }
 };
+
+// Pages without gaps, whose keys are as wide as their values.
+inline KvShape dense_pages(int num_kv_heads, int head_dim, int page_tokens, KvFormat format, size_t element_bytes) {
+  KvShape shape{num_kv_heads, head_dim, head_dim, page_tokens, format, 1, 0, 0};
+  shape.unit_stride = shape.head_bytes(element_bytes);
+  shape.page_stride = num_kv_heads * shape.unit_stride;
+  return shape;
+}
 
 struct AttentionShape {
   KvShape kv;
   int num_heads;  // a multiple of kv.num_kv_heads
   int window;     // a query sees its own key and the `window - 1` before it; 0: all keys before it
   float scale;
+  float softcap;  // scores are softcap * tanh(scale * q k^T / softcap); 0: scale * q k^T
 };
 
 // The sequences of a step. Queries of a sequence are the last of its kv_lens positions.
@@ -127,12 +146,20 @@ class AttentionPlan {
 // Bytes that a thread needs to run tiles of plans of this shape; to be aligned to 64 bytes.
 size_t attention_scratch_bytes(const AttentionShape& shape);
 
-// Runs one tile of one layer. T is float or Bf16.
-//     q         rows of the step, query heads first in each: [tokens, q_stride], head h at h * head_dim
-//     kv_layer  the layer's pages; the step's own keys and values are in them
-//     out       [tokens, out_stride], head h at h * head_dim
+// One layer of a step. T is float or Bf16; strides count elements.
 template <typename T>
-void attend(const AttentionPlan& plan, const T* q, int64_t q_stride, const void* kv_layer, T* out, int64_t out_stride,
-            int tile, void* scratch);
+struct AttentionLayer {
+  const T* q;  // [tokens, heads, key_dim]
+  int64_t q_stride;
+  int64_t q_head_stride;
+  const void* pages;   // the step's own keys and values are in them
+  const float* sinks;  // [heads] score of one more key of each head, whose value is zero; or none
+  T* out;              // [tokens, heads, value_dim], heads without a gap
+  int64_t out_stride;
+};
+
+// Runs one tile of one layer.
+template <typename T>
+void attend(const AttentionPlan& plan, const AttentionLayer<T>& layer, int tile, void* scratch);
 
 }  // namespace slipstream

@@ -23,11 +23,13 @@ constexpr int kAheadOfStep = 1;  // of a product with few rows
 
 class Ahead {
  public:
-  // `rows` are all rows of the block that comes, of `row_bytes` each.
-  void begin(const void* const* rows, int num_rows, size_t row_bytes) {
+  // `rows` are all rows of the block that comes: `num_keys` of `key_bytes` each, then as many of `value_bytes`.
+  void begin(const void* const* rows, int num_keys, size_t key_bytes, size_t value_bytes) {
     next_ = rows;
-    end_ = rows + num_rows;
-    row_bytes_ = row_bytes;
+    values_ = rows + num_keys;
+    end_ = values_ + num_keys;
+    row_bytes_ = key_bytes;
+    value_bytes_ = value_bytes;
     byte_ = 0;
   }
 
@@ -44,7 +46,7 @@ class Ahead {
       } while (kAsksForRows && byte_ < row_bytes_);
       if (byte_ < row_bytes_) continue;
       byte_ = 0;
-      ++next_;
+      if (++next_ == values_) row_bytes_ = value_bytes_;
     }
   }
 
@@ -52,8 +54,10 @@ class Ahead {
   static constexpr size_t kLineBytes = 64;
 
   const void* const* next_ = nullptr;
+  const void* const* values_ = nullptr;
   const void* const* end_ = nullptr;
-  size_t row_bytes_ = 0;
+  size_t row_bytes_ = 0;  // of the next row
+  size_t value_bytes_ = 0;
   size_t byte_ = 0;  // of the next row, that comes next
 };
 

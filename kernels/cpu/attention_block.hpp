@@ -124,6 +124,7 @@ inline void raise_most(const RowState& state, int row, float most) {
 
 struct Scales {
   float all;            // log2(e) times the attention scale
+  float cap;            // log2(e) times the cap of scores, or 0
   const float* keys;    // [kBlockKeys] that times the scales of the keys' codes, or nullptr
   const float* values;  // [kBlockKeys] those of the values' codes, or nullptr
 };
@@ -145,6 +146,11 @@ void weigh_vectors(const RowState& state, const RowScores& row, const Scales& sc
   for (int v = 0; v < kVectors; ++v) {
     const F32 scale = scales.keys == nullptr ? broadcast(scales.all) : load(scales.keys + v * kLanes);
     x[v] = mul(load(row.scores + v * kLanes), scale);
+  }
+  if (scales.cap > 0) {
+    const F32 cap = broadcast(scales.cap), inverse = broadcast(1.0f / scales.cap);
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) x[v] = mul(cap, tanh(mul(x[v], inverse)));
   }
   if (row.first > 0 || row.last < kVectors * kLanes) {
     const F32 none = broadcast(-INFINITY);

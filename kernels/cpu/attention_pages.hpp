@@ -17,10 +17,10 @@
 namespace slipstream {
 
 struct KeyValueBlock {
-  alignas(64) float keys[kMaxHeadDim * kBlockKeys];
-  alignas(64) float values[kMaxHeadDim * kBlockKeys];
-  alignas(64) float key_scales[kBlockKeys];
-  alignas(64) float value_scales[kBlockKeys];
+  float* keys;          // [key_dim * kBlockKeys]
+  float* values;        // [width * kBlockKeys]
+  float* key_scales;    // [kBlockKeys]
+  float* value_scales;  // [kBlockKeys]
 };
 
 // Keys first .. last (counted from position 0) of one sequence, for some KV heads, in a layer's pages.
@@ -28,7 +28,7 @@ struct PagedKeys {
   const std::byte* layer;
   const int32_t* pages;  // the sequence's row of the page table
   KvShape shape;
-  size_t head_bytes;
+  size_t element_bytes;  // of the model's dtype
   int first;
   int last;
 };
@@ -57,22 +57,21 @@ void BlockRows<Code>::set_zero(int key) {
 template <class Code>
 void BlockRows<Code>::find(const PagedKeys& paged, int kv_head, int block) {
   const int page_tokens = paged.shape.page_tokens;
-  const int head_dim = paged.shape.head_dim;
+  const int key_dim = paged.shape.key_dim, value_dim = paged.shape.value_dim;
+  const std::byte* head = paged.layer + paged.shape.head_offset(kv_head, paged.element_bytes);
   int key = 0;
   for (; block + key < paged.first; ++key) set_zero(key);
   while (key < kBlockKeys && block + key < paged.last) {
     const int position = block + key;
     const int page = position / page_tokens;
     const int offset = position - page * page_tokens;
-    const size_t run = static_cast<size_t>(paged.pages[page]) * static_cast<size_t>(paged.shape.num_kv_heads) +
-                       static_cast<size_t>(kv_head);
-    const auto* page_keys = reinterpret_cast<const Code*>(paged.layer + run * paged.head_bytes);
-    const Code* page_values = page_keys + page_tokens * head_dim;
-    const auto* scales = reinterpret_cast<const float*>(page_values + page_tokens * head_dim);
+    const auto* page_keys = reinterpret_cast<const Code*>(head + paged.pages[page] * paged.shape.page_stride);
+    const Code* page_values = page_keys + page_tokens * key_dim;
+    const auto* scales = reinterpret_cast<const float*>(page_values + page_tokens * value_dim);
     const int end = std::min({page_tokens, offset + kBlockKeys - key, offset + paged.last - position});
     for (int token = offset; token < end; ++token, ++key) {
-      rows[key] = page_keys + token * head_dim;
-      rows[kBlockKeys + key] = page_values + token * head_dim;
+      rows[key] = page_keys + token * key_dim;
+      rows[kBlockKeys + key] = page_values + token * value_dim;
       if constexpr (kHasScales<Code>) {
         key_scales[key] = scales[token];
         value_scales[key] = scales[page_tokens + token];
@@ -84,9 +83,9 @@ void BlockRows<Code>::find(const PagedKeys& paged, int kv_head, int block) {
 
 // The first `num_vectors` * kLanes keys of a block, turned so that a row of words has one of every key.
 template <class Math, class Code>
-void load_keys(const BlockRows<Code>& rows, Ahead& ahead, int num_vectors, int head_dim, float* words) {
+void load_keys(const BlockRows<Code>& rows, Ahead& ahead, int num_vectors, int key_dim, float* words) {
   using namespace simd;
-  const int steps = head_dim / Math::kPerWord;
+  const int steps = key_dim / Math::kPerWord;
   for (int v = 0; v < num_vectors; ++v) {
     for (int step = 0; step < steps; step += kLanes) {
       const int count = std::min(kLanes, steps - step);
@@ -108,18 +107,18 @@ void load_keys(const BlockRows<Code>& rows, Ahead& ahead, int num_vectors, int h
   }
 }
 
-// The values of the first `num_vectors` * kLanes keys. `width` is head_dim, rounded up to full vectors with zeros.
+// The values of the first `num_vectors` * kLanes keys. `width` is value_dim, rounded up to full vectors with zeros.
 template <class Math, class Code>
-void load_values(const BlockRows<Code>& rows, Ahead& ahead, int num_vectors, int head_dim, int width, float* words) {
+void load_values(const BlockRows<Code>& rows, Ahead& ahead, int num_vectors, int value_dim, int width, float* words) {
   using namespace simd;
   for (int key = 0; key < num_vectors * kLanes; key += Math::kPerWord, words += width) {
     ahead.fetch<kAheadOfValue>();
     if constexpr (Math::kPerWord == 1) {
-      for (int i = 0; i < head_dim; i += kLanes) {
-        store(words + i, load_words<1>(rows.value(key) + i, std::min(head_dim - i, kLanes)));
+      for (int i = 0; i < value_dim; i += kLanes) {
+        store(words + i, load_words<1>(rows.value(key) + i, std::min(value_dim - i, kLanes)));
       }
     } else {
-      interleave(rows.value(key), rows.value(key + 1), head_dim, words);
+      interleave(rows.value(key), rows.value(key + 1), value_dim, words);
     }
   }
 }
@@ -139,18 +138,18 @@ class BlockReader {
   void next(KeyValueBlock& words, int width, Ahead& ahead) {
     using namespace simd;
     const int num_vectors = std::min(paged_.last - block_ + kLanes - 1, kBlockKeys) / kLanes;
-    const int head_dim = paged_.shape.head_dim;
+    const KvShape& shape = paged_.shape;
     const BlockRows<Code>& rows = rows_[current_];
     if (advance()) {
       BlockRows<Code>& coming = rows_[1 - current_];
       coming.find(paged_, kv_head_, block_);
-      ahead.begin(coming.rows, 2 * kBlockKeys, static_cast<size_t>(head_dim) * sizeof(Code));
+      ahead.begin(coming.rows, kBlockKeys, shape.key_dim * sizeof(Code), shape.value_dim * sizeof(Code));
     }
-    load_keys<Math>(rows, ahead, num_vectors, head_dim, words.keys);
-    load_values<Math>(rows, ahead, num_vectors, head_dim, width, words.values);
+    load_keys<Math>(rows, ahead, num_vectors, shape.key_dim, words.keys);
+    load_values<Math>(rows, ahead, num_vectors, shape.value_dim, width, words.values);
     if constexpr (kHasScales<Code>) {
-      std::memcpy(words.key_scales, rows.key_scales, sizeof words.key_scales);
-      std::memcpy(words.value_scales, rows.value_scales, sizeof words.value_scales);
+      std::memcpy(words.key_scales, rows.key_scales, sizeof rows.key_scales);
+      std::memcpy(words.value_scales, rows.value_scales, sizeof rows.value_scales);
     }
     current_ = 1 - current_;
   }

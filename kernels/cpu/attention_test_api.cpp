@@ -20,7 +20,8 @@ struct AttentionCall {
   int64_t q_stride;
   const std::byte* kv;  // [layers, layer_bytes]
   int64_t layer_bytes;
-  std::byte* out;  // [layers, tokens, heads * head_dim]
+  const float* sinks;  // [heads] or none
+  std::byte* out;      // [layers, tokens, heads * value_dim]
 };
 
 class AttentionWork final : public Work {
@@ -46,11 +47,17 @@ class AttentionWork final : public Work {
  private:
   template <class T>
   void attend(int layer, int tile, int thread) {
-    const int64_t stride = static_cast<int64_t>(call_.shape.num_heads) * call_.shape.kv.head_dim;
+    const int64_t stride = static_cast<int64_t>(call_.shape.num_heads) * call_.shape.kv.value_dim;
     const int64_t tokens = call_.batch.query_starts[call_.batch.num_seqs];
     T* out = reinterpret_cast<T*>(call_.out) + layer * tokens * stride;
-    slipstream::attend(plan_, static_cast<const T*>(call_.q), call_.q_stride, call_.kv + layer * call_.layer_bytes, out,
-                       stride, tile, aligned_ + static_cast<size_t>(thread) * scratch_bytes_);
+    const AttentionLayer<T> rows{static_cast<const T*>(call_.q),
+                                 call_.q_stride,
+                                 call_.shape.kv.key_dim,
+                                 call_.kv + layer * call_.layer_bytes,
+                                 call_.sinks,
+                                 out,
+                                 stride};
+    slipstream::attend(plan_, rows, tile, aligned_ + static_cast<size_t>(thread) * scratch_bytes_);
   }
 
   const AttentionCall& call_;

@@ -24,7 +24,7 @@ inline int first_key(const AttentionTile& tile, int window) {
 }
 
 // Rows of values are rounded up to whole vectors.
-inline int value_width(int head_dim) { return (head_dim + simd::kLanes - 1) / simd::kLanes * simd::kLanes; }
+inline int value_width(int value_dim) { return (value_dim + simd::kLanes - 1) / simd::kLanes * simd::kLanes; }
 
 // What the rows of a tile have gathered over some segments: sums of values weighted by 2^(score - most), and the sums
 // of these weights.
@@ -35,11 +35,11 @@ struct Gathered {
 };
 
 inline size_t gathered_floats(const AttentionShape& shape, int rows) {
-  return static_cast<size_t>(rows) * static_cast<size_t>(value_width(shape.kv.head_dim) + 2);
+  return static_cast<size_t>(rows) * static_cast<size_t>(value_width(shape.kv.value_dim) + 2);
 }
 
 inline Gathered gathered_at(float* memory, const AttentionShape& shape, int rows) {
-  float* most = memory + static_cast<size_t>(rows) * static_cast<size_t>(value_width(shape.kv.head_dim));
+  float* most = memory + static_cast<size_t>(rows) * static_cast<size_t>(value_width(shape.kv.value_dim));
   return {memory, most, most + rows};
 }
 

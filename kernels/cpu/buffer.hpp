@@ -1,5 +1,4 @@
-// Memory that kernels write in passing: it grows to what the largest step needs, and its contents do not matter in
-// between.
+// Memory that a call writes: grows to what the largest call needs, and its contents do not matter in between.
 #pragma once
 
 #include <cstddef>
@@ -15,6 +14,7 @@ class Buffer {
   Buffer& operator=(const Buffer&) = delete;
   ~Buffer() { std::free(data_); }
 
+  // Aligned to 64 bytes.
   T* data() const { return data_; }
 
   void reserve(size_t size) {

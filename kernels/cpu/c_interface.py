@@ -1,4 +1,4 @@
-"""The C structs of the native library (`linear.hpp`, `experts.hpp`, `program.hpp`, `api.cpp`,
+"""The C structs of the native library (`linear.hpp`, `attention.hpp`, `experts.hpp`, `program.hpp`, `api.cpp`,
 `experts_api.cpp`) as ctypes sees them.
 
 Pointers are addresses: the code that fills a struct keeps the arrays alive that it points to.
@@ -70,8 +70,35 @@ class PackJob(Structure):
     ]
 
 
+class KvShape(Structure):
+    _fields_ = [
+        ("num_kv_heads", c_int32),
+        ("key_dim", c_int32),
+        ("value_dim", c_int32),
+        ("page_tokens", c_int32),
+        ("format", c_int32),
+        ("unit_heads", c_int32),
+        ("unit_stride", c_int64),
+        ("page_stride", c_int64),
+    ]
+
+
+class AttentionShape(Structure):
+    _fields_ = [
+        ("kv", KvShape),
+        ("num_heads", c_int32),
+        ("window", c_int32),
+        ("scale", c_float),
+        ("softcap", c_float),
+    ]
+
+
 class AttentionKind(Structure):
     _fields_ = [("window", c_int32), ("on_samples", c_int32)]
+
+
+class RotaryKind(Structure):
+    _fields_ = [("inv_freq", c_void_p), ("scale", c_float)]
 
 
 class ModelShape(Structure):
@@ -86,9 +113,10 @@ class ModelShape(Structure):
         ("num_ids", c_int32),
         ("num_kinds", c_int32),
         ("kinds", POINTER(AttentionKind)),
+        ("num_rotaries", c_int32),
+        ("rotaries", POINTER(RotaryKind)),
         ("attention_scale", c_float),
-        ("rotary_scale", c_float),
-        ("inv_freq", c_void_p),
+        ("attention_softcap", c_float),
     ]
 
 
@@ -101,6 +129,7 @@ class Op(enum.IntEnum):
     ATTEND = 5
     GATHER = 6
     BEST = 7
+    ADD_NORM = 8
     ROUTE = 9
     PERMUTE = 10
     EXPERTS = 11
@@ -112,6 +141,7 @@ class Epilogue(enum.IntEnum):
     STORE_F32 = 1
     ADD_RESIDUAL = 2
     SILU_MUL = 3
+    GELU_MUL = 4
     CLAMPED_SWIGLU = 5
 
 
@@ -135,7 +165,9 @@ class Instruction(Structure):
         ("epilogue", c_int32),
         ("layer", c_int32),
         ("attention", c_int32),
+        ("rotary", c_int32),
         ("eps", c_float),
+        ("scale", c_float),
         ("weight", c_void_p),
         ("packed", PackedWeight),
         ("bias", c_void_p),
@@ -216,6 +248,23 @@ def declare(library: ctypes.CDLL) -> None:
         "model_run": (None, [c_void_p, POINTER(Program), POINTER(Step), c_int32, c_int32]),
         "experts": (None, [POINTER(ExpertsCall)]),
         "samples_last_rows": (c_int32, [POINTER(Step)]),
+        "attention_create": (c_void_p, [POINTER(AttentionShape), c_int32]),
+        "attention_destroy": (None, [c_void_p]),
+        "attention_begin": (None, [c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_int64]),
+        "attention_run": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int64]),
+        "store_kv": (
+            None,
+            [
+                c_void_p,
+                *(c_void_p, c_int64, c_int64),
+                *(c_void_p, c_int64, c_int64),
+                *(c_void_p, c_int32, c_void_p),
+            ],
+        ),
+        "product": (
+            None,
+            [POINTER(PackedWeight), c_void_p, c_int32, c_void_p, c_int64, c_int32, c_int32, c_void_p, c_int64],
+        ),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, f"slipstream_{name}")

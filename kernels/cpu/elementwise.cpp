@@ -28,13 +28,22 @@ float inverse_rms(const T* x, int dim, float eps) {
 }
 
 template <class T>
-void norm_row(const float* x, const T* weight, T* out, int dim, float eps) {
+void norm_row(const float* x, const float* weight, T* out, int dim, float eps) {
   const F32 factor = broadcast(inverse_rms(x, dim, eps));
   int i = 0;
   for (; i + kLanes <= dim; i += kLanes) store(out + i, mul(mul(load(x + i), factor), load(weight + i)));
   if (i < dim) {
     const int left = dim - i;
     store_some(out + i, mul(mul(load_some(x + i, left), factor), load_some(weight + i, left)), left);
+  }
+}
+
+void add_norm_row(const float* x, const float* weight, float* out, int dim, float eps) {
+  const F32 factor = broadcast(inverse_rms(x, dim, eps));
+  for (int i = 0; i < dim; i += kLanes) {
+    const int left = std::min(kLanes, dim - i);
+    const F32 normed = mul(mul(load_some(x + i, left), factor), load_some(weight + i, left));
+    store_some(out + i, add(load_some(out + i, left), normed), left);
   }
 }
 
@@ -68,16 +77,20 @@ Maximum maximum(const float* x, int count) {
 }  // namespace
 
 template <typename T>
-void rms_norm(const float* x, const T* weight, T* out, int dim, float eps, int first, int last) {
+void rms_norm(const float* x, const float* weight, T* out, int dim, float eps, int first, int last) {
   for (int64_t row = first; row < last; ++row) norm_row(x + row * dim, weight, out + row * dim, dim, eps);
 }
 
 template <typename T>
-void rms_norm_gathered(const float* x, const int32_t* rows, const T* weight, T* out, int dim, float eps, int first,
+void rms_norm_gathered(const float* x, const int32_t* rows, const float* weight, T* out, int dim, float eps, int first,
                        int last) {
   for (int64_t row = first; row < last; ++row) {
     norm_row(x + static_cast<int64_t>(rows[row]) * dim, weight, out + row * dim, dim, eps);
   }
+}
+
+void add_rms_norm(const float* x, const float* weight, float* out, int dim, float eps, int first, int last) {
+  for (int64_t row = first; row < last; ++row) add_norm_row(x + row * dim, weight, out + row * dim, dim, eps);
 }
 
 void rotary_table(const int32_t* positions, const float* inv_freq, int half_dim, float scale, float* cosines,
@@ -93,8 +106,8 @@ void rotary_table(const int32_t* positions, const float* inv_freq, int half_dim,
 }
 
 template <typename T>
-void embed(const T* table, const int32_t* token_ids, int32_t first_id, int32_t share, float* out, int dim, int first,
-           int last) {
+void embed(const T* table, const int32_t* token_ids, int32_t first_id, int32_t share, float scale, float* out, int dim,
+           int first, int last) {
   for (int64_t token = first; token < last; ++token) {
     const int64_t id = int64_t{token_ids[token]} - first_id;
     float* to = out + token * dim;
@@ -105,7 +118,7 @@ void embed(const T* table, const int32_t* token_ids, int32_t first_id, int32_t s
     const T* from = table + id * dim;
     for (int i = 0; i < dim; i += kLanes) {
       const int left = std::min(kLanes, dim - i);
-      store_some(to + i, load_some(from + i, left), left);
+      store_some(to + i, mul(load_some(from + i, left), broadcast(scale)), left);
     }
   }
 }
@@ -120,10 +133,10 @@ void argmax(const float* logits, int64_t stride, int count, int32_t* token_ids, 
 }
 
 template void rms_norm<float>(const float*, const float*, float*, int, float, int, int);
-template void rms_norm<Bf16>(const float*, const Bf16*, Bf16*, int, float, int, int);
+template void rms_norm<Bf16>(const float*, const float*, Bf16*, int, float, int, int);
 template void rms_norm_gathered<float>(const float*, const int32_t*, const float*, float*, int, float, int, int);
-template void rms_norm_gathered<Bf16>(const float*, const int32_t*, const Bf16*, Bf16*, int, float, int, int);
-template void embed<float>(const float*, const int32_t*, int32_t, int32_t, float*, int, int, int);
-template void embed<Bf16>(const Bf16*, const int32_t*, int32_t, int32_t, float*, int, int, int);
+template void rms_norm_gathered<Bf16>(const float*, const int32_t*, const float*, Bf16*, int, float, int, int);
+template void embed<float>(const float*, const int32_t*, int32_t, int32_t, float, float*, int, int, int);
+template void embed<Bf16>(const Bf16*, const int32_t*, int32_t, int32_t, float, float*, int, int, int);
 
 }  // namespace slipstream

@@ -39,10 +39,52 @@ float quantize(const T* x, int head_dim, Code* codes) {
   return scale;
 }
 
+// Puts a token's key and value of one head into the run of that head in its page.
+template <class T>
+class PageWriter {
+ public:
+  explicit PageWriter(const KvShape& kv) : kv_(kv), head_bytes_(kv.head_bytes(sizeof(T))) {}
+
+  // Calls `store(head, run)` for each KV head, `run` being the head's in the page of `slot`.
+  template <class Store>
+  void for_each_head(void* kv_layer, int32_t slot, Store store) const {
+    std::byte* unit = static_cast<std::byte*>(kv_layer) + slot / kv_.page_tokens * kv_.page_stride;
+    for (int first = 0; first < kv_.num_kv_heads; first += kv_.unit_heads, unit += kv_.unit_stride) {
+      for (int i = 0; i < kv_.unit_heads; ++i) store(first + i, unit + i * head_bytes_);
+    }
+  }
+
+  void store(const T* key, const T* value, std::byte* run, int offset) const {
+    switch (kv_.format) {
+      case KvFormat::model: {
+        T* keys = reinterpret_cast<T*>(run);
+        std::copy_n(key, kv_.key_dim, keys + offset * kv_.key_dim);
+        std::copy_n(value, kv_.value_dim, keys + kv_.page_tokens * kv_.key_dim + offset * kv_.value_dim);
+        return;
+      }
+      case KvFormat::int8: return store_codes_of<Int8>(key, value, run, offset);
+      case KvFormat::fp8: return store_codes_of<Fp8>(key, value, run, offset);
+    }
+  }
+
+ private:
+  template <class Code>
+  void store_codes_of(const T* key, const T* value, std::byte* run, int offset) const {
+    Code* keys = reinterpret_cast<Code*>(run);
+    Code* values = keys + kv_.page_tokens * kv_.key_dim;
+    auto* scales = reinterpret_cast<float*>(values + kv_.page_tokens * kv_.value_dim);
+    scales[offset] = quantize(key, kv_.key_dim, keys + offset * kv_.key_dim);
+    scales[kv_.page_tokens + offset] = quantize(value, kv_.value_dim, values + offset * kv_.value_dim);
+  }
+
+  const KvShape& kv_;
+  int64_t head_bytes_;
+};
+
 template <class T>
 class TokenWriter {
  public:
-  explicit TokenWriter(const KvWrite<T>& write) : write_(write), head_dim_(write.kv.head_dim) {}
+  explicit TokenWriter(const KvWrite<T>& write) : write_(write), pages_(write.kv), head_dim_(write.kv.key_dim) {}
 
   void run(int64_t token) const {
     const int num_kv_heads = write_.kv.num_kv_heads;
@@ -52,11 +94,12 @@ class TokenWriter {
     }
     const T* keys = heads + write_.num_heads * head_dim_;
     const T* values = keys + num_kv_heads * head_dim_;
-    for (int head = 0; head < num_kv_heads; ++head) {
+    const int32_t slot = write_.slots[token];
+    pages_.for_each_head(write_.kv_layer, slot, [&](int head, std::byte* run) {
       alignas(64) T key[kMaxHeadDim];
       rotate(keys + head * head_dim_, token, write_.num_heads + head, key);
-      store_key_value(key, values + head * head_dim_, write_.slots[token], head);
-    }
+      pages_.store(key, values + head * head_dim_, run, slot % write_.kv.page_tokens);
+    });
   }
 
  private:
@@ -66,7 +109,7 @@ class TokenWriter {
     const float* cosines = write_.cosines + token * half;
     const float* sines = write_.sines + token * half;
     const bool has_norm = write_.qk_norm != nullptr;
-    const T* weight = has_norm ? write_.qk_norm + head * head_dim_ : x;
+    const float* weight = has_norm ? write_.qk_norm + head * head_dim_ : nullptr;
     const F32 factor = broadcast(has_norm ? inverse_rms(x) : 1.0f);
     for (int i = 0; i < half; i += kLanes) {
       const int left = std::min(kLanes, half - i);
@@ -92,36 +135,8 @@ class TokenWriter {
     return 1.0f / std::sqrt(reduce_add(squares) / static_cast<float>(head_dim_) + write_.eps);
   }
 
-  void store_key_value(const T* key, const T* value, int32_t slot, int head) const {
-    const int page_tokens = write_.kv.page_tokens;
-    const int page = slot / page_tokens;
-    const size_t run =
-        static_cast<size_t>(page) * static_cast<size_t>(write_.kv.num_kv_heads) + static_cast<size_t>(head);
-    std::byte* at = static_cast<std::byte*>(write_.kv_layer) + run * write_.kv.head_bytes(sizeof(T));
-    const int offset = slot - page * page_tokens;
-    switch (write_.kv.format) {
-      case KvFormat::model: {
-        T* keys = reinterpret_cast<T*>(at);
-        std::copy_n(key, head_dim_, keys + offset * head_dim_);
-        std::copy_n(value, head_dim_, keys + (page_tokens + offset) * head_dim_);
-        return;
-      }
-      case KvFormat::int8: return store_codes_of<Int8>(key, value, at, offset);
-      case KvFormat::fp8: return store_codes_of<Fp8>(key, value, at, offset);
-    }
-  }
-
-  template <class Code>
-  void store_codes_of(const T* key, const T* value, std::byte* at, int offset) const {
-    const int page_tokens = write_.kv.page_tokens;
-    Code* keys = reinterpret_cast<Code*>(at);
-    Code* values = keys + page_tokens * head_dim_;
-    auto* scales = reinterpret_cast<float*>(values + page_tokens * head_dim_);
-    scales[offset] = quantize(key, head_dim_, keys + offset * head_dim_);
-    scales[page_tokens + offset] = quantize(value, head_dim_, values + offset * head_dim_);
-  }
-
   const KvWrite<T>& write_;
+  PageWriter<T> pages_;
   int head_dim_;
 };
 
@@ -133,7 +148,23 @@ void write_keys_values(const KvWrite<T>& write, int first, int last) {
   for (int token = first; token < last; ++token) writer.run(token);
 }
 
+template <typename T>
+void store_keys_values(const KvRows<T>& rows, int first, int last) {
+  const PageWriter<T> pages(rows.kv);
+  for (int64_t token = first; token < last; ++token) {
+    const T* keys = rows.keys + token * rows.key_stride;
+    const T* values = rows.values + token * rows.value_stride;
+    const int32_t slot = rows.slots[token];
+    pages.for_each_head(rows.kv_layer, slot, [&](int head, std::byte* run) {
+      pages.store(keys + head * rows.key_head_stride, values + head * rows.value_head_stride, run,
+                  slot % rows.kv.page_tokens);
+    });
+  }
+}
+
 template void write_keys_values<float>(const KvWrite<float>&, int, int);
 template void write_keys_values<Bf16>(const KvWrite<Bf16>&, int, int);
+template void store_keys_values<float>(const KvRows<float>&, int, int);
+template void store_keys_values<Bf16>(const KvRows<Bf16>&, int, int);
 
 }  // namespace slipstream

@@ -26,12 +26,17 @@ T* as(void* memory, T) {
 
 }  // namespace
 
-SLIPSTREAM_API void slipstream_rms_norm(int32_t type, const float* x, const int32_t* rows, const void* weight,
+SLIPSTREAM_API void slipstream_rms_norm(int32_t type, const float* x, const int32_t* rows, const float* weight,
                                         void* out, int32_t num_rows, int32_t dim, float eps) {
   with_type(type, [&](auto t) {
-    if (rows == nullptr) return rms_norm(x, as(weight, t), as(out, t), dim, eps, 0, num_rows);
-    rms_norm_gathered(x, rows, as(weight, t), as(out, t), dim, eps, 0, num_rows);
+    if (rows == nullptr) return rms_norm(x, weight, as(out, t), dim, eps, 0, num_rows);
+    rms_norm_gathered(x, rows, weight, as(out, t), dim, eps, 0, num_rows);
   });
+}
+
+SLIPSTREAM_API void slipstream_add_rms_norm(const float* x, const float* weight, float* out, int32_t num_rows,
+                                            int32_t dim, float eps) {
+  add_rms_norm(x, weight, out, dim, eps, 0, num_rows);
 }
 
 SLIPSTREAM_API void slipstream_rotary_table(const int32_t* positions, const float* inv_freq, int32_t half_dim,
@@ -40,17 +45,17 @@ SLIPSTREAM_API void slipstream_rotary_table(const int32_t* positions, const floa
 }
 
 SLIPSTREAM_API void slipstream_write_keys_values(int32_t type, const KvShape* kv, int32_t num_heads, void* qkv,
-                                                 const float* cosines, const float* sines, const void* qk_norm,
+                                                 const float* cosines, const float* sines, const float* qk_norm,
                                                  float eps, const int32_t* slots, void* kv_layer, int32_t num_tokens) {
   with_type(type, [&](auto t) {
-    const KvWrite<decltype(t)> write{*kv, num_heads, as(qkv, t), cosines, sines, as(qk_norm, t), eps, slots, kv_layer};
+    const KvWrite<decltype(t)> write{*kv, num_heads, as(qkv, t), cosines, sines, qk_norm, eps, slots, kv_layer};
     write_keys_values(write, 0, num_tokens);
   });
 }
 
 SLIPSTREAM_API void slipstream_embed(int32_t type, const void* table, const int32_t* token_ids, int32_t first_id,
-                                     int32_t share, float* out, int32_t num_tokens, int32_t dim) {
-  with_type(type, [&](auto t) { embed(as(table, t), token_ids, first_id, share, out, dim, 0, num_tokens); });
+                                     int32_t share, float scale, float* out, int32_t num_tokens, int32_t dim) {
+  with_type(type, [&](auto t) { embed(as(table, t), token_ids, first_id, share, scale, out, dim, 0, num_tokens); });
 }
 
 SLIPSTREAM_API void slipstream_argmax(const float* logits, int64_t stride, int32_t count, int32_t* token_ids,

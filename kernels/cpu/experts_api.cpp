@@ -17,7 +17,7 @@ struct ExpertsCall {
   int32_t rows;
   int32_t top_k;
   int32_t num_experts;
-  Epilogue gate;  // silu_mul or clamped_swiglu
+  Epilogue gate;  // silu_mul, gelu_mul or clamped_swiglu
   float alpha, limit;
   const void* x;              // [rows, dim]
   int64_t x_stride;           // elements

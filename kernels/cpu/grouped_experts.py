@@ -1,6 +1,6 @@
 """The experts of a layer by the native kernels, as one call on tensors: for models that are not recorded as programs.
 
-    packed = pack_experts(library, gate_up, down, gate=SiluGate())     once, from stacks [experts, out, in]
+    packed = pack_experts(library, gate_up, down, gate="silu")     once, from stacks [experts, out, in]
     y = grouped_experts(x, top_k_index, top_k_weights, packed)         [tokens, out], of x's dtype
 
 Rows are sorted by expert, so an expert's weights are read once in a call, and not at all if no row has chosen it. A
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.cpu.c_interface import (
-    Epilogue,
     ExpertsCall,
     PackedWeight,
     PackJob,
@@ -25,7 +24,8 @@ from slipstream.kernels.cpu.c_interface import (
     WeightKind,
     WeightShape,
 )
-from slipstream.kernels.moe.gate import ClampedSwiglu, Gate
+from slipstream.kernels.cpu.native_ops import expert_epilogue
+from slipstream.kernels.moe.gate import ClampedSwiglu, ExpertGate
 
 SCALARS = {torch.float32: Scalar.F32, torch.bfloat16: Scalar.BF16}
 KINDS = {torch.float32: WeightKind.F32, torch.bfloat16: WeightKind.BF16}
@@ -50,7 +50,7 @@ class PackedExperts:
 
     library: ctypes.CDLL
     dtype: torch.dtype  # of rows: float32 or bfloat16
-    gate: Gate
+    gate: ExpertGate
     gate_up: PackedStack
     down: PackedStack
 
@@ -64,7 +64,7 @@ def pack_experts(
     gate_up: Tensor,
     down: Tensor,
     *,
-    gate: Gate,
+    gate: ExpertGate,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
     interleaved: bool = False,
@@ -116,7 +116,7 @@ def grouped_experts(x: Tensor, top_k_index: Tensor, top_k_weights: Tensor, exper
         rows=num_tokens,
         top_k=index.shape[1],
         num_experts=experts.num_experts,
-        gate=Epilogue.SILU_MUL,
+        gate=expert_epilogue(experts.gate),
         x=x.data_ptr(),
         x_stride=x.stride(0),
         experts=index.data_ptr(),
@@ -130,7 +130,7 @@ def grouped_experts(x: Tensor, top_k_index: Tensor, top_k_weights: Tensor, exper
         y=y.data_ptr(),
     )
     if isinstance(experts.gate, ClampedSwiglu):
-        call.gate, call.alpha, call.limit = Epilogue.CLAMPED_SWIGLU, experts.gate.alpha, experts.gate.limit
+        call.alpha, call.limit = experts.gate.alpha, experts.gate.limit
     experts.library.slipstream_experts(call)
     return y
 

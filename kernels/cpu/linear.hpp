@@ -8,7 +8,7 @@
 //     int8, fp8, int4: see linear_layout.hpp
 //
 // A *paired* weight holds gate and up projection: panel p has the gate outputs 32 p .. 32 p + 31 and then the up
-// outputs of the same numbers, so that the epilogue finds both and computes silu(gate) * up.
+// outputs of the same numbers, so that the epilogue finds both and computes silu(gate) * up, or with another function.
 //
 // Every output is a chain of fused multiply-adds over the inputs in order, in float32, cut at fixed inputs, whatever
 // the number of rows and whichever tile it lies in: a row's result does not depend, not in one bit, on the rows beside
@@ -83,13 +83,14 @@ enum class Epilogue : int32_t {
   store_f32 = 1,       // y is float32
   add_residual = 2,    // y is float32 and added to
   silu_mul = 3,        // paired weights: y [rows, outputs / 2] of the activations' type
-  clamped_swiglu = 5,  // the same, but y = (up + 1) * gate * sigmoid(alpha * gate), where the gate is at most `limit`
-                       // and up within -limit .. limit (gpt-oss)
+  gelu_mul = 4,        // the same with gelu in its form with tanh
+  clamped_swiglu = 5,  // y = (up + 1) * gate * sigmoid(alpha * gate), the gate at most `limit` and up within
+                       // -limit .. limit (gpt-oss)
 };
 
 inline bool is_wide(Epilogue epilogue) { return epilogue == Epilogue::store_f32 || epilogue == Epilogue::add_residual; }
 inline bool is_gated(Epilogue epilogue) {
-  return epilogue == Epilogue::silu_mul || epilogue == Epilogue::clamped_swiglu;
+  return epilogue == Epilogue::silu_mul || epilogue == Epilogue::gelu_mul || epilogue == Epilogue::clamped_swiglu;
 }
 
 struct LinearCall {

@@ -53,6 +53,10 @@ struct SiluMul {
   simd::F32 operator()(simd::F32 gate, simd::F32 up) const { return simd::mul(simd::silu(gate), up); }
 };
 
+struct GeluMul {
+  simd::F32 operator()(simd::F32 gate, simd::F32 up) const { return simd::mul(simd::gelu_tanh(gate), up); }
+};
+
 struct ClampedSwiglu {
   float alpha, limit;
 
@@ -113,6 +117,8 @@ inline void finish_rows(const LinearCall& call, int panel, int first_row, int ro
     const float* up_bias = sums.bias ? sums.bias + outputs : nullptr;
     if (call.epilogue == Epilogue::silu_mul) {
       gated_panel(SiluMul{}, sums, up_bias, count, typed_y, call.y_stride);
+    } else if (call.epilogue == Epilogue::gelu_mul) {
+      gated_panel(GeluMul{}, sums, up_bias, count, typed_y, call.y_stride);
     } else {
       gated_panel(ClampedSwiglu{call.alpha, call.limit}, sums, up_bias, count, typed_y, call.y_stride);
     }

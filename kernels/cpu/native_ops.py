@@ -6,6 +6,7 @@ tensor: a name for what the instruction will have computed.
     norm_linear(x, ...)           norm x -> a;  linear a -> b                       b of the model's type
     norm_gated(x, ...)            norm x -> a;  linear a -> b, epilogue silu * up
     linear(a, ..., add_to=x)      linear a, added to x                              x is the float32 residual stream
+    linear_norm(a, ..., add_to=x) linear a -> b;  add_norm b, added to x            b in float32
     norm_experts(x, ...)          norm x -> a;  linear a -> scores;  route scores;  permute a -> pairs;
                                   experts pairs -> b, epilogue gate;  experts b -> c;  combine c, added to x
     step.write(qkv, ...)          write, in place
@@ -25,14 +26,22 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.cpu.c_interface import Epilogue, Op, WeightShape
-from slipstream.kernels.moe.gate import ClampedSwiglu, Gate
+from slipstream.kernels.elementwise.gated import Gate
+from slipstream.kernels.moe.gate import ClampedSwiglu, ExpertGate
 from slipstream.kernels.moe.grouped_experts import Routing
 from slipstream.kernels.ops import AttentionShape, MoeWeights, Ranks, StepInputs, Weight
+
+GATES: dict[Gate, Epilogue] = {"silu": Epilogue.SILU_MUL, "gelu_tanh": Epilogue.GELU_MUL}
+
+
+def expert_epilogue(gate: ExpertGate) -> Epilogue:
+    return Epilogue.CLAMPED_SWIGLU if isinstance(gate, ClampedSwiglu) else GATES[gate]
 
 
 @dataclass(frozen=True, slots=True)
 class NativeTensor:
-    """A tensor in the packed weights, with rows of `width` numbers. `name` is that of the stored tensor."""
+    """A tensor in the packed weights, with rows of `width` numbers; norms, biases and sinks are float32. `name` is that
+    of the stored tensor."""
 
     offset: int  # bytes from the beginning of the weights
     width: int
@@ -93,7 +102,9 @@ class Recorded:
     epilogue: Epilogue = Epilogue.STORE
     layer: int = 0
     window: int | None = None
+    rotary: int = 0
     eps: float = 0.0
+    scale: float = 1.0
     weight: NativeTensor | None = None
     linear: NativeWeight | None = None
     bias: NativeTensor | None = None
@@ -102,6 +113,11 @@ class Recorded:
     expert_bytes: int = 0
     own_experts: range = range(0)
     swiglu: ClampedSwiglu | None = None
+
+    @property
+    def adds(self) -> bool:
+        """Whether the target keeps what it has, and more is added."""
+        return self.epilogue is Epilogue.ADD_RESIDUAL or self.op is Op.ADD_NORM
 
     @property
     def label(self) -> str:
@@ -133,11 +149,11 @@ class NativeOps:
     def pack_weight(self, weight: Tensor) -> Tensor:
         raise TypeError("native weights are packed when they are loaded")
 
-    def embedding(self, token_ids: Tensor, table: Tensor, ranks: Ranks | None = None) -> Tensor:
+    def embedding(self, token_ids: Tensor, table: Tensor, ranks: Ranks | None = None, scale: float = 1.0) -> Tensor:
         del token_ids  # those of the step
         rows = _of(table, NativeTensor)
         x = Value(rows.width, is_f32=True)
-        self.instructions.append(Recorded(Op.EMBED, target=x, weight=rows))
+        self.instructions.append(Recorded(Op.EMBED, target=x, weight=rows, scale=scale))
         if ranks is not None and ranks.size > 1:
             self.stops.append(ProgramStop(len(self.instructions), reduced=x))
         return _tensor(x)
@@ -160,15 +176,46 @@ class NativeOps:
             self.stops.append(ProgramStop(len(self.instructions), reduced=partial, add_to=total))
         return add_to
 
+    def linear_norm(
+        self,
+        x: Tensor,
+        weight: Weight,
+        bias: Tensor | None,
+        norm_weight: Tensor,
+        eps: float,
+        add_to: Tensor,
+        ranks: Ranks | None = None,
+    ) -> Tensor:
+        product = _of(self._product(x, weight, bias, Epilogue.STORE_F32), Value)
+        if ranks is not None and ranks.size > 1:
+            self.stops.append(ProgramStop(len(self.instructions), reduced=product))
+        self.instructions.append(
+            Recorded(
+                Op.ADD_NORM,
+                product,
+                _of(add_to, Value),
+                product.on_samples,
+                eps=eps,
+                weight=_of(norm_weight, NativeTensor),
+            )
+        )
+        return add_to
+
     def norm_linear(
         self, x: Tensor, norm_weight: Tensor, eps: float, weight: Weight, bias: Tensor | None = None
     ) -> Tensor:
         return self._product(self._norm(x, norm_weight, eps), weight, bias, Epilogue.STORE)
 
     def norm_gated(
-        self, x: Tensor, norm_weight: Tensor, eps: float, weight: Weight, bias: Tensor | None = None
+        self,
+        x: Tensor,
+        norm_weight: Tensor,
+        eps: float,
+        weight: Weight,
+        bias: Tensor | None = None,
+        gate: Gate = "silu",
     ) -> Tensor:
-        return self._product(self._norm(x, norm_weight, eps), weight, bias, Epilogue.SILU_MUL)
+        return self._product(self._norm(x, norm_weight, eps), weight, bias, GATES[gate])
 
     def norm_experts(
         self, x: Tensor, norm_weight: Tensor, eps: float, moe: MoeWeights, ranks: Ranks | None = None
@@ -195,7 +242,7 @@ class NativeOps:
 
     def begin_step(self, inputs: StepInputs, attention: AttentionShape, kv: Tensor) -> NativeStep:
         del inputs, kv  # those that the program is run with
-        self.instructions.append(Recorded(Op.ROTARY))
+        self.instructions.extend(Recorded(Op.ROTARY, rotary=rotary) for rotary in range(len(attention.rotaries)))
         return NativeStep(self, attention)
 
     def record_layer_done(self, layer: int) -> None:
@@ -226,7 +273,7 @@ class NativeOps:
 
     def _product(self, x: Tensor, weight: Weight, bias: Tensor | None, epilogue: Epilogue) -> Tensor:
         num_outputs: int = _of(weight, NativeWeight).num_outputs
-        width = num_outputs // 2 if epilogue is Epilogue.SILU_MUL else num_outputs
+        width = num_outputs // 2 if epilogue in GATES.values() else num_outputs
         product = Value(width, epilogue is Epilogue.STORE_F32, _of(x, Value).on_samples)
         self._append_product(x, weight, bias, epilogue, product)
         return _tensor(product)
@@ -249,14 +296,11 @@ class NativeOps:
             )
         )
 
-    def _expert_products(self, pairs: Value, stack: Tensor, bias: Tensor | None, gate: Gate | None) -> Value:
+    def _expert_products(self, pairs: Value, stack: Tensor, bias: Tensor | None, gate: ExpertGate | None) -> Value:
         experts: NativeExperts = _of(stack, NativeExperts)
         outputs = experts.first.num_outputs
         swiglu = gate if isinstance(gate, ClampedSwiglu) else None
-        if gate is None:
-            epilogue = Epilogue.STORE_F32
-        else:
-            epilogue = Epilogue.SILU_MUL if swiglu is None else Epilogue.CLAMPED_SWIGLU
+        epilogue = Epilogue.STORE_F32 if gate is None else expert_epilogue(gate)
         width = outputs if gate is None else outputs // 2
         product = Value(width, gate is None, pairs.on_samples, pairs.copies)
         self.instructions.append(
@@ -280,16 +324,19 @@ class NativeStep:
     ops: NativeOps
     attention: AttentionShape
 
-    def write(self, qkv: Tensor, qk_norm: Tensor | None, layer: int) -> Tensor:
+    def write(self, qkv: Tensor, qk_norm: Tensor | None, layer: int, rotary: int = 0) -> Tensor:
         norm = None if qk_norm is None else _of(qk_norm, NativeTensor)
         self.ops.instructions.append(
-            Recorded(Op.WRITE, _of(qkv, Value), layer=layer, eps=self.attention.norm_eps, weight=norm)
+            Recorded(Op.WRITE, _of(qkv, Value), layer=layer, rotary=rotary, eps=self.attention.norm_eps, weight=norm)
         )
         return qkv
 
-    def attend(self, q: Tensor, layer: int, window: int | None) -> Tensor:
+    def attend(self, q: Tensor, layer: int, window: int | None, sinks: Tensor | None = None) -> Tensor:
         attended = Value(self.attention.num_heads * self.attention.head_dim, is_f32=False)
-        self.ops.instructions.append(Recorded(Op.ATTEND, _of(q, Value), attended, layer=layer, window=window))
+        weight = None if sinks is None else _of(sinks, NativeTensor)
+        self.ops.instructions.append(
+            Recorded(Op.ATTEND, _of(q, Value), attended, layer=layer, window=window, weight=weight)
+        )
         return _tensor(attended)
 
 
@@ -315,7 +362,7 @@ def only_samples(instructions: Sequence[Recorded]) -> tuple[Recorded, ...]:
         source = None if one.source is None else of_samples(one.source)
         target = one.target
         if target is not None and not target.on_samples:
-            if one.epilogue is not Epilogue.ADD_RESIDUAL:
+            if not one.adds:
                 of_rows = Value(target.width, target.is_f32, on_samples=True, copies=target.copies)
                 gathered.setdefault(target, of_rows)
             target = of_samples(target)

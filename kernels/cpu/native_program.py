@@ -122,7 +122,8 @@ class NativeProgram:
             native.op, native.on_samples, native.gathers = one.op, one.on_samples, one.gathers
             native.source = 0 if one.source is None else self.buffer_of[one.source]
             native.target = 0 if one.target is None else self.buffer_of[one.target]
-            native.epilogue, native.layer, native.eps = one.epilogue, one.layer, one.eps
+            native.epilogue, native.layer, native.rotary = one.epilogue, one.layer, one.rotary
+            native.eps, native.scale = one.eps, one.scale
             if one.op is Op.ATTEND:
                 native.attention = attention.index((one.window, one.on_samples))
             if one.linear is not None:

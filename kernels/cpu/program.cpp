@@ -43,16 +43,20 @@ class TypedModel final : public Model, private Work {
     return reinterpret_cast<U*>(step_.buffers[number]);
   }
   int width(int number) const { return program_.rows[number].numbers; }
+  size_t num_angles() const { return static_cast<size_t>(step_.num_tokens) * static_cast<size_t>(shape_.head_dim / 2); }
+  float* cosines(int rotary) const { return angles_.data() + 2 * static_cast<size_t>(rotary) * num_angles(); }
+  float* sines(int rotary) const { return cosines(rotary) + num_angles(); }
   std::byte* kv_layer(int layer) const { return step_.kv + layer * step_.num_pages * page_bytes_; }
   std::byte* scratch(int thread) const { return scratch_.data() + thread * scratch_bytes_; }
 
   ModelShape shape_;
-  std::vector<float> inv_freq_;
+  std::vector<std::vector<float>> inv_freq_;  // by kind of rotary angles
+  std::vector<float> rotary_scales_;
   std::vector<AttentionKind> kinds_;
   std::vector<AttentionPlan> plans_;  // one a kind of attention
   KvShape kv_shape_;
   int64_t page_bytes_;
-  Buffer<float> cosines_, sines_;
+  Buffer<float> angles_;  // [rotaries, cosines and sines, tokens, head_dim / 2]
   Buffer<std::byte> scratch_;
   int64_t scratch_bytes_;
 
@@ -70,13 +74,18 @@ class TypedModel final : public Model, private Work {
 template <typename T>
 TypedModel<T>::TypedModel(const ModelShape& shape)
     : shape_(shape),
-      inv_freq_(shape.inv_freq, shape.inv_freq + shape.head_dim / 2),
       kinds_(shape.kinds, shape.kinds + shape.num_kinds),
-      kv_shape_{shape.num_kv_heads, shape.head_dim, shape.page_tokens, shape.kv_format},
-      page_bytes_(static_cast<int64_t>(shape.num_kv_heads * kv_shape_.head_bytes(sizeof(T)))) {
+      kv_shape_(dense_pages(shape.num_kv_heads, shape.head_dim, shape.page_tokens, shape.kv_format, sizeof(T))),
+      page_bytes_(kv_shape_.page_stride) {
+  for (int i = 0; i < shape.num_rotaries; ++i) {
+    const RotaryKind& rotary = shape.rotaries[i];
+    inv_freq_.emplace_back(rotary.inv_freq, rotary.inv_freq + shape.head_dim / 2);
+    rotary_scales_.push_back(rotary.scale);
+  }
   size_t attention_bytes = 0;
   for (const AttentionKind& kind : kinds_) {
-    const AttentionShape attention{kv_shape_, shape.num_heads, kind.window, shape.attention_scale};
+    const AttentionShape attention{kv_shape_, shape.num_heads, kind.window, shape.attention_scale,
+                                   shape.attention_softcap};
     plans_.emplace_back(attention);
     attention_bytes = std::max(attention_bytes, attention_scratch_bytes(attention));
   }
@@ -89,9 +98,7 @@ void TypedModel<T>::run(const Program& program, const Step& step, int first, int
   step_ = step;
   first_ = first;
   last_ = last;
-  const auto angles = static_cast<size_t>(step.num_tokens) * shape_.head_dim / 2;
-  cosines_.reserve(angles);
-  sines_.reserve(angles);
+  angles_.reserve(inv_freq_.size() * static_cast<size_t>(step.num_tokens) * static_cast<size_t>(shape_.head_dim));
   if (first == 0) {
     const AttentionBatch batch{step.num_seqs, step.query_starts, step.kv_lens, step.page_table, step.page_table_stride};
     const bool has_last_rows = samples_last_rows(step);
@@ -130,6 +137,7 @@ int TypedModel<T>::begin(int phase) {
     case Op::embed: return begin_rows(rows, width(instruction.target));
     case Op::rotary: return begin_rows(rows, 8 * shape_.head_dim);  // a sine costs more than a product
     case Op::norm:
+    case Op::add_norm:
     case Op::write: return begin_rows(rows, width(instruction.source));
     case Op::linear: return begin_linear(instruction);
     case Op::attend: return plans_[static_cast<size_t>(instruction.attention)].num_tiles();
@@ -211,34 +219,52 @@ void TypedModel<T>::run_tile(int phase, int tile, int thread) {
   const int first = tile * rows_of_tile_, last = std::min(first + rows_of_tile_, rows_);
   switch (now.op) {
     case Op::embed:
-      embed(static_cast<const T*>(now.weight), step_.token_ids, shape_.first_id, shape_.num_ids,
+      embed(static_cast<const T*>(now.weight), step_.token_ids, shape_.first_id, shape_.num_ids, now.scale,
             buffer<float>(now.target), width(now.target), first, last);
       return;
     case Op::rotary:
-      rotary_table(step_.positions, inv_freq_.data(), shape_.head_dim / 2, shape_.rotary_scale, cosines_.data(),
-                   sines_.data(), first, last);
+      rotary_table(step_.positions, inv_freq_[static_cast<size_t>(now.rotary)].data(), shape_.head_dim / 2,
+                   rotary_scales_[static_cast<size_t>(now.rotary)], cosines(now.rotary), sines(now.rotary), first,
+                   last);
       return;
     case Op::norm:
       if (now.gathers) {
-        rms_norm_gathered(buffer<float>(now.source), step_.sample_rows, static_cast<const T*>(now.weight),
+        rms_norm_gathered(buffer<float>(now.source), step_.sample_rows, static_cast<const float*>(now.weight),
                           buffer<T>(now.target), width(now.source), now.eps, first, last);
       } else {
-        rms_norm(buffer<float>(now.source), static_cast<const T*>(now.weight), buffer<T>(now.target), width(now.source),
-                 now.eps, first, last);
+        rms_norm(buffer<float>(now.source), static_cast<const float*>(now.weight), buffer<T>(now.target),
+                 width(now.source), now.eps, first, last);
       }
+      return;
+    case Op::add_norm:
+      add_rms_norm(buffer<float>(now.source), static_cast<const float*>(now.weight), buffer<float>(now.target),
+                   width(now.source), now.eps, first, last);
       return;
     case Op::linear: slipstream::run_tile(call_, tile, scratch(thread)); return;
     case Op::write: {
-      const KvWrite<T> write{kv_shape_,       shape_.num_heads, buffer<T>(now.source),
-                             cosines_.data(), sines_.data(),    static_cast<const T*>(now.weight),
-                             now.eps,         step_.slots,      kv_layer(now.layer)};
+      const KvWrite<T> write{kv_shape_,
+                             shape_.num_heads,
+                             buffer<T>(now.source),
+                             cosines(now.rotary),
+                             sines(now.rotary),
+                             static_cast<const float*>(now.weight),
+                             now.eps,
+                             step_.slots,
+                             kv_layer(now.layer)};
       write_keys_values(write, first, last);
       return;
     }
-    case Op::attend:
-      slipstream::attend(plans_[static_cast<size_t>(now.attention)], buffer<T>(now.source), width(now.source),
-                         kv_layer(now.layer), buffer<T>(now.target), width(now.target), tile, scratch(thread));
+    case Op::attend: {
+      const AttentionLayer<T> layer{buffer<T>(now.source),
+                                    width(now.source),
+                                    shape_.head_dim,
+                                    kv_layer(now.layer),
+                                    static_cast<const float*>(now.weight),
+                                    buffer<T>(now.target),
+                                    width(now.target)};
+      slipstream::attend(plans_[static_cast<size_t>(now.attention)], layer, tile, scratch(thread));
       return;
+    }
     case Op::best:
       argmax(buffer<float>(now.source), width(now.source), shape_.num_ids, step_.best_ids, step_.is_sound, first, last);
       return;

@@ -23,6 +23,12 @@ struct AttentionKind {
   int32_t on_samples;  // only the sampled rows are computed, which must be the last rows of sequences
 };
 
+// Rotary angles that `write` refers to by their number.
+struct RotaryKind {
+  const float* inv_freq;  // [head_dim / 2]
+  float scale;            // of cosines and sines
+};
+
 // What all programs of a model share. Heads and vocabulary: this rank's share.
 struct ModelShape {
   Scalar type;  // of weights, activations and unquantised keys and values: f32 or bf16
@@ -35,24 +41,27 @@ struct ModelShape {
   int32_t num_ids;    // in that run
   int32_t num_kinds;  // of attention
   const AttentionKind* kinds;
+  int32_t num_rotaries;
+  const RotaryKind* rotaries;
   float attention_scale;
-  float rotary_scale;
-  const float* inv_freq;  // [head_dim / 2]
+  float attention_softcap;  // of scores; 0: none
 };
 
 enum class Op : int32_t {
-  embed = 0,   // target f32 [tokens, dim] = rows of `weight`, zeros for ids of other ranks
-  rotary = 1,  // the angles of the step's positions, for all `write` behind it
-  norm = 2,    // target [rows, dim] = RMS norm of source f32, with `weight` [dim] of the model's type
+  embed = 0,   // target f32 [tokens, dim] = rows of `weight` times `scale`, zeros for ids of other ranks
+  rotary = 1,  // the angles `rotary` of the step's positions, for all `write` behind it
+  norm = 2,    // target [rows, dim] = RMS norm of source f32, with `weight` [dim] float32
   linear = 3,  // target = epilogue(source W^T + bias)
-  write = 4,   // norms (`weight`: [heads + kv_heads, head_dim] or none) and rotates source, the qkv of all tokens, in
-               // place, and stores keys and values in the pages of `layer`
-  attend = 5,  // target [tokens, heads * head_dim] from the queries of source and the pages of `layer`
+  write = 4,   // norms (`weight`: [heads + kv_heads, head_dim] float32 or none) and rotates source, the qkv of all
+               // tokens, by the angles `rotary`, in place, and stores keys and values in the pages of `layer`
+  attend = 5,  // target [tokens, heads * head_dim] from the queries of source and the pages of `layer`, with the sinks
+               // `weight` [heads] float32 or none
   gather = 6,  // target [samples, dim] = the sampled rows of source
   best = 7,    // best_ids and is_sound of source, the f32 scores of the sampled rows
+  add_norm = 8,  // like norm, added to target f32
   // A mixture of experts; the choices of `route` hold until the next one.
   route = 9,     // rows choose experts by source, f32 [rows, experts]
-  permute = 10,   // target [pairs, dim] = rows of source, by expert
+  permute = 10,  // target [pairs, dim] = rows of source, by expert
   experts = 11,  // target [pairs, out] = epilogue(source W^T + bias), with the weight of each pair's expert
   combine = 12,  // target [rows, dim] f32 = (or +=: add_residual) weighted sums of source, f32 [pairs, dim]
 };
@@ -66,8 +75,10 @@ struct Instruction {
   Epilogue epilogue;   // linear
   int32_t layer;       // write, attend: of the pool
   int32_t attention;   // attend: number of an AttentionKind
-  float eps;           // norm, write
-  const void* weight;  // embed, norm, write
+  int32_t rotary;      // rotary, write: number of a RotaryKind
+  float eps;           // norm, add_norm, write
+  float scale;         // embed
+  const void* weight;  // embed, norm, add_norm, write, attend
   PackedWeight packed;
   const float* bias;  // linear: [outputs] or none; experts: [own experts, outputs] or none
   // Of mixtures of experts.

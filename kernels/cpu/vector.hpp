@@ -85,6 +85,12 @@ inline F32 fnma(F32 a, F32 b, F32 c) { return _mm512_fnmadd_ps(a, b, c); }  // c
 inline F32 max(F32 a, F32 b) { return _mm512_max_ps(a, b); }                // b where either is nan
 inline F32 min(F32 a, F32 b) { return _mm512_min_ps(a, b); }                // b where either is nan
 inline F32 absolute(F32 x) { return _mm512_abs_ps(x); }
+// `size`, which is not negative, with the sign of `x`.
+inline F32 with_sign_of(F32 size, F32 x) { return _mm512_or_ps(size, _mm512_and_ps(x, _mm512_set1_ps(-0.0f))); }
+// `less` where a < b, `otherwise` elsewhere, and where either is nan.
+inline F32 choose_less(F32 a, F32 b, F32 less, F32 otherwise) {
+  return _mm512_mask_mov_ps(otherwise, _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), less);
+}
 inline F32 round(F32 x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 // x in lanes first .. last (last excluded, both may lie outside), `otherwise` in the others.
 inline F32 keep_lanes(F32 x, int first, int last, F32 otherwise) {
@@ -180,6 +186,12 @@ inline F32 fnma(F32 a, F32 b, F32 c) { return _mm256_fnmadd_ps(a, b, c); }  // c
 inline F32 max(F32 a, F32 b) { return _mm256_max_ps(a, b); }                // b where either is nan
 inline F32 min(F32 a, F32 b) { return _mm256_min_ps(a, b); }                // b where either is nan
 inline F32 absolute(F32 x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
+// `size`, which is not negative, with the sign of `x`.
+inline F32 with_sign_of(F32 size, F32 x) { return _mm256_or_ps(size, _mm256_and_ps(x, _mm256_set1_ps(-0.0f))); }
+// `less` where a < b, `otherwise` elsewhere, and where either is nan.
+inline F32 choose_less(F32 a, F32 b, F32 less, F32 otherwise) {
+  return _mm256_blendv_ps(otherwise, less, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
+}
 // x in lanes first .. last (last excluded, both may lie outside), `otherwise` in the others.
 inline F32 keep_lanes(F32 x, int first, int last, F32 otherwise) {
   const I32 lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
@@ -257,6 +269,27 @@ inline F32 exp(F32 x) { return exp2(mul(x, broadcast(1.44269504f))); }
 inline F32 sigmoid_mul(F32 x, F32 alpha) {
   const F32 negative = min(broadcast(88.0f), sub(zero(), mul(alpha, x)));
   return div(x, add(broadcast(1.0f), exp(negative)));
+}
+
+// By Cephes' tanhf (https://netlib.org/cephes): a polynomial near zero, where the quotient would cancel.
+inline F32 tanh(F32 x) {
+  const F32 size = absolute(x), square = mul(x, x);
+  F32 y = broadcast(-5.70498872745e-3f);
+  y = fma(y, square, broadcast(2.06390887954e-2f));
+  y = fma(y, square, broadcast(-5.37397155531e-2f));
+  y = fma(y, square, broadcast(1.33314422036e-1f));
+  y = fma(y, square, broadcast(-3.33332819422e-1f));
+  const F32 near_zero = fma(mul(y, square), x, x);
+  const F32 power = exp(mul(broadcast(2.0f), min(broadcast(10.0f), size)));  // beyond, the result is 1
+  const F32 far = sub(broadcast(1.0f), div(broadcast(2.0f), add(power, broadcast(1.0f))));
+  return choose_less(size, broadcast(0.625f), near_zero, with_sign_of(far, x));
+}
+
+// x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), which is torch's gelu with approximate='tanh'.
+inline F32 gelu_tanh(F32 x) {
+  const F32 cubic = fma(mul(mul(x, x), broadcast(0.044715f)), x, x);
+  const F32 half = mul(x, broadcast(0.5f));
+  return fma(half, tanh(mul(cubic, broadcast(0.797884561f))), half);
 }
 
 // x / (1 + e^-x)

@@ -4,6 +4,7 @@
     norm_linear     one kernel: norm, product, bias               norm; product (cuBLAS; fp8, int4: Triton)
     norm_gated      the same, gate included                       norm; product; gate
     linear, add_to  one kernel                                    cuBLAS adds to it by itself
+    linear_norm     product; norm and addition                    the same
     attention       decode_attention for the sequences with one query, prefill_attention for the others
 
 Nothing here waits for the device or looks at its numbers, so a step can be recorded as a CUDA graph.
@@ -22,8 +23,9 @@ from slipstream.kernels.attention.device_inputs import DeviceInputs
 from slipstream.kernels.attention.gpu.decode_attention import decode_attention
 from slipstream.kernels.attention.gpu.prefill_attention import prefill_attention
 from slipstream.kernels.attention.gpu.rope_kv_write import rope_kv_write, rope_table
+from slipstream.kernels.elementwise.gated import Gate
+from slipstream.kernels.elementwise.gpu.gated import gated
 from slipstream.kernels.elementwise.gpu.rms_norm import rms_norm
-from slipstream.kernels.elementwise.gpu.silu_mul import silu_mul
 from slipstream.kernels.linear.gpu.decode_linear import MAX_ROWS, decode_linear
 from slipstream.kernels.linear.gpu.fp8_linear import fp8_linear
 from slipstream.kernels.linear.gpu.int4_linear import MIN_GROUP, int4_linear
@@ -44,8 +46,8 @@ class TritonOps:
     def pack_weight(self, weight: Tensor) -> Tensor:
         return weight.contiguous()
 
-    def embedding(self, token_ids: Tensor, table: Tensor, ranks: Ranks | None = None) -> Tensor:
-        return embedding_rows(token_ids, table, ranks)
+    def embedding(self, token_ids: Tensor, table: Tensor, ranks: Ranks | None = None, scale: float = 1.0) -> Tensor:
+        return embedding_rows(token_ids, table, ranks, scale)
 
     def linear(
         self,
@@ -64,19 +66,40 @@ class TritonOps:
         product = _product(x, weight, bias)
         return product if add_to is None else add_to.add_(product)
 
+    def linear_norm(
+        self,
+        x: Tensor,
+        weight: Weight,
+        bias: Tensor | None,
+        norm_weight: Tensor,
+        eps: float,
+        add_to: Tensor,
+        ranks: Ranks | None = None,
+    ) -> Tensor:
+        product = self.linear(x, weight, bias)
+        if ranks is not None and ranks.size > 1:
+            product = ranks.all_reduce(product)
+        return add_to.add_(rms_norm(product, norm_weight, eps, dtype=add_to.dtype))
+
     def norm_linear(
         self, x: Tensor, norm_weight: Tensor, eps: float, weight: Weight, bias: Tensor | None = None
     ) -> Tensor:
         if isinstance(weight, Tensor | Fp8Weight) and len(x) <= MAX_ROWS:
             return decode_linear(x, weight, bias, norm_weight=norm_weight, eps=eps)
-        return _product(rms_norm(x, norm_weight, eps), weight, bias)
+        return _product(rms_norm(x, norm_weight, eps, dtype=x.dtype), weight, bias)
 
     def norm_gated(
-        self, x: Tensor, norm_weight: Tensor, eps: float, weight: Weight, bias: Tensor | None = None
+        self,
+        x: Tensor,
+        norm_weight: Tensor,
+        eps: float,
+        weight: Weight,
+        bias: Tensor | None = None,
+        gate: Gate = "silu",
     ) -> Tensor:
         if isinstance(weight, Tensor | Fp8Weight) and len(x) <= MAX_ROWS:
-            return decode_linear(x, weight, bias, norm_weight=norm_weight, eps=eps, gated=True)
-        return silu_mul(self.norm_linear(x, norm_weight, eps, weight, bias))
+            return decode_linear(x, weight, bias, norm_weight=norm_weight, eps=eps, gated=True, gate=gate)
+        return gated(self.norm_linear(x, norm_weight, eps, weight, bias), gate)
 
     def begin_step(self, inputs: StepInputs, attention: AttentionShape, kv: Tensor) -> AttentionStep:
         """Brings the host's part of the inputs to the device, piece by piece; see `begin_device_step`."""
@@ -101,8 +124,8 @@ class TritonOps:
     def begin_device_step(self, inputs: DeviceInputs, attention: AttentionShape, kv: Tensor) -> AttentionStep:
         """`begin_step` of inputs that are on the device already. What earlier owners left in the pages need not be
         cleared: the kernels read nothing behind a sequence's last token."""
-        cos, sin = rope_table(inputs.positions, attention.inv_freq, attention.rotary_scale)
-        return TritonStep(attention, inputs, kv, cos, sin)
+        angles = tuple(rope_table(inputs.positions, one.inv_freq, one.scale) for one in attention.rotaries)
+        return TritonStep(attention, inputs, kv, angles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,23 +135,25 @@ class TritonStep:
     shape: AttentionShape
     inputs: DeviceInputs
     kv: Tensor
-    cos: Tensor
-    sin: Tensor
+    angles: tuple[tuple[Tensor, Tensor], ...]  # cos, sin by number of the rotary
 
-    def write(self, qkv: Tensor, qk_norm: Tensor | None, layer: int) -> Tensor:
-        shape, kv_layer = self.shape, self.kv[layer]
-        return rope_kv_write(
-            qkv, self.cos, self.sin, self.inputs.slots, kv_layer, shape.num_heads, qk_norm=qk_norm, eps=shape.norm_eps
-        )
+    def write(self, qkv: Tensor, qk_norm: Tensor | None, layer: int, rotary: int = 0) -> Tensor:
+        shape, slots = self.shape, self.inputs.slots
+        cos, sin = self.angles[rotary]
+        return rope_kv_write(qkv, cos, sin, slots, self.kv[layer], shape.num_heads, qk_norm=qk_norm, eps=shape.norm_eps)
 
-    def attend(self, q: Tensor, layer: int, window: int | None) -> Tensor:
-        inputs, scale, n = self.inputs, self.shape.head_dim**-0.5, self.inputs.num_decodes
+    def attend(self, q: Tensor, layer: int, window: int | None, sinks: Tensor | None = None) -> Tensor:
+        inputs, scale, softcap, n = self.inputs, self.shape.scale, self.shape.softcap, self.inputs.num_decodes
         kv_layer, out = self.kv[layer], torch.empty_like(q)
         table, starts, kv_lens = inputs.page_table, inputs.query_starts, inputs.kv_lens
         if n:
-            decode_attention(q[:n], kv_layer, table[:n], kv_lens[:n], scale, window, out=out[:n])
+            decode_attention(
+                q[:n], kv_layer, table[:n], kv_lens[:n], scale, window, softcap=softcap, sinks=sinks, out=out[:n]
+            )
         if n < inputs.num_seqs:
-            prefill_attention(q, kv_layer, table[n:], starts[n:], kv_lens[n:], scale, window, out=out)
+            prefill_attention(
+                q, kv_layer, table[n:], starts[n:], kv_lens[n:], scale, window, softcap=softcap, sinks=sinks, out=out
+            )
         return out.flatten(1)
 
 

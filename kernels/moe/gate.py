@@ -5,16 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-
-@dataclass(frozen=True, slots=True)
-class SiluGate:
-    """silu(gate) * up"""
-
-    def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
-        return F.silu(gate) * up
+from slipstream.kernels.elementwise.gated import Gate, gated
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +17,15 @@ class ClampedSwiglu:
     alpha: float = 1.702
     limit: float = 7.0
 
-    def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
+    def __call__(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
         gate, up = gate.clamp(max=self.limit), up.clamp(min=-self.limit, max=self.limit)
         return (up + 1) * gate * torch.sigmoid(self.alpha * gate)
 
 
-Gate = SiluGate | ClampedSwiglu
+ExpertGate = Gate | ClampedSwiglu
+
+
+def expert_gated(gate_up: Tensor, gate: ExpertGate) -> Tensor:
+    """`gate_up` is [rows, 2 * inner], gate first; returns [rows, inner]."""
+    return gate(gate_up) if isinstance(gate, ClampedSwiglu) else gated(gate_up, gate)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slipstream.kernels.moe.gate import Gate
+from slipstream.kernels.moe.gate import ExpertGate, expert_gated
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class ExpertWeights:
     down: Tensor  # [experts, out, inner]
     gate_up_bias: Tensor | None  # [experts, 2 * inner]
     down_bias: Tensor | None  # [experts, out]
-    gate: Gate
+    gate: ExpertGate
     first: int = 0
 
 
@@ -41,7 +41,7 @@ def grouped_experts(x: Tensor, experts: Tensor, weights: Tensor, layer: ExpertWe
         if len(rows) == 0:
             continue
         gate_up = F.linear(x[rows], layer.gate_up[own], _of_expert(layer.gate_up_bias, own))
-        inner = layer.gate(*gate_up.chunk(2, dim=-1))
+        inner = expert_gated(gate_up, layer.gate)
         y = F.linear(inner, layer.down[own], _of_expert(layer.down_bias, own))
         out.index_add_(0, rows, y.float() * weights[rows, choices, None].float())
     return out

@@ -57,7 +57,7 @@ class AttemptFlow:
         placed = self._placer.begin(state, placement, now)
         placed.num_predicted_cached = num_predicted_cached
         num_tokens = state.num_tokens
-        charge = decode_charge(decode, num_tokens)
+        charge = decode_charge(decode, num_tokens, state.most_tokens)
         if group is None:
             charge = charge._replace(tokens=num_tokens - placed.decode_cached_tokens)
         seq = decode.ledger.spend(charge)

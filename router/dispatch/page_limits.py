@@ -62,7 +62,8 @@ def _asked_pages(workers: Collection[WorkerState], table: RequestTable) -> dict[
             free = [worker for worker in pool if slots[worker.peer] > 0 or worker.hello.role == "prefill"]
             best = max(free, key=lambda w: w.hello.num_pages - _num_used(w) - asked.get(w.peer, 0), default=None)
             if best is not None:
-                asked[best.peer] = asked.get(best.peer, 0) + best.pages_for(state.num_tokens + 1)
+                num_pages = best.decode_pages(state.num_tokens, state.most_tokens)
+                asked[best.peer] = asked.get(best.peer, 0) + num_pages
                 slots[best.peer] -= 1
     return asked
 

@@ -26,14 +26,14 @@ RATED_AGAIN_S, RATED_AT_LEAST_S = 0.05, 1.0
 @dataclass(slots=True)
 class Hold:
     """A look at a queue that placed nothing. Another look is worth it when the queue has changed, at `until_s`, or when
-    there is room: `tokens` is the size of the smallest request that waits for each side, `better` are the workers that
-    single requests wait for, with the tokens of these. `wake_s`: see `match_credits`."""
+    there is room: `tokens` are the fewest tokens, and the fewest in the end, of the requests that wait for each side,
+    `better` are the workers that single requests wait for, with the same of these. `wake_s`: see `match_credits`."""
 
     queue_version: int
     wake_s: float | None
     until_s: float
-    tokens: dict[Role, int]
-    better: list[tuple[WorkerState, int]]
+    tokens: dict[Role, tuple[int, int]]
+    better: list[tuple[WorkerState, int, int]]
 
 
 class HoldPolicy:
@@ -63,19 +63,19 @@ class HoldPolicy:
         better = wait.better
         role = _side(wait)
         workers = [better] if better is not None else self._registry.least_loaded(role, FEW, state.version)
-        fits, num_tokens = FITS[role], state.num_tokens
-        return None if any(fits(worker, num_tokens) for worker in workers) else wait
+        fits, num_tokens, most_tokens = FITS[role], state.num_tokens, state.most_tokens
+        return None if any(fits(worker, num_tokens, most_tokens) for worker in workers) else wait
 
     def queue_hold(self, version: str, queue_version: int, now: float) -> Hold | None:
         """The last look at the queue of a version, if it still holds; None: the queue has to be looked at."""
         hold = self._queue_holds.get(version)
         if hold is None or hold.queue_version != queue_version or now >= hold.until_s:
             return None
-        for role, num_tokens in hold.tokens.items():
+        for role, (num_tokens, most_tokens) in hold.tokens.items():
             fits = FITS[role]
-            if any(fits(worker, num_tokens) for worker in self._registry.least_loaded(role, FEW, version)):
+            if any(fits(worker, num_tokens, most_tokens) for worker in self._registry.least_loaded(role, FEW, version)):
                 return None
-        if any(FITS[worker.hello.role](worker, num_tokens) for worker, num_tokens in hold.better):
+        if any(FITS[worker.hello.role](worker, *size) for worker, *size in hold.better):
             return None
         return hold
 
@@ -91,7 +91,7 @@ class HoldPolicy:
         """A look at the queue has placed nothing: the requests in `waiting` have to wait. If no decode worker had room
         at all, there may be others behind them that were not rated."""
         until_s = now + RATED_AT_LEAST_S if wake_s is None else min(now + RATED_AT_LEAST_S, wake_s)
-        tokens: dict[Role, int] = {} if has_decode_room else {"decode": 0}
+        tokens: dict[Role, tuple[int, int]] = {} if has_decode_room else {"decode": (0, 0)}
         better = []
         for state, wait in waiting:
             known = self._known.get(state.request_id)
@@ -99,10 +99,11 @@ class HoldPolicy:
                 return  # it would fit, and is held back only for the sake of others
             until_s = min(until_s, known[2])
             if wait.better is not None:
-                better.append((wait.better, state.num_tokens))
+                better.append((wait.better, state.num_tokens, state.most_tokens))
             else:
-                role = _side(wait)
-                tokens[role] = min(tokens.get(role, state.num_tokens), state.num_tokens)
+                role, num_tokens, most_tokens = _side(wait), state.num_tokens, state.most_tokens
+                fewest, fewest_in_the_end = tokens.get(role, (num_tokens, most_tokens))
+                tokens[role] = min(fewest, num_tokens), min(fewest_in_the_end, most_tokens)
         self._queue_holds[version] = Hold(queue_version, wake_s, until_s, tokens, better)
 
     def hold_request(self, state: RequestState, wait: Wait, now: float) -> None:
@@ -121,7 +122,7 @@ class HoldPolicy:
         self._known.pop(request_id, None)
 
 
-FITS: dict[Role, Callable[[WorkerState, int], bool]] = {"decode": fits_decode, "prefill": fits_prefill}
+FITS: dict[Role, Callable[[WorkerState, int, int], bool]] = {"decode": fits_decode, "prefill": fits_prefill}
 
 
 def _side(wait: Wait) -> Role:

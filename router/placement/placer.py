@@ -182,6 +182,7 @@ class Placer:
             *state.levels,
             0.0 if state.output else now - state.record.timeline.queued,
             self._local_max_tokens(state),
+            most_tokens=state.most_tokens,
         )
 
     def _predicted(self, state: RequestState, worker: WorkerState, num_cached: int, now: float) -> PromptTimes:

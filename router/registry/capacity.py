@@ -8,9 +8,9 @@ from slipstream.router.registry.credits import Charge
 from slipstream.router.registry.worker_registry import WorkerState
 
 
-def decode_charge(worker: WorkerState, num_tokens: int) -> Charge:
-    """What a sequence of `num_tokens` takes of a decode worker: their pages and room for one more token."""
-    return Charge(slots=1, pages=worker.pages_for(num_tokens + 1))
+def decode_charge(worker: WorkerState, num_tokens: int, most_tokens: int) -> Charge:
+    """What a sequence of `num_tokens`, which may come to have `most_tokens`, takes of a decode worker."""
+    return Charge(slots=1, pages=worker.decode_pages(num_tokens, most_tokens))
 
 
 def prefill_charge(worker: WorkerState, num_tokens: int) -> Charge:
@@ -32,13 +32,14 @@ def refusal(num_tokens: int, decode_workers: Sequence[WorkerState]) -> str | Non
     return f"a sequence of {num_tokens} tokens leaves no room for output: at most {longest} tokens fit"
 
 
-def fits_decode(worker: WorkerState, num_tokens: int) -> bool:
+def fits_decode(worker: WorkerState, num_tokens: int, most_tokens: int) -> bool:
     """Whether a decode worker's credits cover the sequence now."""
-    return worker.ledger.free_slots >= 1 and worker.ledger.free_pages >= worker.pages_for(num_tokens + 1)
+    ledger = worker.ledger
+    return ledger.free_slots >= 1 and ledger.free_pages >= worker.decode_pages(num_tokens, most_tokens)
 
 
-def fits_prefill(worker: WorkerState, num_tokens: int) -> bool:
-    """Whether a prefill group's credits cover the prompt now."""
+def fits_prefill(worker: WorkerState, num_tokens: int, most_tokens: int = 0) -> bool:
+    """Whether a prefill group's credits cover the prompt now, whatever the answer may come to."""
     # An idle group takes any prompt that fits its pages, even one longer than its queue is meant to be.
     ledger, hello = worker.ledger, worker.hello
     return ledger.free_pages >= -(-num_tokens // hello.page_tokens) and ledger.free_tokens >= min(

@@ -46,6 +46,14 @@ class WorkerState:
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.hello.page_tokens)
 
+    def decode_pages(self, num_tokens: int, most_tokens: int) -> int:
+        """Pages that it sets aside for a sequence of so many tokens before it takes it: with room for one more, or for
+        all that it may come to have."""
+        hello = self.hello
+        if not hello.reserves_output:
+            return -(-(num_tokens + 1) // hello.page_tokens)
+        return min(-(-min(most_tokens, hello.max_model_len) // hello.page_tokens), hello.num_pages)
+
 
 FEW = 8
 

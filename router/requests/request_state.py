@@ -99,6 +99,11 @@ class RequestState:
         return self.num_prompt_tokens + len(self.output.ids)
 
     @property
+    def most_tokens(self) -> int:
+        """How many tokens prompt and output may have in the end, unless the model's context ends before."""
+        return self.num_prompt_tokens + self.request.sampling.max_tokens
+
+    @property
     def has_first_token(self) -> bool:
         """Whether the current attempt has produced a token."""
         return self.phase in ("transfer", "decode")

@@ -11,6 +11,8 @@ from slipstream.router.protocol.messages import Role
 from slipstream.workers.models.directory.model_spec import ModelImpl
 from slipstream.workers.models.directory.stored_quantization import KvCacheDtype, OnLoad
 
+# TensorRT-LLM's words: running sequences may be preempted when pages run out, or each has room for its whole answer.
+SchedulerPolicy = Literal["max_utilization", "guaranteed_no_evict"]
 MAX_THREADS = 1024  # more than any host has cores; torch would try to start any number
 
 
@@ -20,6 +22,10 @@ class EngineConfig:
     the ranks there), or 0.9 of a GPU's memory, after the weights, but no more than `max_num_seqs` sequences of full
     length can fill. `num_pages` wins over it. `max_step_tokens` is the chunk budget of a step: prompts longer than
     what decoding leaves of it are computed in several steps. `page_tokens` = 16 is vLLM's default block size.
+
+    `scheduler_policy: max_utilization` admits a sequence when there are pages for the tokens that are known, and
+    preempts when pages run out. With `guaranteed_no_evict` the pages for a prompt and the most output that its request
+    may have are set aside before it is admitted, reserved for or adopted, and nothing is ever preempted.
 
     `cpu_kernels: off` computes with torch where native kernels would serve. `weight_cache_dir` is where the native
     kernels keep weights in the form they read, for all workers of a host to share: `auto` is `slipstream` in the
@@ -49,6 +55,7 @@ class EngineConfig:
     max_num_seqs: int = 64
     max_step_tokens: int = 512
     prefix_caching: bool = True
+    scheduler_policy: SchedulerPolicy = "max_utilization"
     num_threads: int | None = None
     niceness: int | Literal["auto"] = "auto"
     cpu_kernels: Literal["auto", "off", False] = "auto"  # False is what YAML makes of a bare `off`
@@ -154,6 +161,7 @@ class WorkerConfig:
             max_model_len=theirs.engine.max_model_len,
             max_num_seqs=theirs.engine.max_num_seqs,
             max_step_tokens=theirs.engine.max_step_tokens,
+            scheduler_policy=theirs.engine.scheduler_policy,
             niceness=theirs.engine.niceness,
         )
         return replace(self, role=role, max_queued_tokens=theirs.max_queued_tokens, engine=engine, other_role=ours)

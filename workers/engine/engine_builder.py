@@ -93,6 +93,7 @@ def engine_limits(
         eos_token_ids=end_token_ids(Path(model_dir)),
         model_id=model_id or f"{Path(model_dir).resolve()}:{dtype}:{config.quantization}:{of_pages}",
         prefix_caching=config.prefix_caching,
+        reserves_output=config.scheduler_policy == "guaranteed_no_evict",
     )
 
 

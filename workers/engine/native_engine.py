@@ -146,8 +146,7 @@ class NativeEngine:
 
     def set_page_limit(self, num_pages: int) -> None:
         """The memory of the pages above it is returned by the next steps."""
-        self._scheduler.pages.pool.set_limit(num_pages)
-        self._scheduler.look_again()
+        self._scheduler.set_page_limit(num_pages)
 
     @property
     def has_elastic_pages(self) -> bool:

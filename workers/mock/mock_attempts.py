@@ -18,8 +18,9 @@ _ID_BYTES = 4
 
 
 class MockAttempts:
-    def __init__(self, profile: MockProfile, model: str) -> None:
+    def __init__(self, profile: MockProfile, model: str, reserves_output: bool) -> None:
         self.profile = profile
+        self._reserves_output = reserves_output
         self.pages = MockPages(profile.num_pages)
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
@@ -39,8 +40,8 @@ class MockAttempts:
         return self._attempts.get(key)
 
     def admit(self, request: EngineRequest, state: MockState, num_room_tokens: int = 0) -> MockAttempt | None:
-        """A new attempt with pages for all its tokens and some more; None if there are not enough. Raises
-        EngineRequestError if it can never run here or its key is in use."""
+        """A new attempt with pages for all its tokens and some more, or for all that it may come to have; None if there
+        are not enough. Raises EngineRequestError if it can never run here or its key is in use."""
         key = (request.request_id, request.attempt)
         if key in self._attempts:
             raise EngineRequestError("request_id", f"{key} is here already")
@@ -59,6 +60,8 @@ class MockAttempts:
             chain = HashChain(root_digest(self._model, request.cache_salt), page_tokens)
             chain.extend(tokens, num_tokens // page_tokens)
         num_pages = self.profile.pages_for(num_tokens + num_room_tokens)
+        if self._reserves_output:
+            num_pages = min(self.profile.pages_for(num_prompt + max_output), self.profile.num_pages)
         lease = self.pages.take(chain, num_pages, self._max_shared(num_tokens))
         if lease is None:
             return None

@@ -33,7 +33,7 @@ class MockEngine:
 
     def __init__(self, profile: MockProfile, role: Role, model: str, steps: StepSampler) -> None:
         self._profile = profile
-        self.book = MockAttempts(profile, model)
+        self.book = MockAttempts(profile, model, profile.reserves_output and role == "decode")
         self.transfers = MockTransfers(self.book, role)
         self.batch = MockSteps(self.book, self.transfers, role, steps)
         self.migrations = MockMigrations(self.book, self.batch)
@@ -54,8 +54,8 @@ class MockEngine:
         if attempt is None:
             return None
         self.book.count_cached(attempt)
-        lease = attempt.lease
-        return Reservation(attempt.key, attempt.num_cached, lease.num_known, range(lease.num_known, lease.num_pages))
+        wanted = range(attempt.lease.num_known, self._profile.pages_for(attempt.num_tokens))
+        return Reservation(attempt.key, attempt.num_cached, wanted.start, wanted)
 
     def adopt(self, request: EngineRequest, num_room_tokens: int) -> Reservation | None:
         attempt = self.book.admit(request, MockState.RESERVED, num_room_tokens)

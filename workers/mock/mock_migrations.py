@@ -36,7 +36,8 @@ class MockMigrations:
         """The pages of the next round."""
         lease, num_full = attempt.lease, (attempt.num_tokens - 1) // self._profile.page_tokens
         first = min(lease.num_known, num_full)
-        end = lease.num_pages if num_room_tokens else num_full
+        with_room = min(self._profile.pages_for(attempt.num_tokens + num_room_tokens), lease.num_pages)
+        end = with_room if num_room_tokens else num_full
         attempt.state = MockState.RESERVED if num_room_tokens else MockState.COPYING
         return Reservation(attempt.key, attempt.num_cached, first, range(first, end))
 

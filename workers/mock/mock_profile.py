@@ -17,7 +17,8 @@ class MockProfile:
 
     A step takes `step_s + decode_token_s * decoding sequences + prefill_token_s * prompt tokens + context_token_s *
     tokens that decoding sequences attend to`. Pages take `transfer_s + transfer_page_s * pages` to arrive. Tokens that
-    are found in the prefix cache are neither computed nor sent.
+    are found in the prefix cache are neither computed nor sent. A decode worker that `reserves_output` takes a sequence
+    only with pages for all that it may come to have (`engine.scheduler_policy: guaranteed_no_evict`).
     """
 
     page_tokens: int = 16
@@ -35,6 +36,7 @@ class MockProfile:
     transfer_page_s: float = 0.0
     start_lease_s: float = 30.0  # how long a reservation waits for its first token
     prefix_caching: bool = True
+    reserves_output: bool = False
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -95,6 +97,7 @@ class MockProfile:
             prefix_caching=self.prefix_caching,
             oldest_version=OLDEST_PROTOCOL_VERSION,
             build=plain_build(),
+            reserves_output=self.reserves_output and role == "decode",
         )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from slipstream.kernels.ops import AttentionShape, AttentionStep, Ops, Weight
+from slipstream.kernels.ops import AttentionShape, AttentionStep, Ops, Rotary, Weight
 from slipstream.workers.models.directory.model_config import ModelConfig
 from slipstream.workers.models.directory.rank_share import LayerShare, RankShare
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
@@ -109,11 +109,11 @@ def attention_shape(config: ModelConfig, tp: TensorParallel, embedding: Tensor) 
         num_heads=config.num_heads // tp.size,
         num_kv_heads=config.num_kv_heads // tp.size,
         head_dim=config.head_dim,
-        inv_freq=inv_freq.to(embedding.device),
-        rotary_scale=rotary_scale,
+        rotaries=(Rotary(inv_freq.to(embedding.device), rotary_scale),),
         norm_eps=config.rms_norm_eps,
         windows=frozenset(config.layer_windows),
         dtype=embedding.dtype,
+        scale=config.head_dim**-0.5,
     )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.linear.packed_linear import pack_weight
-from slipstream.kernels.moe.gate import Gate
+from slipstream.kernels.moe.gate import ExpertGate
 from slipstream.kernels.moe.grouped_experts import ExpertWeights
 from slipstream.kernels.ops import TorchOps, Weight
 from slipstream.kernels.quantization.quantized_weight import QuantizedWeight, dequantize
@@ -77,11 +77,11 @@ class TensorSource:
     quantization: OnLoad
     keep_codes: bool
 
-    def vector(self, part: TensorPart) -> Tensor:
-        return self._stacked(part)
+    def vector(self, part: TensorPart, *, plus: float = 0.0) -> Tensor:
+        return self._vectors([part], plus)
 
-    def head_vectors(self, parts: list[TensorPart]) -> Tensor:
-        return self._stacked(*parts).view(len(parts), -1)
+    def head_vectors(self, parts: list[TensorPart], *, plus: float = 0.0) -> Tensor:
+        return self._vectors(parts, plus).view(len(parts), -1)
 
     def linear(self, share: LinearShare, *, gated: bool = False) -> Linear:
         del gated  # gate and up lie one below the other
@@ -92,7 +92,7 @@ class TensorSource:
         biases = None if share.biases is None else self._stacked(*share.biases)
         return Linear(pack_weight(self._stacked(*share.weights)), biases)
 
-    def experts(self, share: ExpertsShare, gate: Gate) -> ExpertWeights:
+    def experts(self, share: ExpertsShare, gate: ExpertGate) -> ExpertWeights:
         """Quantised ones are widened, as no op of torch or Triton reads stacks of codes."""
         return ExpertWeights(
             gate_up=torch.stack([self._widened(linear) for linear in share.gate_up]),
@@ -133,6 +133,10 @@ class TensorSource:
     def _expert_biases(self, shares: tuple[LinearShare, ...]) -> Tensor | None:
         biases = [self._stacked(*share.biases) for share in shares if share.biases is not None]
         return torch.stack(biases) if biases else None
+
+    def _vectors(self, parts: list[TensorPart], plus: float) -> Tensor:
+        stacked = self._stacked(*parts)
+        return stacked if plus == 0 else stacked.float().add_(plus)
 
     def _stacked(self, *parts: TensorPart) -> Tensor:
         """Parts of equal width, one below the other."""

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from slipstream.kernels.cpu.c_interface import AttentionKind, KvFormat, ModelShape, Op, Step
+from slipstream.kernels.cpu.c_interface import AttentionKind, KvFormat, ModelShape, Op, RotaryKind, Step
 from slipstream.kernels.cpu.native_ops import NativeOps, ProgramStop, Recorded, Value, only_samples
 from slipstream.kernels.cpu.native_program import Buffers, NativeProgram
 from slipstream.kernels.ops import StepInputs
@@ -37,7 +37,7 @@ from slipstream.workers.models.weights.packed_weights import PackedWeights, load
 
 NATIVE_DTYPES = (torch.float32, torch.bfloat16)
 KV_FORMATS = {torch.int8: KvFormat.INT8, torch.float8_e4m3fn: KvFormat.FP8}  # all others: the model's dtype
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
 
 
 def is_native(config: ModelConfig, dtype: torch.dtype) -> bool:
@@ -76,18 +76,21 @@ def load_native(
         on_load=quantization,
         files=files,
     )
+    attention = decoder.attention
+    rotaries = [RotaryKind(rotary.inv_freq.data_ptr(), rotary.scale) for rotary in attention.rotaries]
     shape = ModelShape(
         type=SCALARS[dtype],
-        num_heads=decoder.attention.num_heads,
-        num_kv_heads=decoder.attention.num_kv_heads,
-        head_dim=config.head_dim,
+        num_heads=attention.num_heads,
+        num_kv_heads=attention.num_kv_heads,
+        head_dim=attention.head_dim,
         page_tokens=page_tokens,
         kv_format=KV_FORMATS.get(of_pages or dtype, KvFormat.MODEL),
         first_id=share.embedding.rows.start,
         num_ids=share.embedding.num_rows,
-        attention_scale=config.head_dim**-0.5,
-        rotary_scale=decoder.attention.rotary_scale,
-        inv_freq=decoder.attention.inv_freq.data_ptr(),
+        num_rotaries=len(rotaries),
+        rotaries=(RotaryKind * len(rotaries))(*rotaries),
+        attention_scale=attention.scale,
+        attention_softcap=attention.softcap or 0.0,
     )
     return NativeModel(
         config, DecoderRecord.of(decoder, ops), shape, weights, library, of_pages=of_pages or dtype, tp=tp

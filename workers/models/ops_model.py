@@ -21,7 +21,7 @@ class OpsModel:
         self.decoder = decoder
         self.tp = tp
         self.dtype = decoder.attention.dtype
-        self.device = decoder.attention.inv_freq.device
+        self.device = decoder.attention.rotaries[0].inv_freq.device
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None) -> Tensor:

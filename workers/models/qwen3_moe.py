@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from slipstream.kernels.moe.gate import ClampedSwiglu, SiluGate
+from slipstream.kernels.moe.gate import ClampedSwiglu, ExpertGate
 from slipstream.kernels.moe.grouped_experts import Routing
 from slipstream.kernels.ops import AttentionStep, MoeWeights, Ops, Weight
 from slipstream.workers.models.directory.model_config import ModelConfig
@@ -80,10 +80,12 @@ class Qwen3Moe:
             q = step.write(qkv, layer.qk_norm, index)
             if layer_done is not None:
                 layer_done(index)
-            attended = step.attend(q, index, self.config.layer_windows[index])
-            ops.linear(attended, layer.output.weight, layer.output.bias, add_to=x, ranks=tp)
+            ops.linear(self.attend(q, step, index), layer.output.weight, layer.output.bias, add_to=x, ranks=tp)
             self._feed_forward(x, layer)
         return x
+
+    def attend(self, q: Tensor, step: AttentionStep, index: int) -> Tensor:
+        return step.attend(q, index, self.config.layer_windows[index])
 
     def scores(self, hidden: Tensor) -> Tensor:
         return self.ops.norm_linear(hidden, self.final_norm, self.config.rms_norm_eps, self.lm_head)
@@ -105,6 +107,6 @@ def _dense(share: LayerShare, source: WeightSource) -> DenseBlock:
 
 def _experts(share: ExpertsShare, moe: MoeConfig, source: WeightSource) -> MoeWeights:
     router = source.router(share.router)
-    gate = SiluGate() if moe.swiglu is None else ClampedSwiglu(*moe.swiglu)
+    gate: ExpertGate = "silu" if moe.swiglu is None else ClampedSwiglu(*moe.swiglu)
     routing = Routing(moe.num_experts, moe.top_k, moe.renormalise)
     return MoeWeights(routing, router.weight, router.bias, source.experts(share, gate))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slipstream.workers.models.directory.model_config import Family
+from slipstream.workers.models.gpt_oss import GptOss
 from slipstream.workers.models.interface.decoder import DecoderFamily
 from slipstream.workers.models.llama import Llama
 from slipstream.workers.models.qwen3_moe import Qwen3Moe
@@ -13,4 +14,5 @@ FAMILIES: dict[Family, DecoderFamily] = {
     "qwen2": Llama.read,
     "qwen3": Llama.read,
     "qwen3_moe": Qwen3Moe,
+    "gpt_oss": GptOss,
 }

@@ -62,6 +62,8 @@ def decode_attention(
     scale: float,
     window: int | None = None,
     *,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     out: Tensor | None = None,
     config: DecodeAttentionConfig | None = None,
     num_programs: int | None = None,
@@ -70,15 +72,17 @@ def decode_attention(
 
     `q` is [seqs, heads, head_dim], heads dense; `kv_layer` a layer of the pool, plain or quantised (see `KvLayer`);
     `page_table` [seqs, max_pages] and `kv_lens` [seqs] are int32 on the device. With a `window` only the last `window`
-    positions are seen. A length of 0 gives zeros. Nothing behind a sequence's last position is read. Capturable in a
-    CUDA graph: launches depend on shapes alone. Returns `out` [seqs, heads, head_dim]. Raises ValueError.
+    positions are seen. With a `softcap` scores are softcap * tanh(score / softcap). `sinks` [heads] float32 are the
+    scores of one more key of each head, whose value is zero. A length of 0 gives zeros. Nothing behind a sequence's
+    last position is read. Capturable in a CUDA graph: launches depend on shapes alone. Returns `out` [seqs, heads,
+    head_dim]. Raises ValueError.
     """
     num_seqs, num_heads, head_dim = q.shape
     kv = KvLayer.of(kv_layer, head_dim, q.dtype)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     if kv_lens.shape != (num_seqs,):
         raise ValueError(f"kv_lens: {list(kv_lens.shape)} for {num_seqs} queries")
-    kv.check_step(q, out, page_table, kv_lens, scale, window)
+    kv.check_step(q, out, page_table, kv_lens, scale, window, softcap, sinks)
     if not num_seqs:
         return out
     config = config or DecodeAttentionConfig.choose(head_dim, kv.numbers.element_size())
@@ -102,8 +106,12 @@ def decode_attention(
         page_table.stride(0),
         out.stride(0),
         scale * LOG2_E,
+        (softcap or 0.0) * LOG2_E,
+        kv_lens if sinks is None else sinks,
         window or 0,
         HAS_WINDOW=window is not None,
+        HAS_CAP=softcap is not None,
+        HAS_SINKS=sinks is not None,
         QUANTIZED=kv.quantized,
         NUM_KV_HEADS=kv.num_kv_heads,
         GROUP=group,
@@ -125,8 +133,10 @@ def decode_attention(
         num_seqs,
         programs,
         out.stride(0),
+        kv_lens if sinks is None else sinks,
         window or 0,
         HAS_WINDOW=window is not None,
+        HAS_SINKS=sinks is not None,
         NUM_KV_HEADS=kv.num_kv_heads,
         GROUP=group,
         HEAD_DIM=head_dim,

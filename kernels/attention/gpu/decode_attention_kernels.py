@@ -5,8 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from slipstream.kernels.pages.gpu.kv_layer import head_runs, load_page_ids, load_scales, load_tile, pick
+from slipstream.kernels.pages.gpu.kv_layer import LOG2_E, capped, head_runs, load_page_ids, load_scales, load_tile, pick
 from slipstream.kernels.quantization.gpu.fp8_codes import narrowed
+
+LOG_2_E = tl.constexpr(LOG2_E)
 
 
 @triton.jit
@@ -38,8 +40,12 @@ def decode_attention_kernel(
     page_table_stride,
     out_stride,
     score_scale,  # to base 2
+    score_cap,  # to base 2
+    sinks,  # [heads]
     window,
     HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     QUANTIZED: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,  # query heads of a KV head
@@ -98,6 +104,8 @@ def decode_attention_kernel(
             scores = tl.dot(queries, tl.trans(narrowed(keys, queries.dtype)), input_precision="ieee") * score_scale
             if QUANTIZED:
                 scores *= load_scales(scales, runs, positions, visible, 0, PAGE_TOKENS, HEAD_DIM)[None, :]
+            if HAS_CAP:
+                scores = capped(scores, score_cap)
             scores = tl.where(visible[None, :], scores, float("-inf"))
 
             # Every block has a visible key, so the maximum is a number from the first one on.
@@ -114,6 +122,9 @@ def decode_attention_kernel(
 
         if taken == pair_blocks:
             out_row = seq.to(tl.int64) * out_stride + kv_head * GROUP * HEAD_DIM
+            if HAS_SINKS:
+                sink = tl.load(sinks + kv_head * GROUP + heads, mask=heads < GROUP, other=0.0)
+                weight_sum += tl.exp2(sink * LOG_2_E - top)
             result = (sums / weight_sum[:, None]).to(out.dtype.element_ty)
             tl.store(out + out_row + group_offsets, result, mask=group_mask)
         else:
@@ -135,8 +146,10 @@ def combine_kernel(
     num_seqs,
     num_programs,
     out_stride,
+    sinks,  # [heads]
     window,
     HAS_WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -181,4 +194,6 @@ def combine_kernel(
                 weight_sum = weight_sum * decay + tl.sum(weight_sums * factors, axis=0)
                 sums = sums * decay + tl.sum(part_sums * factors[:, None], axis=0)
                 top = new_top
+            if HAS_SINKS:
+                weight_sum += tl.exp2(tl.load(sinks + head) * LOG_2_E - top)
             tl.store(out_row + dims, (sums / weight_sum).to(out.dtype.element_ty), mask=dims < HEAD_DIM)

@@ -65,6 +65,8 @@ def prefill_attention(
     scale: float,
     window: int | None = None,
     *,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     out: Tensor | None = None,
     config: PrefillConfig | None = None,
 ) -> Tensor:
@@ -74,6 +76,8 @@ def prefill_attention(
     query_starts[i + 1]`, none or more. `kv_layer` is a layer of the pool, plain or quantised (see `KvLayer`), in which
     the keys and values of these positions are already. `page_table` [seqs, max_pages], `query_starts` [seqs + 1] and
     `kv_lens` [seqs] are int32 on the device. With a `window` a query sees itself and the `window - 1` positions before.
+    With a `softcap` scores are softcap * tanh(score / softcap). `sinks` [heads] float32 are the scores of one more key
+    of each head, whose value is zero.
     Nothing behind a sequence's last position is read. Rows behind the last query are not written. Launches depend on
     shapes alone. Returns `out` [tokens, heads, head_dim]. Raises ValueError.
     """
@@ -81,7 +85,7 @@ def prefill_attention(
     num_seqs = kv_lens.shape[0]
     kv = KvLayer.of(kv_layer, head_dim, q.dtype)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
-    kv.check_step(q, out, page_table, kv_lens, scale, window)
+    kv.check_step(q, out, page_table, kv_lens, scale, window, softcap, sinks)
     if query_starts.dtype != torch.int32 or query_starts.shape != (num_seqs + 1,) or not query_starts.is_contiguous():
         raise ValueError(f"query_starts: {query_starts.dtype} {list(query_starts.shape)} for {num_seqs} sequences")
     if not num_tokens or not num_seqs:
@@ -103,8 +107,12 @@ def prefill_attention(
         page_table.stride(0),
         out.stride(0),
         scale * LOG2_E,
+        (softcap or 0.0) * LOG2_E,
+        kv_lens if sinks is None else sinks,
         window or 0,
         HAS_WINDOW=window is not None,
+        HAS_CAP=softcap is not None,
+        HAS_SINKS=sinks is not None,
         QUANTIZED=kv.quantized,
         NUM_KV_HEADS=kv.num_kv_heads,
         GROUP=group,

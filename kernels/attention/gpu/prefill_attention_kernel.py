@@ -5,8 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from slipstream.kernels.pages.gpu.kv_layer import head_runs, load_page_ids, load_scales, load_tile, pick
+from slipstream.kernels.pages.gpu.kv_layer import LOG2_E, capped, head_runs, load_page_ids, load_scales, load_tile, pick
 from slipstream.kernels.quantization.gpu.fp8_codes import narrowed
+
+LOG_2_E = tl.constexpr(LOG2_E)
 
 
 @triton.jit
@@ -24,9 +26,11 @@ def attend_blocks(
     stop,
     kv_len,
     score_scale,
+    score_cap,
     window,
     MASKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
     QUANTIZED: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
@@ -52,6 +56,8 @@ def attend_blocks(
         scores = tl.dot(queries, tl.trans(narrowed(keys, queries.dtype)), input_precision="ieee")
         if QUANTIZED:
             scores *= load_scales(scales, runs, positions, present, 0, PAGE_TOKENS, HEAD_DIM)[None, :]
+        if HAS_CAP:
+            scores = capped(scores, score_cap)
         if MASKED:
             distance = query_positions[:, None] - positions[None, :]
             seen = distance >= 0
@@ -93,8 +99,12 @@ def prefill_attention_kernel(
     page_table_stride,
     out_stride,
     score_scale,  # to base 2
+    score_cap,  # to base 2
+    sinks,  # [heads]
     window,
     HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     QUANTIZED: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,  # query heads of a KV head
@@ -166,9 +176,11 @@ def prefill_attention_kernel(
             stop,
             kv_len,
             score_scale,
+            score_cap / score_scale,
             window,
             MASKED=PART != 1,
             HAS_WINDOW=HAS_WINDOW,
+            HAS_CAP=HAS_CAP,
             QUANTIZED=QUANTIZED,
             NUM_KV_HEADS=NUM_KV_HEADS,
             PAGE_TOKENS=PAGE_TOKENS,
@@ -177,5 +189,8 @@ def prefill_attention_kernel(
             BLOCK_KEYS=BLOCK_KEYS,
             BLOCK_DIM=BLOCK_DIM,
         )
+    if HAS_SINKS:
+        sink = tl.load(sinks + kv_head * GROUP + rows % GROUP)
+        weight_sum += tl.exp2(sink * LOG_2_E - top)
     result = (sums / weight_sum[:, None]).to(out.dtype.element_ty)
     tl.store(out + row_tokens[:, None] * out_stride + columns, result, mask=mask)

@@ -55,12 +55,14 @@ def rms_norm_kernel(
     tl.store(out + row * dim + column, normed.to(out.dtype.element_ty), mask=inside)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, add: Tensor | None = None) -> Tensor:
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, add: Tensor | None = None, *, dtype: torch.dtype | None = None
+) -> Tensor:
     """The norm of `x` [rows, dim] or [tokens, heads, dim], where `weight` may be [heads, dim]; `elementwise.rms_norm`
     is the reference. Where there is something to add, [rows, dim], `x += add` first, in place and rounded to x's dtype.
 
-    Rows must be dense. Returns a contiguous tensor of weight's dtype, so that x may be a float32 residual stream.
-    Raises ValueError.
+    Rows must be dense. Returns a contiguous tensor of `dtype`, or of weight's, so that x may be a float32 residual
+    stream. Raises ValueError.
     """
     if x.dim() not in (2, 3) or x.stride(-1) != 1:
         raise ValueError(f"x must be [rows, dim] or [tokens, heads, dim] with dense rows, got {_layout(x)}")
@@ -72,7 +74,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, add: Tensor | None = None) -
     if add is not None and (add.shape != x.shape or add.dim() != 2 or add.stride(1) != 1):
         raise ValueError(f"add must be like x [rows, dim] with dense rows, got {_layout(add)}")
     by_head = x if x.dim() == 3 else x[:, None]
-    out = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
+    out = torch.empty(x.shape, dtype=dtype or weight.dtype, device=x.device)
     num_rows = by_head.shape[0] * by_head.shape[1]
     if not num_rows:
         return out

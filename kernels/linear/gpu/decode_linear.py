@@ -3,7 +3,7 @@ else matters. Weights are dense (bfloat16, float16, float32) or `Fp8Weight`, who
 
     y = x @ weight.T                     x [rows, in], weight [out, in]
     norm     rms_norm(x) first           its gain goes onto x, its one divisor a row onto the sums: no pass of its own
-    gated    silu(y[:, :half]) * y[:, half:]
+    gated    silu(y[:, :half]) * y[:, half:], or with the tanh form of gelu
     add_to   add_to += y, in place
 
 What is fused here would else be launches of a few microseconds each beside products of 10 to 50.
@@ -27,6 +27,7 @@ import triton
 from torch import Tensor
 
 from slipstream.kernels.benchmark.benchmark_case import Case, rotated
+from slipstream.kernels.elementwise.gated import Gate
 from slipstream.kernels.linear.gpu.decode_linear_kernels import gemv_kernel, join_kernel, skinny_kernel
 from slipstream.kernels.quantization.quantized_weight import Fp8Weight
 
@@ -97,11 +98,12 @@ def decode_linear(
     norm_weight: Tensor | None = None,
     eps: float = 0.0,
     gated: bool = False,
+    gate: Gate = "silu",
     add_to: Tensor | None = None,
     config: DecodeLinearConfig | None = None,
 ) -> Tensor:
     """See above. `x` [rows, in] with 1 to 64 dense rows; `weight` [out, in]; `bias` [out]; `norm_weight` [in] and
-    `eps` norm x first; `gated` takes the first half of the outputs as the gate of the second; `add_to` [rows, out] is
+    `eps` norm x first; `gated` takes the first half of the outputs as the `gate` of the second; `add_to` [rows, out] is
     added to and returned. Otherwise returns [rows, out or out / 2] in x's dtype. Raises ValueError."""
     codes, scales, block = _parts(weight)
     num_rows, num_inputs = x.shape if x.dim() == 2 else (0, 0)
@@ -147,7 +149,7 @@ def decode_linear(
     )
     flags = {
         "HAS_NORM": norm_weight is not None,
-        "GATED": gated,
+        "GATED": 0 if not gated else 1 if gate == "silu" else 2,
         "HAS_SCALES": scales is not None and not by_block,
         "HAS_BIAS": bias is not None,
         "ADDS": add_to is not None,
@@ -198,6 +200,7 @@ def decode_linear_reference(
     norm_weight: Tensor | None = None,
     eps: float = 0.0,
     gated: bool = False,
+    gate: Gate = "silu",
     add_to: Tensor | None = None,
 ) -> Tensor:
     """The same in float64, without touching `add_to`; `weight` is dense."""
@@ -208,8 +211,9 @@ def decode_linear_reference(
     if bias is not None:
         y += bias.double()
     if gated:
-        gate, up = y.chunk(2, dim=1)
-        y = gate / (1 + (-gate).exp()) * up
+        opening, up = y.chunk(2, dim=1)
+        opened = opening / (1 + (-opening).exp()) if gate == "silu" else F.gelu(opening, approximate="tanh")
+        y = opened * up
     return y if add_to is None else add_to.double() + y
 
 

@@ -1,7 +1,8 @@
 """The kernels of `decode_linear`, which says what they compute and how the work is cut.
 
 The number of rows changes from step to step and is not specialised on: Triton would compile a kernel for 1, one for
-multiples of 16 and one for all others, each while a request waits for a token.
+multiples of 16 and one for all others, each while a request waits for a token. GATED is 0, or says which function the
+gate has: 1 silu, 2 the tanh form of gelu.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from slipstream.kernels.elementwise.gpu.gated import opened
 from slipstream.kernels.quantization.gpu.fp8_codes import narrowed, widened
 
 
@@ -239,5 +241,5 @@ def _finished(
             y_up *= tl.load(scales + num_outputs + outputs, mask=known, other=0.0)
         if HAS_BIAS:
             y_up += tl.load(bias + num_outputs + outputs, mask=known, other=0.0).to(tl.float32)
-        y = y * tl.sigmoid(y) * y_up
+        y = opened(y, GATED == 2) * y_up
     return y

@@ -79,7 +79,15 @@ class KvLayer:
             )
 
     def check_step(
-        self, q: Tensor, out: Tensor, page_table: Tensor, kv_lens: Tensor, scale: float, window: int | None
+        self,
+        q: Tensor,
+        out: Tensor,
+        page_table: Tensor,
+        kv_lens: Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
     ) -> None:
         """Raises ValueError if these are no arguments of attention over this layer."""
         num_heads, head_dim = q.shape[1:]
@@ -96,6 +104,12 @@ class KvLayer:
             raise ValueError(f"scale: {scale}")
         if window is not None and window < 1:
             raise ValueError(f"window: {window} sees nothing")
+        if softcap is not None and softcap <= 0:
+            raise ValueError(f"softcap: {softcap}")
+        if sinks is not None and (
+            sinks.dtype != torch.float32 or sinks.shape != (num_heads,) or not sinks.is_contiguous()
+        ):
+            raise ValueError(f"sinks: {sinks.dtype} {list(sinks.shape)} for {num_heads} heads")
 
 
 @triton.jit
@@ -149,3 +163,10 @@ def load_scales(scales, runs, positions, mask, VALUES: tl.constexpr, PAGE_TOKENS
     """[positions] in float32."""
     first = first_scales(runs, VALUES, PAGE_TOKENS, HEAD_DIM)
     return tl.load(scales + first + positions % PAGE_TOKENS, mask=mask, other=0.0)
+
+
+@triton.jit
+def capped(scores, cap):
+    """`cap * tanh(scores / cap)`; both to base 2, or both not."""
+    z = 2.0 * scores / cap
+    return cap * (2.0 * tl.sigmoid(tl.where(z < -80.0, -80.0, z)) - 1.0)  # e^80 is a float32

@@ -38,7 +38,7 @@ class CopyRounds:
         num_full_pages = (state.num_tokens - 1) // destination.hello.page_tokens  # the last token's KV is not there yet
         is_last = num_full_pages - num_copied_pages < self._config.precopy_pages or num_rounds >= MAX_ROUNDS - 1
         num_room_tokens = self.room_tokens(state) if is_last else 0
-        num_pages = destination.pages_for(state.num_tokens + max(num_room_tokens, 1))
+        num_pages = destination.decode_pages(state.num_tokens + max(num_room_tokens - 1, 0), state.most_tokens)
         return Round(is_last, num_full_pages, num_room_tokens, num_pages)
 
     def room_tokens(self, state: RequestState) -> int:

@@ -64,7 +64,7 @@ class Destinations:
             and worker.peer not in request.avoid
             and worker in self._registry.workers_of("decode", state.version)
             and ledger.free_slots > 0
-            and ledger.free_pages >= worker.pages_for(state.num_tokens + num_room_tokens)
+            and ledger.free_pages >= worker.decode_pages(state.num_tokens + num_room_tokens - 1, state.most_tokens)
             and may_migrate(worker, self._config)
             and _suits(state, request.source, worker)
             and self._registry.links.is_open(request.source.hello, worker.hello, now)

@@ -85,6 +85,8 @@ def estimate_decode(worker: WorkerState, job: PlacementJob, now: float) -> Decod
     room_s = 0.0
     page_tokens, free_pages = hello.page_tokens, ledger.free_pages
     own_pages = -(-(num_tokens + 1) // page_tokens)
+    if hello.reserves_output:
+        own_pages = worker.decode_pages(num_tokens, job.most_tokens)
     # As `fits_decode`, without repeated lookups.
     fits = worker is job.placed_on or (ledger.free_slots >= 1 and free_pages >= own_pages)
     if not fits:
@@ -98,6 +100,8 @@ def estimate_decode(worker: WorkerState, job: PlacementJob, now: float) -> Decod
             room_s *= 1 + job.num_waiting_before
     # Some end while others grow: about half of what is to come is there at once.
     to_come = 0.5 * (remaining + job_remaining) / page_tokens + own_pages - free_pages
+    if hello.reserves_output:
+        to_come = 0.0  # none will have to give way
     overflow_s = to_come * page_tokens * times.coefficients("prefill")[1] if to_come > 0.0 else 0.0
     num_streams = num_here - load.num_pending
     return _decode_estimate(

@@ -23,6 +23,7 @@ class PlacementJob:
     `local_max_tokens` is a limit that the operator or the client has set: a prompt of up to so many tokens is
     prefilled locally, a longer one by a prefill group. None: there is no limit. `may_wait`: the request may be held
     back for a better worker although another has room; `num_waiting_before` requests are held back already.
+    `most_tokens` are those that prompt and output may have in the end.
     `placed_on` is the worker whose load includes this request already.
     """
 
@@ -35,6 +36,7 @@ class PlacementJob:
     local_max_tokens: int | None = None
     may_wait: bool = True
     num_waiting_before: int = 0
+    most_tokens: int = 0
     placed_on: WorkerState | None = None
 
     def forced_reason(self, shortlist: Shortlist) -> PlacementReason | None:

@@ -85,7 +85,7 @@ def place_by(rule: RankingRule, job: PlacementJob, shortlist: Shortlist, now: fl
 def _rate(
     rate: Callable[[WorkerState, PlacementJob, int], tuple[float, ...]],
     workers: Sequence[WorkerState],
-    fits: Callable[[WorkerState, int], bool],
+    fits: Callable[[WorkerState, int, int], bool],
     job: PlacementJob,
     cached: dict[WorkerState, int],
 ) -> list[RankedWorker]:
@@ -93,7 +93,7 @@ def _rate(
     for worker in workers:
         num_cached = cached.get(worker, 0)
         terms = rate(worker, job, num_cached)
-        has_room = worker is job.placed_on or fits(worker, job.num_tokens)
+        has_room = worker is job.placed_on or fits(worker, job.num_tokens, job.most_tokens)
         rated.append(RankedWorker(sum(terms), worker, has_room, terms, num_cached))
     return rated
 

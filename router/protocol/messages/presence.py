@@ -90,6 +90,7 @@ class Hello:
     build: Build = Build()
     layout: PageLayout = PageLayout()
     page_limit: int | None = None  # how many pages may take memory now; None: all, always, and no `PageLimit` is obeyed
+    reserves_output: bool = False  # it takes a sequence only with pages for the most output that it may have
 
 
 class Credits(NamedTuple):

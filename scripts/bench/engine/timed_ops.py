@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from slipstream.kernels.elementwise.gated import Gate, gated
 from slipstream.kernels.elementwise.rms_norm import rms_norm
-from slipstream.kernels.elementwise.silu_mul import silu_mul
 from slipstream.kernels.ops import AttentionShape, AttentionStep, Ops, Ranks, StepInputs, TorchOps, Weight
 from slipstream.workers.models.llama import Llama
 from slipstream.workers.models.ops_model import OpsModel
@@ -63,9 +63,9 @@ class TimedOps:
     def pack_weight(self, weight: Tensor) -> Tensor:
         return self._ops.pack_weight(weight)
 
-    def embedding(self, token_ids: Tensor, table: Tensor, ranks: Ranks | None = None) -> Tensor:
+    def embedding(self, token_ids: Tensor, table: Tensor, ranks: Ranks | None = None, scale: float = 1.0) -> Tensor:
         with self._clock.time("embed"):
-            return self._ops.embedding(token_ids, table, ranks)
+            return self._ops.embedding(token_ids, table, ranks, scale)
 
     def linear(
         self,
@@ -78,6 +78,19 @@ class TimedOps:
         with self._clock.time(self._op_of_weight[id(weight)]):
             return self._ops.linear(x, weight, bias, add_to, ranks)
 
+    def linear_norm(
+        self,
+        x: Tensor,
+        weight: Weight,
+        bias: Tensor | None,
+        norm_weight: Tensor,
+        eps: float,
+        add_to: Tensor,
+        ranks: Ranks | None = None,
+    ) -> Tensor:
+        with self._clock.time(self._op_of_weight[id(weight)]):
+            return self._ops.linear_norm(x, weight, bias, norm_weight, eps, add_to, ranks)
+
     def norm_linear(
         self, x: Tensor, norm_weight: Tensor, eps: float, weight: Weight, bias: Tensor | None = None
     ) -> Tensor:
@@ -86,11 +99,17 @@ class TimedOps:
         return self.linear(normed, weight, bias)
 
     def norm_gated(
-        self, x: Tensor, norm_weight: Tensor, eps: float, weight: Weight, bias: Tensor | None = None
+        self,
+        x: Tensor,
+        norm_weight: Tensor,
+        eps: float,
+        weight: Weight,
+        bias: Tensor | None = None,
+        gate: Gate = "silu",
     ) -> Tensor:
         gate_up = self.norm_linear(x, norm_weight, eps, weight, bias)
         with self._clock.time("gate_up"):
-            return silu_mul(gate_up)
+            return gated(gate_up, gate)
 
     def begin_step(self, inputs: StepInputs, attention: AttentionShape, kv: Tensor) -> AttentionStep:
         with self._clock.time("rotary"):
@@ -102,13 +121,13 @@ class TimedStep:
     step: AttentionStep
     clock: OpClock
 
-    def write(self, qkv: Tensor, qk_norm: Tensor | None, layer: int) -> Tensor:
+    def write(self, qkv: Tensor, qk_norm: Tensor | None, layer: int, rotary: int = 0) -> Tensor:
         with self.clock.time("write"):
-            return self.step.write(qkv, qk_norm, layer)
+            return self.step.write(qkv, qk_norm, layer, rotary)
 
-    def attend(self, q: Tensor, layer: int, window: int | None) -> Tensor:
+    def attend(self, q: Tensor, layer: int, window: int | None, sinks: Tensor | None = None) -> Tensor:
         with self.clock.time("attend"):
-            return self.step.attend(q, layer, window)
+            return self.step.attend(q, layer, window, sinks)
 
 
 def time_ops(model: OpsModel) -> OpClock:

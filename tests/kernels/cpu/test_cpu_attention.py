@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, byref, c_int32, c_int64, c_void_p
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from slipstream.kernels.cpu.c_interface import AttentionShape, KvShape
 from slipstream.kernels.cpu.native_library import NEEDED_FLAGS, fits, open_library
 from slipstream.kernels.pages.quantized_kv import dequantize_kv, head_bytes, quantize_kv, write_quantized_kv
 
@@ -23,14 +24,6 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 FORMATS = {None: 0, torch.int8: 1, torch.float8_e4m3fn: 2}
 SEGMENT_KEYS = 1024  # contexts are cut here, whatever the step
 OUT_OF_RANGE = 2**30  # an entry of the page table that must not be read
-
-
-class KvShape(Structure):
-    _fields_ = (("num_kv_heads", c_int32), ("head_dim", c_int32), ("page_tokens", c_int32), ("format", c_int32))
-
-
-class AttentionShape(Structure):
-    _fields_ = (("kv", KvShape), ("num_heads", c_int32), ("window", c_int32), ("scale", c_float))
 
 
 class AttentionBatch(Structure):
@@ -53,6 +46,7 @@ class AttentionCall(Structure):
         ("q_stride", c_int64),
         ("kv", c_void_p),
         ("layer_bytes", c_int64),
+        ("sinks", c_void_p),
         ("out", c_void_p),
     )
 
@@ -84,10 +78,52 @@ class Form:
     dtype: torch.dtype = torch.float32
     codes: torch.dtype | None = None  # of the pages, where they are quantised
     window: int | None = None
+    value_dim: int | None = None  # of a head, where it is not head_dim
+    unit_heads: int = 1  # KV heads that lie one behind the other
+    unit_gap: int = 0  # bytes behind those in the page
+    softcap: float | None = None
+    has_sinks: bool = False
+    scale_factor: float = 1.0
 
     @property
     def scale(self) -> float:
-        return self.head_dim**-0.5
+        return self.scale_factor * self.head_dim**-0.5
+
+    @property
+    def value_width(self) -> int:
+        return self.head_dim if self.value_dim is None else self.value_dim
+
+    @property
+    def sinks(self) -> Tensor:
+        """[heads]: some count more than all keys, some nothing."""
+        return torch.linspace(-30, 6, self.heads)
+
+    @property
+    def head_bytes(self) -> int:
+        if self.codes is not None:
+            return head_bytes(self.page_tokens, self.head_dim)
+        return self.page_tokens * (self.head_dim + self.value_width) * self.dtype.itemsize
+
+    @property
+    def unit_bytes(self) -> int:
+        return self.unit_heads * self.head_bytes + self.unit_gap
+
+    @property
+    def page_bytes(self) -> int:
+        return self.kv_heads // self.unit_heads * self.unit_bytes
+
+    @property
+    def kv_shape(self) -> KvShape:
+        return KvShape(
+            self.kv_heads,
+            self.head_dim,
+            self.value_width,
+            self.page_tokens,
+            FORMATS[self.codes],
+            self.unit_heads,
+            self.unit_bytes,
+            self.page_bytes,
+        )
 
 
 @dataclass(frozen=True)
@@ -103,7 +139,8 @@ class Sequence:
 
     @staticmethod
     def random(form: Form, num_queries: int, kv_len: int) -> Sequence:
-        keys, values = torch.randn(2, kv_len, form.kv_heads, form.head_dim).to(form.dtype)
+        keys = torch.randn(kv_len, form.kv_heads, form.head_dim).to(form.dtype)
+        values = torch.randn(kv_len, form.kv_heads, form.value_width).to(form.dtype)
         queries = torch.randn(kv_len, form.heads, form.head_dim).to(form.dtype)
         return Sequence(keys, values, queries, num_queries, kv_len)
 
@@ -123,7 +160,12 @@ class Sequence:
         if form.window is not None:
             hidden |= torch.arange(self.kv_len) <= positions - form.window
         scores = torch.einsum("qhd,khd->hqk", self.step_queries.double(), keys) * form.scale
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        if form.softcap is not None:
+            scores = form.softcap * (scores / form.softcap).tanh()
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if form.has_sinks:
+            scores = torch.cat((scores, form.sinks.double()[:, None, None].expand(-1, scores.shape[1], 1)), dim=-1)
+        weights = scores.softmax(-1)[:, :, : self.kv_len]
         return torch.einsum("hqk,khd->qhd", weights, values)
 
 
@@ -134,10 +176,9 @@ def as_stored(x: Tensor, codes: torch.dtype | None) -> Tensor:
 def poisoned_pool(form: Form, num_pages: int) -> Tensor:
     """One layer of pages in which every number, or every scale, is nan."""
     if form.codes is None:
-        shape = (num_pages, form.kv_heads, 2, form.page_tokens, form.head_dim)
-        return torch.full(shape, float("nan"), dtype=form.dtype)
-    size = head_bytes(form.page_tokens, form.head_dim)
-    return torch.full((num_pages, form.kv_heads, size), 0xFF, dtype=torch.uint8).view(form.codes)
+        numbers = num_pages * form.page_bytes // form.dtype.itemsize
+        return torch.full((num_pages, numbers // num_pages), float("nan"), dtype=form.dtype)
+    return torch.full((num_pages, form.kv_heads, form.head_bytes), 0xFF, dtype=torch.uint8).view(form.codes)
 
 
 def write(form: Form, pool: Tensor, sequence: Sequence, page_ids: Tensor) -> None:
@@ -146,9 +187,13 @@ def write(form: Form, pool: Tensor, sequence: Sequence, page_ids: Tensor) -> Non
     keys, values = sequence.keys[: sequence.kv_len], sequence.values[: sequence.kv_len]
     if form.codes is not None:
         write_quantized_kv(pool, keys, values, pages * form.page_tokens + offsets)
-    else:
-        pool[pages, :, 0, offsets] = keys
-        pool[pages, :, 1, offsets] = values
+        return
+    split = form.page_tokens * form.head_dim
+    for head in range(form.kv_heads):
+        first = head // form.unit_heads * form.unit_bytes + head % form.unit_heads * form.head_bytes
+        run = pool[:, first // form.dtype.itemsize :][:, : form.head_bytes // form.dtype.itemsize]
+        run[:, :split].view(-1, form.page_tokens, form.head_dim)[pages, offsets] = keys[:, head]
+        run[:, split:].unflatten(1, (form.page_tokens, form.value_width))[pages, offsets] = values[:, head]
 
 
 def attend(library: ctypes.CDLL, form: Form, sequences: list[Sequence], num_layers: int = 1) -> list[Tensor]:
@@ -169,11 +214,11 @@ def attend(library: ctypes.CDLL, form: Form, sequences: list[Sequence], num_laye
     q = torch.full((sum(lens), qkv_heads, form.head_dim), float("nan"), dtype=form.dtype)
     q[:, : form.heads] = torch.cat([s.step_queries for s in sequences])
     layers = pool.view(torch.uint8).expand(num_layers, *pool.view(torch.uint8).shape).contiguous()
-    out = torch.full((num_layers, sum(lens), form.heads, form.head_dim), float("nan"), dtype=form.dtype)
-    kv_shape = KvShape(form.kv_heads, form.head_dim, form.page_tokens, FORMATS[form.codes])
+    out = torch.full((num_layers, sum(lens), form.heads, form.value_width), float("nan"), dtype=form.dtype)
+    sinks = form.sinks
     batch = AttentionBatch(len(lens), query_starts.ctypes.data, kv_lens.ctypes.data, table.ctypes.data, table.shape[1])
     call = AttentionCall(
-        shape=AttentionShape(kv_shape, form.heads, form.window or 0, form.scale),
+        shape=AttentionShape(form.kv_shape, form.heads, form.window or 0, form.scale, form.softcap or 0),
         batch=batch,
         type=SCALARS[form.dtype],
         num_layers=num_layers,
@@ -181,6 +226,7 @@ def attend(library: ctypes.CDLL, form: Form, sequences: list[Sequence], num_laye
         q_stride=q.stride(0),
         kv=layers.data_ptr(),
         layer_bytes=layers[0].numel(),
+        sinks=sinks.data_ptr() if form.has_sinks else None,
         out=out.data_ptr(),
     )
     library.slipstream_attend(byref(call))
@@ -208,9 +254,39 @@ def test_mixed_steps_equal_plain_attention_for_any_group_of_heads(
 
 
 @pytest.mark.parametrize("dtype", SCALARS)
-@pytest.mark.parametrize("head_dim", [16, 24, 64, 80, 128, 256])
+@pytest.mark.parametrize("head_dim", [16, 24, 64, 80, 128, 256, 512])
 def test_any_head_dim(library: ctypes.CDLL, dtype: torch.dtype, head_dim: int) -> None:
     check(library, Form(head_dim=head_dim, dtype=dtype), MIXED)
+
+
+@pytest.mark.parametrize("dtype", SCALARS)
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(192, 128), (24, 16), (16, 40), (8, 512)])
+def test_values_of_another_width_than_keys(
+    library: ctypes.CDLL, dtype: torch.dtype, head_dim: int, value_dim: int
+) -> None:
+    check(library, Form(head_dim=head_dim, value_dim=value_dim, dtype=dtype), [*MIXED, (1, 2500)])
+
+
+@pytest.mark.parametrize("dtype", SCALARS)
+@pytest.mark.parametrize("unit_heads", [1, 2, 4])
+def test_units_of_heads_with_gaps_behind_them(library: ctypes.CDLL, dtype: torch.dtype, unit_heads: int) -> None:
+    form = Form(heads=8, kv_heads=4, unit_heads=unit_heads, unit_gap=640, dtype=dtype)
+    check(library, form, MIXED)
+    check(library, replace(form, value_dim=48), MIXED)
+
+
+@pytest.mark.parametrize("dtype", SCALARS)
+@pytest.mark.parametrize("codes", FORMATS)
+@pytest.mark.parametrize("softcap", [0.3, 5.0, 50.0])
+def test_scores_are_capped(library: ctypes.CDLL, dtype: torch.dtype, codes: torch.dtype | None, softcap: float) -> None:
+    form = Form(dtype=dtype, codes=codes, softcap=softcap, scale_factor=4.0, window=150)
+    check(library, form, [*MIXED, (1, 2500)])
+
+
+@pytest.mark.parametrize("dtype", SCALARS)
+@pytest.mark.parametrize("window", [None, 20])
+def test_a_sink_takes_its_part_of_the_weights(library: ctypes.CDLL, dtype: torch.dtype, window: int | None) -> None:
+    check(library, Form(dtype=dtype, has_sinks=True, window=window), [*MIXED, (1, 2500), (33, 1300)])
 
 
 @pytest.mark.parametrize("page_tokens", [1, 5, 8, 32, 100])

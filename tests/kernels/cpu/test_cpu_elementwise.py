@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import Structure, byref, c_float, c_int32, c_int64, c_void_p
+from ctypes import byref, c_float, c_int32, c_int64, c_void_p
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from slipstream.kernels.cpu.c_interface import KvShape
 from slipstream.kernels.cpu.native_library import NEEDED_FLAGS, fits, open_library
 from slipstream.kernels.elementwise.rms_norm import rms_norm
 from slipstream.kernels.elementwise.rotary import rotary_angles, rotary_embedding
@@ -22,10 +23,6 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 4e-3}  # half a step of bfloat
 FORMATS = {None: 0, torch.int8: 1, torch.float8_e4m3fn: 2}
 EPS = 1e-5
 DIMS = [8, 20, 64, 100, 768]
-
-
-class KvShape(Structure):
-    _fields_ = (("num_kv_heads", c_int32), ("head_dim", c_int32), ("page_tokens", c_int32), ("format", c_int32))
 
 
 @pytest.fixture(params=NEEDED_FLAGS, scope="module")
@@ -41,7 +38,8 @@ def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
         "rms_norm": [c_int32, pointer, pointer, pointer, pointer, c_int32, c_int32, c_float],
         "rotary_table": [pointer, pointer, c_int32, c_float, pointer, pointer, c_int32],
         "write_keys_values": [c_int32, pointer, c_int32, *[pointer] * 4, c_float, pointer, pointer, c_int32],
-        "embed": [c_int32, pointer, pointer, c_int32, c_int32, pointer, c_int32, c_int32],
+        "add_rms_norm": [pointer, pointer, pointer, c_int32, c_int32, c_float],
+        "embed": [c_int32, pointer, pointer, c_int32, c_int32, c_float, pointer, c_int32, c_int32],
         "argmax": [pointer, c_int64, c_int32, pointer, pointer, c_int32],
     }.items():
         function = getattr(library, f"slipstream_{name}")
@@ -59,10 +57,19 @@ def assert_near(actual: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("dim", DIMS)
 def test_rms_norm(library: ctypes.CDLL, dtype: torch.dtype, dim: int) -> None:
     torch.manual_seed(0)
-    x, weight = torch.randn(5, dim) * 3, torch.randn(dim).to(dtype)
+    x, weight = torch.randn(5, dim) * 3, torch.randn(dim)
     out = torch.empty(5, dim, dtype=dtype)
     library.slipstream_rms_norm(SCALARS[dtype], x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), len(x), dim, EPS)
     assert_near(out, rms_norm(x.double(), weight.double(), EPS))
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_rms_norm_that_is_added(library: ctypes.CDLL, dim: int) -> None:
+    torch.manual_seed(0)
+    x, weight, stream = torch.randn(5, dim) * 3, torch.randn(dim), torch.randn(5, dim)
+    out = stream.clone()
+    library.slipstream_add_rms_norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), len(x), dim, EPS)
+    assert_near(out, stream.double() + rms_norm(x.double(), weight.double(), EPS))
 
 
 def test_rms_norm_of_some_rows(library: ctypes.CDLL) -> None:
@@ -95,9 +102,16 @@ class Tokens:
         self.heads, self.kv_heads, self.head_dim, self.page_tokens = heads, kv_heads, head_dim, page_tokens
         self.qkv = torch.randn(self.num_tokens, heads + 2 * kv_heads, head_dim).to(dtype)
         self.cos, self.sin = torch.randn(2, self.num_tokens, head_dim // 2)
-        self.norm = torch.randn(heads + kv_heads, head_dim).to(dtype)
+        self.norm = torch.randn(heads + kv_heads, head_dim)
         self.slots = torch.randperm(num_pages * page_tokens)[: self.num_tokens].to(torch.int32)
         self.pool_shape = (num_pages, kv_heads, 2, page_tokens, head_dim)
+
+    def kv_shape(self, codes: torch.dtype | None) -> KvShape:
+        run = head_bytes(self.page_tokens, self.head_dim)
+        if codes is None:
+            run = 2 * self.page_tokens * self.head_dim * self.qkv.dtype.itemsize
+        widths = (self.head_dim, self.head_dim)
+        return KvShape(self.kv_heads, *widths, self.page_tokens, FORMATS[codes], 1, run, self.kv_heads * run)
 
     def expected(self, with_norm: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys, values in float64."""
@@ -114,7 +128,7 @@ class Tokens:
         codes = pool.dtype if pool.dtype in FORMATS else None
         library.slipstream_write_keys_values(
             SCALARS[qkv.dtype],
-            byref(KvShape(self.kv_heads, self.head_dim, self.page_tokens, FORMATS[codes])),
+            byref(self.kv_shape(codes)),
             self.heads,
             qkv.data_ptr(),
             self.cos.data_ptr(),
@@ -191,9 +205,9 @@ def test_ids_of_other_ranks_embed_as_zeros(library: ctypes.CDLL, dtype: torch.dt
     table = torch.randn(10, 20).to(dtype)
     token_ids = torch.tensor([29, 30, 39, 40, 0, 2**31 - 1], dtype=torch.int32)
     out = torch.full((6, 20), float("nan"))
-    library.slipstream_embed(SCALARS[dtype], table.data_ptr(), token_ids.data_ptr(), 30, 10, out.data_ptr(), 6, 20)
+    library.slipstream_embed(SCALARS[dtype], table.data_ptr(), token_ids.data_ptr(), 30, 10, 1.5, out.data_ptr(), 6, 20)
     expected = torch.zeros(6, 20)
-    expected[1], expected[2] = table[0].float(), table[9].float()
+    expected[1], expected[2] = table[0].float() * 1.5, table[9].float() * 1.5
     assert torch.equal(out, expected)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.kernels.cpu.c_interface import SourceRows
@@ -25,7 +26,7 @@ from slipstream.kernels.quantization.quantized_weight import (
 
 SCALARS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 F32, BF16, INT8, FP8, INT4 = range(5)
-STORE, STORE_F32, ADD_RESIDUAL, SILU_MUL = range(4)
+STORE, STORE_F32, ADD_RESIDUAL, SILU_MUL, GELU_MUL = range(5)
 TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 5e-3}  # of the largest result; bfloat16 results are rounded
 
 
@@ -94,8 +95,10 @@ class Library:
         self, packed: Packed, x: Tensor, epilogue: int = STORE, y: Tensor | None = None, bias: Tensor | None = None
     ) -> Tensor:
         if y is None:
-            outputs = packed.outputs // 2 if epilogue == SILU_MUL else packed.outputs
-            y = torch.zeros(len(x), outputs, dtype=x.dtype if epilogue in (STORE, SILU_MUL) else torch.float32)
+            outputs = packed.outputs // 2 if epilogue >= SILU_MUL else packed.outputs
+            y = torch.zeros(
+                len(x), outputs, dtype=x.dtype if epilogue in (STORE, SILU_MUL, GELU_MUL) else torch.float32
+            )
         call = LinearCall(
             bias=None if bias is None else bias.data_ptr(),
             type=SCALARS[x.dtype],
@@ -210,8 +213,9 @@ def test_gate_and_up_become_one_result(library: Library, dtype: torch.dtype, wit
     bias = randn(2 * half, seed=3) if with_bias else None
     packed = library.pack(SCALARS[dtype], [plain_rows(gate), plain_rows(up)], 40, paired=True)
     gate_out, up_out = product(x, torch.cat([gate, up]), bias).split(half, dim=1)
-    expected = torch.nn.functional.silu(gate_out) * up_out
-    check(library.linear(packed, x, SILU_MUL, bias=bias), expected, TOLERANCE[dtype])
+    check(library.linear(packed, x, SILU_MUL, bias=bias), F.silu(gate_out) * up_out, TOLERANCE[dtype])
+    gelu = F.gelu(gate_out, approximate="tanh")
+    check(library.linear(packed, x, GELU_MUL, bias=bias), gelu * up_out, TOLERANCE[dtype])
 
 
 @Dtype
@@ -285,7 +289,7 @@ def test_quantized_gate_and_up_with_sources_that_begin_within_a_block(library: L
     packed = library.pack(FP8, [source], 128, paired=True, group=32)
     x = randn(6, 128, dtype=dtype, seed=1)
     gate, up = product(x, dense).split(64, dim=1)
-    check(library.linear(packed, x, SILU_MUL), torch.nn.functional.silu(gate) * up, TOLERANCE[dtype])
+    check(library.linear(packed, x, SILU_MUL), F.silu(gate) * up, TOLERANCE[dtype])
 
 
 @Dtype

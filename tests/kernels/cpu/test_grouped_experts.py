@@ -10,7 +10,7 @@ from torch import Tensor
 
 from slipstream.kernels.cpu.grouped_experts import PackedExperts, grouped_experts, pack_experts
 from slipstream.kernels.cpu.native_library import NEEDED_FLAGS, fits, open_library
-from slipstream.kernels.moe.gate import ClampedSwiglu, Gate, SiluGate
+from slipstream.kernels.moe.gate import ClampedSwiglu, ExpertGate
 from slipstream.kernels.moe.grouped_experts import ExpertWeights
 from slipstream.kernels.moe.grouped_experts import grouped_experts as reference
 from slipstream.kernels.moe.routing import route
@@ -37,7 +37,7 @@ class Layer:
         self.down, self.down_bias = random(num_experts, dim, inner), random(num_experts, dim)
         self.rng = rng
 
-    def packed(self, library: ctypes.CDLL, gate: Gate) -> PackedExperts:
+    def packed(self, library: ctypes.CDLL, gate: ExpertGate) -> PackedExperts:
         biases = {"gate_up_bias": self.gate_up_bias, "down_bias": self.down_bias}
         return pack_experts(library, self.gate_up, self.down, gate=gate, **biases)
 
@@ -46,16 +46,16 @@ class Layer:
         scores = torch.randn(num_tokens, len(self.gate_up), generator=self.rng)
         return x, *route(scores, top_k, renormalise=True)
 
-    def exact(self, x: Tensor, experts: Tensor, weights: Tensor, gate: Gate) -> Tensor:
+    def exact(self, x: Tensor, experts: Tensor, weights: Tensor, gate: ExpertGate) -> Tensor:
         stacks = [t.double() for t in (self.gate_up, self.down, self.gate_up_bias, self.down_bias)]
         return reference(x.double(), experts, weights.double(), ExpertWeights(*stacks, gate))
 
 
-@pytest.mark.parametrize("gate", [SiluGate(), ClampedSwiglu()])
+@pytest.mark.parametrize("gate", ["silu", "gelu_tanh", ClampedSwiglu()])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("num_tokens", "top_k"), [(1, 2), (3, 1), (40, 2), (300, 4)])
 def test_equals_the_reference(
-    library: ctypes.CDLL, dtype: torch.dtype, gate: Gate, num_tokens: int, top_k: int
+    library: ctypes.CDLL, dtype: torch.dtype, gate: ExpertGate, num_tokens: int, top_k: int
 ) -> None:
     layer = Layer(dtype)
     inputs = layer.inputs(num_tokens, top_k)
@@ -69,7 +69,7 @@ def test_a_row_is_the_same_whatever_is_beside_it_and_for_any_number_of_threads(
     library: ctypes.CDLL, dtype: torch.dtype
 ) -> None:
     layer = Layer(dtype)
-    packed = layer.packed(library, SiluGate())
+    packed = layer.packed(library, "silu")
     x, experts, weights = layer.inputs(200, 2)
     whole = grouped_experts(x, experts, weights, packed)
     library.slipstream_set_num_threads(3)
@@ -101,7 +101,7 @@ def test_stacks_may_be_stored_transposed_and_interleaved(library: ctypes.CDLL) -
 
 def test_an_index_of_no_expert_adds_nothing(library: ctypes.CDLL) -> None:
     layer = Layer(torch.float32)
-    packed = layer.packed(library, SiluGate())
+    packed = layer.packed(library, "silu")
     x, experts, weights = layer.inputs(5, 2)
     experts[:, 1], alone = 6, experts[:, :1]  # transformers' mark for experts of other ranks
     assert torch.equal(grouped_experts(x, experts, weights, packed), grouped_experts(x, alone, weights[:, :1], packed))
@@ -111,12 +111,12 @@ def test_an_index_of_no_expert_adds_nothing(library: ctypes.CDLL) -> None:
 
 def test_no_rows(library: ctypes.CDLL) -> None:
     layer = Layer(torch.float32)
-    assert grouped_experts(*layer.inputs(0, 2), layer.packed(library, SiluGate())).shape == (0, 96)
+    assert grouped_experts(*layer.inputs(0, 2), layer.packed(library, "silu")).shape == (0, 96)
 
 
 def test_rows_of_another_type_or_width_are_refused(library: ctypes.CDLL) -> None:
     layer = Layer(torch.float32)
-    packed = layer.packed(library, SiluGate())
+    packed = layer.packed(library, "silu")
     x, experts, weights = layer.inputs(3, 2)
     for wrong in (x.bfloat16(), x[:, :-1]):
         with pytest.raises(ValueError, match="x: must be"):
@@ -124,6 +124,6 @@ def test_rows_of_another_type_or_width_are_refused(library: ctypes.CDLL) -> None
     with pytest.raises(ValueError, match="top_k_index"):
         grouped_experts(x, experts[:2], weights, packed)
     with pytest.raises(ValueError, match="do not fit together"):
-        pack_experts(library, layer.gate_up, layer.down[:, :, :-1], gate=SiluGate())
+        pack_experts(library, layer.gate_up, layer.down[:, :, :-1], gate="silu")
     with pytest.raises(ValueError, match="float32 or bfloat16"):
-        pack_experts(library, layer.gate_up.half(), layer.down.half(), gate=SiluGate())
+        pack_experts(library, layer.gate_up.half(), layer.down.half(), gate="silu")

@@ -10,10 +10,10 @@ import torch
 from slipstream.kernels.cpu.c_interface import Epilogue, Op, WeightKind, WeightShape
 from slipstream.kernels.cpu.native_ops import NativeOps, NativeTensor, NativeWeight, Value, only_samples
 from slipstream.kernels.cpu.native_program import Buffers
-from slipstream.kernels.ops import AttentionShape
+from slipstream.kernels.ops import AttentionShape, Rotary
 
 HIDDEN, HEADS, HEAD_DIM, VOCAB = 64, 4, 8, 100
-SHAPE = AttentionShape(HEADS, 2, HEAD_DIM, torch.ones(4), 1.0, 1e-5, frozenset({None}), torch.bfloat16)
+SHAPE = AttentionShape(HEADS, 2, HEAD_DIM, (Rotary(torch.ones(4)),), 1e-5, frozenset({None}), torch.bfloat16, 1.0)
 
 
 def weight(num_outputs: int, num_inputs: int, name: str = "w.weight") -> Any:

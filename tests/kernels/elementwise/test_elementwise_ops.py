@@ -7,9 +7,9 @@ import cmath
 import pytest
 import torch
 
+from slipstream.kernels.elementwise.gated import Gate, gated
 from slipstream.kernels.elementwise.rms_norm import rms_norm
 from slipstream.kernels.elementwise.rotary import rotary_angles, rotary_embedding
-from slipstream.kernels.elementwise.silu_mul import silu_mul
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 
@@ -26,13 +26,27 @@ def test_rms_norm_divides_by_the_root_mean_square(dtype: torch.dtype, weight_sha
     torch.testing.assert_close(got.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
+def test_a_norm_with_a_wide_weight_is_rounded_once() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(5, 48).bfloat16(), torch.randn(48)
+    wide = x.double()
+    expected = wide / (wide.square().mean(-1, keepdim=True) + 0.1).sqrt() * weight
+    got = rms_norm(x, weight, 0.1)
+    assert got.dtype == x.dtype
+    torch.testing.assert_close(got.double(), expected, atol=1e-6, rtol=2**-8)  # half a step of bfloat16 is 2^-9
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_silu_mul_gates_the_second_half_with_the_first(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("gate", ["silu", "gelu_tanh"])
+def test_the_first_half_gates_the_second(dtype: torch.dtype, gate: Gate) -> None:
     torch.manual_seed(0)
     gate_up = torch.randn(7, 22).to(dtype)
-    gate, up = gate_up.double()[:, :11], gate_up.double()[:, 11:]
-    expected = gate / (1 + (-gate).exp()) * up
-    got = silu_mul(gate_up)
+    x, up = gate_up.double()[:, :11], gate_up.double()[:, 11:]
+    opened = x / (1 + (-x).exp())
+    if gate == "gelu_tanh":
+        opened = x / 2 * (1 + ((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)).tanh())
+    expected = opened * up
+    got = gated(gate_up, gate)
     assert got.dtype == dtype
     torch.testing.assert_close(got.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 

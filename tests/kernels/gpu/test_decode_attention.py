@@ -16,6 +16,8 @@ def check(
     step: PagedSequences,
     window: int | None = None,
     *,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
     config: DecodeAttentionConfig | None = None,
     num_programs: int = 5,
 ) -> None:
@@ -27,11 +29,13 @@ def check(
         step.kv_len_tensor,
         0.3,
         window,
+        softcap=softcap,
+        sinks=sinks,
         out=out,
         config=config,
         num_programs=num_programs,
     )
-    assert_close(out, step.expected(0.3, window), step.dtype)
+    assert_close(out, step.expected(0.3, window, softcap, sinks), step.dtype)
 
 
 def ragged_step(kv_lens: list[int], device: torch.device, **form: object) -> PagedSequences:
@@ -66,6 +70,16 @@ def test_head_shapes(heads: int, kv_heads: int, head_dim: int, page_tokens: int,
         [70, 3], device, heads=heads, kv_heads=kv_heads, head_dim=head_dim, page_tokens=page_tokens, dtype=torch.float32
     )
     check(step)
+
+
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8])
+@pytest.mark.parametrize("num_programs", [1, 40])
+def test_scores_are_capped_and_sinks_take_their_part(
+    num_programs: int, kv_dtype: torch.dtype | None, device: torch.device
+) -> None:
+    sinks = torch.linspace(-2, 3, 6, device=device)
+    step = ragged_step(RAGGED, device, kv_dtype=kv_dtype)
+    check(step, 24, softcap=1.5, sinks=sinks, config=SMALL_BLOCKS, num_programs=num_programs)
 
 
 def test_random_steps_equal_plain_attention(device: torch.device) -> None:

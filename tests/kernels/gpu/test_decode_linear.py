@@ -59,6 +59,14 @@ def test_norm_before_and_addition_after(device: torch.device, rows: int, gated: 
     assert torch.equal(stream[:, add_to.shape[1] :], kept[:, add_to.shape[1] :])
 
 
+@pytest.mark.parametrize("rows", [1, 5])
+def test_a_gate_of_gelu(device: torch.device, rows: int) -> None:
+    x, weight, _, norm_weight = random_inputs(device, torch.float32, rows, 44, 96)
+    out = decode_linear(x, weight, norm_weight=norm_weight, eps=0.1, gated=True, gate="gelu_tanh")
+    expected = decode_linear_reference(x, weight, norm_weight=norm_weight, eps=0.1, gated=True, gate="gelu_tanh")
+    assert relative_error(out, expected) < 1e-5
+
+
 @pytest.mark.parametrize("rows", [1, 7])
 @pytest.mark.parametrize("block", [None, (32, 64)], ids=["channel", "block"])
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from slipstream.kernels.elementwise import gated as torch_gated
 from slipstream.kernels.elementwise import rms_norm as torch_rms_norm
-from slipstream.kernels.elementwise import silu_mul as torch_silu_mul
+from slipstream.kernels.elementwise.gated import Gate
+from slipstream.kernels.elementwise.gpu.gated import gated
 from slipstream.kernels.elementwise.gpu.rms_norm import rms_norm
-from slipstream.kernels.elementwise.gpu.silu_mul import silu_mul
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
@@ -64,28 +66,37 @@ def test_rms_norm_refuses_what_it_cannot_read(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("gate", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize("shape", [(7, 11), (2, 1500), (1, 1024)], ids=str)
-def test_silu_mul_gates_the_second_half_with_the_first(
-    device: torch.device, dtype: torch.dtype, shape: tuple[int, int]
+def test_the_first_half_gates_the_second(
+    device: torch.device, dtype: torch.dtype, shape: tuple[int, int], gate: Gate
 ) -> None:
     torch.manual_seed(0)
     dim = shape[1]
     wide = torch.randn(shape[0], 2 * dim + 3, device=device).mul_(3).to(dtype)
     gate_up = wide[:, 1 : 2 * dim + 1]  # rows of a wider tensor
-    gate, up = gate_up.double()[:, :dim], gate_up.double()[:, dim:]
-    got = silu_mul(gate_up)
+    opening, up = gate_up.double()[:, :dim], gate_up.double()[:, dim:]
+    opened = opening / (1 + (-opening).exp()) if gate == "silu" else F.gelu(opening, approximate="tanh")
+    got = gated(gate_up, gate)
     assert got.dtype == dtype
-    torch.testing.assert_close(
-        got.double(), gate / (1 + (-gate).exp()) * up, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
-    )
-    torch.testing.assert_close(got, torch_silu_mul.silu_mul(gate_up), atol=TOLERANCE[dtype], rtol=2 * TOLERANCE[dtype])
+    torch.testing.assert_close(got.double(), opened * up, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    expected = torch_gated.gated(gate_up, gate)
+    torch.testing.assert_close(got, expected, atol=TOLERANCE[dtype], rtol=2 * TOLERANCE[dtype])
 
 
-def test_silu_mul_refuses_an_odd_number_of_columns(device: torch.device) -> None:
+def test_a_gate_refuses_an_odd_number_of_columns(device: torch.device) -> None:
     with pytest.raises(ValueError, match="gate_up must be"):
-        silu_mul(torch.randn(2, 5, device=device))
+        gated(torch.randn(2, 5, device=device))
+
+
+def test_a_norm_with_a_wide_weight_gives_the_type_that_is_asked_for(device: torch.device) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(3, 64, device=device, dtype=torch.bfloat16), torch.randn(64, device=device)
+    got = rms_norm(x, weight, 1e-5, dtype=x.dtype)
+    assert got.dtype == x.dtype
+    torch.testing.assert_close(got, torch_rms_norm.rms_norm(x, weight, 1e-5), atol=1e-2, rtol=1e-2)
 
 
 def test_no_rows_are_no_work(device: torch.device) -> None:
     assert rms_norm(torch.empty(0, 8, device=device), torch.ones(8, device=device), 1e-5).shape == (0, 8)
-    assert silu_mul(torch.empty(0, 8, device=device)).shape == (0, 4)
+    assert gated(torch.empty(0, 8, device=device)).shape == (0, 4)

@@ -13,7 +13,14 @@ KV_LENS = [7, 40, 5, 70, 13]
 SMALL_BLOCKS = PrefillConfig(block_rows=16, block_keys=16, num_warps=4, num_stages=2)  # so that short chunks have many
 
 
-def check(step: PagedSequences, window: int | None = None, config: PrefillConfig | None = SMALL_BLOCKS) -> None:
+def check(
+    step: PagedSequences,
+    window: int | None = None,
+    config: PrefillConfig | None = SMALL_BLOCKS,
+    *,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> None:
     out = torch.full_like(step.q, float("nan"))
     prefill_attention(
         step.q,
@@ -23,10 +30,12 @@ def check(step: PagedSequences, window: int | None = None, config: PrefillConfig
         step.kv_len_tensor,
         0.3,
         window,
+        softcap=softcap,
+        sinks=sinks,
         out=out,
         config=config,
     )
-    assert_close(out, step.expected(0.3, window), step.dtype)
+    assert_close(out, step.expected(0.3, window, softcap, sinks), step.dtype)
 
 
 def chunks(query_lens: list[int], kv_lens: list[int], device: torch.device, **form: object) -> PagedSequences:
@@ -61,6 +70,15 @@ def test_quantised_pages(kv_dtype: torch.dtype, dtype: torch.dtype, device: torc
 def test_head_shapes(heads: int, kv_heads: int, head_dim: int, page_tokens: int, device: torch.device) -> None:
     form = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "page_tokens": page_tokens}
     check(chunks([20, 3], [20, 70], device, **form))
+
+
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8])
+def test_scores_are_capped_and_sinks_take_their_part(
+    kv_dtype: torch.dtype | None, window: int | None, device: torch.device
+) -> None:
+    step = chunks(QUERY_LENS, KV_LENS, device, kv_dtype=kv_dtype)
+    check(step, window, softcap=1.5, sinks=torch.linspace(-2, 3, 6, device=device))
 
 
 def test_random_steps_equal_plain_attention(device: torch.device) -> None:

@@ -31,6 +31,7 @@ class MockProcess(Process):
         max_slots: int,
         last_epoch: int,
         on_end: Callable[[Any], None],
+        reserves_output: bool,
     ) -> None:
         super().__init__(clock, door, chances, name, role, on_end)
         self._profile = MockProfile(
@@ -46,6 +47,7 @@ class MockProcess(Process):
             transfer_s=0.002,
             transfer_page_s=0.0005,
             start_lease_s=2.0,
+            reserves_output=reserves_output,
         )
         self.tickets = TicketIssuer(PeerId(name, last_epoch), (NOWHERE,), 8, 2, 2, 32)
         self._begin()

@@ -245,6 +245,7 @@ class WorkerProcess(Process):
         transfer: TransferConfig,
         on_end: Callable[[WorkerProcess], None],
         checks_often: bool,
+        reserves_output: bool,
     ) -> None:
         super().__init__(clock, door, chances, name, role, on_end)
         self.wire, self.transfer, self.host, self.tp = wire, transfer, host, tp
@@ -263,6 +264,7 @@ class WorkerProcess(Process):
             vocab_size=VOCAB_SIZE,
             eos_token_ids=(END_ID,),
             model_id="toy",
+            reserves_output=reserves_output,
         )
         self._pools = Pools(num_pages, tp)
         pools = [WatchedPool(array.view(np.uint8).reshape(*array.shape[:3], HEAD_BYTES)) for array in self._pools.ranks]
@@ -386,6 +388,7 @@ class WorkerProcess(Process):
             max_slots=limits.max_num_seqs,
             max_queued_tokens=limits.max_queued_tokens,
             max_model_len=limits.max_model_len,
+            reserves_output=limits.reserves_output and self.role == "decode",
         )
 
     def _check_credits(self, frame: RouterMessage) -> None:

@@ -80,6 +80,7 @@ class World:
         self.clients: dict[str, Client] = {}
         self._checks_often = seed % 16 == 0 if checks_often is None else checks_often
         self._num_router_events = 0
+        self._reserves_output = seed % 4 == 2
         self.is_mock = seed % 10 == 9  # of the seeds, so that the other worlds are what they were
         # A fifth of the worlds is on several hosts.
         cables = random.Random(f"cables {seed}")
@@ -293,6 +294,7 @@ class World:
                 member.max_slots,
                 member.last_epoch,
                 lambda process: self._ended(member),
+                self._reserves_output,
             )
             return
         member.process = WorkerProcess(
@@ -310,6 +312,7 @@ class World:
             self._transfer,
             lambda process: self._ended(member),
             self._checks_often,
+            self._reserves_output,
         )
 
     def _ended(self, member: Member) -> None:

@@ -31,12 +31,15 @@ def decode(
     dtype: torch.dtype = torch.bfloat16,
     kv_dtype: torch.dtype | None = None,
     window: int | None = None,
+    capped: bool = False,
 ) -> None:
     q = torch.empty(seqs, heads, head_dim, dtype=dtype, device=META)
     page_table = torch.empty(seqs, 8192, dtype=torch.int32, device=META)
     kv_lens = torch.empty(seqs, dtype=torch.int32, device=META)
     layer = kv_layer(kv_dtype or dtype, kv_heads, page_tokens, head_dim)
-    decode_attention(q, layer, page_table, kv_lens, head_dim**-0.5, window)
+    sinks = torch.empty(heads, device=META) if capped else None
+    softcap = 50.0 if capped else None
+    decode_attention(q, layer, page_table, kv_lens, head_dim**-0.5, window, softcap=softcap, sinks=sinks)
 
 
 def prefill(
@@ -49,13 +52,16 @@ def prefill(
     dtype: torch.dtype = torch.bfloat16,
     kv_dtype: torch.dtype | None = None,
     window: int | None = None,
+    capped: bool = False,
 ) -> None:
     q = torch.empty(query_len * seqs, heads, head_dim, dtype=dtype, device=META)
     page_table = torch.empty(seqs, 8192, dtype=torch.int32, device=META)
     query_starts = torch.empty(seqs + 1, dtype=torch.int32, device=META)
     kv_lens = torch.empty(seqs, dtype=torch.int32, device=META)
     layer = kv_layer(kv_dtype or dtype, kv_heads, page_tokens, head_dim)
-    prefill_attention(q, layer, page_table, query_starts, kv_lens, head_dim**-0.5, window)
+    sinks = torch.empty(heads, device=META) if capped else None
+    softcap = 50.0 if capped else None
+    prefill_attention(q, layer, page_table, query_starts, kv_lens, head_dim**-0.5, window, softcap=softcap, sinks=sinks)
 
 
 def rope(
@@ -86,6 +92,7 @@ def launches() -> dict[str, Callable[[], object]]:
         "prefill bf16": partial(prefill),
         "prefill int8": partial(prefill, kv_dtype=torch.int8),
         "prefill window": partial(prefill, window=1024),
+        "prefill capped": partial(prefill, window=1024, capped=True),
         "prefill 1B": partial(prefill, head_dim=64),
         "prefill head_dim 256": partial(prefill, heads=16, head_dim=256),
         "prefill 1B int8": partial(prefill, head_dim=64, kv_dtype=torch.int8),
@@ -93,6 +100,7 @@ def launches() -> dict[str, Callable[[], object]]:
         "decode bf16": partial(decode),
         "decode fp8": partial(decode, kv_dtype=fp8),
         "decode 256 window": partial(decode, seqs=256, window=4096),
+        "decode capped": partial(decode, window=4096, capped=True),
         "decode 1B": partial(decode, head_dim=64),
         "decode head_dim 256": partial(decode, heads=16, head_dim=256),
         "decode fp32": partial(decode, dtype=torch.float32, head_dim=32),

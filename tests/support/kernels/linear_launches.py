@@ -8,8 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from slipstream.kernels.elementwise.gpu.gated import gated as gate_product
 from slipstream.kernels.elementwise.gpu.rms_norm import rms_norm
-from slipstream.kernels.elementwise.gpu.silu_mul import silu_mul
 from slipstream.kernels.linear.gpu.decode_linear import DecodeLinearConfig, decode_linear
 from slipstream.kernels.linear.gpu.fp8_linear import fp8_linear
 from slipstream.kernels.linear.gpu.int4_linear import int4_linear
@@ -56,7 +56,8 @@ def launches() -> dict[str, Callable[[], object]]:
         "rms_norm": lambda: rms_norm(bf16(64, 4096), bf16(4096), 1e-5),
         "rms_norm add": lambda: rms_norm(bf16(64, 4096), bf16(4096), 1e-5, bf16(64, 4096)),
         "rms_norm heads": lambda: rms_norm(heads, bf16(40, 128), 1e-5),
-        "silu_mul": lambda: silu_mul(bf16(64, 28672)),
+        "gated silu": lambda: gate_product(bf16(64, 28672)),
+        "gated gelu": lambda: gate_product(bf16(64, 28672), "gelu_tanh"),
         "gather_pages": lambda: gather_pages(
             pool, page_ids, bf16(32, 100, 4, 2, 16, 128), layers=range(32), heads=range(4, 8)
         ),
@@ -83,6 +84,7 @@ def launches() -> dict[str, Callable[[], object]]:
         )
     gated = partial(decode_linear, weight=bf16(28672, 4096), norm_weight=norm_weight, eps=1e-5, gated=True)
     calls[f"decode_linear bf16 9 gated{NOTHING_NEW}"] = partial(gated, bf16(9, 4096))
+    calls["decode_linear bf16 16 gelu"] = partial(gated, bf16(16, 4096), gate="gelu_tanh")
     split = DecodeLinearConfig(
         block_rows=16, block_outputs=16, block_inputs=256, num_splits=2, num_warps=4, num_stages=3
     )

@@ -59,7 +59,9 @@ class PagedSequences:
         starts = torch.tensor([0, *self.query_lens]).cumsum(0)
         self.query_starts = starts.to(torch.int32).to(self.device)
 
-    def expected(self, scale: float, window: int | None) -> Tensor:
+    def expected(
+        self, scale: float, window: int | None, softcap: float | None = None, sinks: Tensor | None = None
+    ) -> Tensor:
         """[tokens, heads, head_dim] in float64."""
         results = []
         shared = self.heads // self.kv_heads
@@ -67,9 +69,15 @@ class PagedSequences:
             k = keys.double().repeat_interleave(shared, dim=1)
             v = values.double().repeat_interleave(shared, dim=1)
             scores = torch.einsum("qhd,khd->hqk", queries.double(), k) * scale
+            if softcap is not None:
+                scores = softcap * (scores / softcap).tanh()
             distance = len(keys) - len(queries) + torch.arange(len(queries))[:, None] - torch.arange(len(keys))
             seen = (distance >= 0) & (distance < (window or len(keys) + 1))
-            weights = torch.softmax(scores.masked_fill(~seen, float("-inf")), dim=-1)
+            scores = scores.masked_fill(~seen, float("-inf"))
+            if sinks is not None:
+                more = sinks.cpu().double()[:, None, None].expand(-1, len(queries), 1)
+                scores = torch.cat((scores, more), dim=-1)
+            weights = torch.softmax(scores, dim=-1)[..., : len(keys)]
             results.append(torch.einsum("hqk,khd->qhd", weights, v) if len(keys) else torch.zeros(queries.shape))
         return torch.cat([result.double() for result in results])
 

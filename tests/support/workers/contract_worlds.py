@@ -110,6 +110,7 @@ class NativeContractWorker:
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=MAX_SLOTS,
             max_step_tokens=MAX_STEP_TOKENS,
+            scheduler_policy="guaranteed_no_evict" if world.reserves_output else "max_utilization",
         )
         self._runner = build_runner(world.model_dir, config, NUM_PAGES)
         self._runner.sink = _CopyingSink(self)
@@ -184,8 +185,9 @@ class NativeContractWorker:
 
 
 class NativeWorld:
-    def __init__(self, model_dir: Path) -> None:
+    def __init__(self, model_dir: Path, reserves_output: bool = False) -> None:
         self.model_dir = model_dir
+        self.reserves_output = reserves_output
         self.now_s = 0.0
         self.workers: dict[PeerId, NativeContractWorker] = {}
         self.sent: list[tuple[NativeContractWorker, HandoffTicket]] = []
@@ -239,6 +241,7 @@ class MockContractWorker(MockWorker):
             step_s=0.001,
             transfer_s=0.001,
             start_lease_s=LEASE_S,
+            reserves_output=world.reserves_output,
         )
         super().__init__(profile, role, tickets(peer), has_stats=True)
         self.peer, self._world = peer, world
@@ -258,7 +261,8 @@ class MockContractWorker(MockWorker):
 
 
 class MockWorld:
-    def __init__(self) -> None:
+    def __init__(self, reserves_output: bool = False) -> None:
+        self.reserves_output = reserves_output
         self.now_s = 0.0
         self.workers: list[MockContractWorker] = []
 
@@ -313,7 +317,7 @@ class SimWorld:
 
     LENGTH = 6
 
-    def __init__(self) -> None:
+    def __init__(self, reserves_output: bool = False) -> None:
         self.clock = VirtualClock()
         self.network = Network(self.clock, 1e9, 1e-4, 2.0)
         profile = find_profile("h200-llama-8b")
@@ -325,6 +329,7 @@ class SimWorld:
         self.profile = replace(
             profile,
             max_model_len=MAX_MODEL_LEN,
+            reserves_output=reserves_output,
             prefill=replace(profile.prefill, **of_role),
             decode=replace(profile.decode, **of_role),
         )

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -69,6 +71,15 @@ QWEN3_MOE: dict[str, Any] = {
     "norm_topk_prob": True,
 }
 
+GPT_OSS: dict[str, Any] = {
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "sliding_window": 24,
+    "rope_parameters": {**YARN_ROPE, "truncate": False},
+}
+
 FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM, {"num_key_value_heads": 2, "rope_parameters": LLAMA3_ROPE}),
     "llama_tied": (LlamaConfig, LlamaForCausalLM, {"num_key_value_heads": 4, "tie_word_embeddings": True}),
@@ -91,6 +102,7 @@ FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         Qwen3MoeForCausalLM,
         {**QWEN3_MOE, "norm_topk_prob": False, "decoder_sparse_step": 2, "num_experts_per_tok": 3},
     ),
+    "gpt_oss": (GptOssConfig, GptOssForCausalLM, GPT_OSS),
 }
 
 
@@ -132,5 +144,5 @@ def _fill_what_starts_uniform(model: PreTrainedModel) -> None:
         for name, parameter in model.named_parameters():
             if "norm" in name:
                 parameter.uniform_(0.5, 1.5)
-            elif name.endswith("bias"):
+            elif name.endswith(("bias", "sinks")):
                 parameter.normal_(std=0.5)

@@ -34,18 +34,18 @@ class StepWithPadding:
     step: TorchStep
     stored: Tensor  # [n] rows
 
-    def write(self, qkv: Tensor, qk_norm: Tensor | None, layer: int) -> Tensor:
+    def write(self, qkv: Tensor, qk_norm: Tensor | None, layer: int, rotary: int = 0) -> Tensor:
         shape, step = self.step.shape, self.step
         qk, values = qkv.view(len(qkv), -1, shape.head_dim).tensor_split((shape.num_heads + shape.num_kv_heads,), 1)
         if qk_norm is not None:
             qk = rms_norm(qk, qk_norm, shape.norm_eps)
-        qk = rotary_embedding(qk, step.cos, step.signed_sin)
+        qk = rotary_embedding(qk, *step.angles[rotary])
         keys = qk[self.stored, shape.num_heads :]
         write_kv(step.kv[layer], keys, values[self.stored], step.kv_rows[:, self.stored])
         return qk[:, : shape.num_heads]
 
-    def attend(self, q: Tensor, layer: int, window: int | None) -> Tensor:
-        return self.step.attend(q, layer, window)
+    def attend(self, q: Tensor, layer: int, window: int | None, sinks: Tensor | None = None) -> Tensor:
+        return self.step.attend(q, layer, window, sinks)
 
 
 @dataclass

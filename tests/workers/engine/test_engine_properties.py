@@ -44,6 +44,7 @@ class Expected:
     pinned: list[int] = field(default_factory=list)
     sent_pages: list[int] = field(default_factory=list)
     frozen: dict[int, bytes] = field(default_factory=dict)  # page -> content that must not change
+    moves_with_room: int | None = None  # it comes from another worker; 0: more of its pages will come
 
     @property
     def num_output(self) -> int:
@@ -62,6 +63,8 @@ class PoisonedMemory:
 
 
 class EngineMachine(RuleBasedStateMachine):
+    reserves_output = False
+
     def __init__(self) -> None:
         super().__init__()
         self.live: dict[AttemptKey, Expected] = {}
@@ -86,6 +89,7 @@ class EngineMachine(RuleBasedStateMachine):
             vocab_size=VOCAB_SIZE,
             eos_token_ids=(EOS_ID,),
             prefix_caching=prefix_caching,
+            reserves_output=self.reserves_output,
         )
         self.executor = FakeExecutor(num_pages, limits.page_tokens, VOCAB_SIZE)
         self.engine = NativeEngine(limits, self.executor, memory=PoisonedMemory(self.executor))
@@ -130,8 +134,7 @@ class EngineMachine(RuleBasedStateMachine):
         reservation = self.engine.reserve(make_request(name, prompt, max_tokens=max_tokens, ignore_eos=True))
         if reservation is None:
             assert self.engine.page_counts() == before
-            # What is told to be free can be had: the router counts pages for the prompt and one token more.
-            assert capacity.free_slots < 1 or capacity.free_pages < self.engine.limits.pages_for(len(prompt) + 1)
+            assert capacity.free_slots < 1 or capacity.free_pages < self._pages_to_reserve(len(prompt), max_tokens)
             return
         assert reservation.num_cached_tokens == reservation.first_page * self.engine.limits.page_tokens
         assert reservation.num_cached_tokens < len(prompt)
@@ -139,6 +142,56 @@ class EngineMachine(RuleBasedStateMachine):
         expected = Expected(list(prompt), len(prompt), max_tokens, True, 0, reservation=reservation)
         self._pin(expected, reservation.page_ids)
         self._accept((name, 0), expected)
+
+    def _pages_to_reserve(self, num_prompt: int, max_tokens: int) -> int:
+        """What is told to be free can be had: the router counts pages for the prompt and one token more, or for the
+        whole answer."""
+        limits = self.engine.limits
+        return limits.pages_for(num_prompt + (max_tokens if self.reserves_output else 1))
+
+    @rule(prompt=prompts, num_output=st.integers(1, 4), max_tokens=st.integers(6, 10), room=st.integers(0, 3))
+    def adopt(self, prompt: list[int], num_output: int, max_tokens: int, room: int) -> None:
+        """A sequence decodes elsewhere and is to go on here."""
+        name = self._name()
+        tokens = list(prompt)
+        for _ in range(num_output):
+            tokens.append(next_token(tokens, VOCAB_SIZE))
+        request = make_request(
+            name, prompt, tokens[len(prompt) :], max_tokens=max_tokens, ignore_eos=True, cache_salt="moved"
+        )
+        reservation = self.engine.adopt(request, room)
+        if reservation is not None:
+            expected = Expected(tokens, len(prompt), max_tokens, True, num_output, reservation=reservation)
+            expected.moves_with_room = room
+            self._pin(expected, tuple(reservation.page_ids))
+            self._accept((name, 0), expected)
+
+    @rule(data=st.data(), room=st.integers(0, 2))
+    def copied(self, data: st.DataObject, room: int) -> None:
+        """Its full pages have come; it has another token at its source by now, and `room` 0 begins one more round."""
+        key = self._some(data, SequenceState.RESERVED)
+        if key is not None and self.live[key].moves_with_room == 0:
+            self._copied(key, room)
+
+    def _copied(self, key: AttemptKey, room: int) -> None:
+        expected = self.live[key]
+        assert expected.reservation is not None
+        self._unpin(expected)
+        num_full = (len(expected.tokens) - 1) // self.engine.limits.page_tokens * self.engine.limits.page_tokens
+        self.executor.fill(expected.reservation.page_ids, expected.reservation.first_page, expected.tokens[:num_full])
+        assert self.engine.migrations.copied(key)
+        grows = expected.num_output + 2 < expected.max_tokens
+        new = (next_token(expected.tokens, VOCAB_SIZE),) if grows else ()
+        reservation = self.engine.migrations.extend(key, new, room)
+        if reservation is None:
+            assert not self.reserves_output, "pages that were promised are not there"
+            self.engine.abort(key)
+            del self.live[key]
+            self.num_ended += 1
+            return
+        expected.tokens += new
+        expected.reservation, expected.moves_with_room = reservation, room
+        self._pin(expected, tuple(reservation.page_ids))
 
     def _some(self, data: st.DataObject, *states: SequenceState) -> AttemptKey | None:
         keys = [key for key in self.live if self.engine.state(key) in states]
@@ -153,9 +206,14 @@ class EngineMachine(RuleBasedStateMachine):
     def _land(self, key: AttemptKey) -> None:
         expected = self.live[key]
         assert expected.reservation is not None
+        if expected.moves_with_room == 0:
+            self._copied(key, 1)
+            return
         self._unpin(expected)
-        prompt = expected.tokens[: expected.num_prompt]
-        self.executor.fill(expected.reservation.page_ids, expected.reservation.first_page, prompt)
+        landed = expected.tokens[: expected.num_prompt]
+        if expected.moves_with_room is not None:
+            landed = expected.tokens[:-1]  # of the last token, nothing is computed at the source
+        self.executor.fill(expected.reservation.page_ids, expected.reservation.first_page, landed)
         assert self.engine.land(key)
         expected.has_landed = True
 
@@ -167,6 +225,11 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _start(self, key: AttemptKey) -> None:
         expected = self.live[key]
+        if expected.moves_with_room is not None:
+            if expected.moves_with_room:
+                assert self.engine.start(key, ())
+                expected.has_started = True
+            return
         token_id = next_token(expected.tokens, VOCAB_SIZE)
         assert self.engine.start(key, (token_id,))
         expected.tokens.append(token_id)
@@ -175,7 +238,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def convert(self, data: st.DataObject) -> None:
         key = self._some(data, SequenceState.RESERVED, SequenceState.LANDED)
-        if key is not None:
+        if key is not None and self.live[key].moves_with_room is None:
             expected = self.live[key]
             self._unpin(expected)
             request = make_request(key[0], expected.tokens, max_tokens=expected.max_tokens, ignore_eos=True)
@@ -218,7 +281,26 @@ class EngineMachine(RuleBasedStateMachine):
     def set_page_limit(self, num_pages: int) -> None:
         self.engine.set_page_limit(num_pages)
         use = self.engine.page_use()
-        assert use.num_used + use.num_cached <= max(min(num_pages, self.engine.limits.num_pages), use.num_used)
+        if not self.reserves_output:  # else it holds for what is not promised: see `check_integrity`
+            assert use.num_used + use.num_cached <= max(min(num_pages, self.engine.limits.num_pages), use.num_used)
+
+    @rule(data=st.data())
+    def freeze(self, data: st.DataObject) -> None:
+        """It stands still to move away."""
+        keys = [key for key in self.live if self._decodes(key)]
+        if keys:
+            self.engine.migrations.freeze(data.draw(st.sampled_from(keys)))
+
+    def _decodes(self, key: AttemptKey) -> bool:
+        sequence = self.engine._scheduler.get(key)
+        is_running = sequence is not None and sequence.state is SequenceState.RUNNING
+        return is_running and sequence.num_uncomputed == 1 and sequence.ticket is None
+
+    @rule(data=st.data())
+    def resume(self, data: st.DataObject) -> None:
+        key = self._some(data, SequenceState.FROZEN)
+        if key is not None:
+            assert self.engine.migrations.resume(key)
 
     @rule(num_steps=st.integers(1, 4))
     def step(self, num_steps: int) -> None:
@@ -311,8 +393,14 @@ class EngineMachine(RuleBasedStateMachine):
                 state = self.engine.state(key)
                 if state is SequenceState.HELD:
                     self._release(key)
+                if state is SequenceState.FROZEN:
+                    assert self.engine.migrations.resume(key)
+                if key not in self.live:
+                    continue
                 if state in (SequenceState.RESERVED, SequenceState.STARTED):
                     self._land(key)
+                if key not in self.live:
+                    continue
                 if state in (SequenceState.RESERVED, SequenceState.LANDED) and not expected.has_started:
                     self._start(key)
             if not self.live:
@@ -326,3 +414,13 @@ class EngineMachine(RuleBasedStateMachine):
 
 EngineMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 TestEngineInAnyOrder = EngineMachine.TestCase
+
+
+class ReservingMachine(EngineMachine):
+    """Nothing is preempted and no promise is broken: `check_integrity` says so after each rule."""
+
+    reserves_output = True
+
+
+ReservingMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestEngineThatReservesOutput = ReservingMachine.TestCase

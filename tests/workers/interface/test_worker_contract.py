@@ -54,20 +54,37 @@ Make = Callable[[], ContractWorld]
 M = TypeVar("M")
 
 
-@pytest.fixture(params=["native", "mock", "simulated"])
-def world(request: pytest.FixtureRequest, tiny_model_dir: Callable[[str], Path]) -> ContractWorld:
+KINDS = ("native", "mock", "simulated")
+
+
+def make_world(kind: str, model_dir: Path, reserves_output: bool = False) -> ContractWorld:
     worlds: dict[str, Make] = {
-        "native": lambda: NativeWorld(tiny_model_dir("llama")),
-        "mock": MockWorld,
-        "simulated": SimWorld,
+        "native": lambda: NativeWorld(model_dir, reserves_output),
+        "mock": lambda: MockWorld(reserves_output),
+        "simulated": lambda: SimWorld(reserves_output),
     }
-    return worlds[request.param]()
+    return worlds[kind]()
+
+
+@pytest.fixture(params=KINDS)
+def world(request: pytest.FixtureRequest, tiny_model_dir: Callable[[str], Path]) -> ContractWorld:
+    return make_world(request.param, tiny_model_dir("llama"))
+
+
+@pytest.fixture(params=KINDS)
+def reserving_world(request: pytest.FixtureRequest, tiny_model_dir: Callable[[str], Path]) -> ContractWorld:
+    """Its decode workers set pages aside for whole answers."""
+    return make_world(request.param, tiny_model_dir("llama"), reserves_output=True)
 
 
 def request(
-    name: str = "r", attempt: int = 0, prompt: tuple[int, ...] = PROMPT, output: tuple[int, ...] = ()
+    name: str = "r",
+    attempt: int = 0,
+    prompt: tuple[int, ...] = PROMPT,
+    output: tuple[int, ...] = (),
+    max_tokens: int = NUM_OUTPUT,
 ) -> EngineRequest:
-    sampling = SamplingParams(max_tokens=NUM_OUTPUT, temperature=0.0, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
     return EngineRequest(name, attempt, pack_ids(prompt), pack_ids(output), sampling)
 
 
@@ -426,6 +443,60 @@ def test_a_request_above_the_limit_waits_for_a_higher_one_or_is_refused_for_now(
     world.run()
     assert indices(worker) == list(range(NUM_OUTPUT))
     assert heard(worker, PagesHeld)[-1].num_wanted == 0
+
+
+MOST_TOKENS = 100  # of an answer: 18 pages together with the prompt, so that there is room for two in 40
+
+
+def test_where_output_is_reserved_credits_fall_by_whole_answers_and_not_while_they_grow(
+    reserving_world: ContractWorld,
+) -> None:
+    worker = reserving_world.add("d", "decode")
+    num_pages = -(-(len(PROMPT) + MOST_TOKENS) // PAGE_TOKENS)
+    worker.hear(Generate(1, request("a", max_tokens=MOST_TOKENS)))
+    reserving_world.run_until(worker, StepOutput)
+    assert free(worker)[1] == NUM_PAGES - num_pages
+    reserving_world.run()
+    assert ends(worker, "a") in (["length"], ["stop"])
+    check_at_rest(worker)
+
+
+def test_where_output_is_reserved_a_reservation_needs_room_for_the_whole_answer(
+    reserving_world: ContractWorld,
+) -> None:
+    source, worker = reserving_world.add("p", "prefill"), reserving_world.add("d", "decode")
+    for number, name in enumerate("abc"):
+        worker.hear(Reserve(number + 1, request(name, max_tokens=MOST_TOKENS), source.peer, 1))
+    reserving_world.run_until(worker, Failed)
+    assert [message.request_id for message in heard(worker, Reserved)] == ["a", "b"]
+    assert [(message.request_id, message.retryable) for message in heard(worker, Failed)] == [("c", True)]
+    wanted = [message.ticket.num_pages for message in heard(worker, Reserved)]
+    assert wanted == [-(-len(PROMPT) // PAGE_TOKENS)] * 2, "only the prompt's pages are sent"
+    for name in "ab":
+        worker.hear(Cancel(name, 0))
+    reserving_world.run()
+    check_at_rest(worker)
+
+
+def test_where_output_is_reserved_a_limit_withholds_nothing_that_is_promised(reserving_world: ContractWorld) -> None:
+    worker = reserving_world.add("d", "decode")
+    worker.hear(Generate(1, request("a", max_tokens=MOST_TOKENS)))
+    reserving_world.run_until(worker, StepOutput)
+    worker.hear(PageLimit(1, 2))
+    reserving_world.run()
+    assert ends(worker, "a") in (["length"], ["stop"])
+    assert worker.num_used_pages == 0
+    assert free(worker)[1] <= 2
+    worker.hear(PageLimit(2, NUM_PAGES))
+    reserving_world.run()
+    check_at_rest(worker)
+
+
+@pytest.mark.parametrize("in_rounds", [True, False])
+def test_where_output_is_reserved_sequences_move_and_nothing_is_left_behind(
+    reserving_world: ContractWorld, in_rounds: bool
+) -> None:
+    test_a_moved_sequence_loses_no_token_and_repeats_none(reserving_world, in_rounds)
 
 
 def test_statistics_count_the_tokens_and_no_page_is_missing(world: ContractWorld) -> None:

@@ -24,6 +24,7 @@ class EngineLimits:
     eos_token_ids: tuple[int, ...]
     model_id: str
     prefix_caching: bool = True
+    reserves_output: bool = False  # a sequence is admitted only with room for its whole answer: none is preempted
 
     def __post_init__(self) -> None:
         if self.max_model_len < 2:

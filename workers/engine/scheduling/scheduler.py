@@ -13,6 +13,8 @@ from slipstream.workers.interface.engine import AttemptKey
 
 # The states that have a slot without being in the batch.
 _RESERVED_STATES = (SequenceState.RESERVED, SequenceState.LANDED, SequenceState.STARTED, SequenceState.FROZEN)
+# The states in which a sequence owns pages and may come to need more.
+_GROWING_STATES = frozenset({SequenceState.RUNNING, *_RESERVED_STATES})
 
 
 class Scheduler:
@@ -29,6 +31,10 @@ class Scheduler:
     With a limit on the pool's pages, a sequence that does not fit below it alone waits for a higher one:
     `num_wanted_pages` asks for that.
 
+    Where `limits.reserves_output`, a sequence is only admitted, reserved for or adopted if there are pages for the most
+    tokens that it may come to have. It still takes them one by one; what it has not taken is promised to it, and until
+    then may hold cached prefixes. So none is preempted, and a limit on the pool withholds no promised page.
+
     Reservations (for KV on its way here) count against slots and pages from the start, and are made only from what the
     queue does not need, so they never starve an accepted sequence.
 
@@ -44,6 +50,7 @@ class Scheduler:
         self._num_reserved = 0
         self._starved: list[Sequence] = []  # running, but without a page for their next token
         self._unready: list[Sequence] = []  # running, but their grammar is still being compiled
+        self._page_limit = limits.num_pages  # as it was set; the pool's own may be higher for what is promised
         self._is_stuck = False  # the last step had nothing to do and nothing has changed since
         self.num_preemptions = 0  # of sequences, since the beginning
 
@@ -72,9 +79,8 @@ class Scheduler:
         assert sequence.key not in self._sequences
         if self.num_free_slots < 1:
             return False
-        room = min(sequence.num_tokens + num_room_tokens, self._limits.max_model_len)
-        spare = self._num_waiting_pages() + self._growth_room()
-        if not self.pages.take(sequence, room, PageState.RESERVED, spare):
+        room = min(sequence.num_tokens + num_room_tokens, sequence.max_tokens)
+        if not self._take(sequence, room, PageState.RESERVED, self._num_waiting_pages()):
             return False
         sequence.state = SequenceState.RESERVED
         self._sequences[sequence.key] = sequence
@@ -83,8 +89,8 @@ class Scheduler:
 
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:
         """Pages of a reservation for so many tokens in all. False, with nothing taken, if there are too few."""
-        spare = self._num_waiting_pages() + self._growth_room()
-        return self.pages.grow(sequence, min(num_tokens, self._limits.max_model_len), spare)
+        spare = 0 if self._limits.reserves_output else self._num_waiting_pages() + self._growth_room()
+        return self.pages.grow(sequence, min(num_tokens, sequence.max_tokens), spare)
 
     def copied(self, sequence: Sequence) -> None:
         """Full pages of a reservation have landed; others are still to come."""
@@ -150,6 +156,7 @@ class Scheduler:
         self._detach(sequence)
         self.pages.give_up(sequence)
         self._end(sequence)
+        self._withhold_pages()
 
     def abort(self, sequence: Sequence, keep_pages: bool) -> bool:
         """End a sequence in any state. With `keep_pages`, or where they are being sent, its pages, if any, drain until
@@ -159,10 +166,18 @@ class Scheduler:
         self._detach(sequence)
         if (keep_pages or sequence.num_sends) and sequence.pages:
             self.pages.rebook(sequence, SequenceState.DRAINING)
+            self._withhold_pages()
             return True
         self.pages.give_up(sequence)
         self._end(sequence)
+        self._withhold_pages()
         return False
+
+    def set_page_limit(self, num_pages: int) -> None:
+        """See `PagePool.set_limit`. Promised pages are withheld when they are neither taken nor promised any more."""
+        self._page_limit = num_pages
+        self.pages.pool.set_limit(max(num_pages, self._num_bound_pages()))
+        self._is_stuck = False
 
     def look_again(self) -> None:
         """Something has changed that the scheduler cannot know about: a grammar is ready."""
@@ -208,9 +223,10 @@ class Scheduler:
         self._detach(sequence)
         if sequence.num_sends:
             self.pages.rebook(sequence, SequenceState.DRAINING)
-            return
-        self.pages.give_up(sequence)
-        self._end(sequence)
+        else:
+            self.pages.give_up(sequence)
+            self._end(sequence)
+        self._withhold_pages()
 
     def hold(self, sequence: Sequence) -> None:
         """A running sequence is done, but its pages stay as they are until `release`."""
@@ -236,8 +252,8 @@ class Scheduler:
 
     @property
     def num_free_pages(self) -> int:
-        """Free and evictable pages that no queued sequence is going to need and no running one will need soon: as
-        many can be reserved now."""
+        """Free and evictable pages that no queued sequence is going to need, no running one will need soon, and none is
+        promised: as many can be reserved now."""
         return max(0, self.pages.pool.num_available - self._num_waiting_pages() - self._growth_room())
 
     @property
@@ -246,7 +262,7 @@ class Scheduler:
         lack a page for their next token."""
         num_slots = max(0, self._limits.max_num_seqs - len(self._running) - self._num_reserved)
         waiting = self._waiting[:num_slots]
-        return sum(self._limits.pages_for(sequence.num_tokens + 1) for sequence in waiting) + len(self._starved)
+        return sum(map(self._pages_to_run, waiting)) + len(self._starved)
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -261,6 +277,11 @@ class Scheduler:
         assert self._waiting == sorted(by_state[SequenceState.WAITING], key=_order)
         assert self._num_reserved == sum(len(by_state[state]) for state in _RESERVED_STATES)
         assert len(self._running) + self._num_reserved <= self._limits.max_num_seqs
+        if self._limits.reserves_output:
+            assert self.pages.pool.num_available >= self._num_promised(), "more is promised than there is"
+            assert self.num_preemptions == 0
+            limit = max(self._page_limit, self._num_bound_pages())
+            assert self.pages.pool.limit == min(limit, self._limits.num_pages), "pages are withheld too late"
         self.pages.check_integrity(self._sequences.values())
 
     def _secure_pages(self) -> None:
@@ -273,6 +294,7 @@ class Scheduler:
             sequence = self._running[at]
             is_full = len(sequence.tokens) > len(sequence.pages) * page_tokens
             if is_full and not self.pages.grow(sequence, sequence.num_tokens):
+                assert not self._limits.reserves_output, f"{sequence.key} lacks a page that was promised to it"
                 victim = self._victim(sequence)
                 if victim.is_preemptible:
                     self._preempt(victim)
@@ -296,6 +318,7 @@ class Scheduler:
         self.pages.give_up(sequence)
         sequence.move(SequenceState.WAITING)
         insort(self._waiting, sequence, key=_order)
+        self._withhold_pages()
 
     def _next_waiting(self) -> Sequence | None:
         return next((sequence for sequence in self._waiting if sequence.is_ready), None)
@@ -304,15 +327,24 @@ class Scheduler:
         """Move a sequence from the queue into the batch. False if there is no slot, or if there are too few pages."""
         if len(self._running) + self._num_reserved >= self._limits.max_num_seqs:
             return False
-        if not self.pages.take(sequence, sequence.num_tokens, PageState.ACTIVE, self._growth_room()):
+        if not self._take(sequence, sequence.num_tokens, PageState.ACTIVE):
             return False
         _remove(self._waiting, sequence)
         sequence.move(SequenceState.RUNNING)
         return True
 
+    def _take(self, sequence: Sequence, num_tokens: int, owner: PageState, spare: int = 0) -> bool:
+        """Pages for so many tokens, if there are as many as the sequence needs now or is promised, and `spare` more."""
+        if self._limits.reserves_output:
+            spare += self._limits.pages_for(sequence.most_tokens) - self._limits.pages_for(num_tokens)
+        return self.pages.take(sequence, num_tokens, owner, spare + self._growth_room())
+
     def _growth_room(self) -> int:
-        """Pages to leave for running sequences that will soon need one, so that taking in another does not at once
-        lead to a preemption. At most 1/64 of the pool; none is left where nothing runs, so the first always fits."""
+        """Pages to leave for sequences that will need them: all that are promised, or else some for running ones that
+        will soon need one, so that taking in another does not at once lead to a preemption. Those are at most 1/64 of
+        the pool; none is left where nothing runs, so the first always fits."""
+        if self._limits.reserves_output:
+            return self._num_promised()
         return min(len(self._running), 1 + self._limits.num_pages // 64)
 
     def _run(self, sequence: Sequence) -> None:
@@ -339,7 +371,33 @@ class Scheduler:
         del self._sequences[sequence.key]
 
     def _num_waiting_pages(self) -> int:
+        if self._limits.reserves_output:
+            return sum(map(self._pages_to_run, self._waiting))
         return sum(self._limits.pages_for(sequence.num_tokens) for sequence in self._waiting)
+
+    def _pages_to_run(self, sequence: Sequence) -> int:
+        """Pages that a queued sequence waits for, those of its next token or of its whole answer included."""
+        wants_all = self._limits.reserves_output
+        return self._limits.pages_for(sequence.most_tokens if wants_all else sequence.num_tokens + 1)
+
+    def _num_promised(self) -> int:
+        """Pages that sequences have not taken yet and will get without fail."""
+        if not self._limits.reserves_output:
+            return 0
+        pages_for, growing = self._limits.pages_for, _GROWING_STATES
+        return sum(
+            [max(pages_for(s.most_tokens) - len(s.pages), 0) for s in self._sequences.values() if s.state in growing]
+        )
+
+    def _num_bound_pages(self) -> int:
+        """Pages below which a limit cannot go now: what is in use is withheld once it is given back, so this is 0 where
+        nothing is promised."""
+        return self.pages.pool.num_used + self._num_promised() if self._limits.reserves_output else 0
+
+    def _withhold_pages(self) -> None:
+        """A sequence has ended, with which a promise may have ended that kept pages from being withheld."""
+        if self.pages.pool.limit > self._page_limit:
+            self.pages.pool.set_limit(max(self._page_limit, self._num_bound_pages()))
 
 
 def _order(sequence: Sequence) -> tuple[int, int]:

@@ -119,6 +119,11 @@ class Sequence:
         return len(self.tokens) - self.num_computed
 
     @property
+    def most_tokens(self) -> int:
+        """Tokens that it needs pages for at most, as long as it is here. For a prefill only, those of the prompt."""
+        return self.num_tokens if self.ticket is not None else self.max_tokens
+
+    @property
     def order(self) -> tuple[int, int]:
         """The order of sequences: by priority, then by arrival. The last running one is preempted first."""
         return self.priority, self.arrival

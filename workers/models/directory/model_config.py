@@ -24,6 +24,7 @@ FAMILIES: dict[str, Family] = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "GptOssForCausalLM": "gpt_oss",
 }
 DTYPES: dict[str, DtypeName] = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
 # What applies to a family if config.json is silent: the defaults of its configuration class in transformers 5.
@@ -33,16 +34,21 @@ DEFAULT_MAX_POSITIONS: dict[Family, int] = {
     "qwen2": 32768,
     "qwen3": 32768,
     "qwen3_moe": 32768,
+    "gpt_oss": 131072,
 }
 DEFAULT_ROPE_THETA = 10000.0
+DEFAULT_GPT_OSS_THETA = 150000.0
 DEFAULT_RMS_NORM_EPS = 1e-6
+DEFAULT_GPT_OSS_EPS = 1e-5
 DEFAULT_WINDOW = 4096
-DEFAULT_QWEN3_HEAD_DIM = 128
+DEFAULT_GPT_OSS_WINDOW = 128
+DEFAULT_HEAD_DIM: dict[Family, int] = {"qwen3": 128, "gpt_oss": 64}  # of the others: hidden_size / heads
 DEFAULT_KV_HEADS: dict[Family, int] = {
     "mistral": 8,
     "qwen2": 32,
     "qwen3": 32,
     "qwen3_moe": 4,
+    "gpt_oss": 8,
 }  # if the key is absent; null: all heads
 # Keys that change the computation in models of other families, with the values that ask for nothing. They stand in
 # config.json files that were made for code of their own, which is not run.
@@ -129,6 +135,7 @@ class ModelConfig:
     dtype: DtypeName
     quantization: Stored | None = None  # of the linear layers in the checkpoint
     moe: MoeConfig | None = None
+    attention_sinks: bool = False  # a number a head takes part in the softmax of its scores
 
     @property
     def has_dense_layers(self) -> bool:
@@ -171,11 +178,11 @@ class ModelConfig:
         num_kv_heads = keys.integer("num_key_value_heads", kv_heads or num_heads)
         if num_heads % num_kv_heads:
             raise keys.error("num_key_value_heads", f"{num_kv_heads} does not divide num_attention_heads = {num_heads}")
-        head_dim = keys.integer("head_dim", DEFAULT_QWEN3_HEAD_DIM if family == "qwen3" else hidden_size // num_heads)
+        head_dim = keys.integer("head_dim", DEFAULT_HEAD_DIM.get(family, hidden_size // num_heads))
         if head_dim % 2:
             raise keys.error("head_dim", f"rotary embedding needs an even number, got {head_dim}")
         max_positions = keys.integer("max_position_embeddings", DEFAULT_MAX_POSITIONS[family])
-        rope_theta, rope_scaling = _rope(keys, max_positions)
+        rope_theta, rope_scaling = _rope(keys, family, max_positions)
         if isinstance(rope_scaling, YarnScaling):
             stretched = rope_scaling.factor * rope_scaling.original_max_positions
             if stretched > MAX_INTEGER:
@@ -184,7 +191,8 @@ class ModelConfig:
                 )
             max_positions = max(max_positions, int(stretched))
         moe = MOE_READERS[family](keys, num_layers) if family in MOE_READERS else None
-        attention_bias = family != "mistral" and keys.flag("attention_bias", False)
+        attention_bias = family != "mistral" and keys.flag("attention_bias", family == "gpt_oss")
+        default_eps = DEFAULT_GPT_OSS_EPS if family == "gpt_oss" else DEFAULT_RMS_NORM_EPS
         return ModelConfig(
             family=family,
             vocab_size=keys.integer("vocab_size"),
@@ -194,7 +202,7 @@ class ModelConfig:
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            rms_norm_eps=keys.number("rms_norm_eps", DEFAULT_RMS_NORM_EPS),
+            rms_norm_eps=keys.number("rms_norm_eps", default_eps),
             rope_theta=rope_theta,
             rope_scaling=rope_scaling,
             max_position_embeddings=max_positions,
@@ -207,6 +215,7 @@ class ModelConfig:
             dtype=_dtype(keys),
             quantization=stored_quantization(keys),
             moe=moe,
+            attention_sinks=family == "gpt_oss",
         )
 
 
@@ -240,14 +249,16 @@ def _refuse_what_changes_the_model(keys: Keys, family: Family) -> None:
         raise keys.error("layer_types", "is not supported for Mistral")
 
 
-def _rope(keys: Keys, max_positions: int) -> tuple[float, RopeScaling | None]:
+def _rope(keys: Keys, family: Family, max_positions: int) -> tuple[float, RopeScaling | None]:
     """The base and the scaling of rotary embeddings. transformers 5 writes `rope_parameters`; older files have
     `rope_theta` and `rope_scaling`."""
     scaling = keys.section("rope_scaling")
     rope = scaling if scaling is not None and scaling.values else keys.section("rope_parameters")
-    theta = keys.number("rope_theta", DEFAULT_ROPE_THETA)
+    theta = keys.number("rope_theta", DEFAULT_GPT_OSS_THETA if family == "gpt_oss" else DEFAULT_ROPE_THETA)
     if keys.number("partial_rotary_factor", 1.0) != 1:
         raise keys.error("partial_rotary_factor", "only 1 is supported")
+    if rope is None and family == "gpt_oss":
+        raise keys.error("rope_scaling", "is missing")
     if rope is None:
         return theta, None
     for key, value in rope.values.items():
@@ -311,7 +322,16 @@ def _layer_windows(keys: Keys, family: Family, num_layers: int) -> tuple[int | N
             absent = "sliding_window" not in keys.values
             window = DEFAULT_WINDOW if absent else keys.get("sliding_window")
             return (window if window is None else keys.integer("sliding_window", window),) * num_layers
-        case "qwen2" | "qwen3" | "qwen3_moe":
+        case "qwen3_moe":
+            if any(kind != "full_attention" for kind in layer_types):
+                raise keys.error("layer_types", "only full_attention is supported for Qwen3-MoE")
+            slides = keys.flag("use_sliding_window", False)
+            return (keys.integer("sliding_window", DEFAULT_WINDOW) if slides else None,) * num_layers
+        case "gpt_oss":
+            window = keys.integer("sliding_window", DEFAULT_GPT_OSS_WINDOW)
+            kinds = _checked_layer_types(keys, num_layers) or ["sliding_attention", "full_attention"] * num_layers
+            return tuple(window if kind == "sliding_attention" else None for kind in kinds[:num_layers])
+        case "qwen2" | "qwen3":
             has_no_window = "sliding_window" in keys.values and keys.get("sliding_window") is None
             if has_no_window or not keys.flag("use_sliding_window", False):
                 if "sliding_attention" in layer_types:
@@ -322,18 +342,25 @@ def _layer_windows(keys: Keys, family: Family, num_layers: int) -> tuple[int | N
 
 
 def _sliding_layers(keys: Keys, num_layers: int) -> list[bool]:
-    layer_types = keys.get("layer_types")
+    layer_types = _checked_layer_types(keys, num_layers)
     if layer_types is None:
         first = keys.get("max_window_layers", 28)
         if type(first) is not int or first < 0:
             raise keys.error("max_window_layers", f"must be an integer from 0, got {first!r}")
         return [layer >= first for layer in range(num_layers)]
+    return [name == "sliding_attention" for name in layer_types]
+
+
+def _checked_layer_types(keys: Keys, num_layers: int) -> list[str] | None:
+    layer_types = keys.get("layer_types")
+    if layer_types is None:
+        return None
     if not isinstance(layer_types, list) or len(layer_types) != num_layers:
         raise keys.error("layer_types", f"must be a list of {num_layers} names, got {layer_types!r}")
     for name in layer_types:
         if name not in ("full_attention", "sliding_attention"):
             raise keys.error("layer_types", f"{name!r} is not supported, only full_attention and sliding_attention")
-    return [name == "sliding_attention" for name in layer_types]
+    return layer_types
 
 
 def _dtype(keys: Keys) -> DtypeName:

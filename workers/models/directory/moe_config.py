@@ -21,6 +21,7 @@ class MoeConfig:
     has_bias: bool  # router and experts
     swiglu: tuple[float, float] | None  # alpha and limit of gpt-oss's gate; None: silu
     in_layers: tuple[bool, ...]  # by layer
+    is_mxfp4: bool = False  # in the checkpoint
 
 
 def read_qwen3_moe(keys: Keys, num_layers: int) -> MoeConfig:
@@ -45,6 +46,7 @@ def read_qwen3_moe(keys: Keys, num_layers: int) -> MoeConfig:
 def read_gpt_oss(keys: Keys, num_layers: int) -> MoeConfig:
     """gpt-oss: all layers have experts. Defaults are those of transformers' GptOssConfig."""
     num_experts, top_k = _sizes(keys, "num_local_experts", 128, 4)
+    quantization = keys.section("quantization_config")
     return MoeConfig(
         num_experts=num_experts,
         top_k=top_k,
@@ -53,6 +55,7 @@ def read_gpt_oss(keys: Keys, num_layers: int) -> MoeConfig:
         has_bias=True,
         swiglu=(keys.number("swiglu_alpha", 1.702), keys.number("swiglu_limit", 7.0)),
         in_layers=(True,) * num_layers,
+        is_mxfp4=quantization is not None and quantization.get("quant_method") == "mxfp4",
     )
 
 

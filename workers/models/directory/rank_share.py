@@ -12,7 +12,7 @@ from slipstream.workers.models.directory.model_config import ModelConfig
 from slipstream.workers.models.directory.moe_config import MoeConfig
 
 # Where a checkpoint has the experts of a layer: in tensors of their own, in two stacks of [experts, out, in], or in
-# stacks of codes (see `stored_quantization.Mxfp4Stored`).
+# such stacks as blocks of MXFP4 and their scales.
 ExpertForm = Literal["apart", "stacked", "blocks"]
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -141,6 +141,7 @@ class LayerShare:
     gate_up: LinearShare | None  # gate, up; None where there are experts
     down: LinearShare | None
     experts: ExpertsShare | None = None
+    sinks: TensorPart | None = None  # [heads]
 
     @property
     def linears(self) -> tuple[LinearShare, ...]:
@@ -211,6 +212,9 @@ def _layer(index: int, config: ModelConfig, tp: Rank, form: ExpertForm, *, exper
         gate_up=gate_up,
         down=down,
         experts=experts,
+        sinks=TensorPart(f"{attention}.sinks", (c.num_heads,), tp.shard(c.num_heads, "num_attention_heads"))
+        if c.attention_sinks
+        else None,
     )
 
 

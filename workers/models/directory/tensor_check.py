@@ -16,7 +16,13 @@ from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.model_config import CONFIG_FILE, ModelConfig
 from slipstream.workers.models.directory.quantized_shares import check_share, reordered_sentence
 from slipstream.workers.models.directory.rank_share import Rank, RankShare, StoredNames, TensorPart
-from slipstream.workers.models.directory.stored_quantization import CODES_PER_WORD, AwqStored, Fp8Stored, GptqStored
+from slipstream.workers.models.directory.stored_quantization import (
+    CODES_PER_WORD,
+    MXFP4_BLOCK,
+    AwqStored,
+    Fp8Stored,
+    GptqStored,
+)
 from slipstream.workers.models.directory.weight_files import StoredTensor, WeightFiles
 
 FLOATS = ("F64", "F32", "BF16", "F16")
@@ -99,7 +105,7 @@ def _plain_parts(share: RankShare) -> Iterator[TensorPart]:
     yield from (share.embedding, share.final_norm, share.lm_head)
     for layer in share.layers:
         yield from (layer.attention_norm, layer.mlp_norm)
-        yield from (norm for norm in (layer.query_norm, layer.key_norm) if norm is not None)
+        yield from (part for part in (layer.query_norm, layer.key_norm, layer.sinks) if part is not None)
         for linear in layer.linears:
             yield from linear.biases or ()
 
@@ -133,6 +139,10 @@ def _stored_as(
         yield f"{base}scales", (groups, outputs), FLOATS
         if isinstance(stored, GptqStored) and f"{base}g_idx" in tensors:
             yield f"{base}g_idx", (inputs,), ("I32", "I64")
+    elif part.item is not None and f"{part.name}_blocks" in tensors:
+        count, blocks = part.stored_shape[0], inputs // MXFP4_BLOCK
+        yield f"{part.name}_blocks", (count, outputs, blocks, MXFP4_BLOCK // 2), ("U8",)
+        yield f"{part.name}_scales", (count, outputs, blocks), ("U8",)
     else:
         yield part.name, part.stored_shape, FLOATS
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from slipstream.kernels.moe.gate import Gate
+from slipstream.kernels.moe.gate import ExpertGate
 from slipstream.kernels.moe.grouped_experts import ExpertWeights
 from slipstream.kernels.ops import Weight
 from slipstream.workers.models.directory.rank_share import ExpertsShare, LinearShare, TensorPart
@@ -26,11 +26,12 @@ class WeightSource(Protocol):
     """What it returns is for ops alone: with native kernels it is no tensor but a place in a packed file. Methods raise
     ModelError."""
 
-    def vector(self, part: TensorPart) -> Tensor:
-        """[n]"""
+    def vector(self, part: TensorPart, *, plus: float = 0.0) -> Tensor:
+        """[n], and `plus` added to each number in float32: then it is float32 for all ops (norms that are stored as
+        what they differ from one)."""
 
-    def head_vectors(self, parts: list[TensorPart]) -> Tensor:
-        """One vector [head_dim] for each head: [heads, head_dim]."""
+    def head_vectors(self, parts: list[TensorPart], *, plus: float = 0.0) -> Tensor:
+        """One vector [head_dim] for each head, as `vector`: [heads, head_dim]."""
 
     def linear(self, share: LinearShare, *, gated: bool = False) -> Linear:
         """Projections of one input, one below the other. `gated`: it is for `Ops.norm_gated`."""
@@ -38,7 +39,7 @@ class WeightSource(Protocol):
     def router(self, share: LinearShare) -> Linear:
         """Like `linear`, but never quantised: what little memory it takes decides which experts compute."""
 
-    def experts(self, share: ExpertsShare, gate: Gate) -> ExpertWeights:
+    def experts(self, share: ExpertsShare, gate: ExpertGate) -> ExpertWeights:
         """Those of the rank."""
 
     def embedding(self, part: TensorPart, num_rows: int) -> Tensor:

@@ -2,8 +2,8 @@
 
 The model family decides what is in it, and in which order: it reads its weights from `PackedSource`, which returns the
 place of each and remembers what has to go there. Weight matrices are packed (`kernels/cpu/linear.hpp`) straight from
-the mapped checkpoint, by all threads of the team; quantised ones as codes and scales. The rest is unchanged, in the
-model's dtype, except that biases are float32.
+the mapped checkpoint, by all threads of the team; quantised ones as codes and scales. The embedding is unchanged, in
+the model's dtype; vectors (norms, biases) are float32.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from slipstream.kernels.cpu.c_interface import PackJob, SourceRows, WeightShape
 from slipstream.kernels.cpu.native_ops import NativeExperts, NativeTensor, NativeWeight
-from slipstream.kernels.moe.gate import Gate
+from slipstream.kernels.moe.gate import ExpertGate
 from slipstream.kernels.moe.grouped_experts import ExpertWeights
 from slipstream.kernels.ops import Weight
 from slipstream.workers.models.directory.rank_share import ExpertsShare, LinearShare, TensorPart
@@ -43,6 +43,8 @@ class PlainSlot:
     offset: int
     dtype: torch.dtype
     parts: tuple[TensorPart, ...]
+    rounded_to: torch.dtype | None = None  # before anything else
+    plus: float = 0.0  # added to each number
 
     @property
     def num_bytes(self) -> int:
@@ -78,11 +80,11 @@ class PackedSource:
         self._reader = reader
         self._library = library
 
-    def vector(self, part: TensorPart) -> Tensor:
-        return self._tensor(part.num_rows, part)
+    def vector(self, part: TensorPart, *, plus: float = 0.0) -> Tensor:
+        return self._vectors((part,), plus)
 
-    def head_vectors(self, parts: list[TensorPart]) -> Tensor:
-        return self._tensor(parts[0].num_rows, *parts)
+    def head_vectors(self, parts: list[TensorPart], *, plus: float = 0.0) -> Tensor:
+        return self._vectors(tuple(parts), plus)
 
     def linear(self, share: LinearShare, *, gated: bool = False) -> Linear:
         slot = self._linear(share, self._reader.form(share), paired=gated)
@@ -92,23 +94,24 @@ class PackedSource:
         slot = self._linear(share, PackedForm(KINDS[self._reader.dtype]), is_plain=True)
         return Linear(self._weight(slot), self._bias(slot.bias, share.num_rows))
 
-    def experts(self, share: ExpertsShare, gate: Gate) -> ExpertWeights:
+    def experts(self, share: ExpertsShare, gate: ExpertGate) -> ExpertWeights:
         gate_up, gate_up_bias = self._stack(share.gate_up, paired=True)
         down, down_bias = self._stack(share.down, paired=False)
         return ExpertWeights(gate_up, down, gate_up_bias, down_bias, gate, share.first)
 
     def embedding(self, part: TensorPart, num_rows: int) -> Tensor:
         del num_rows  # the kernels know where the rank's rows end
-        return self._tensor(part.num_columns, part)
+        slot = self._plain((part,), self._reader.dtype)
+        return cast(Tensor, NativeTensor(slot.offset, part.num_columns, part.name, slot.dtype))
 
     def output_layer(self, part: TensorPart, num_rows: int, embedding: Tensor, *, is_tied: bool) -> Weight:
         del embedding, is_tied  # products read another form
         share, form = LinearShare((part,), None), PackedForm(KINDS[self._reader.dtype])
         return self._weight(self._linear(share, form, is_plain=True), num_rows)
 
-    def _tensor(self, width: int, *parts: TensorPart) -> Tensor:
-        slot = self._plain(parts, self._reader.dtype)
-        return cast(Tensor, NativeTensor(slot.offset, width, parts[0].name, slot.dtype))
+    def _vectors(self, parts: tuple[TensorPart, ...], plus: float) -> Tensor:
+        slot = self._plain(parts, torch.float32, self._reader.dtype, plus)
+        return cast(Tensor, NativeTensor(slot.offset, parts[0].num_rows, parts[0].name))
 
     def _weight(self, slot: LinearSlot, num_outputs: int | None = None) -> Weight:
         name = slot.share.weights[0].name
@@ -127,8 +130,14 @@ class PackedSource:
         stack = NativeExperts(first, len(slots), -(-slots[0].num_bytes // ALIGNMENT) * ALIGNMENT)
         return cast(Tensor, stack), self._bias(bias, shares[0].num_rows)
 
-    def _plain(self, parts: tuple[TensorPart, ...], dtype: torch.dtype) -> PlainSlot:
-        slot = PlainSlot(self.num_bytes, dtype, parts)
+    def _plain(
+        self,
+        parts: tuple[TensorPart, ...],
+        dtype: torch.dtype,
+        rounded_to: torch.dtype | None = None,
+        plus: float = 0.0,
+    ) -> PlainSlot:
+        slot = PlainSlot(self.num_bytes, dtype, parts, rounded_to, plus)
         self.plain.append(slot)
         self._take(slot.num_bytes)
         return slot
@@ -214,7 +223,10 @@ def _copy(contents: Bytes, slot: PlainSlot, checkpoint: Checkpoint) -> None:
     for part in slot.parts:
         stored, count = checkpoint.mapped(part), _num_elements(part)
         if count:
-            torch.frombuffer(contents, dtype=slot.dtype, count=count, offset=first).view(stored.shape).copy_(stored)
+            to = torch.frombuffer(contents, dtype=slot.dtype, count=count, offset=first).view(stored.shape)
+            to.copy_(stored if slot.rounded_to is None else stored.to(slot.rounded_to))
+            if slot.plus != 0:
+                to.add_(slot.plus)
         first += count * slot.dtype.itemsize
 
 

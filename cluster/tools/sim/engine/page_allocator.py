@@ -9,23 +9,30 @@ from slipstream.workers.mock.mock_pages import Lease, MockPages
 
 
 class PageAllocator:
-    """Pages that running answers grow into are counted by the batch, all at once, and leased when they stand still."""
+    """Pages that running answers grow into are counted by the batch, all at once, and leased when they stand still; or
+    all of them are leased at the beginning (`reserves_output`)."""
 
-    __slots__ = ("_batch", "_pages", "page_tokens")
+    __slots__ = ("_batch", "_pages", "page_tokens", "reserves_output")
 
-    def __init__(self, num_pages: int, page_tokens: int, batch: DecodeBatch) -> None:
+    def __init__(self, num_pages: int, page_tokens: int, batch: DecodeBatch, reserves_output: bool = False) -> None:
         self._pages = MockPages(num_pages)
         self._batch = batch
         self.page_tokens = page_tokens
+        self.reserves_output = reserves_output
 
     @property
     def num_free(self) -> int:
-        return self._pages.num_free - self._batch.grown // self.page_tokens
+        return self._pages.num_free - self._num_grown
 
     @property
     def num_used(self) -> int:
         """By somebody: what only the prefix cache knows is free."""
-        return self._pages.num_used + self._batch.grown // self.page_tokens
+        return self._pages.num_used + self._num_grown
+
+    @property
+    def _num_grown(self) -> int:
+        """Pages that running answers have grown into and that are not leased."""
+        return 0 if self.reserves_output else self._batch.grown // self.page_tokens
 
     @property
     def prefix_cache(self) -> MockPages:

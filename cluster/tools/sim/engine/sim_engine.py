@@ -233,7 +233,7 @@ class SimEngine:
             return 1
         num_steps = self.batch.steps_to_end
         free_tokens = self._allocator.num_free * self._allocator.page_tokens
-        if free_tokens < num_steps * num_seqs:
+        if free_tokens < num_steps * num_seqs and not self._allocator.reserves_output:
             num_steps = max(min(num_steps, free_tokens // num_seqs), 1)
         if self._report_s < math.inf:
             now_s = self._clock.now_s
@@ -275,7 +275,7 @@ class SimEngine:
                     owner.prompt_computed(attempt, chunks)
         if now_s >= self._report_due_s:
             self._report(chunks)
-        if allocator.num_free < 0:
+        if allocator.num_free < 0 and not allocator.reserves_output:  # else only the limit is lower
             self._preempt(chunks)
         if self._stopping:
             self._stop(chunks)

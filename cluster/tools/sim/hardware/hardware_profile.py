@@ -106,7 +106,9 @@ class WorkerProfile:
 
     `hears_between_steps`: pages are reserved at the end of the step that is under way, as engines do.
     `model_swap_s`: from the end of its work for one model until a worker is ready for another one. `price_per_hour` is
-    what a worker costs, in whichever currency; None: that is not known.
+    what a worker costs, in whichever currency; None: that is not known. `reserves_output`: decode workers take a
+    sequence only with pages for all that it may come to have, and preempt none (`scheduler_policy: guaranteed_no_evict`
+    of an engine).
 
     `shared_cores`: workers of a host compute on the same cores, as on a small machine. A prompt takes
     `prefill_beside_decode` times as long while somebody decodes there, and a decode step `decode_beside_prefill` times
@@ -139,6 +141,7 @@ class WorkerProfile:
     decode_beside_prefill: float = 10.0
     model_swap_s: float = 5.0
     price_per_hour: float | None = None
+    reserves_output: bool = False
 
     def __post_init__(self) -> None:
         _check(self)
@@ -184,6 +187,7 @@ class WorkerProfile:
             max_model_len=self.max_model_len,
             max_step_tokens=of_role.max_step_tokens,
             prefix_caching=prefix_caching,
+            reserves_output=self.reserves_output and role == "decode",
         )
 
     def to_json(self) -> str:

@@ -31,6 +31,7 @@ class AttemptEngine:
         migrations: SimMigrations,
         facts: Facts,
         role: WorkerRoleProfile,
+        max_model_len: int,
     ) -> None:
         self.migrations = migrations
         self._attempts = attempts
@@ -39,9 +40,9 @@ class AttemptEngine:
         self._transfers = transfers
         self._facts = facts
         self._role = role
-        self._most_growth = (
-            1 + allocator.prefix_cache.num_pages // 64
-        )  # pages that answers take before the next credits
+        self._most_tokens = min(max_model_len, allocator.prefix_cache.num_pages * allocator.page_tokens)
+        # Pages that answers take before the next credits.
+        self._most_growth = 0 if allocator.reserves_output else 1 + allocator.prefix_cache.num_pages // 64
 
     def add(self, request: EngineRequest) -> None:
         attempt = self._attempts.get((request.request_id, request.attempt)) or self._admit_here(request)
@@ -135,6 +136,9 @@ class AttemptEngine:
         num_known = (len(request.prompt_ids) + len(request.output_ids)) // 4
         stop_at, names = self._facts(request.request_id)
         num_reported = len(request.output_ids) // 4
+        if self._allocator.reserves_output:
+            most_tokens = min(len(request.prompt_ids) // 4 + request.sampling.max_tokens, self._most_tokens)
+            num_room_tokens = max(num_room_tokens, most_tokens - num_known)
         lease = self._allocator.lease(names, num_known, num_room_tokens)
         if lease is None:
             return None

@@ -49,7 +49,9 @@ class SimMigrations:
         """Full pages only, or all that there will be when the source stands still."""
         assert attempt.lease is not None
         attempt.is_whole = num_room_tokens > 0
-        end = attempt.lease.num_pages if attempt.is_whole else (attempt.num_tokens - 1) // self._allocator.page_tokens
+        page_tokens = self._allocator.page_tokens
+        with_room = min(-(-(attempt.num_tokens + num_room_tokens) // page_tokens), attempt.lease.num_pages)
+        end = with_room if attempt.is_whole else (attempt.num_tokens - 1) // page_tokens
         first = min(attempt.num_landed_pages, end)
         return Reservation(attempt.key, attempt.num_cached, first, range(first, end))
 

@@ -60,14 +60,16 @@ class SimWorker:
         self.world = world
         self.attempts: dict[Key, SimAttempt] = {}
         batch = DecodeBatch()
-        allocator = self.allocator = PageAllocator(hello.num_pages, hello.page_tokens, batch)
+        allocator = self.allocator = PageAllocator(hello.num_pages, hello.page_tokens, batch, hello.reserves_output)
         role = profile.of(hello.role)
         steps = self.engine = SimEngine(world.clock, role, profile.noise, allocator, batch, report_s, rng, self)
         transfers = self._transfers = SimTransfers(
             self, world.clock, hello.page_tokens, profile.num_layers, role.max_step_tokens
         )
         migrations = SimMigrations(self.attempts, allocator, steps, world.find)
-        engine = self._engine = AttemptEngine(self.attempts, allocator, steps, transfers, migrations, world.facts, role)
+        engine = self._engine = AttemptEngine(
+            self.attempts, allocator, steps, transfers, migrations, world.facts, role, hello.max_model_len
+        )
         self._protocol = WorkerProtocol.in_role(hello.role, engine, transfers, tickets)
         self._clock = world.clock
         self._profile = profile

@@ -76,14 +76,14 @@ def test_the_layers_of_a_model_are_found() -> None:
 def test_a_model_whose_tokens_see_later_ones_is_refused() -> None:
     with torch.device("meta"):
         model = BertLMHeadModel(BertConfig(**SIZES))
-    with pytest.raises(NotFlatError, match="later tokens|of a form"):
+    with pytest.raises(NotFlatError, match=r"later tokens|of a form"):
         recorded_calls(model)
 
 
 def test_a_model_with_attention_of_its_own_is_refused() -> None:
     with torch.device("meta"):
         model = BloomForCausalLM(BloomConfig(vocab_size=50, hidden_size=32, n_layer=1, n_head=4))
-    with pytest.raises(NotFlatError, match="position_ids|attention interface"):
+    with pytest.raises(NotFlatError, match=r"position_ids|attention interface"):
         recorded_calls(model)
 
 
