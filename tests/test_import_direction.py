@@ -21,7 +21,7 @@ MAY_IMPORT = {
 FLOORS = """
 kernels/pages kernels/attention kernels/elementwise kernels/linear kernels/quantization kernels/moe kernels kernels/cpu
 kernels/benchmark kernels/pages/gpu kernels/quantization/gpu kernels/attention/gpu kernels/elementwise/gpu
-kernels/linear/gpu kernels/sampling/gpu kernels/gpu
+kernels/linear/gpu kernels/moe/gpu kernels/sampling/gpu kernels/gpu
 
 kv_transfer/api kv_transfer/memory kv_transfer/sockets kv_transfer/handoff kv_transfer/shared_memory kv_transfer/ucx
 kv_transfer/nccl kv_transfer/transports kv_transfer
