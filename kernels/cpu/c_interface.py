@@ -94,7 +94,7 @@ class AttentionShape(Structure):
 
 
 class AttentionKind(Structure):
-    _fields_ = [("window", c_int32), ("on_samples", c_int32)]
+    _fields_ = [("window", c_int32), ("on_samples", c_int32), ("group", c_int32)]
 
 
 class RotaryKind(Structure):
@@ -165,6 +165,7 @@ class Instruction(Structure):
         ("epilogue", c_int32),
         ("layer", c_int32),
         ("attention", c_int32),
+        ("group", c_int32),
         ("rotary", c_int32),
         ("eps", c_float),
         ("scale", c_float),
@@ -187,6 +188,10 @@ class Program(Structure):
     _fields_ = [("instructions", POINTER(Instruction)), ("rows", POINTER(BufferRow)), ("ns", POINTER(c_int64))]
 
 
+class StepGroup(Structure):
+    _fields_ = [("slots", c_void_p), ("page_table", c_void_p), ("page_table_stride", c_int64)]
+
+
 class Step(Structure):
     _fields_ = [
         ("num_tokens", c_int32),
@@ -205,6 +210,7 @@ class Step(Structure):
         ("buffers", POINTER(c_void_p)),
         ("best_ids", c_void_p),
         ("is_sound", c_void_p),
+        ("more_groups", POINTER(StepGroup)),
         ("expert_rows", c_void_p),
     ]
 

@@ -100,9 +100,8 @@ class Qwen3Moe:
 
 
 def _dense(share: LayerShare, source: WeightSource) -> DenseBlock:
-    assert share.gate_up is not None
-    assert share.down is not None
-    return DenseBlock(source.linear(share.gate_up, gated=True), source.linear(share.down))
+    gate_up, down = share.dense
+    return DenseBlock(source.linear(gate_up, gated=True), source.linear(down))
 
 
 def _experts(share: ExpertsShare, moe: MoeConfig, source: WeightSource) -> MoeWeights:

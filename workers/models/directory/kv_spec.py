@@ -1,17 +1,23 @@
 """What a model keeps of each token: the shape of its KV pages. Free of torch.
 
-The pool of a rank is, as bytes, `[layers, pages, units of the rank, unit_bytes]`, the same for all layers. A *unit* is
-the smallest run of KV heads that is dealt out to a tensor-parallel rank: where layers differ in their number of heads,
-it is more heads of one layer than of another. A layer that stores less than the largest leaves a gap at the end of its
-units.
+The pool of a rank is, as bytes, `[slots, pages, units of the rank, unit_bytes]`, the same for all layers. A slot is a
+layer where all layers have one window (see `page_groups`). A *unit* is the smallest run of KV heads that is dealt out
+to a tensor-parallel rank: where layers differ in their number of heads, it is more heads of one layer than of another.
+A layer that stores less than the largest leaves a gap at the end of its units.
 
     unit of a layer   | head 0: K of page_tokens tokens, then V | head 1: K, V | ... | gap |
+
+A sequence may have a state, too, of layers whose memory does not grow with the text (convolutions, recurrent layers).
+It lies in pages of the same pool: where layers store keys, in as many beside those of its tokens as it fills; where no
+layer does, a page is as large as a state, and a sequence has one.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+
+from slipstream.workers.models.directory.page_groups import PageGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +39,7 @@ class LayerKv:
 @dataclass(frozen=True, slots=True)
 class KvSpec:
     """`layers` are those that store something, in the order in which they are computed. Layers that read what another
-    one has stored are not among them. A sequence also has a state of `state_bytes` that no page holds (of layers
-    whose memory does not grow with the text)."""
+    one has stored are not among them. A sequence also has a state of `state_bytes`."""
 
     layers: tuple[LayerKv, ...]
     state_bytes: int = 0
@@ -42,7 +47,12 @@ class KvSpec:
     @property
     def num_units(self) -> int:
         """Into which the KV heads of each layer can be divided; a tensor-parallel degree must divide it."""
-        return math.gcd(*(layer.num_heads for layer in self.layers))
+        return math.gcd(*(layer.num_heads for layer in self.layers)) or 1
+
+    @property
+    def is_state_only(self) -> bool:
+        """Whether nothing is stored of single tokens."""
+        return not self.layers
 
     @property
     def unit_numbers(self) -> int:
@@ -55,6 +65,12 @@ class KvSpec:
         return len({(one.num_heads, one.key_dim, one.value_dim) for one in self.layers}) == 1 and (
             self.layers[0].key_dim == self.layers[0].value_dim
         )
+
+    @property
+    def page_groups(self) -> PageGroups:
+        """How the layers share pages. The last token of a prompt is always part of what is seen, so that its page is
+        there: a window is at least 2."""
+        return PageGroups.of(tuple(one.window and max(one.window, 2) for one in self.layers))
 
     @property
     def head_dim(self) -> int:

@@ -3,17 +3,19 @@ start."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from slipstream.workers.models.directory.json_keys import MAX_INTEGER, Keys, ModelError, read_json
+from slipstream.workers.models.directory.json_keys import MAX_INTEGER, Keys, NotNativeError, read_json
 from slipstream.workers.models.directory.kv_spec import KvSpec
 from slipstream.workers.models.directory.moe_config import MOE_READERS, MoeConfig
 from slipstream.workers.models.directory.stored_quantization import Stored, stored_quantization
 
-Family = Literal["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gpt_oss"]
+Family = Literal["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "gemma", "gemma2", "gemma3"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
+Activation = Literal["silu", "gelu_tanh"]
 
 CONFIG_FILE = "config.json"
 MAX_LAYERS = 10_000  # far more than any model has; lists with an entry for each are made before weights are looked at
@@ -25,7 +27,12 @@ FAMILIES: dict[str, Family] = {
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "GptOssForCausalLM": "gpt_oss",
+    "GemmaForCausalLM": "gemma",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
 }
+MODEL_TYPES: dict[Family, str] = {"gemma3": "gemma3_text"}  # where it is not the family's name
+GEMMAS: tuple[Family, ...] = ("gemma", "gemma2", "gemma3")
 DTYPES: dict[str, DtypeName] = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
 # What applies to a family if config.json is silent: the defaults of its configuration class in transformers 5.
 DEFAULT_MAX_POSITIONS: dict[Family, int] = {
@@ -35,6 +42,9 @@ DEFAULT_MAX_POSITIONS: dict[Family, int] = {
     "qwen3": 32768,
     "qwen3_moe": 32768,
     "gpt_oss": 131072,
+    "gemma": 8192,
+    "gemma2": 8192,
+    "gemma3": 131072,
 }
 DEFAULT_ROPE_THETA = 10000.0
 DEFAULT_GPT_OSS_THETA = 150000.0
@@ -42,14 +52,23 @@ DEFAULT_RMS_NORM_EPS = 1e-6
 DEFAULT_GPT_OSS_EPS = 1e-5
 DEFAULT_WINDOW = 4096
 DEFAULT_GPT_OSS_WINDOW = 128
-DEFAULT_HEAD_DIM: dict[Family, int] = {"qwen3": 128, "gpt_oss": 64}  # of the others: hidden_size / heads
+# Of the others: hidden_size / heads.
+DEFAULT_HEAD_DIM: dict[Family, int] = {"qwen3": 128, "gpt_oss": 64, "gemma": 256, "gemma2": 256, "gemma3": 256}
+# If the key is absent; null: all heads.
 DEFAULT_KV_HEADS: dict[Family, int] = {
     "mistral": 8,
     "qwen2": 32,
     "qwen3": 32,
     "qwen3_moe": 4,
     "gpt_oss": 8,
-}  # if the key is absent; null: all heads
+    "gemma": 16,
+    "gemma2": 4,
+    "gemma3": 4,
+}
+DEFAULT_GEMMA3_THETA, DEFAULT_GEMMA3_WINDOW_THETA = 1_000_000.0, 10_000.0
+DEFAULT_QUERY_SCALAR = 256.0
+# Every so many layers, one sees the whole context.
+WINDOW_PATTERN: dict[Family, int] = {"gemma2": 2, "gemma3": 6, "gpt_oss": 2}
 # Keys that change the computation in models of other families, with the values that ask for nothing. They stand in
 # config.json files that were made for code of their own, which is not run.
 NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -68,11 +87,19 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "num_experts": (0,),
     "num_local_experts": (0,),
     "no_rope_layers": ([],),
+    "use_bidirectional_attention": (False,),
     "transformers_weights": (),
+}
+# Of these, what a family has.
+OWN_KEYS: dict[Family, frozenset[str]] = {
+    "gemma2": frozenset({"query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"}),
+    "gemma3": frozenset({"query_pre_attn_scalar", "final_logit_softcapping"}),
+    "qwen3_moe": frozenset({"num_experts", "num_local_experts"}),
+    "gpt_oss": frozenset({"num_experts", "num_local_experts"}),
 }
 
 
-class UnknownFamilyError(ModelError):
+class UnknownFamilyError(NotNativeError):
     """No native family has the architecture that config.json names."""
 
 
@@ -111,6 +138,14 @@ RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
 
 
 @dataclass(frozen=True, slots=True)
+class Rope:
+    """The base of rotary embeddings, and how they are stretched."""
+
+    theta: float
+    scaling: RopeScaling | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Sizes of the whole model; a tensor-parallel rank holds its share of heads, intermediate size and vocabulary."""
 
@@ -134,6 +169,12 @@ class ModelConfig:
     tie_word_embeddings: bool
     dtype: DtypeName
     quantization: Stored | None = None  # of the linear layers in the checkpoint
+    window_rope: Rope | None = None  # of layers with a window; None: as in all others
+    gate: Activation = "silu"  # of the feed-forward block
+    query_scalar: float | None = None  # scores are divided by its root; None: head_dim
+    attention_softcap: float | None = None
+    final_softcap: float | None = None  # of the output layer's scores
+    post_norms: bool = False  # behind attention and feed-forward block
     moe: MoeConfig | None = None
     attention_sinks: bool = False  # a number a head takes part in the softmax of its scores
 
@@ -162,12 +203,12 @@ class ModelConfig:
 
     @staticmethod
     def read(model_dir: Path | str) -> ModelConfig:
-        """Reads a local directory in Hugging Face layout. Raises ModelError."""
+        """Reads a local directory in Hugging Face layout. Raises ModelError, and NotNativeError if it is only us who
+        cannot compute that."""
         path = Path(model_dir) / CONFIG_FILE
         keys = Keys(path, read_json(path))
         family = _family(keys)
-        if (activation := keys.get("hidden_act", "silu")) not in ("silu", "swish"):  # two names of one function
-            raise keys.error("hidden_act", f"only 'silu' is supported, got {activation!r}")
+        gate = _gate(keys, family)
         _refuse_what_changes_the_model(keys, family)
         hidden_size = keys.integer("hidden_size")
         num_heads = keys.integer("num_attention_heads")
@@ -182,7 +223,7 @@ class ModelConfig:
         if head_dim % 2:
             raise keys.error("head_dim", f"rotary embedding needs an even number, got {head_dim}")
         max_positions = keys.integer("max_position_embeddings", DEFAULT_MAX_POSITIONS[family])
-        rope_theta, rope_scaling = _rope(keys, family, max_positions)
+        rope_theta, rope_scaling, window_rope = _ropes(keys, family, max_positions)
         if isinstance(rope_scaling, YarnScaling):
             stretched = rope_scaling.factor * rope_scaling.original_max_positions
             if stretched > MAX_INTEGER:
@@ -193,6 +234,7 @@ class ModelConfig:
         moe = MOE_READERS[family](keys, num_layers) if family in MOE_READERS else None
         attention_bias = family != "mistral" and keys.flag("attention_bias", family == "gpt_oss")
         default_eps = DEFAULT_GPT_OSS_EPS if family == "gpt_oss" else DEFAULT_RMS_NORM_EPS
+        has_post_norms = family in ("gemma2", "gemma3")
         return ModelConfig(
             family=family,
             vocab_size=keys.integer("vocab_size"),
@@ -210,10 +252,16 @@ class ModelConfig:
             qkv_bias=True if family == "qwen2" else attention_bias,
             output_bias=False if family == "qwen2" else attention_bias,
             mlp_bias=family == "llama" and keys.flag("mlp_bias", False),
-            qk_norm=family in ("qwen3", "qwen3_moe"),
-            tie_word_embeddings=keys.flag("tie_word_embeddings", False),
+            qk_norm=family in ("qwen3", "qwen3_moe", "gemma3"),
+            tie_word_embeddings=keys.flag("tie_word_embeddings", family in GEMMAS),
             dtype=_dtype(keys),
             quantization=stored_quantization(keys),
+            window_rope=window_rope,
+            gate=gate,
+            query_scalar=keys.number("query_pre_attn_scalar", DEFAULT_QUERY_SCALAR) if has_post_norms else None,
+            attention_softcap=_softcap(keys, "attn_logit_softcapping", 50.0) if family == "gemma2" else None,
+            final_softcap=_softcap(keys, "final_logit_softcapping", 30.0 if family == "gemma2" else None),
+            post_norms=has_post_norms,
             moe=moe,
             attention_sinks=family == "gpt_oss",
         )
@@ -228,37 +276,89 @@ def _family(keys: Keys) -> Family:
         key, value = "architectures", ", ".join(architectures)
     else:
         key, value = "model_type", keys.get("model_type", "")
-        family = next((f for f in FAMILIES.values() if f == value), None)
+        family = next((f for f in FAMILIES.values() if MODEL_TYPES.get(f, f) == value), None)
     if family is None:
-        raise UnknownFamilyError(str(keys.error(key, f"{value!r} is not supported, only {', '.join(FAMILIES)}")))
+        raise UnknownFamilyError(str(keys.not_native(key, f"{value!r} is not supported, only {', '.join(FAMILIES)}")))
     # vLLM goes by `architectures`, transformers by `model_type`.
-    if keys.get("model_type", family) != family:
+    if keys.get("model_type", MODEL_TYPES.get(family, family)) != MODEL_TYPES.get(family, family):
         raise keys.error("model_type", f"{keys.get('model_type')!r} contradicts architectures: {value}")
     return family
 
 
-def _refuse_what_changes_the_model(keys: Keys, family: Family) -> None:
+def _gate(keys: Keys, family: Family) -> Activation:
+    key = "hidden_activation" if family in ("gemma2", "gemma3") else "hidden_act"
+    if family in GEMMAS:
+        # "gelu" stands in old files of Gemma's first version, which has always had the form with tanh.
+        names = ("gelu_pytorch_tanh", "gelu") if family == "gemma" else ("gelu_pytorch_tanh",)
+    else:
+        names = ("silu", "swish")  # two names of one function
+    if (activation := keys.get(key, names[0])) not in names:
+        raise keys.not_native(key, f"only {names[0]!r} is supported, got {activation!r}")
+    return "gelu_tanh" if family in GEMMAS else "silu"
+
+
+def _softcap(keys: Keys, key: str, default: float | None) -> float | None:
+    """A key that is null asks for no cap, one that is absent for the default."""
+    return keys.optional_number(key) if key in keys.values else default
+
+
+def keys_of_other_families(keys: Keys, own: frozenset[str] = frozenset()) -> Iterator[tuple[str, object]]:
+    """The keys, with their values, that change the computation in models of some families (`NEUTRAL`), but for those of
+    `own`."""
     for key, neutral in NEUTRAL.items():
-        value = keys.get(key)
-        if key in ("num_experts", "num_local_experts") and family in MOE_READERS:
-            continue
+        value = None if key in own else keys.get(key)
         if value is not None and not any(value == one and type(value) in (type(one), float) for one in neutral):
-            raise keys.error(key, f"{value!r} is not supported")
+            yield key, value
+
+
+def _refuse_what_changes_the_model(keys: Keys, family: Family) -> None:
+    for key, value in keys_of_other_families(keys, OWN_KEYS.get(family, frozenset())):
+        raise keys.not_native(key, f"{value!r} is not supported")
     # transformers takes such a model for a Ministral, whose layers alternate.
     if family == "mistral" and "layer_types" in keys.values:
-        raise keys.error("layer_types", "is not supported for Mistral")
+        raise keys.not_native("layer_types", "is not supported for Mistral")
 
 
-def _rope(keys: Keys, family: Family, max_positions: int) -> tuple[float, RopeScaling | None]:
+def _ropes(keys: Keys, family: Family, max_positions: int) -> tuple[float, RopeScaling | None, Rope | None]:
+    """The base and the scaling of rotary embeddings; and those of layers with a window, where these differ.
+    transformers 5 writes `rope_parameters` by kind of layer; older files have `rope_local_base_freq` for the windows'
+    base."""
+    if family != "gemma3":
+        if family == "gpt_oss" and all(keys.section(key) is None for key in ("rope_scaling", "rope_parameters")):
+            raise keys.not_native("rope_scaling", "is missing")
+        theta = DEFAULT_GPT_OSS_THETA if family == "gpt_oss" else DEFAULT_ROPE_THETA
+        return (*_rope(keys, max_positions, theta), None)
+    by_kind = keys.section("rope_parameters")
+    if by_kind is None:
+        theta, scaling = _rope(keys, max_positions, DEFAULT_GEMMA3_THETA)
+        return theta, scaling, Rope(keys.number("rope_local_base_freq", DEFAULT_GEMMA3_WINDOW_THETA))
+    for key, value in by_kind.values.items():
+        if not isinstance(value, dict):
+            raise by_kind.not_native(key, "only parameters of full_attention and sliding_attention are supported")
+    ropes = []
+    for kind, key, default in (
+        ("full_attention", "rope_theta", DEFAULT_GEMMA3_THETA),
+        ("sliding_attention", "rope_local_base_freq", DEFAULT_GEMMA3_WINDOW_THETA),
+    ):
+        rope = by_kind.section(kind)
+        theta = keys.number(key, default)
+        if rope is None:
+            ropes.append(Rope(theta))
+        else:
+            ropes.append(Rope(rope.number("rope_theta", theta), _rope_scaling(keys, rope, max_positions)))
+    return ropes[0].theta, ropes[0].scaling, ropes[1]
+
+
+def _rope(
+    keys: Keys, max_positions: int, default_theta: float = DEFAULT_ROPE_THETA
+) -> tuple[float, RopeScaling | None]:
     """The base and the scaling of rotary embeddings. transformers 5 writes `rope_parameters`; older files have
     `rope_theta` and `rope_scaling`."""
     scaling = keys.section("rope_scaling")
     rope = scaling if scaling is not None and scaling.values else keys.section("rope_parameters")
-    theta = keys.number("rope_theta", DEFAULT_GPT_OSS_THETA if family == "gpt_oss" else DEFAULT_ROPE_THETA)
+    theta = keys.number("rope_theta", default_theta)
     if keys.number("partial_rotary_factor", 1.0) != 1:
-        raise keys.error("partial_rotary_factor", "only 1 is supported")
-    if rope is None and family == "gpt_oss":
-        raise keys.error("rope_scaling", "is missing")
+        raise keys.not_native("partial_rotary_factor", "only 1 is supported")
     if rope is None:
         return theta, None
     for key, value in rope.values.items():
@@ -268,7 +368,7 @@ def _rope(keys: Keys, family: Family, max_positions: int) -> tuple[float, RopeSc
         if rope.get(key) is not None:
             raise rope.error(key, f"{rope.get(key)!r} is not supported")
     if rope.number("partial_rotary_factor", 1.0) != 1:
-        raise rope.error("partial_rotary_factor", "only 1 is supported")
+        raise rope.not_native("partial_rotary_factor", "only 1 is supported")
     return rope.number("rope_theta", theta), _rope_scaling(keys, rope, max_positions)
 
 
@@ -304,7 +404,7 @@ def _rope_scaling(keys: Keys, rope: Keys, max_positions: int) -> RopeScaling | N
                 truncate=rope.flag("truncate", True),
             )
         case _:
-            raise rope.error("rope_type", f"{rope_type!r} is not supported, only default, linear, llama3 and yarn")
+            raise rope.not_native("rope_type", f"{rope_type!r} is not supported, only default, linear, llama3 and yarn")
 
 
 def _layer_windows(keys: Keys, family: Family, num_layers: int) -> tuple[int | None, ...]:
@@ -312,9 +412,9 @@ def _layer_windows(keys: Keys, family: Family, num_layers: int) -> tuple[int | N
     if not isinstance(layer_types, list):
         raise keys.error("layer_types", f"must be a list of names, got {layer_types!r}")
     match family:
-        case "llama":
+        case "llama" | "gemma":
             if any(kind != "full_attention" for kind in layer_types):
-                raise keys.error("layer_types", "only full_attention is supported for Llama")
+                raise keys.error("layer_types", f"only full_attention is supported for {family}")
             return (None,) * num_layers
         case "mistral":
             # If this key is absent it means 4096, if it is null it means none. For all other keys, the two are the
@@ -324,13 +424,12 @@ def _layer_windows(keys: Keys, family: Family, num_layers: int) -> tuple[int | N
             return (window if window is None else keys.integer("sliding_window", window),) * num_layers
         case "qwen3_moe":
             if any(kind != "full_attention" for kind in layer_types):
-                raise keys.error("layer_types", "only full_attention is supported for Qwen3-MoE")
+                raise keys.not_native("layer_types", "only full_attention is supported for Qwen3-MoE")
             slides = keys.flag("use_sliding_window", False)
             return (keys.integer("sliding_window", DEFAULT_WINDOW) if slides else None,) * num_layers
         case "gpt_oss":
             window = keys.integer("sliding_window", DEFAULT_GPT_OSS_WINDOW)
-            kinds = _checked_layer_types(keys, num_layers) or ["sliding_attention", "full_attention"] * num_layers
-            return tuple(window if kind == "sliding_attention" else None for kind in kinds[:num_layers])
+            return tuple(window if slides else None for slides in _sliding_layers(keys, family, num_layers))
         case "qwen2" | "qwen3":
             has_no_window = "sliding_window" in keys.values and keys.get("sliding_window") is None
             if has_no_window or not keys.flag("use_sliding_window", False):
@@ -338,29 +437,32 @@ def _layer_windows(keys: Keys, family: Family, num_layers: int) -> tuple[int | N
                     raise keys.error("layer_types", "sliding_attention needs use_sliding_window and sliding_window")
                 return (None,) * num_layers
             window = keys.integer("sliding_window", DEFAULT_WINDOW)
-            return tuple(window if slides else None for slides in _sliding_layers(keys, num_layers))
+            return tuple(window if slides else None for slides in _sliding_layers(keys, family, num_layers))
+        case "gemma2" | "gemma3":
+            if "sliding_window" in keys.values and keys.get("sliding_window") is None:
+                raise keys.error("sliding_window", f"null is not supported for {family}")
+            window = keys.integer("sliding_window", DEFAULT_WINDOW)
+            return tuple(window if slides else None for slides in _sliding_layers(keys, family, num_layers))
 
 
-def _sliding_layers(keys: Keys, num_layers: int) -> list[bool]:
-    layer_types = _checked_layer_types(keys, num_layers)
+def _sliding_layers(keys: Keys, family: Family, num_layers: int) -> list[bool]:
+    layer_types = keys.get("layer_types")
+    if layer_types is None and family in WINDOW_PATTERN:
+        every = WINDOW_PATTERN[family]
+        if family == "gemma3":
+            every = keys.integer("sliding_window_pattern", every)
+        return [(layer + 1) % every != 0 for layer in range(num_layers)]
     if layer_types is None:
         first = keys.get("max_window_layers", 28)
         if type(first) is not int or first < 0:
             raise keys.error("max_window_layers", f"must be an integer from 0, got {first!r}")
         return [layer >= first for layer in range(num_layers)]
-    return [name == "sliding_attention" for name in layer_types]
-
-
-def _checked_layer_types(keys: Keys, num_layers: int) -> list[str] | None:
-    layer_types = keys.get("layer_types")
-    if layer_types is None:
-        return None
     if not isinstance(layer_types, list) or len(layer_types) != num_layers:
         raise keys.error("layer_types", f"must be a list of {num_layers} names, got {layer_types!r}")
     for name in layer_types:
         if name not in ("full_attention", "sliding_attention"):
             raise keys.error("layer_types", f"{name!r} is not supported, only full_attention and sliding_attention")
-    return layer_types
+    return [name == "sliding_attention" for name in layer_types]
 
 
 def _dtype(keys: Keys) -> DtypeName:

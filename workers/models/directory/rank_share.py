@@ -142,6 +142,15 @@ class LayerShare:
     down: LinearShare | None
     experts: ExpertsShare | None = None
     sinks: TensorPart | None = None  # [heads]
+    attention_post_norm: TensorPart | None = None  # of what attention and the feed-forward block add
+    mlp_post_norm: TensorPart | None = None
+
+    @property
+    def dense(self) -> tuple[LinearShare, LinearShare]:
+        """Gate and up, and down, of a layer without experts."""
+        assert self.gate_up is not None
+        assert self.down is not None
+        return self.gate_up, self.down
 
     @property
     def linears(self) -> tuple[LinearShare, ...]:
@@ -194,6 +203,7 @@ def _layer(index: int, config: ModelConfig, tp: Rank, form: ExpertForm, *, exper
         (f"{attention}.k_proj", kv_size, kv_rows),
         (f"{attention}.v_proj", kv_size, kv_rows),
     )
+    mlp_norm = "pre_feedforward" if c.post_norms else "post_attention"
     gate_up = down = experts = None
     if c.moe is not None and c.moe.in_layers[index]:
         experts = _experts(mlp, c, c.moe, tp, form, expert_parallel=expert_parallel)
@@ -208,13 +218,15 @@ def _layer(index: int, config: ModelConfig, tp: Rank, form: ExpertForm, *, exper
         query_norm=_whole(f"{attention}.q_norm.weight", c.head_dim) if c.qk_norm else None,
         key_norm=_whole(f"{attention}.k_norm.weight", c.head_dim) if c.qk_norm else None,
         output=_by_columns(f"{attention}.o_proj", c.hidden_size, q_size, q_rows, tp, has_bias=c.output_bias),
-        mlp_norm=_whole(f"{name}.post_attention_layernorm.weight", c.hidden_size),
+        mlp_norm=_whole(f"{name}.{mlp_norm}_layernorm.weight", c.hidden_size),
         gate_up=gate_up,
         down=down,
         experts=experts,
         sinks=TensorPart(f"{attention}.sinks", (c.num_heads,), tp.shard(c.num_heads, "num_attention_heads"))
         if c.attention_sinks
         else None,
+        attention_post_norm=_whole(f"{name}.post_attention_layernorm.weight", c.hidden_size) if c.post_norms else None,
+        mlp_post_norm=_whole(f"{name}.post_feedforward_layernorm.weight", c.hidden_size) if c.post_norms else None,
     )
 
 

@@ -105,7 +105,8 @@ def _plain_parts(share: RankShare) -> Iterator[TensorPart]:
     yield from (share.embedding, share.final_norm, share.lm_head)
     for layer in share.layers:
         yield from (layer.attention_norm, layer.mlp_norm)
-        yield from (part for part in (layer.query_norm, layer.key_norm, layer.sinks) if part is not None)
+        optional = (layer.query_norm, layer.key_norm, layer.attention_post_norm, layer.mlp_post_norm, layer.sinks)
+        yield from (part for part in optional if part is not None)
         for linear in layer.linears:
             yield from linear.biases or ()
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.kv_spec import KvSpec, LayerKv
+from slipstream.workers.models.directory.rank_share import Rank
 
 
 class NotFlatError(ModelError):
@@ -35,7 +36,8 @@ class Visibility:
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
     """One call, with the heads of one rank. The keys and values are those of stored layer `layer`, which the first call
-    for it writes (`stores`) and others only read."""
+    for it writes (`stores`) and others only read. With `is_whole`, the model hands over the heads of all ranks, and
+    wants the results of all."""
 
     num_heads: int
     num_kv_heads: int
@@ -47,6 +49,7 @@ class AttentionCall:
     visibility: Visibility
     layer: int
     stores: bool
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +69,17 @@ class AttentionCalls:
                 span = None if before is None or span is None else max(before, span)
             layers[call.layer] = LayerKv(call.num_kv_heads * tp, call.key_dim, call.value_dim, span)
         return KvSpec(tuple(layers[index] for index in sorted(layers)))
+
+    def on_rank(self, kv: KvSpec, tp: Rank) -> AttentionCalls:
+        """Calls that were recorded on one rank of a group, as those of that rank's heads alone: attention that is
+        computed whole on each rank is dealt out, too. Raises ModelError if they do not store what `kv` says."""
+        calls = []
+        for call in self.calls:
+            if tp.size > 1 and call.num_kv_heads == kv.layers[call.layer].num_heads:
+                heads, kv_heads = call.num_heads // tp.size, call.num_kv_heads // tp.size
+                call = replace(call, num_heads=heads, num_kv_heads=kv_heads, is_whole=True)
+            calls.append(call)
+        on_rank = AttentionCalls(tuple(calls))
+        if on_rank.kv_spec(tp.size) != kv:
+            raise ModelError("the loaded model stores other keys and values than its configuration says")
+        return on_rank

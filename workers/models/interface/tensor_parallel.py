@@ -43,3 +43,11 @@ class TensorParallel(Rank):
         parts = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else None
         dist.gather(x.contiguous(), parts, group=self.group, group_dst=0)
         return None if parts is None else torch.cat(parts, dim=-1)
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        """The tensors of all ranks, which have one shape, side by side in dimension `dim`, on each rank."""
+        if self.size == 1:
+            return x
+        parts = [torch.empty_like(x) for _ in range(self.size)]
+        dist.all_gather(parts, x.contiguous(), group=self.group)
+        return torch.cat(parts, dim=dim)

@@ -393,14 +393,14 @@ def test_the_configurations_that_come_along_are_valid(path: Path) -> None:
         ("config.json", b"[]", "config.json must hold a JSON object"),
         (
             "config.json",
-            json.dumps(MODEL_CONFIG | {"architectures": ["Gemma2ForCausalLM"]}).encode(),
-            "Gemma2ForCausalLM",
+            json.dumps(MODEL_CONFIG | {"architectures": ["BertForMaskedLM"]}).encode(),
+            "BertForMaskedLM",
         ),
         ("config.json", json.dumps(MODEL_CONFIG | {"num_attention_heads": 5}).encode(), "num_key_value_heads"),
         (
             "config.json",
             json.dumps(MODEL_CONFIG | {"quantization_config": {"quant_method": "bitsandbytes"}}).encode(),
-            "quantization_config.quant_method: 'bitsandbytes' is not supported, only fp8, compressed-tensors",
+            "quantization_config.quant_method: 'bitsandbytes' cannot be read here: ",
         ),
         ("tokenizer.json", None, "no tokenizer.json in "),
         (

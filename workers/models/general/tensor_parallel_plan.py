@@ -1,0 +1,88 @@
+"""Tensor parallelism of a general model, by the plan that its own code has for transformers.
+
+The plan says which products are dealt out by rows or columns, which parameters (sinks of attention), and which experts.
+Where it leaves attention whole, a rank still attends with its own heads alone (see `flat_attention`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.distributed.configuration_utils import DistributedConfig
+
+from slipstream.workers.models.directory.kv_spec import KvSpec
+from slipstream.workers.models.directory.rank_share import Rank
+from slipstream.workers.models.general.pretrained import decoder_config
+
+# Styles by which a dimension is dealt out that has to come out even, and how many parts lie side by side in it.
+EVEN_STYLES = {"colwise": (-2, 1), "rowwise": (-1, 1), "packed_colwise": (-2, 2), "packed_rowwise": (-1, 2)}
+WHOLE_EXPERTS = "grouped_gemm"  # the style of parameters that are dealt out by experts
+
+
+def why_no_tp(model: PreTrainedModel) -> str | None:
+    """Why a model cannot be dealt out to several ranks; None: it can. A plan for the vocabulary alone is none."""
+    if any("*" in rule for rule in (*model.tp_plan, *model.ep_plan)):
+        return None
+    return f"transformers has no tensor-parallel plan for {type(model).__name__}"
+
+
+def divided_sizes(model: PreTrainedModel, kv: KvSpec) -> tuple[tuple[str, int], ...]:
+    """The sizes that a degree must divide, each by a name in config.json or of the parameters that are dealt out."""
+    sizes = {("num_key_value_heads", kv.num_units): None}
+    for name, parameter in model.named_parameters():
+        rule = re.sub(r"\.\d+(?=\.|$)", ".*", name)
+        module = rule.rpartition(".")[0]
+        if rule in model.ep_plan:
+            if model.ep_plan[rule] == WHOLE_EXPERTS:
+                sizes[f"experts of {module}", parameter.shape[0]] = None
+            continue
+        dimension, parts = EVEN_STYLES.get(model.tp_plan.get(rule) or model.tp_plan.get(module, ""), (0, 1))
+        if dimension and parameter.ndim >= -dimension:
+            sizes[rule, parameter.shape[dimension] // parts] = None
+    return tuple(sizes)
+
+
+def distributed_config(config: PreTrainedConfig, tp: Rank) -> DistributedConfig:
+    """For `from_pretrained` on one rank of a group that is all of torch's process group. Experts are dealt out whole
+    where the model has a plan for that, else each of them in parts."""
+    has_expert_plan = bool(decoder_config(config).base_model_ep_plan)
+    return DistributedConfig(tp_size=tp.size, tp_plan="auto", ep_size=tp.size if has_expert_plan else 1)
+
+
+@contextmanager
+def local_device(device: torch.device) -> Iterator[None]:
+    """Within it, transformers takes `device` for that of this process: it asks torchrun's variable."""
+    index: int | None = device.index  # None on the host
+    before = os.environ.get("LOCAL_RANK")
+    os.environ["LOCAL_RANK"] = str(index or 0)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["LOCAL_RANK"]
+        else:
+            os.environ["LOCAL_RANK"] = before
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a parameter that is dealt out; any other tensor as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def expert_shares(model: nn.Module) -> tuple[int, int]:
+    """How many experts this rank holds whole, and how many there are, over all layers."""
+    held = whole = 0
+    for module in model.modules():
+        if getattr(module, "_is_expert_parallel", False):
+            parameters: Any = [one for one in module.parameters(recurse=False) if isinstance(one, DTensor)]
+            held += parameters[0].to_local().shape[0]
+            whole += parameters[0].shape[0]
+    return held, whole
