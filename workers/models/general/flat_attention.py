@@ -38,6 +38,7 @@ class FlatAttention:
     ) -> None:
         self._calls = calls
         self._tp = TensorParallel() if tp is None else tp
+        self._places = calls.kv_spec().page_groups.places  # group and slot of each layer
         self._num_units = num_units  # of the rank
         self._page_tokens = page_tokens
         self._step: _Step | None = None
@@ -68,12 +69,12 @@ class FlatAttention:
             raise RuntimeError("attention outside of a step")
         call = self._calls.calls[step.next_call]
         step.next_call += 1
-        layer = step.layers[call.layer]
+        layer, group = step.layers[call.layer], self._places[call.layer][0]
         if call.is_whole:
             query = query[:, self._own(query.shape[1])]
             key, value = (heads[:, self._own(heads.shape[1])] for heads in (key, value))
         if call.stores:
-            layer.write(key[0].transpose(0, 1), value[0].transpose(0, 1), step.batch.slots)
+            layer.write(key[0].transpose(0, 1), value[0].transpose(0, 1), step.batch.groups[group].slots)
             if step.layer_done is not None:
                 step.layer_done(call.layer)
         sinks = kwargs.get("s_aux")
@@ -82,7 +83,8 @@ class FlatAttention:
             sinks = sinks if len(sinks) == call.num_heads else sinks[self._own(len(sinks))]
         else:
             assert sinks is None
-        attended = _attend(query[0].transpose(0, 1), layer, step.batch, call, sinks)
+        page_table = step.batch.groups[group].page_table
+        attended = _attend(query[0].transpose(0, 1), layer, step.batch, page_table, call, sinks)
         if call.is_whole:
             attended = self._tp.all_gather(attended, 1)
         return attended[None], None
@@ -91,13 +93,15 @@ class FlatAttention:
         return self._tp.shard(num_heads, "num_attention_heads")
 
 
-def _attend(query: Tensor, layer: PageLayer, batch: StepBatch, call: AttentionCall, sinks: Tensor | None) -> Tensor:
+def _attend(
+    query: Tensor, layer: PageLayer, batch: StepBatch, page_table: Tensor, call: AttentionCall, sinks: Tensor | None
+) -> Tensor:
     """[tokens, heads, key_dim] -> [tokens, heads, value_dim], sequence by sequence."""
     out = torch.empty(*query.shape[:2], call.value_dim, dtype=query.dtype, device=query.device)
     first = 0
     for row, (num_queries, kv_len) in enumerate(zip(batch.query_lens, batch.kv_lens, strict=True)):
         begin = call.visibility.first_key(kv_len - num_queries) // layer.page_tokens
-        pages = batch.page_table[row, begin : (kv_len - 1) // layer.page_tokens + 1]
+        pages = page_table[row, begin : (kv_len - 1) // layer.page_tokens + 1]
         first_key = begin * layer.page_tokens
         keys, values = layer.gather(pages, kv_len - first_key)
         rows = slice(first, first + num_queries)
