@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.model_spec import GeneralSpec
-from slipstream.workers.models.general.pretrained import takes
+from slipstream.workers.models.general.pretrained import sentence, takes
 from slipstream.workers.models.general.registered import attention_of
 from slipstream.workers.models.interface.kv_shape import kv_shape
 from slipstream.workers.models.interface.model import Model
@@ -62,8 +62,13 @@ def check_against_eager(general: GeneralModel, page_tokens: int) -> None:
         _Prompt(tuple((7 * at + 3 * number + 5) % vocab_size for at in range(length)))
         for number, length in enumerate(LENGTHS)
     ]
-    expected = _own_scores(general, prompts)
-    found = _paged_scores(general, prompts, page_tokens)
+    try:
+        expected = _own_scores(general, prompts)
+        found = _paged_scores(general, prompts, page_tokens)
+    except Exception as failure:  # whatever the model's class raises
+        raise SelfCheckError(
+            f"{general.spec.architecture} cannot be served over pages: it does not run: {sentence(failure)}"
+        ) from failure
     if general.tp.rank or found is None:
         return
     spread = (expected - expected.mean(-1, keepdim=True)).norm(dim=-1)
