@@ -112,7 +112,7 @@ class CachedModel:
         arguments: dict[str, Any] = {self._layout.argument: cache}
         if len(tokens) > 1 and self._takes_mask:
             arguments["attention_mask"] = call.mask
-        if len(tokens) > 1 and self._takes_positions:
+        if self._takes_positions:  # some take them from the cache, but not all that have layers with states
             arguments["position_ids"] = call.positions
         if self._keeps_rows:
             arguments["logits_to_keep"] = 1
