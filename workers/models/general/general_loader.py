@@ -96,7 +96,8 @@ def _cached(model_dir: Path, spec: GeneralSpec, model: PreTrainedModel, page_tok
             failure = error
     else:
         raise failure
-    if not cached.can_batch or not cached.can_continue:
-        how = "sequences" if cached.can_continue else "tokens of a prompt, after its first chunk,"
-        log.info("%s computes %s one by one", spec.architecture, how)
+    if not cached.can_batch:
+        log.info("%s computes sequences that decode one by one", spec.architecture)
+    if not cached.can_continue:
+        log.info("%s computes the tokens of a prompt, after its first chunk, one by one", spec.architecture)
     return cached
