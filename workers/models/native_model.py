@@ -283,7 +283,7 @@ class NativeModel:
             )
         if len(arrays.groups) != self._num_more_groups:
             raise ValueError(
-                f"arrays: pages of {len(arrays.groups) + 1} group, the model has {self._num_more_groups + 1}"
+                f"arrays: pages of {len(arrays.groups) + 1} groups, the model has {self._num_more_groups + 1}"
             )
         self._make_room(arrays.num_tokens, len(arrays.sample_rows))
         step.num_tokens, step.num_seqs, step.num_samples = arrays.num_tokens, arrays.num_seqs, len(arrays.sample_rows)
