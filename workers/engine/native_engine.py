@@ -94,7 +94,9 @@ class NativeEngine:
             return None
         first_block = sequence.num_computed // self.limits.page_tokens
         wanted = WantedPages.of_prompt(self.limits, first_block, sequence.num_tokens)
-        return Reservation(sequence.key, sequence.num_computed, first_block, tuple(wanted.ids(sequence.tables)))
+        return Reservation(
+            sequence.key, sequence.num_computed, first_block, tuple(wanted.ids(sequence.tables, sequence.state_pages))
+        )
 
     def adopt(self, request: EngineRequest, num_room_tokens: int) -> Reservation | None:
         sequence = self._input_processor.sequence(request)
@@ -224,10 +226,14 @@ class NativeEngine:
         return None if sequence is None else sequence.state
 
     def capacity(self) -> Capacity:
-        scheduler = self._scheduler
+        scheduler, num_state_pages = self._scheduler, self.limits.state_pages
+        free_slots, free_pages = scheduler.num_free_slots, scheduler.num_free_pages
+        if num_state_pages:  # which those who count pages by tokens leave out
+            free_slots = min(free_slots, free_pages // (num_state_pages + 1))
+            free_pages -= free_slots * num_state_pages
         return Capacity(
-            scheduler.num_free_slots,
-            scheduler.num_free_pages,
+            free_slots,
+            free_pages,
             max(0, self.limits.max_queued_tokens - scheduler.num_uncomputed_tokens),
         )
 

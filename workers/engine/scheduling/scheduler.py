@@ -61,8 +61,8 @@ class Scheduler:
         assert not self._sequences
         assert (limits.num_pages, limits.page_tokens) == (self._limits.num_pages, self._limits.page_tokens)
         self._limits = limits
-        self.sizes.change_limits(limits)
         self.pages.change_limits(limits)
+        self.sizes.change_limits(limits)
 
     def get(self, key: AttemptKey) -> Sequence | None:
         return self._sequences.get(key)
@@ -136,6 +136,8 @@ class Scheduler:
         not write into pages that others may share by now. So does one whose layers have windows: it has no pages for
         what its last token does not see."""
         if sequence.state is SequenceState.RESERVED and not self._limits.has_windows:
+            if self._limits.state_pages:
+                sequence.num_computed = 0  # pages that have been copied are of no use without the state after them
             self._run(sequence)
         else:
             self._requeue(sequence)
