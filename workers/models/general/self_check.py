@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.model_spec import GeneralSpec
-from slipstream.workers.models.general.pretrained import takes
+from slipstream.workers.models.general.pretrained import sentence, takes
 from slipstream.workers.models.general.registered import attention_of
 from slipstream.workers.models.interface.kv_shape import kv_shape
 from slipstream.workers.models.interface.model import Model
@@ -63,7 +63,12 @@ def check_against_eager(general: GeneralModel, page_tokens: int) -> None:
         for number, length in enumerate(LENGTHS)
     ]
     expected = _own_scores(general, prompts)
-    found = _paged_scores(general, prompts, page_tokens)
+    try:
+        found = _paged_scores(general, prompts, page_tokens)
+    except Exception as error:  # whatever the model's own code makes of a cache or an attention function of ours
+        raise SelfCheckError(
+            f"{general.spec.architecture} cannot be served over pages: it does not run: {sentence(error)}"
+        ) from error
     if general.tp.rank or found is None:
         return
     spread = (expected - expected.mean(-1, keepdim=True)).norm(dim=-1)
