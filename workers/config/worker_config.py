@@ -41,6 +41,8 @@ class EngineConfig:
     `model_impl` is whose code computes the model: `native` is this project's, for the families that it has, and
     `transformers` that of the library, for all others; `auto` takes the native one where there is one.
 
+    `expert_parallel` deals out whole experts to the ranks of a group; otherwise each rank has a part of every expert.
+
     `niceness` (0 to 19) is how far the threads that compute stand back for others on the same cores (nice(2)): `auto`
     is 0 for prefill and 5 for decode on CPU, so that decoding a few sequences does not halve the speed of prefill.
     Where `num_threads` leaves each rank on the host cores of its own, it is 0 for both."""
@@ -64,6 +66,7 @@ class EngineConfig:
     quantization: OnLoad = "none"
     kv_cache_dtype: KvCacheDtype = "auto"
     model_impl: ModelImpl = "auto"
+    expert_parallel: bool = False
 
     def __post_init__(self) -> None:
         if self.page_tokens < 1:

@@ -229,12 +229,20 @@ def _load(
                 tp=tp,
                 cache_dir=weight_cache_dir(config),
                 quantization=config.quantization,
+                expert_parallel=config.expert_parallel,
                 files=files,
             )
     if device.type == "cpu" and (model.quantization is not None or config.quantization != "none"):
         name = str(dtype).removeprefix("torch.")
         log.warning("without native kernels quantised weights are widened to %s: they save no memory, no time", name)
-    return load_model(model_dir, dtype=dtype, device=device, tp=tp, quantization=config.quantization)
+    return load_model(
+        model_dir,
+        dtype=dtype,
+        device=device,
+        tp=tp,
+        quantization=config.quantization,
+        expert_parallel=config.expert_parallel,
+    )
 
 
 def _load_general(
