@@ -272,6 +272,7 @@ class Worker:
         )
         engine = build_engine(limits, executor, grammars, pages)
         profile = time_steps(limits if pages is None else limits.of_one_sequence, executor)
+        engine.learn_step_times(profile)
         if pages is not None:
             engine.set_page_limit(0)
             while engine.has_work:

@@ -88,6 +88,7 @@ class AttentionShape(Structure):
         ("kv", KvShape),
         ("num_heads", c_int32),
         ("window", c_int32),
+        ("chunk", c_int32),
         ("scale", c_float),
         ("softcap", c_float),
     ]

@@ -88,8 +88,8 @@ TypedModel<T>::TypedModel(const ModelShape& shape)
   }
   size_t attention_bytes = 0;
   for (const AttentionKind& kind : kinds_) {
-    const AttentionShape attention{kv_shape_, shape.num_heads, kind.window, shape.attention_scale,
-                                   shape.attention_softcap};
+    const AttentionShape attention{kv_shape_, shape.num_heads,       kind.window,
+                                   0,         shape.attention_scale, shape.attention_softcap};
     plans_.emplace_back(attention);
     attention_bytes = std::max(attention_bytes, attention_scratch_bytes(attention));
   }

@@ -109,13 +109,13 @@ FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         {**QWEN3_MOE, "norm_topk_prob": False, "decoder_sparse_step": 2, "num_experts_per_tok": 3},
     ),
     "gpt_oss": (GptOssConfig, GptOssForCausalLM, GPT_OSS),
-    "gemma": (GemmaConfig, GemmaForCausalLM, {"num_key_value_heads": 2, "head_dim": 40}),
+    "gemma": (GemmaConfig, GemmaForCausalLM, {"num_key_value_heads": 2, "head_dim": 24}),
     "gemma2": (
         Gemma2Config,
         Gemma2ForCausalLM,
         {
             "num_key_value_heads": 2,
-            "head_dim": 24,
+            "head_dim": 48,
             "sliding_window": 24,
             "query_pre_attn_scalar": 20,
             "attn_logit_softcapping": 2.0,

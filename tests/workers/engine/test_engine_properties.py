@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from slipstream.router.protocol.messages import StepTime
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.plan.step_plan import StepPlan
@@ -112,6 +113,7 @@ class EngineMachine(RuleBasedStateMachine):
         max_step_tokens=st.integers(1, 12),
         max_num_seqs=st.integers(1, 5),
         prefix_caching=st.booleans(),
+        sizes_itself=st.booleans(),
     )
     def build(
         self,
@@ -120,6 +122,7 @@ class EngineMachine(RuleBasedStateMachine):
         max_step_tokens: int,
         max_num_seqs: int,
         prefix_caching: bool,
+        sizes_itself: bool,
     ) -> None:
         limits = make_limits(
             num_pages=100,
@@ -131,6 +134,8 @@ class EngineMachine(RuleBasedStateMachine):
             prefix_caching=prefix_caching,
             windows=windows,
             reserves_output=self.reserves_output,
+            auto_step_tokens=sizes_itself,
+            auto_num_seqs=sizes_itself,
         )
         limits = replace(limits, num_pages=limits.pages_for(limits.max_model_len) + num_spare_pages)
         self.executor = FakeExecutor(limits.num_pages, limits.page_tokens, VOCAB_SIZE, windows)
@@ -353,6 +358,11 @@ class EngineMachine(RuleBasedStateMachine):
         key = self._some(data, SequenceState.FROZEN)
         if key is not None:
             assert self.engine.migrations.resume(key)
+
+    @rule(level_s=st.sampled_from((None, 0.001, 0.1)), num_decoding=st.integers(0, 4), seconds=st.floats(0.0, 1.0))
+    def step_took(self, level_s: float | None, num_decoding: int, seconds: float) -> None:
+        self.engine.follow_level(level_s)
+        self.engine.step_took(seconds, StepTime(4 - num_decoding, 4, num_decoding, 20 * num_decoding, seconds))
 
     @rule(num_steps=st.integers(1, 4))
     def step(self, num_steps: int) -> None:

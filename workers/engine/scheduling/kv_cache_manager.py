@@ -50,13 +50,14 @@ class KvCacheManager:
         ends = self._ends(sequence, num_tokens, position, owner)
         shared = [page for pages in hit.pages for page in pages]
         num_new = [end - max(hit.num_blocks, first) for first, end in zip(firsts, ends, strict=True)]
-        pages = self.pool.acquire(shared, sum(num_new), owner, spare)
+        pages = self.pool.acquire(shared, sum(num_new) + limits.state_pages, owner, spare)
         if pages is None:
             return False
         at = len(shared)
         for table, first, of_hit, num in zip(sequence.tables, firsts, hit.pages, num_new, strict=True):
             table[:] = array("i", bytes(4 * first)) + array("i", of_hit) + pages[at : at + num]
             at += num
+        sequence.state_pages = pages[at:]
         sequence.first_blocks[:] = firsts
         sequence.num_computed = num_computed
         sequence.num_remembered = hit.num_blocks
@@ -149,6 +150,9 @@ class KvCacheManager:
             if owner is not None:
                 self.pool.release(table[first:], owner)
             del table[:]
+        if owner is not None:
+            self.pool.release(sequence.state_pages, owner)
+        del sequence.state_pages[:]
         sequence.first_blocks[:] = [0] * sequence.num_groups
         sequence.num_computed = sequence.num_remembered = 0
 
@@ -162,6 +166,7 @@ class KvCacheManager:
             if owner is None:
                 continue
             owned.append((held, owner))
+            assert len(sequence.state_pages) == limits.state_pages
             if owner is PageState.DRAINING:
                 continue
             position = max(sequence.num_computed, _next_position(sequence, owner))

@@ -95,6 +95,7 @@ class Sequence:
     pages: array[int] = field(default_factory=lambda: array("i"))  # those of the first page group, block by block
     tables: tuple[array[int], ...] = field(init=False)  # by page group; the first is `pages`
     first_blocks: list[int] = field(init=False)  # by page group: entries of the table before it stand for no page
+    state_pages: array[int] = field(default_factory=lambda: array("i"))  # of the state after `num_computed` tokens
     num_computed: int = 0  # tokens whose KV is in the pages
     num_remembered: int = 0  # pages offered to the prefix cache
     num_sends: int = 0  # transfers to another worker that read its pages while it decodes
@@ -145,13 +146,13 @@ class Sequence:
 
     @property
     def held_pages(self) -> array[int]:
-        """All pages that it holds, group by group."""
+        """All pages that it holds: group by group, and then those of its state."""
         if self.num_groups == 1 and not self.first_blocks[0]:
-            return self.pages
+            return self.pages + self.state_pages if self.state_pages else self.pages
         held = array("i")
         for table, first in zip(self.tables, self.first_blocks, strict=True):
             held += table[first:]
-        return held
+        return held + self.state_pages
 
     @property
     def page_owner(self) -> PageState | None:

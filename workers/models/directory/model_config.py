@@ -280,8 +280,12 @@ def _family(keys: Keys) -> Family:
     if family is None:
         raise UnknownFamilyError(str(keys.not_native(key, f"{value!r} is not supported, only {', '.join(FAMILIES)}")))
     # vLLM goes by `architectures`, transformers by `model_type`.
-    if keys.get("model_type", MODEL_TYPES.get(family, family)) != MODEL_TYPES.get(family, family):
-        raise keys.error("model_type", f"{keys.get('model_type')!r} contradicts architectures: {value}")
+    model_type = keys.get("model_type", MODEL_TYPES.get(family, family))
+    if model_type != MODEL_TYPES.get(family, family):
+        contradiction = keys.error("model_type", f"{model_type!r} contradicts architectures: {value}")
+        if model_type in {MODEL_TYPES.get(one, one) for one in FAMILIES.values()}:
+            raise contradiction
+        raise UnknownFamilyError(str(contradiction))  # a type of its own, with the class of another one
     return family
 
 

@@ -37,8 +37,8 @@ class FlatAttention:
         self, calls: AttentionCalls, num_units: int, page_tokens: int, tp: TensorParallel | None = None
     ) -> None:
         self._calls = calls
-        self._tp = TensorParallel() if tp is None else tp
         self._places = calls.kv_spec().page_groups.places  # group and slot of each layer
+        self._tp = TensorParallel() if tp is None else tp
         self._num_units = num_units  # of the rank
         self._page_tokens = page_tokens
         self._step: _Step | None = None
@@ -69,12 +69,12 @@ class FlatAttention:
             raise RuntimeError("attention outside of a step")
         call = self._calls.calls[step.next_call]
         step.next_call += 1
-        layer, group = step.layers[call.layer], self._places[call.layer][0]
+        layer, group = step.layers[call.layer], step.batch.groups[self._places[call.layer][0]]
         if call.is_whole:
             query = query[:, self._own(query.shape[1])]
             key, value = (heads[:, self._own(heads.shape[1])] for heads in (key, value))
         if call.stores:
-            layer.write(key[0].transpose(0, 1), value[0].transpose(0, 1), step.batch.groups[group].slots)
+            layer.write(key[0].transpose(0, 1), value[0].transpose(0, 1), group.slots)
             if step.layer_done is not None:
                 step.layer_done(call.layer)
         sinks = kwargs.get("s_aux")
@@ -83,8 +83,7 @@ class FlatAttention:
             sinks = sinks if len(sinks) == call.num_heads else sinks[self._own(len(sinks))]
         else:
             assert sinks is None
-        page_table = step.batch.groups[group].page_table
-        attended = _attend(query[0].transpose(0, 1), layer, step.batch, page_table, call, sinks)
+        attended = _attend(query[0].transpose(0, 1), layer, step.batch, group.page_table, call, sinks)
         if call.is_whole:
             attended = self._tp.all_gather(attended, 1)
         return attended[None], None

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.model_spec import GeneralSpec
+from slipstream.workers.models.directory.steady_files import SteadyFiles
 from slipstream.workers.models.general.cached.cache_layout import recorded_layout
 from slipstream.workers.models.general.cached.cached_model import CachedModel
 from slipstream.workers.models.general.describe import recorded_calls
@@ -17,6 +18,7 @@ from slipstream.workers.models.general.flat_attention import FlatAttention
 from slipstream.workers.models.general.flat_model import FlatModel
 from slipstream.workers.models.general.pretrained import load_pretrained, read_config
 from slipstream.workers.models.general.self_check import SelfCheckError, check_against_eager
+from slipstream.workers.models.general.shared_weights import load_shared
 from slipstream.workers.models.general.tensor_parallel_plan import distributed_config, expert_shares, local_device
 from slipstream.workers.models.interface.model import Model
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
@@ -32,11 +34,15 @@ def load_general(
     device: torch.device,
     page_tokens: int,
     tp: TensorParallel,
+    cache_dir: Path | None = None,
+    files: SteadyFiles | None = None,
 ) -> Model:
-    """Raises ModelError, also if what would be computed over pages is not what the model computes by itself."""
+    """`cache_dir` is where workers share weights that transformers converts, `files` those of the directory as they
+    were before anything was read. Raises ModelError, also if what would be computed over pages is not what the model
+    computes by itself."""
     if tp.size > 1:
         return _flat(spec, _load_share(model_dir, spec, dtype, device, tp), page_tokens, tp)
-    model = load_pretrained(model_dir, dtype, trust_remote_code=spec.runs_code)
+    model = load_shared(model_dir, dtype, spec.runs_code, cache_dir if device.type == "cpu" else None, files)
     model.to(device)  # type: ignore[arg-type]
     if spec.mode == "cached":
         return _cached(model_dir, spec, model, page_tokens)
@@ -68,10 +74,18 @@ def _cached(model_dir: Path, spec: GeneralSpec, model: PreTrainedModel, page_tok
     if layout.kv_spec != spec.kv:
         raise ModelError(f"{model_dir}: the loaded model keeps something else than its configuration says")
     cached = CachedModel(spec, model, layout, page_tokens)
-    try:
-        check_against_eager(cached, page_tokens)
-    except SelfCheckError as error:
-        log.info("%s computes sequences one by one: side by side, %s", spec.architecture, error)
-        cached.can_batch = False
-        check_against_eager(cached, page_tokens)
+    ways = [(True, True), (False, True)]
+    if layout.states:
+        ways += [(True, False), (False, False)]
+    for cached.can_batch, cached.can_continue in ways:
+        try:
+            check_against_eager(cached, page_tokens)
+            break
+        except SelfCheckError as error:
+            failure = error
+    else:
+        raise failure
+    if not cached.can_batch or not cached.can_continue:
+        how = "sequences" if cached.can_continue else "tokens of a prompt, after its first chunk,"
+        log.info("%s computes %s one by one", spec.architecture, how)
     return cached
