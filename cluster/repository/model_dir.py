@@ -113,8 +113,8 @@ def model_warnings(config: ClusterConfig) -> Iterator[str]:
         unknown = unknown_tokens(token_ids(model_dir), vocab_size)
         ends = [token_id for token_id in end_token_ids(model_dir) if token_id >= vocab_size]
         reason = why_not_native(model_dir) if impl == "auto" else None
-    except CodeNotRunError as error:
-        yield f"model.path: {error}, so tensor shapes, tp and page sizes are checked by the workers only"
+    except CodeNotRunError:
+        yield f"model.trust_remote_code is true: only the workers run code of {model_dir}, and check shapes and tp"
         return
     except ModelError:  # the files have changed since they were checked, which the workers will report
         return

@@ -107,7 +107,7 @@ class BatchBuilder:
                 page_table[row, page] = pages[page]
             if page > last_page:
                 last_page = page
-        for group, arrays in enumerate(self._more_groups, 1):
+        for group, arrays in enumerate(self._more_groups):
             self._lay_out_group(decoding, group, arrays)
         if self._limits.state_pages:
             for row, sequence in enumerate(decoding):
@@ -116,11 +116,11 @@ class BatchBuilder:
         return last_page + 1
 
     def _lay_out_group(self, decoding: list[Sequence], group: int, arrays: GroupArrays) -> None:
-        """Slots and pages of a further page group."""
+        """Slots and pages of a further page group, by its number in `Sequence.more_pages`."""
         page_tokens, page_table, slots = self._page_tokens, arrays.page_table, arrays.slots.data
         known, num_known = self._decoding, len(self._decoding)
         for row, sequence in enumerate(decoding):
-            pages = sequence.tables[group]
+            pages = sequence.more_pages[group]
             page, offset = divmod(sequence.num_computed, page_tokens)
             slots[row] = pages[page] * page_tokens + offset
             if row >= num_known or known[row] is not sequence:
@@ -147,8 +147,8 @@ class BatchBuilder:
             np.add(self._counting[:num_tokens], first, out=positions)
             pages = self._page_table[row, positions // page_tokens]
             np.add(pages * page_tokens, positions % page_tokens, out=self._slots[begin:end])
-            for group, arrays in enumerate(self._more_groups, 1):
-                _fill(arrays.page_table, row, sequence.tables[group], num_own_pages)
+            for of_group, arrays in zip(sequence.more_pages, self._more_groups, strict=True):
+                _fill(arrays.page_table, row, of_group, num_own_pages)
                 pages = arrays.page_table[row, positions // page_tokens]
                 np.add(pages * page_tokens, positions % page_tokens, out=arrays.slots[begin:end])
             self._token_ids[begin:end] = sequence.tokens[first:last]

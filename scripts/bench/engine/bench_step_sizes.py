@@ -267,6 +267,8 @@ def main() -> None:
     parser.add_argument("--workload", choices=WORKLOADS, action="append", help="several times; default: all")
     parser.add_argument("--itl-ms", type=float, default=20.0)
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--step-tokens", type=_numbers, default=STEP_TOKENS, help="constants, as in 256,512")
+    parser.add_argument("--num-seqs", type=_numbers, default=NUM_SEQS)
     parser.add_argument("--only-auto", action="store_true")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--real", help="a model of yardstick_models.py, in place of a profile")
@@ -277,7 +279,7 @@ def main() -> None:
         levels = Levels(args.ttft_ms / 1000, args.itl_ms / 1000)
         measure_real(args.real, args.model_dir, args.workload or tuple(WORKLOADS), levels, args.seeds)
         return
-    grid = [] if args.only_auto else [Sizes(*pair) for pair in product(STEP_TOKENS, NUM_SEQS)]
+    grid = [] if args.only_auto else [Sizes(*pair) for pair in product(args.step_tokens, args.num_seqs)]
     autos = [Sizes(0, 0), Sizes(0, max(NUM_SEQS)), Sizes(512, 0)]
     seeds = range(args.seeds)
     with ProcessPoolExecutor(args.processes) as pool:
@@ -292,13 +294,17 @@ def main() -> None:
                 f"{args.itl_ms:g} ms; {args.profile}"
             )
             if grid:
-                print("step tokens | " + " | ".join(f"{num} seqs" for num in NUM_SEQS))
-                for tokens in STEP_TOKENS:
-                    row = " | ".join(f"{rates[Sizes(tokens, num)]:6.2f}" for num in NUM_SEQS)
+                print("step tokens | " + " | ".join(f"{num} seqs" for num in args.num_seqs))
+                for tokens in args.step_tokens:
+                    row = " | ".join(f"{rates[Sizes(tokens, num)]:6.2f}" for num in args.num_seqs)
                     print(f"{tokens:11d} | {row}")
             best = max((rates[sizes] for sizes in grid), default=math.nan)
             for sizes in autos:
                 print(f"{sizes!s:>11} | {rates[sizes]:6.2f} | {rates[sizes] / best:.3f} of the best constant")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(","))
 
 
 if __name__ == "__main__":

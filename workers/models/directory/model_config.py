@@ -336,6 +336,8 @@ def _ropes(keys: Keys, family: Family, max_positions: int) -> tuple[float, RopeS
     if by_kind is None:
         theta, scaling = _rope(keys, max_positions, DEFAULT_GEMMA3_THETA)
         return theta, scaling, Rope(keys.number("rope_local_base_freq", DEFAULT_GEMMA3_WINDOW_THETA))
+    if keys.get("rope_scaling"):
+        raise keys.error("rope_scaling", "is not supported beside rope_parameters")
     for key, value in by_kind.values.items():
         if not isinstance(value, dict):
             raise by_kind.not_native(key, "only parameters of full_attention and sliding_attention are supported")

@@ -84,7 +84,7 @@ def test_a_process_that_takes_too_long_is_ended(phi3: Path, monkeypatch: pytest.
 
 def test_code_in_the_directory_runs_only_where_it_may(tmp_path: Path) -> None:
     model_dir = build_custom_code_model(tmp_path / "twisted")
-    with pytest.raises(CodeNeededError, match=r"config.json: auto_map: 'twisted' .* trust_remote_code: true"):
+    with pytest.raises(CodeNeededError, match=r"config\.json: auto_map: 'twisted' .* trust_remote_code: true"):
         read_spec(model_dir)
     with pytest.raises(CodeNotRunError, match="twisted"):
         read_spec(model_dir, code="elsewhere")
@@ -111,7 +111,7 @@ def test_a_family_that_does_not_compute_a_config_leaves_it_to_transformers(
     model_dir = altered(tiny_model_dir("llama"), tmp_path / "altered", **keys)
     assert isinstance(read_spec(model_dir), GeneralSpec)
     assert why in (why_not_native(model_dir) or "")
-    with pytest.raises(ModelError, match=r"is supported|is not supported") as caught:
+    with pytest.raises(ModelError, match=r"is (not )?supported") as caught:
         read_spec(model_dir, "native")
     assert why in str(caught.value)
 
