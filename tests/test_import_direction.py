@@ -39,8 +39,8 @@ router/dispatch
 router/api router/api/openai/body router/api/openai router/api/admin router/api/pages
 router/frontends router
 
-workers/models/directory workers/config workers/models/interface workers/models/general
-workers/models/weights workers/models
+workers/models/directory workers/config workers/models/description workers/models/interface
+workers/models/weights workers/models/general/cached workers/models/general workers/models
 workers/engine/limits workers/engine/structured_output workers/engine/plan workers/engine/sampling
 workers/engine/execution workers/engine/execution/gpu
 workers/interface workers/engine/kv_cache workers/engine/scheduling workers/engine

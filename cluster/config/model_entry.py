@@ -24,10 +24,11 @@ class ServedModelConfig:
     `version` selects one (null: the highest number). For a plain directory, `version` is a name for its content (null:
     a name is derived from the content). `name` is the name that clients ask for, by default that of the directory.
     `generation_config: none` leaves aside what generation_config.json recommends for sampling; its end tokens count in
-    any case. `chat_template_content_format` says whether the chat template takes the content of messages as `string` or
-    as a list of parts (`openai`); by default (`auto`) it is tried out. `aliases` are further names that clients may ask
-    for. With `watch`, the folder of `path` is watched for further numbered folders, and an update to a new highest
-    number begins by itself, as the section `watch` says."""
+    any case. `trust_remote_code` runs code that is in the model's directory, in its workers, where transformers has
+    none for the model. `chat_template_content_format` says whether the chat template takes the content of messages as
+    `string` or as a list of parts (`openai`); by default (`auto`) it is tried out. `aliases` are further names that
+    clients may ask for. With `watch`, the folder of `path` is watched for further numbered folders, and an update to a
+    new highest number begins by itself, as the section `watch` says."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -38,6 +39,7 @@ class ServedModelConfig:
     chat_template_content_format: ContentFormat = "auto"
     aliases: tuple[str, ...] = ()
     watch: bool = False
+    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         if not self.path:

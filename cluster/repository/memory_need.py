@@ -13,12 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.cluster.config.cluster_config import ClusterConfig
+from slipstream.cluster.repository.model_dir import code_of
 from slipstream.workers.config.worker_config import EngineConfig
 from slipstream.workers.engine.limits.pool_size import ITEM_BYTES, page_bytes
+from slipstream.workers.models.description.model_description import CodeNotRunError
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.model_config import ModelConfig
+from slipstream.workers.models.directory.model_spec import ModelSpec
 from slipstream.workers.models.directory.rank_share import Rank
-from slipstream.workers.models.directory.weight_files import weight_file_names
+from slipstream.workers.models.directory.weight_files import pickled_file_names, weight_file_names
+from slipstream.workers.models.spec_reader import read_spec
 
 MIB = 2**20
 PROCESS_MIB = 240  # what a worker of the demo model takes beside weights and pages: Python and PyTorch
@@ -48,7 +52,7 @@ def memory_parts(config: ClusterConfig) -> Iterator[MemoryPart]:
     pool."""
     on_host = [(role, pool) for role, pool in config.pools() if pool.engine.device != "cuda" and pool.replicas]
     if on_host:
-        num_bytes = _weight_bytes(Path(config.model.path), [pool.engine for _, pool in on_host])
+        num_bytes = _weight_bytes(config, [pool.engine for _, pool in on_host])
         yield MemoryPart("the weights in model.path", num_bytes // MIB)
         if config.budget.memory_gib is not None:
             yield MemoryPart(f"budget.memory_gib is {config.budget.memory_gib:g}", int(config.budget.memory_gib * 1024))
@@ -66,26 +70,34 @@ def _pool_mib(config: ClusterConfig, engine: EngineConfig, tp: int) -> tuple[str
         return f"kv_cache_mib is {size}", None if size == "auto" else size
     key = f"num_pages is {engine.num_pages}"
     try:
-        num_bytes = page_bytes(ModelConfig.read(config.model.path), engine, Rank(0, tp))
+        num_bytes = page_bytes(_spec(config, engine), engine, Rank(0, tp))
     except ModelError:
         return key, None
     return key, engine.num_pages * num_bytes // MIB
 
 
-def _weight_bytes(model_dir: Path, engines: Sequence[EngineConfig]) -> int:
+def _spec(config: ClusterConfig, engine: EngineConfig) -> ModelSpec:
+    return read_spec(Path(config.model.path), engine.model_impl, code_of(config), apart=True)
+
+
+def _weight_bytes(config: ClusterConfig, engines: Sequence[EngineConfig]) -> int:
     """The weights in the largest form that one of the engines keeps; 0 if the files have changed since they were
     checked."""
+    model_dir = Path(config.model.path)
     try:
-        model = ModelConfig.read(model_dir)
-        num_bytes = sum((model_dir / file).stat().st_size for file in weight_file_names(model_dir))
+        files = pickled_file_names(model_dir) or weight_file_names(model_dir)
+        num_bytes = sum((model_dir / file).stat().st_size for file in files)
+        model = _spec(config, engines[0])
+    except CodeNotRunError:
+        return num_bytes
     except (ModelError, OSError):
         return 0
     return int(num_bytes * max(_kept_share(model, engine) for engine in engines))
 
 
-def _kept_share(model: ModelConfig, engine: EngineConfig) -> float:
+def _kept_share(model: ModelSpec, engine: EngineConfig) -> float:
     """Which part of the bytes of the checkpoint an engine keeps at least."""
-    if model.quantization is not None:
+    if isinstance(model, ModelConfig) and model.quantization is not None:
         return 1.0
     kept = CODE_BYTES.get(engine.quantization) or ITEM_BYTES[model.dtype if engine.dtype == "auto" else engine.dtype]
     return kept / ITEM_BYTES[model.dtype]

@@ -13,6 +13,7 @@ from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.router.model_files.file_digest import DigestCache
 from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.model_files.sampling_defaults import PLAIN, SamplingDefaults
+from slipstream.router.text.tokenizer_files import stated_vocab_size
 from slipstream.workers.models.directory.json_keys import read_json
 
 NUM_DIGITS = 8
@@ -47,7 +48,7 @@ def content_of(config: ClusterConfig, *, is_fresh: bool = False) -> ModelContent
         name=content[:NUM_DIGITS] if name is None else str(name),
         digest=content,
         manifest=manifest,
-        vocab_size=read_json(model_dir / "config.json").get("vocab_size"),
+        vocab_size=stated_vocab_size(read_json(model_dir / "config.json")),
         sampling=SamplingDefaults.read(model_dir, config.model.generation_config),
     )
 

@@ -16,33 +16,39 @@ from slipstream.router.model_files.sampling_defaults import GenerationConfigErro
 from slipstream.router.text.conversion import VOCABULARIES
 from slipstream.router.text.unknown_tokens import unknown_tokens, warning_about
 from slipstream.workers.engine.limits.engine_errors import EngineConfigError
+from slipstream.workers.engine.limits.general_settings import not_general
 from slipstream.workers.engine.limits.pool_size import (
     budget_source,
     elastic_num_pages,
     longest_sequence,
     stated_num_pages,
 )
+from slipstream.workers.models.description.describing import RemoteCode, describe
+from slipstream.workers.models.description.model_description import CodeNotRunError
+from slipstream.workers.models.description.weights_check import check_general_weights
 from slipstream.workers.models.directory.end_tokens import end_token_ids
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.model_config import CONFIG_FILE, ModelConfig
+from slipstream.workers.models.directory.model_spec import GeneralSpec, ModelImpl, ModelSpec, check_tp
 from slipstream.workers.models.directory.rank_share import Rank
 from slipstream.workers.models.directory.stored_quantization import int4_group
 from slipstream.workers.models.directory.tensor_check import check_ranks, check_tensors
 from slipstream.workers.models.directory.token_ids import TOKENIZER_FILE, token_ids
-from slipstream.workers.models.directory.weight_files import WeightFiles
+from slipstream.workers.models.directory.weight_files import WeightFiles, pickled_file_names
+from slipstream.workers.models.spec_reader import NOT_NATIVE, read_spec, why_not_native
 
 PATH: Key = ("model", "path")
 
 
-def check_model_dir(model_dir: Path) -> str | None:
+def check_model_dir(model_dir: Path, impl: ModelImpl = "auto", code: RemoteCode = "refused") -> str | None:
     """One sentence about the first mistake in a model directory, whatever is to be done with it; None if there is
-    none."""
+    none. With `code` elsewhere, a model that has code of its own is only looked at as far as that goes without it."""
     if not model_dir.is_dir():
         return f"{'not a' if model_dir.exists() else 'no such'} directory: {model_dir}"
     if not (model_dir / CONFIG_FILE).exists():
         return f"no {CONFIG_FILE} in {model_dir}"
     try:
-        check_tensors(ModelConfig.read(model_dir), WeightFiles.read(model_dir))
+        _check_weights(model_dir, impl, code)
         end_token_ids(model_dir)
     except ModelError as error:
         return str(error)
@@ -51,46 +57,77 @@ def check_model_dir(model_dir: Path) -> str | None:
     return None
 
 
+def _check_weights(model_dir: Path, impl: ModelImpl, code: RemoteCode) -> None:
+    """Raises ModelError, also if config.json is wrong."""
+    try:
+        spec = read_spec(model_dir, impl, code, apart=True)
+    except CodeNotRunError:
+        if not pickled_file_names(model_dir):
+            WeightFiles.read(model_dir)
+        return
+    if isinstance(spec, ModelConfig):
+        check_tensors(spec, WeightFiles.read(model_dir))
+    else:
+        check_general_weights(model_dir, describe(model_dir, code))
+
+
 def model_problems(model_dir: Path, config: ClusterConfig) -> Iterator[tuple[Key, str]]:
     """The mistakes in a model directory, and in what the pools demand of the model: the key of the configuration that
     each belongs to, and a sentence."""
-    problem = check_model_dir(model_dir)
+    code, impl = code_of(config), config.decode.engine.model_impl
+    if config.prefill.engine.model_impl != impl:
+        reason = f"must be that of decode, {impl}, got {config.prefill.engine.model_impl}: pages are made for one code"
+        yield ("prefill", "engine", "model_impl"), reason
+        return
+    problem = check_model_dir(model_dir, impl, code)
     if problem is not None:
         yield PATH, problem
         return
-    model, files = ModelConfig.read(model_dir), WeightFiles.read(model_dir)
     try:
         SamplingDefaults.read(model_dir, config.model.generation_config)
     except GenerationConfigError as error:
         yield PATH, str(error)
+    try:
+        model = read_spec(model_dir, impl, code, apart=True)
+    except CodeNotRunError:  # the workers find out what is wrong with the pools
+        return
     for role, pool in config.pools():
-        for what in ("num_heads", "num_kv_heads", "intermediate_size"):
-            count = getattr(model, what)
-            if count % pool.tp:
-                yield (role, "tp"), f"must divide the model's {what} = {count}, got {pool.tp}"
-                break
-        else:
-            budget_bytes = config.budget.memory_bytes if pool.engine.device != "cuda" else None
-            yield from (((role, *key), problem) for key, problem in _pool_problems(pool, model, files, budget_bytes))
-            if budget_bytes is not None and pool.engine.device == "cpu":  # `auto` may find a GPU there
-                yield from _budget_problems(role, pool, model, budget_bytes)
+        problem = _tp_problem(model, pool.tp)
+        if problem is not None:
+            yield (role, "tp"), problem
+            continue
+        budget_bytes = config.budget.memory_bytes if pool.engine.device != "cuda" else None
+        yield from (((role, *key), problem) for key, problem in _pool_problems(pool, model, model_dir, budget_bytes))
+        if budget_bytes is not None and pool.engine.device == "cpu":  # `auto` may find a GPU there
+            yield from _budget_problems(role, pool, model, budget_bytes)
 
 
 def model_warnings(config: ClusterConfig) -> Iterator[str]:
     """What is allowed about the model of a checked configuration, but probably a mistake: sentences that begin with
     the key."""
-    model_dir = Path(config.model.path)
+    model_dir, impl = Path(config.model.path), config.decode.engine.model_impl
     try:
-        vocab_size = ModelConfig.read(model_dir).vocab_size
+        vocab_size = read_spec(model_dir, impl, code_of(config), apart=True).vocab_size
         unknown = unknown_tokens(token_ids(model_dir), vocab_size)
         ends = [token_id for token_id in end_token_ids(model_dir) if token_id >= vocab_size]
+        reason = why_not_native(model_dir) if impl == "auto" else None
+    except CodeNotRunError as error:
+        yield f"model.path: {error}, so tensor shapes, tp and page sizes are checked by the workers only"
+        return
     except ModelError:  # the files have changed since they were checked, which the workers will report
         return
+    if reason is not None:
+        yield f"model.path: {reason}: {NOT_NATIVE}"
     if unknown:
         yield f"model.path: {warning_about(unknown, vocab_size)}"
     if ends:
         named = ", ".join(map(str, ends))
         yield f"model.path: {named} in eos_token_id: beyond the model's vocab_size = {vocab_size}, so it ends no answer"
+
+
+def code_of(config: ClusterConfig) -> RemoteCode:
+    """What the driver may do with code in the model's directory. It never runs it."""
+    return "elsewhere" if config.model.trust_remote_code else "refused"
 
 
 def text_problem(config: ClusterConfig) -> str | None:
@@ -108,7 +145,21 @@ def text_problem(config: ClusterConfig) -> str | None:
     return None
 
 
-def _budget_problems(role: str, pool: PoolConfig, model: ModelConfig, budget_bytes: int) -> Iterator[tuple[Key, str]]:
+def _tp_problem(model: ModelSpec, tp: int) -> str | None:
+    if isinstance(model, ModelConfig):
+        for what in ("num_heads", "num_kv_heads", "intermediate_size"):
+            count = getattr(model, what)
+            if count % tp:
+                return f"must divide the model's {what} = {count}, got {tp}"
+        return None
+    try:
+        check_tp(model, tp)
+    except ModelError as error:
+        return f"{error}, got {tp}"
+    return None
+
+
+def _budget_problems(role: str, pool: PoolConfig, model: ModelSpec, budget_bytes: int) -> Iterator[tuple[Key, str]]:
     """What the memory of a host can never hold."""
     try:
         num_pages = elastic_num_pages(model, pool.engine, Rank(0, pool.tp), budget_bytes)
@@ -119,23 +170,15 @@ def _budget_problems(role: str, pool: PoolConfig, model: ModelConfig, budget_byt
 
 
 def _pool_problems(
-    pool: PoolConfig, model: ModelConfig, files: WeightFiles, budget_bytes: int | None
+    pool: PoolConfig, model: ModelSpec, model_dir: Path, budget_bytes: int | None
 ) -> Iterator[tuple[Key, str]]:
     engine, rank = pool.engine, Rank(0, pool.tp)
-    try:
-        check_ranks(model, files, pool.tp)
-    except ModelError as error:
-        yield ("tp",), f"{error}, got {pool.tp}"
-    if engine.quantization == "int4" and model.quantization is None:
-        try:
-            for inputs in (
-                model.hidden_size,
-                model.num_heads * model.head_dim // pool.tp,
-                model.intermediate_size // pool.tp,
-            ):
-                int4_group(inputs)
-        except ModelError as error:
-            yield ("engine", "quantization"), str(error).removeprefix("quantization ")
+    if isinstance(model, ModelConfig):
+        yield from _native_problems(pool, model, model_dir)
+    if isinstance(model, GeneralSpec):
+        yield from (
+            (("engine", key), f"{reason}, got {getattr(engine, key)}") for key, reason in not_general(engine, model)
+        )
     longest = model.max_position_embeddings
     if (engine.max_model_len or 0) > longest:
         yield (
@@ -152,3 +195,20 @@ def _pool_problems(
     except EngineConfigError as error:
         key, _, reason = str(error).partition(" ")
         yield ("engine", key), reason
+
+
+def _native_problems(pool: PoolConfig, model: ModelConfig, model_dir: Path) -> Iterator[tuple[Key, str]]:
+    try:
+        check_ranks(model, WeightFiles.read(model_dir), pool.tp)
+    except ModelError as error:
+        yield ("tp",), f"{error}, got {pool.tp}"
+    if pool.engine.quantization == "int4" and model.quantization is None:
+        try:
+            for inputs in (
+                model.hidden_size,
+                model.num_heads * model.head_dim // pool.tp,
+                model.intermediate_size // pool.tp,
+            ):
+                int4_group(inputs)
+        except ModelError as error:
+            yield ("engine", "quantization"), str(error).removeprefix("quantization ")

@@ -49,7 +49,7 @@ def folder_stamps(base: Path) -> dict[Path, str]:
 def why_incomplete(folder: Path) -> str | None:
     """What is missing in the folder of a version, or cut off: config.json, tokenizer, weights; None if it is whole."""
     try:
-        return check_model_dir(folder)
+        return check_model_dir(folder, code="elsewhere")  # whether its code may be run is judged with the configuration
     except OSError as error:
         return f"{folder}: {error.strerror or error}"
 

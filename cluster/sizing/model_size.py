@@ -1,12 +1,16 @@
-"""How much memory a model takes, from its `config.json` alone. Free of torch."""
+"""How much memory a model takes, from its `config.json` or its description alone. Free of torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from slipstream.workers.engine.limits.pool_size import ITEM_BYTES
+from slipstream.workers.models.description.describing import describe
+from slipstream.workers.models.description.model_description import ModelDescription
 from slipstream.workers.models.directory.model_config import DtypeName, ModelConfig
 from slipstream.workers.models.directory.stored_quantization import Fp8Stored
+from slipstream.workers.models.spec_reader import read_spec
 
 CODE_BYTES_8 = 1.02  # a weight in eight bits, with its part of the scales
 CODE_BYTES_4 = 0.57  # in four bits, with scale and zero point for every 64 to 128 weights
@@ -28,6 +32,30 @@ class ModelFacts:
     dtype: DtypeName
     is_native: bool  # the native CPU kernels can compute it
     shared_out: tuple[int, ...] = ()
+
+    @staticmethod
+    def read(model_dir: Path) -> ModelFacts:
+        """Raises ModelError."""
+        model = read_spec(model_dir, apart=True)
+        if isinstance(model, ModelConfig):
+            return ModelFacts.of(model)
+        return ModelFacts.of_general(describe(model_dir))
+
+    @staticmethod
+    def of_general(description: ModelDescription) -> ModelFacts:
+        """Of a model that transformers computes: its weights are kept as config.json's dtype says."""
+        model, item_bytes = description.spec, ITEM_BYTES[description.spec.dtype]
+        weight_bytes = description.num_parameters * item_bytes
+        return ModelFacts(
+            weight_bytes=weight_bytes,
+            widened_bytes=weight_bytes,
+            int4_bytes=weight_bytes,
+            kv_token_bytes=len(model.kv.layers) * model.kv.num_units * model.kv.unit_numbers * item_bytes,
+            max_positions=model.max_position_embeddings,
+            dtype=model.dtype,
+            is_native=False,
+            shared_out=(1,) if model.why_no_tp else tuple(count for _, count in model.divided) or (1,),
+        )
 
     @staticmethod
     def of(model: ModelConfig) -> ModelFacts:

@@ -19,7 +19,6 @@ from slipstream.cluster.sizing.target_type import Target
 from slipstream.router.model_files.sources.weights_source import SourceError
 from slipstream.router.model_files.sources.weights_url import WeightsUrl
 from slipstream.workers.models.directory.json_keys import ModelError
-from slipstream.workers.models.directory.model_config import ModelConfig
 
 # In a checkout `models/` at its top; in a wheel `slipstream/models/`.
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "slipstream-demo"
@@ -83,7 +82,7 @@ def _choose(named: Target, path: Path | None = None) -> ChosenConfig:
         problem = check_model_dir(model_dir)
         if problem:
             raise ConfigError([f"{problem}{_hint(path)}"])
-        model = ModelFacts.of(ModelConfig.read(model_dir))
+        model = ModelFacts.read(model_dir)
         machine = read_machine()
         choice = choose(machine, model)
     except CannotServe as error:

@@ -27,13 +27,21 @@ class TokenizerFiles:
         """A directory without tokenizer.json is converted by `transformers`, which takes some seconds the first time.
         Raises FileNotFoundError or ValueError with a sentence that names the file."""
         config = tokenizer_config(directory)
-        vocab_size = read_json(directory / "config.json").get("vocab_size")
+        vocab_size = stated_vocab_size(read_json(directory / "config.json"))
         chat_template = find_chat_template(directory, config)
         path = directory / "tokenizer.json"
         if is_there(path):
             return cls(_text(path), config, chat_template, vocab_size)
         made = converted(directory)
         return cls(made.tokenizer_json, config | made.named_tokens, chat_template, vocab_size)
+
+
+def stated_vocab_size(config: dict[str, Any]) -> int | None:
+    """What config.json says; models of text and images say it in their text_config. None: nothing."""
+    text = config.get("text_config")
+    of_text = text.get("vocab_size") if isinstance(text, dict) else None
+    found = config.get("vocab_size") if of_text is None else of_text
+    return found if isinstance(found, int) else None
 
 
 def load_tokenizer(tokenizer_json: str) -> tokenizers.Tokenizer:

@@ -129,7 +129,7 @@ def _reasons(title: str, column: str, rows: list[tuple[Row, str]]) -> str:
 def _equal_in(row: Row) -> str:
     if _is_whole(row):
         return "all"
-    return ", ".join(NAMES[name] for name, result in row.variants.items() if result.outcome == "equal")
+    return ", ".join(NAMES[name] for name, result in row.variants.items() if result.outcome == "equal") or "-"
 
 
 def _grouped(reasons: Iterable[tuple[str, str]]) -> str:

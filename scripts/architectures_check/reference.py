@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,14 @@ class Reference:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model: Any = model
+        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self.prompts = make_prompts()
         self.tokens = [self.generate(prompt) for prompt in self.prompts]
 
     @staticmethod
     def load(model_dir: Path) -> Reference:
         model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, attn_implementation="eager")
-        return Reference(model.eval())
+        return Reference(model.train(False))
 
     def generate(self, prompt: list[int], num_tokens: int = NUM_NEW_TOKENS) -> list[int]:
         """Greedy; end tokens do not end it."""
@@ -45,8 +47,10 @@ class Reference:
 
     def scores(self, prompt: list[int], tokens: list[int]) -> Tensor:
         """Logits at each of the tokens after a prompt, computed in one pass without a cache, [tokens, vocabulary]."""
+        num_tokens = len(prompt) + len(tokens)
+        options = {"position_ids": torch.arange(num_tokens)[None]} if self._takes_positions else {}
         with torch.inference_mode():
-            output = self._model(torch.tensor([prompt + tokens]), use_cache=False)
+            output = self._model(torch.tensor([prompt + tokens]), use_cache=False, **options)
         logits: Tensor = output.logits[0, len(prompt) - 1 : -1].float()
         return logits
 

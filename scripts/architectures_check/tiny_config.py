@@ -75,6 +75,8 @@ ONLY_NUMBERS = {
     "num_experts",
     "original_max_position_embeddings",
 }
+# Tokens that `generate` would put in or leave out, whatever the scores are.
+FORCED = {"forced_eos_token_id", "forced_bos_token_id", "suppress_tokens", "begin_suppress_tokens"}
 LAYER_KINDS = ("layer_types", "mlp_layer_types", "layers_block_type", "block_types")
 ID_SUFFIXES = ("_token_id", "_token_index", "_index")
 
@@ -126,6 +128,8 @@ def _shrunk(default: PreTrainedConfig) -> dict[str, Any]:
         if name in SIZES and not (value is None and name in ONLY_NUMBERS):
             if isinstance(value, (int, float)) or value is None:
                 values[name] = SIZES[name]
+        elif name in FORCED:
+            values[name] = None
         elif name == "eos_token_id":
             values[name] = EOS_ID
         elif name == "bos_token_id":

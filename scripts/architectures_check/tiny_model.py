@@ -13,7 +13,7 @@ from .reference import Reference
 from .strength import Strength, strength
 from .tiny_config import model_types, tiny_configs
 from .tiny_tokenizer import save_tokenizer
-from .tiny_weights import FIRST_TRIAL, TRIALS, fill
+from .tiny_weights import FIRST_IF_TIED, FIRST_TRIAL, TRIALS, fill
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,8 @@ def build(model_type: str, model_dir: Path) -> TinyModel:
     stored.architectures = [model_types()[model_type]]
     torch.manual_seed(0)
     model = getattr(transformers, model_types()[model_type])(config).float().eval()
-    first = FIRST_TRIAL.get(model_type, 0)
+    is_tied = getattr(config.get_text_config(), "tie_word_embeddings", False)
+    first = FIRST_TRIAL.get(model_type, FIRST_IF_TIED if is_tied else 0)
     best: tuple[tuple[int, int, int], int] | None = None
     for trial in sorted(range(len(TRIALS)), key=lambda at: at != first):
         built = _saved(model, stored, trial, model_dir)

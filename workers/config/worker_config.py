@@ -105,7 +105,8 @@ class WorkerConfig:
     `kv_budget_bytes` is the host memory that the KV pages of all workers on this host may take together. With it, a
     worker's pool may grow to all of that, takes no memory before the router allows it some, and returns what the router
     wants back (`kv_cache_mib` then says nothing). A pool on a GPU is not affected. `weight_memory_bytes` bounds what
-    the host keeps in memory of packed weights in `engine.weight_cache_dir` (see `keep_recent`).
+    the host keeps in memory of packed weights in `engine.weight_cache_dir` (see `keep_recent`). With
+    `trust_remote_code`, code in `model_dir` may be run, where transformers has none for the model.
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
@@ -130,6 +131,7 @@ class WorkerConfig:
     manifest: Manifest | None = None  # of this version; None: what is in `model_dir` is served, unchecked
     kv_budget_bytes: int | None = None
     weight_memory_bytes: int | None = None
+    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         if not self.name:

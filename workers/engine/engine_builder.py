@@ -17,6 +17,7 @@ from slipstream.workers.engine.execution.model_runner import ModelRunner
 from slipstream.workers.engine.kv_cache.kv_memory import KvMemory
 from slipstream.workers.engine.limits.engine_errors import EngineConfigError
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
+from slipstream.workers.engine.limits.general_settings import not_general
 from slipstream.workers.engine.limits.kv_budget import auto_num_pages, require_room
 from slipstream.workers.engine.limits.pool_size import (
     budget_source,
@@ -232,16 +233,12 @@ def _load_general(
     device: torch.device,
     tp: TensorParallel,
 ) -> Model:
-    for key, value, plain in (
-        ("quantization", config.quantization, "none"),
-        ("kv_cache_dtype", config.kv_cache_dtype, "auto"),
-    ):
-        if value != plain:
-            raise EngineConfigError(f"{key} {value} is for native models; transformers computes {spec.architecture}")
+    for key, reason in not_general(config, spec):
+        raise EngineConfigError(f"{key} {reason}, got {getattr(config, key)}")
     # Imported here, as transformers takes seconds, which native models do not need.
-    from slipstream.workers.models.general.general_loader import load_flat
+    from slipstream.workers.models.general.general_loader import load_general
 
-    return load_flat(model_dir, spec, dtype=dtype, device=device, page_tokens=config.page_tokens, tp=tp)
+    return load_general(model_dir, spec, dtype=dtype, device=device, page_tokens=config.page_tokens, tp=tp)
 
 
 def weight_cache_dir(config: EngineConfig) -> Path | None:

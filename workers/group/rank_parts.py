@@ -29,6 +29,7 @@ from slipstream.workers.engine.kv_cache.kv_memory import KvMemory
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.limits.pool_size import longest_sequence
 from slipstream.workers.engine.plan.step_plan import PageSend, SendProgress
+from slipstream.workers.models.description.describing import RemoteCode
 from slipstream.workers.models.directory.model_spec import ModelSpec
 from slipstream.workers.models.directory.steady_files import SteadyFiles
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
@@ -210,7 +211,8 @@ def rank_parts(config: WorkerConfig, tp: TensorParallel, ended: Callable[[RankOu
     """
     engine = config.engine
     files = files_to_load(config)
-    model = read_spec(Path(config.model_dir), engine.model_impl)
+    code: RemoteCode = "here" if config.trust_remote_code else "refused"
+    model = read_spec(Path(config.model_dir), engine.model_impl, code)
     # By default a fair share of the cores; native kernels may get more (see `build_runner`).
     torch.set_num_threads(engine.num_threads or max(1, num_cores() // config.ranks_on_host))
     # We run no graphs of independent operators, so a second pool of threads would only compete for the cores.

@@ -39,7 +39,7 @@ class LayerWeights:
         return LayerWeights(
             attention_norm=source.vector(share.attention_norm),
             qkv=source.linear(share.qkv),
-            qk_norm=_qk_norm(share, source),
+            qk_norm=read_qk_norm(share, source),
             output=source.linear(share.output),
             mlp_norm=source.vector(share.mlp_norm),
             gate_up=source.linear(share.gate_up, gated=True),
@@ -110,10 +110,10 @@ class Llama:
         return self.ops.norm_linear(hidden, weights.final_norm, self.config.rms_norm_eps, weights.lm_head)
 
 
-def _qk_norm(share: LayerShare, source: WeightSource) -> Tensor | None:
-    """The same weight for all query heads, another for all key heads."""
+def read_qk_norm(share: LayerShare, source: WeightSource, *, plus: float = 0.0) -> Tensor | None:
+    """The same weight for all query heads, another for all key heads; `plus` as in `WeightSource.vector`."""
     if share.query_norm is None or share.key_norm is None:
         return None
     head_dim = share.query_norm.num_rows
     num_heads, num_kv_heads = (part.num_rows // head_dim for part in share.qkv.weights[:2])
-    return source.head_vectors([share.query_norm] * num_heads + [share.key_norm] * num_kv_heads)
+    return source.head_vectors([share.query_norm] * num_heads + [share.key_norm] * num_kv_heads, plus=plus)

@@ -19,6 +19,7 @@ from torch import Tensor
 from slipstream.kernels.cpu.c_interface import AttentionKind, KvFormat, ModelShape, Op, RotaryKind, Step
 from slipstream.kernels.cpu.native_ops import NativeOps, ProgramStop, Recorded, Value, only_samples
 from slipstream.kernels.cpu.native_program import Buffers, NativeProgram
+from slipstream.kernels.elementwise.softcap import softcap
 from slipstream.kernels.ops import StepInputs
 from slipstream.kernels.pages.quantized_kv import page_tokens_of
 from slipstream.workers.models.directory.model_config import ModelConfig
@@ -196,7 +197,10 @@ class NativeModel:
             return self.logits(hidden[batch.sample_indices]) if num_samples else None
         self._take(batch, kv)
         self._run_samples(layer_done, behind_scores=0)
-        return self._rows(self._record.scores, num_samples)[:, : self.config.vocab_size] if num_samples else None
+        if not num_samples:
+            return None
+        scores = self._rows(self._record.scores, num_samples)[:, : self.config.vocab_size]
+        return softcap(scores, self.config.final_softcap)
 
     def logits(self, hidden: Tensor) -> Tensor | None:
         """Scores of every token, [n, vocab_size] in float32, for rows [n, hidden_size] of what `forward` returned.
@@ -212,12 +216,14 @@ class NativeModel:
         with self._buffers.replaced(self._whole.buffer_of[record.hidden], hidden):
             self._run(self._whole, record.end_of_layers, record.end_of_scores)
         gathered = self.tp.gather_columns(self._rows(record.scores, len(hidden)))
-        return None if gathered is None else gathered[:, : self.config.vocab_size]
+        if gathered is None:
+            return None
+        return softcap(gathered[:, : self.config.vocab_size], self.config.final_softcap)
 
     def greedy(
         self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None
     ) -> GreedyTokens | None:
-        """The highest of `scores`. None on ranks other than 0."""
+        """The highest of `scores`, which no cap changes. None on ranks other than 0."""
         if self.tp.size > 1:
             return self._gathered_greedy(batch, kv, layer_done)
         self._take(batch, kv)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from slipstream.kernels.elementwise.softcap import softcap
 from slipstream.workers.models.directory.model_config import ModelConfig
 from slipstream.workers.models.interface.decoder import Decoder
 from slipstream.workers.models.interface.step_batch import StepBatch
@@ -46,4 +47,6 @@ class OpsModel:
         A collective call; the whole vocabulary comes together on rank 0, the other ranks get None.
         """
         gathered = self.tp.gather_columns(self.decoder.scores(hidden))
-        return None if gathered is None else gathered[:, : self.config.vocab_size].float()
+        if gathered is None:
+            return None
+        return softcap(gathered[:, : self.config.vocab_size].float(), self.config.final_softcap)

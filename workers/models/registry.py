@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slipstream.workers.models.directory.model_config import Family
+from slipstream.workers.models.gemma import Gemma
 from slipstream.workers.models.interface.decoder import DecoderFamily
 from slipstream.workers.models.llama import Llama
 
@@ -11,4 +12,7 @@ FAMILIES: dict[Family, DecoderFamily] = {
     "mistral": Llama.read,
     "qwen2": Llama.read,
     "qwen3": Llama.read,
+    "gemma": Gemma.read,
+    "gemma2": Gemma.read,
+    "gemma3": Gemma.read,
 }

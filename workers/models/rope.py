@@ -7,14 +7,22 @@ import math
 import torch
 from torch import Tensor
 
-from slipstream.workers.models.directory.model_config import LinearScaling, Llama3Scaling, ModelConfig, YarnScaling
+from slipstream.workers.models.directory.model_config import (
+    LinearScaling,
+    Llama3Scaling,
+    ModelConfig,
+    Rope,
+    YarnScaling,
+)
 
 
-def rotary_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
-    """([head_dim / 2] angle per position in float32, factor on cosines and sines)."""
+def rotary_frequencies(config: ModelConfig, rope: Rope | None = None) -> tuple[Tensor, float]:
+    """([head_dim / 2] angle per position in float32, factor on cosines and sines). `rope` None: that of the layers
+    without a window."""
+    rope = Rope(config.rope_theta, config.rope_scaling) if rope is None else rope
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    inv_freq = 1.0 / config.rope_theta**exponents
-    match config.rope_scaling:
+    inv_freq = 1.0 / rope.theta**exponents
+    match rope.scaling:
         case None:
             return inv_freq, 1.0
         case LinearScaling(factor):
@@ -22,7 +30,7 @@ def rotary_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
         case Llama3Scaling() as scaling:
             return _llama3(inv_freq, scaling), 1.0
         case YarnScaling() as scaling:
-            return _yarn(inv_freq, scaling, config), _yarn_attention_factor(scaling)
+            return _yarn(inv_freq, scaling, config.head_dim, rope.theta), _yarn_attention_factor(scaling)
 
 
 def _llama3(inv_freq: Tensor, scaling: Llama3Scaling) -> Tensor:
@@ -36,20 +44,20 @@ def _llama3(inv_freq: Tensor, scaling: Llama3Scaling) -> Tensor:
     return (1 - keep) * inv_freq / scaling.factor + keep * inv_freq
 
 
-def _yarn(inv_freq: Tensor, scaling: YarnScaling, config: ModelConfig) -> Tensor:
+def _yarn(inv_freq: Tensor, scaling: YarnScaling, head_dim: int, theta: float) -> Tensor:
     """NTK by parts, section 3.2 of https://arxiv.org/abs/2309.00071."""
 
     def dimension_that_turns(times: float) -> float:
         turns = scaling.original_max_positions / (times * 2 * math.pi)
-        return config.head_dim * math.log(turns) / (2 * math.log(config.rope_theta))
+        return head_dim * math.log(turns) / (2 * math.log(theta))
 
     low, high = dimension_that_turns(scaling.beta_fast), dimension_that_turns(scaling.beta_slow)
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, config.head_dim - 1)
+    low, high = max(low, 0), min(high, head_dim - 1)
     if low == high:
         high += 0.001  # the ramp must have a width
-    ramp = ((torch.arange(config.head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
     return inv_freq / scaling.factor * ramp + inv_freq * (1 - ramp)
 
 

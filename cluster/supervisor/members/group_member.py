@@ -213,4 +213,5 @@ class GroupMember:
             transfer=dataclasses.replace(config.kv_transfer, host=transfer_host),
             kv_budget_bytes=config.budget.memory_bytes,
             weight_memory_bytes=config.model_cache.memory_bytes,
+            trust_remote_code=config.model.trust_remote_code,
         )

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slipstream.workers.models.general.describe import describe
-from slipstream.workers.models.general.flat_model import FlatModel
-from slipstream.workers.models.general.general_loader import load_flat
+from slipstream.workers.models.general.general_loader import load_general
+from slipstream.workers.models.general.self_check import GeneralModel
 from slipstream.workers.models.interface.kv_shape import kv_shape
 from slipstream.workers.models.interface.step_arrays import SequenceSlice
 from slipstream.workers.models.interface.step_batch import StepBatch
@@ -34,12 +34,12 @@ NUM_PAGES = 12
 
 @dataclass
 class GeneralRun:
-    model: FlatModel
+    model: GeneralModel
 
     @staticmethod
     def load(model_dir: Path, dtype: torch.dtype, tp: TensorParallel) -> GeneralRun:
         spec, device = describe(model_dir), torch.device("cpu")
-        return GeneralRun(load_flat(model_dir, spec, dtype=dtype, device=device, page_tokens=PAGE_TOKENS, tp=tp))
+        return GeneralRun(load_general(model_dir, spec, dtype=dtype, device=device, page_tokens=PAGE_TOKENS, tp=tp))
 
     def empty_pool(self) -> Tensor:
         return torch.zeros(kv_shape(self.model.spec, self.model.tp, NUM_PAGES, PAGE_TOKENS), dtype=self.model.dtype)

@@ -8,6 +8,12 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -74,6 +80,34 @@ FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         {"num_key_value_heads": 4, "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
     ),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"num_key_value_heads": 2, "head_dim": 32}),
+    "gemma": (GemmaConfig, GemmaForCausalLM, {"num_key_value_heads": 2, "head_dim": 40}),
+    "gemma2": (
+        Gemma2Config,
+        Gemma2ForCausalLM,
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 24,
+            "sliding_window": 24,
+            "query_pre_attn_scalar": 20,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma3": (
+        Gemma3TextConfig,
+        Gemma3ForCausalLM,
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "sliding_window": 24,
+            "query_pre_attn_scalar": 20,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 100000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
 }
 
 

@@ -31,6 +31,10 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+class NotNativeError(ModelError):
+    """No native family computes what the file asks for, though transformers may. The text is that of a ModelError."""
+
+
 @dataclass(frozen=True, slots=True)
 class Keys:
     """Typed access to a JSON object of a file. null counts as absent. All methods raise ModelError."""
@@ -41,6 +45,9 @@ class Keys:
 
     def error(self, key: str, problem: str) -> ModelError:
         return ModelError(f"{self.path}: {self.prefix}{key}: {shortened(problem)}")
+
+    def not_native(self, key: str, problem: str) -> NotNativeError:
+        return NotNativeError(f"{self.path}: {self.prefix}{key}: {shortened(problem)}")
 
     def get(self, key: str, default: object = None) -> Any:
         value = self.values.get(key)

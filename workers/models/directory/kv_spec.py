@@ -6,6 +6,10 @@ it is more heads of one layer than of another. A layer that stores less than the
 units.
 
     unit of a layer   | head 0: K of page_tokens tokens, then V | head 1: K, V | ... | gap |
+
+A sequence may have a state, too, of layers whose memory does not grow with the text (convolutions, recurrent layers).
+It lies in pages of the same pool: where layers store keys, in as many beside those of its tokens as it fills; where no
+layer does, a page is as large as a state, and a sequence has one.
 """
 
 from __future__ import annotations
@@ -33,8 +37,7 @@ class LayerKv:
 @dataclass(frozen=True, slots=True)
 class KvSpec:
     """`layers` are those that store something, in the order in which they are computed. Layers that read what another
-    one has stored are not among them. A sequence also has a state of `state_bytes` that no page holds (of layers
-    whose memory does not grow with the text)."""
+    one has stored are not among them. A sequence also has a state of `state_bytes`."""
 
     layers: tuple[LayerKv, ...]
     state_bytes: int = 0
@@ -42,7 +45,12 @@ class KvSpec:
     @property
     def num_units(self) -> int:
         """Into which the KV heads of each layer can be divided; a tensor-parallel degree must divide it."""
-        return math.gcd(*(layer.num_heads for layer in self.layers))
+        return math.gcd(*(layer.num_heads for layer in self.layers)) or 1
+
+    @property
+    def is_state_only(self) -> bool:
+        """Whether nothing is stored of single tokens."""
+        return not self.layers
 
     @property
     def unit_numbers(self) -> int:

@@ -3,16 +3,18 @@ start."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from slipstream.workers.models.directory.json_keys import MAX_INTEGER, Keys, ModelError, read_json
+from slipstream.workers.models.directory.json_keys import MAX_INTEGER, Keys, NotNativeError, read_json
 from slipstream.workers.models.directory.kv_spec import KvSpec
 from slipstream.workers.models.directory.stored_quantization import Stored, stored_quantization
 
-Family = Literal["llama", "mistral", "qwen2", "qwen3"]
+Family = Literal["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
+Activation = Literal["silu", "gelu_tanh"]
 
 CONFIG_FILE = "config.json"
 MAX_LAYERS = 10_000  # far more than any model has; lists with an entry for each are made before weights are looked at
@@ -22,15 +24,33 @@ FAMILIES: dict[str, Family] = {
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "GemmaForCausalLM": "gemma",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
 }
+MODEL_TYPES: dict[Family, str] = {"gemma3": "gemma3_text"}  # where it is not the family's name
+GEMMAS: tuple[Family, ...] = ("gemma", "gemma2", "gemma3")
 DTYPES: dict[str, DtypeName] = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
 # What applies to a family if config.json is silent: the defaults of its configuration class in transformers 5.
-DEFAULT_MAX_POSITIONS: dict[Family, int] = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}
+DEFAULT_MAX_POSITIONS: dict[Family, int] = {
+    "llama": 2048,
+    "mistral": 131072,
+    "qwen2": 32768,
+    "qwen3": 32768,
+    "gemma": 8192,
+    "gemma2": 8192,
+    "gemma3": 131072,
+}
 DEFAULT_ROPE_THETA = 10000.0
 DEFAULT_RMS_NORM_EPS = 1e-6
 DEFAULT_WINDOW = 4096
-DEFAULT_QWEN3_HEAD_DIM = 128
-DEFAULT_KV_HEADS: dict[Family, int] = {"mistral": 8, "qwen2": 32, "qwen3": 32}  # if the key is absent; null: all heads
+DEFAULT_HEAD_DIM: dict[Family, int] = {"qwen3": 128, "gemma": 256, "gemma2": 256, "gemma3": 256}
+# If the key is absent; null: all heads.
+DEFAULT_KV_HEADS: dict[Family, int] = {"mistral": 8, "qwen2": 32, "qwen3": 32, "gemma": 16, "gemma2": 4, "gemma3": 4}
+DEFAULT_GEMMA3_THETA, DEFAULT_GEMMA3_WINDOW_THETA = 1_000_000.0, 10_000.0
+DEFAULT_QUERY_SCALAR = 256.0
+# Every so many layers, one sees the whole context.
+WINDOW_PATTERN: dict[Family, int] = {"gemma2": 2, "gemma3": 6}
 # Keys that change the computation in models of other families, with the values that ask for nothing. They stand in
 # config.json files that were made for code of their own, which is not run.
 NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -49,11 +69,17 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "num_experts": (0,),
     "num_local_experts": (0,),
     "no_rope_layers": ([],),
+    "use_bidirectional_attention": (False,),
     "transformers_weights": (),
+}
+# Of these, what a family has.
+OWN_KEYS: dict[Family, frozenset[str]] = {
+    "gemma2": frozenset({"query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"}),
+    "gemma3": frozenset({"query_pre_attn_scalar", "final_logit_softcapping"}),
 }
 
 
-class UnknownFamilyError(ModelError):
+class UnknownFamilyError(NotNativeError):
     """No native family has the architecture that config.json names."""
 
 
@@ -92,6 +118,14 @@ RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
 
 
 @dataclass(frozen=True, slots=True)
+class Rope:
+    """The base of rotary embeddings, and how they are stretched."""
+
+    theta: float
+    scaling: RopeScaling | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Sizes of the whole model; a tensor-parallel rank holds its share of heads, intermediate size and vocabulary."""
 
@@ -115,6 +149,12 @@ class ModelConfig:
     tie_word_embeddings: bool
     dtype: DtypeName
     quantization: Stored | None = None  # of the linear layers in the checkpoint
+    window_rope: Rope | None = None  # of layers with a window; None: as in all others
+    gate: Activation = "silu"  # of the feed-forward block
+    query_scalar: float | None = None  # scores are divided by its root; None: head_dim
+    attention_softcap: float | None = None
+    final_softcap: float | None = None  # of the output layer's scores
+    post_norms: bool = False  # behind attention and feed-forward block
 
     @property
     def kv(self) -> KvSpec:
@@ -131,12 +171,12 @@ class ModelConfig:
 
     @staticmethod
     def read(model_dir: Path | str) -> ModelConfig:
-        """Reads a local directory in Hugging Face layout. Raises ModelError."""
+        """Reads a local directory in Hugging Face layout. Raises ModelError, and NotNativeError if it is only us who
+        cannot compute that."""
         path = Path(model_dir) / CONFIG_FILE
         keys = Keys(path, read_json(path))
         family = _family(keys)
-        if (activation := keys.get("hidden_act", "silu")) not in ("silu", "swish"):  # two names of one function
-            raise keys.error("hidden_act", f"only 'silu' is supported, got {activation!r}")
+        gate = _gate(keys, family)
         _refuse_what_changes_the_model(keys, family)
         hidden_size = keys.integer("hidden_size")
         num_heads = keys.integer("num_attention_heads")
@@ -147,11 +187,11 @@ class ModelConfig:
         num_kv_heads = keys.integer("num_key_value_heads", kv_heads or num_heads)
         if num_heads % num_kv_heads:
             raise keys.error("num_key_value_heads", f"{num_kv_heads} does not divide num_attention_heads = {num_heads}")
-        head_dim = keys.integer("head_dim", DEFAULT_QWEN3_HEAD_DIM if family == "qwen3" else hidden_size // num_heads)
+        head_dim = keys.integer("head_dim", DEFAULT_HEAD_DIM.get(family, hidden_size // num_heads))
         if head_dim % 2:
             raise keys.error("head_dim", f"rotary embedding needs an even number, got {head_dim}")
         max_positions = keys.integer("max_position_embeddings", DEFAULT_MAX_POSITIONS[family])
-        rope_theta, rope_scaling = _rope(keys, max_positions)
+        rope_theta, rope_scaling, window_rope = _ropes(keys, family, max_positions)
         if isinstance(rope_scaling, YarnScaling):
             stretched = rope_scaling.factor * rope_scaling.original_max_positions
             if stretched > MAX_INTEGER:
@@ -160,6 +200,7 @@ class ModelConfig:
                 )
             max_positions = max(max_positions, int(stretched))
         attention_bias = family != "mistral" and keys.flag("attention_bias", False)
+        has_post_norms = family in ("gemma2", "gemma3")
         return ModelConfig(
             family=family,
             vocab_size=keys.integer("vocab_size"),
@@ -177,10 +218,16 @@ class ModelConfig:
             qkv_bias=True if family == "qwen2" else attention_bias,
             output_bias=False if family == "qwen2" else attention_bias,
             mlp_bias=family == "llama" and keys.flag("mlp_bias", False),
-            qk_norm=family == "qwen3",
-            tie_word_embeddings=keys.flag("tie_word_embeddings", False),
+            qk_norm=family in ("qwen3", "gemma3"),
+            tie_word_embeddings=keys.flag("tie_word_embeddings", family in GEMMAS),
             dtype=_dtype(keys),
             quantization=stored_quantization(keys),
+            window_rope=window_rope,
+            gate=gate,
+            query_scalar=keys.number("query_pre_attn_scalar", DEFAULT_QUERY_SCALAR) if has_post_norms else None,
+            attention_softcap=_softcap(keys, "attn_logit_softcapping", 50.0) if family == "gemma2" else None,
+            final_softcap=_softcap(keys, "final_logit_softcapping", 30.0 if family == "gemma2" else None),
+            post_norms=has_post_norms,
         )
 
 
@@ -193,33 +240,86 @@ def _family(keys: Keys) -> Family:
         key, value = "architectures", ", ".join(architectures)
     else:
         key, value = "model_type", keys.get("model_type", "")
-        family = next((f for f in FAMILIES.values() if f == value), None)
+        family = next((f for f in FAMILIES.values() if MODEL_TYPES.get(f, f) == value), None)
     if family is None:
-        raise UnknownFamilyError(str(keys.error(key, f"{value!r} is not supported, only {', '.join(FAMILIES)}")))
+        raise UnknownFamilyError(str(keys.not_native(key, f"{value!r} is not supported, only {', '.join(FAMILIES)}")))
     # vLLM goes by `architectures`, transformers by `model_type`.
-    if keys.get("model_type", family) != family:
+    if keys.get("model_type", MODEL_TYPES.get(family, family)) != MODEL_TYPES.get(family, family):
         raise keys.error("model_type", f"{keys.get('model_type')!r} contradicts architectures: {value}")
     return family
 
 
-def _refuse_what_changes_the_model(keys: Keys, family: Family) -> None:
+def _gate(keys: Keys, family: Family) -> Activation:
+    key = "hidden_activation" if family in ("gemma2", "gemma3") else "hidden_act"
+    if family in GEMMAS:
+        # "gelu" stands in old files of Gemma's first version, which has always had the form with tanh.
+        names = ("gelu_pytorch_tanh", "gelu") if family == "gemma" else ("gelu_pytorch_tanh",)
+    else:
+        names = ("silu", "swish")  # two names of one function
+    if (activation := keys.get(key, names[0])) not in names:
+        raise keys.not_native(key, f"only {names[0]!r} is supported, got {activation!r}")
+    return "gelu_tanh" if family in GEMMAS else "silu"
+
+
+def _softcap(keys: Keys, key: str, default: float | None) -> float | None:
+    """A key that is null asks for no cap, one that is absent for the default."""
+    return keys.optional_number(key) if key in keys.values else default
+
+
+def keys_of_other_families(keys: Keys, own: frozenset[str] = frozenset()) -> Iterator[tuple[str, object]]:
+    """The keys, with their values, that change the computation in models of some families (`NEUTRAL`), but for those of
+    `own`."""
     for key, neutral in NEUTRAL.items():
-        value = keys.get(key)
+        value = None if key in own else keys.get(key)
         if value is not None and not any(value == one and type(value) in (type(one), float) for one in neutral):
-            raise keys.error(key, f"{value!r} is not supported")
+            yield key, value
+
+
+def _refuse_what_changes_the_model(keys: Keys, family: Family) -> None:
+    for key, value in keys_of_other_families(keys, OWN_KEYS.get(family, frozenset())):
+        raise keys.not_native(key, f"{value!r} is not supported")
     # transformers takes such a model for a Ministral, whose layers alternate.
     if family == "mistral" and "layer_types" in keys.values:
-        raise keys.error("layer_types", "is not supported for Mistral")
+        raise keys.not_native("layer_types", "is not supported for Mistral")
 
 
-def _rope(keys: Keys, max_positions: int) -> tuple[float, RopeScaling | None]:
+def _ropes(keys: Keys, family: Family, max_positions: int) -> tuple[float, RopeScaling | None, Rope | None]:
+    """The base and the scaling of rotary embeddings; and those of layers with a window, where these differ.
+    transformers 5 writes `rope_parameters` by kind of layer; older files have `rope_local_base_freq` for the windows'
+    base."""
+    if family != "gemma3":
+        return (*_rope(keys, max_positions), None)
+    by_kind = keys.section("rope_parameters")
+    if by_kind is None:
+        theta, scaling = _rope(keys, max_positions, DEFAULT_GEMMA3_THETA)
+        return theta, scaling, Rope(keys.number("rope_local_base_freq", DEFAULT_GEMMA3_WINDOW_THETA))
+    for key, value in by_kind.values.items():
+        if not isinstance(value, dict):
+            raise by_kind.not_native(key, "only parameters of full_attention and sliding_attention are supported")
+    ropes = []
+    for kind, key, default in (
+        ("full_attention", "rope_theta", DEFAULT_GEMMA3_THETA),
+        ("sliding_attention", "rope_local_base_freq", DEFAULT_GEMMA3_WINDOW_THETA),
+    ):
+        rope = by_kind.section(kind)
+        theta = keys.number(key, default)
+        if rope is None:
+            ropes.append(Rope(theta))
+        else:
+            ropes.append(Rope(rope.number("rope_theta", theta), _rope_scaling(keys, rope, max_positions)))
+    return ropes[0].theta, ropes[0].scaling, ropes[1]
+
+
+def _rope(
+    keys: Keys, max_positions: int, default_theta: float = DEFAULT_ROPE_THETA
+) -> tuple[float, RopeScaling | None]:
     """The base and the scaling of rotary embeddings. transformers 5 writes `rope_parameters`; older files have
     `rope_theta` and `rope_scaling`."""
     scaling = keys.section("rope_scaling")
     rope = scaling if scaling is not None and scaling.values else keys.section("rope_parameters")
-    theta = keys.number("rope_theta", DEFAULT_ROPE_THETA)
+    theta = keys.number("rope_theta", default_theta)
     if keys.number("partial_rotary_factor", 1.0) != 1:
-        raise keys.error("partial_rotary_factor", "only 1 is supported")
+        raise keys.not_native("partial_rotary_factor", "only 1 is supported")
     if rope is None:
         return theta, None
     for key, value in rope.values.items():
@@ -229,7 +329,7 @@ def _rope(keys: Keys, max_positions: int) -> tuple[float, RopeScaling | None]:
         if rope.get(key) is not None:
             raise rope.error(key, f"{rope.get(key)!r} is not supported")
     if rope.number("partial_rotary_factor", 1.0) != 1:
-        raise rope.error("partial_rotary_factor", "only 1 is supported")
+        raise rope.not_native("partial_rotary_factor", "only 1 is supported")
     return rope.number("rope_theta", theta), _rope_scaling(keys, rope, max_positions)
 
 
@@ -265,7 +365,7 @@ def _rope_scaling(keys: Keys, rope: Keys, max_positions: int) -> RopeScaling | N
                 truncate=rope.flag("truncate", True),
             )
         case _:
-            raise rope.error("rope_type", f"{rope_type!r} is not supported, only default, linear, llama3 and yarn")
+            raise rope.not_native("rope_type", f"{rope_type!r} is not supported, only default, linear, llama3 and yarn")
 
 
 def _layer_windows(keys: Keys, family: Family, num_layers: int) -> tuple[int | None, ...]:
@@ -273,9 +373,9 @@ def _layer_windows(keys: Keys, family: Family, num_layers: int) -> tuple[int | N
     if not isinstance(layer_types, list):
         raise keys.error("layer_types", f"must be a list of names, got {layer_types!r}")
     match family:
-        case "llama":
+        case "llama" | "gemma":
             if any(kind != "full_attention" for kind in layer_types):
-                raise keys.error("layer_types", "only full_attention is supported for Llama")
+                raise keys.error("layer_types", f"only full_attention is supported for {family}")
             return (None,) * num_layers
         case "mistral":
             # If this key is absent it means 4096, if it is null it means none. For all other keys, the two are the
@@ -290,11 +390,21 @@ def _layer_windows(keys: Keys, family: Family, num_layers: int) -> tuple[int | N
                     raise keys.error("layer_types", "sliding_attention needs use_sliding_window and sliding_window")
                 return (None,) * num_layers
             window = keys.integer("sliding_window", DEFAULT_WINDOW)
-            return tuple(window if slides else None for slides in _sliding_layers(keys, num_layers))
+            return tuple(window if slides else None for slides in _sliding_layers(keys, family, num_layers))
+        case "gemma2" | "gemma3":
+            if "sliding_window" in keys.values and keys.get("sliding_window") is None:
+                raise keys.error("sliding_window", f"null is not supported for {family}")
+            window = keys.integer("sliding_window", DEFAULT_WINDOW)
+            return tuple(window if slides else None for slides in _sliding_layers(keys, family, num_layers))
 
 
-def _sliding_layers(keys: Keys, num_layers: int) -> list[bool]:
+def _sliding_layers(keys: Keys, family: Family, num_layers: int) -> list[bool]:
     layer_types = keys.get("layer_types")
+    if layer_types is None and family in WINDOW_PATTERN:
+        every = WINDOW_PATTERN[family]
+        if family == "gemma3":
+            every = keys.integer("sliding_window_pattern", every)
+        return [(layer + 1) % every != 0 for layer in range(num_layers)]
     if layer_types is None:
         first = keys.get("max_window_layers", 28)
         if type(first) is not int or first < 0:

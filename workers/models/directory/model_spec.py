@@ -10,6 +10,7 @@ from slipstream.workers.models.directory.kv_spec import KvSpec
 from slipstream.workers.models.directory.model_config import DtypeName
 
 ModelImpl = Literal["auto", "native", "transformers"]
+GeneralMode = Literal["flat", "cached"]
 
 
 class ModelSpec(Protocol):
@@ -36,7 +37,9 @@ class ModelSpec(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GeneralSpec:
-    """`why_no_tp` says why the model cannot be dealt out to several ranks; None: it can."""
+    """`mode` is how a step is computed: `flat`, all sequences as one batch with our attention, or `cached`, with
+    transformers' `Cache` over our pages and the model's own attention. `why_no_tp` says why the model cannot be dealt
+    out to several ranks; None: it can. `runs_code`: it is computed by code in its directory, which its entry allows."""
 
     architecture: str
     vocab_size: int
@@ -45,6 +48,8 @@ class GeneralSpec:
     kv: KvSpec
     divided: tuple[tuple[str, int], ...] = ()
     why_no_tp: str | None = None
+    mode: GeneralMode = "flat"
+    runs_code: bool = False
 
 
 def check_tp(model: ModelSpec, size: int) -> None:

@@ -105,6 +105,8 @@ class LayerShare:
     mlp_norm: TensorPart
     gate_up: LinearShare  # gate, up
     down: LinearShare
+    attention_post_norm: TensorPart | None = None  # of what attention and the feed-forward block add
+    mlp_post_norm: TensorPart | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,7 @@ def _layer(name: str, config: ModelConfig, tp: Rank) -> LayerShare:
         (f"{attention}.k_proj", kv_size, kv_rows),
         (f"{attention}.v_proj", kv_size, kv_rows),
     )
+    mlp_norm = "pre_feedforward" if c.post_norms else "post_attention"
     gate_up = tuple((f"{mlp}.{gate}_proj", c.intermediate_size, inner) for gate in ("gate", "up"))
     return LayerShare(
         attention_norm=_whole(f"{name}.input_layernorm.weight", c.hidden_size),
@@ -154,9 +157,11 @@ def _layer(name: str, config: ModelConfig, tp: Rank) -> LayerShare:
         query_norm=_whole(f"{attention}.q_norm.weight", c.head_dim) if c.qk_norm else None,
         key_norm=_whole(f"{attention}.k_norm.weight", c.head_dim) if c.qk_norm else None,
         output=_by_columns(f"{attention}.o_proj", c.hidden_size, q_size, q_rows, tp, has_bias=c.output_bias),
-        mlp_norm=_whole(f"{name}.post_attention_layernorm.weight", c.hidden_size),
+        mlp_norm=_whole(f"{name}.{mlp_norm}_layernorm.weight", c.hidden_size),
         gate_up=_by_rows(gate_up, c.hidden_size, has_bias=c.mlp_bias),
         down=_by_columns(f"{mlp}.down_proj", c.hidden_size, c.intermediate_size, inner, tp, has_bias=c.mlp_bias),
+        attention_post_norm=_whole(f"{name}.post_attention_layernorm.weight", c.hidden_size) if c.post_norms else None,
+        mlp_post_norm=_whole(f"{name}.post_feedforward_layernorm.weight", c.hidden_size) if c.post_norms else None,
     )
 
 

@@ -49,7 +49,8 @@ Stored = Fp8Stored | AwqStored | GptqStored
 
 
 def stored_quantization(config: Keys) -> Stored | None:
-    """What config.json says; None: nothing is quantised. Raises ModelError for what is not supported."""
+    """What config.json says; None: nothing is quantised. Raises ModelError, and NotNativeError for what is not
+    supported."""
     keys = next((section for key in CONFIG_KEYS if (section := config.section(key)) is not None), None)
     if keys is None:
         return None
@@ -63,7 +64,9 @@ def stored_quantization(config: Keys) -> Stored | None:
         case "gptq":
             return _gptq(keys)
         case other:
-            raise keys.error("quant_method", f"{other!r} is not supported, only fp8, compressed-tensors, awq and gptq")
+            raise keys.not_native(
+                "quant_method", f"{other!r} is not supported, only fp8, compressed-tensors, awq and gptq"
+            )
 
 
 def int4_group(num_inputs: int) -> int:
@@ -77,27 +80,27 @@ def int4_group(num_inputs: int) -> int:
 
 def _fp8(keys: Keys) -> Fp8Stored:
     if (fmt := keys.get("fmt", "e4m3")) != "e4m3":
-        raise keys.error("fmt", f"{fmt!r} is not supported, only e4m3")
+        raise keys.not_native("fmt", f"{fmt!r} is not supported, only e4m3")
     return Fp8Stored(_block(keys, "weight_block_size"))
 
 
 def _compressed(keys: Keys) -> Fp8Stored:
     if (form := keys.get("format")) not in ("float-quantized", "naive-quantized"):
-        raise keys.error("format", f"{form!r} is not supported, only float-quantized")
+        raise keys.not_native("format", f"{form!r} is not supported, only float-quantized")
     if (sparsity := keys.section("sparsity_config")) is not None and sparsity.get("format", "dense") != "dense":
-        raise sparsity.error("format", f"{sparsity.get('format')!r} is not supported, only dense")
+        raise sparsity.not_native("format", f"{sparsity.get('format')!r} is not supported, only dense")
     groups = keys.section("config_groups")
     if groups is None or len(groups.values) != 1:
-        raise keys.error("config_groups", "must hold one group of layers that are all quantised alike")
+        raise keys.not_native("config_groups", "must hold one group of layers that are all quantised alike")
     group = groups.section(next(iter(groups.values)))
     weights = None if group is None else group.section("weights")
     if weights is None:
         raise groups.error(next(iter(groups.values)), "does not say how weights are quantised")
     kind = (weights.get("type"), weights.get("num_bits"))
     if kind != ("float", 8):
-        raise weights.error("type", f"{kind[1]} bits of {kind[0]} are not supported, only 8 bits of float")
+        raise weights.not_native("type", f"{kind[1]} bits of {kind[0]} are not supported, only 8 bits of float")
     if not weights.flag("symmetric", True) or weights.get("dynamic", False) is not False:
-        raise weights.error("symmetric", "only symmetric, static scales of weights are supported")
+        raise weights.not_native("symmetric", "only symmetric, static scales of weights are supported")
     match weights.get("strategy"):
         case "tensor" | "channel":
             return Fp8Stored(None)
@@ -107,33 +110,33 @@ def _compressed(keys: Keys) -> Fp8Stored:
                 raise weights.error("block_structure", "is missing")
             return Fp8Stored(block)
         case other:
-            raise weights.error("strategy", f"{other!r} is not supported, only tensor, channel and block")
+            raise weights.not_native("strategy", f"{other!r} is not supported, only tensor, channel and block")
 
 
 def _awq(keys: Keys) -> AwqStored:
     _four_bits(keys)
     if (version := str(keys.get("version", "gemm")).lower()) != "gemm":
-        raise keys.error("version", f"{version!r} is not supported, only gemm")
+        raise keys.not_native("version", f"{version!r} is not supported, only gemm")
     if not keys.flag("zero_point", True):
-        raise keys.error("zero_point", "only weights with zero points are supported")
+        raise keys.not_native("zero_point", "only weights with zero points are supported")
     return AwqStored(_group_size(keys))
 
 
 def _gptq(keys: Keys) -> GptqStored:
     _four_bits(keys)
     if keys.flag("lm_head", False):
-        raise keys.error("lm_head", "a quantised output layer is not supported")
+        raise keys.not_native("lm_head", "a quantised output layer is not supported")
     if keys.get("dynamic"):
-        raise keys.error("dynamic", "layers that are quantised differently are not supported")
+        raise keys.not_native("dynamic", "layers that are quantised differently are not supported")
     form = keys.get("checkpoint_format", "gptq")
     if form not in ("gptq", "gptq_v2"):
-        raise keys.error("checkpoint_format", f"{form!r} is not supported, only gptq and gptq_v2")
+        raise keys.not_native("checkpoint_format", f"{form!r} is not supported, only gptq and gptq_v2")
     return GptqStored(_group_size(keys), zeros_minus_one=form == "gptq")
 
 
 def _four_bits(keys: Keys) -> None:
     if (bits := keys.get("bits", keys.get("w_bit"))) != 4:
-        raise keys.error("bits", f"{bits!r} is not supported, only 4")
+        raise keys.not_native("bits", f"{bits!r} is not supported, only 4")
 
 
 def _group_size(keys: Keys) -> int | None:

@@ -95,7 +95,8 @@ def _plain_parts(share: RankShare) -> Iterator[TensorPart]:
     yield from (share.embedding, share.final_norm, share.lm_head)
     for layer in share.layers:
         yield from (layer.attention_norm, layer.mlp_norm)
-        yield from (norm for norm in (layer.query_norm, layer.key_norm) if norm is not None)
+        optional = (layer.query_norm, layer.key_norm, layer.attention_post_norm, layer.mlp_post_norm)
+        yield from (norm for norm in optional if norm is not None)
         for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
             yield from linear.biases or ()
 

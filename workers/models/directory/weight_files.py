@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.router.model_files.json_file import is_there, why_no_file
-from slipstream.workers.models.directory.json_keys import ModelError, read_json
+from slipstream.workers.models.directory.json_keys import ModelError, NotNativeError, read_json
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+PICKLED_FILE = "pytorch_model.bin"
+PICKLED_INDEX_FILE = "pytorch_model.bin.index.json"
 ADAPTER_FILE = "adapter_config.json"
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 BITS = {
@@ -81,27 +83,51 @@ class WeightFiles:
             return file.read(tensor.end - tensor.begin)
 
 
+def check_not_pickled(model_dir: Path) -> None:
+    """Raises NotNativeError if the weights are in PyTorch's own form only, which transformers reads."""
+    if pickled_file_names(model_dir):
+        raise NotNativeError(f"{model_dir} has its weights as {PICKLED_FILE}, not as {SINGLE_FILE}")
+
+
+def pickled_file_names(model_dir: Path) -> tuple[str, ...]:
+    """The files of weights in PyTorch's own form, where there are no others; () if there are. Raises ModelError."""
+    if any(is_there(model_dir / name) for name in (SINGLE_FILE, INDEX_FILE)):
+        return ()
+    if is_there(model_dir / PICKLED_FILE):
+        _check_file(model_dir / PICKLED_FILE)
+        return (PICKLED_FILE,)
+    return _checked_shards(model_dir / PICKLED_INDEX_FILE) if is_there(model_dir / PICKLED_INDEX_FILE) else ()
+
+
 def weight_file_names(model_dir: Path) -> tuple[str, ...]:
-    """The names of the files that hold the weights. Raises ModelError, naming what is there instead, if there are
-    none."""
+    """The names of the safetensors files that hold the weights. Raises ModelError, naming what is there instead, if
+    there are none."""
     adapter = model_dir / ADAPTER_FILE
     if is_there(adapter):
         raise ModelError(f"{adapter}: an adapter cannot be served; merge it into its base model and remove this file")
     if is_there(model_dir / SINGLE_FILE):
-        if (problem := why_no_file(model_dir / SINGLE_FILE)) is not None:
-            raise ModelError(f"{model_dir / SINGLE_FILE} {problem}")
+        _check_file(model_dir / SINGLE_FILE)
         return (SINGLE_FILE,)
-    index = model_dir / INDEX_FILE
-    if is_there(index):
-        files = _indexed_files(index)
-        for file in files:
-            if (problem := why_no_file(model_dir / file)) is not None:
-                raise ModelError(f"{model_dir / file} {problem}, though {INDEX_FILE} names it")
-        return files
+    if is_there(model_dir / INDEX_FILE):
+        return _checked_shards(model_dir / INDEX_FILE)
     for pattern, advice in OTHER_FORMS:
         if found := sorted(model_dir.glob(pattern)):
             raise ModelError(f"{model_dir} has neither {SINGLE_FILE} nor {INDEX_FILE}, only {found[0].name}: {advice}")
     raise ModelError(f"{model_dir} has neither {SINGLE_FILE} nor {INDEX_FILE}")
+
+
+def _check_file(path: Path) -> None:
+    if (problem := why_no_file(path)) is not None:
+        raise ModelError(f"{path} {problem}")
+
+
+def _checked_shards(index: Path) -> tuple[str, ...]:
+    """The files that an index names. Raises ModelError if one is not there."""
+    files = _indexed_files(index)
+    for file in files:
+        if (problem := why_no_file(index.parent / file)) is not None:
+            raise ModelError(f"{index.parent / file} {problem}, though {index.name} names it")
+    return files
 
 
 def _indexed_files(index: Path) -> tuple[str, ...]:

@@ -10,11 +10,25 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from slipstream.workers.models.directory.json_keys import ModelError
+from slipstream.workers.models.directory.kv_spec import KvSpec
 from slipstream.workers.models.directory.model_config import DtypeName
-from slipstream.workers.models.directory.model_spec import GeneralSpec
+from slipstream.workers.models.directory.model_spec import GeneralMode, GeneralSpec
 from slipstream.workers.models.general.attention_call import AttentionCalls, NotFlatError
+from slipstream.workers.models.general.cached.cache_layout import (
+    CacheLayout,
+    NotCachedError,
+    keeps_states,
+    recorded_layout,
+)
 from slipstream.workers.models.general.call_recorder import CallRecorder, NoNumbersError
-from slipstream.workers.models.general.pretrained import decoder_config, empty_model, max_positions, read_config, takes
+from slipstream.workers.models.general.pretrained import (
+    decoder_config,
+    empty_model,
+    max_positions,
+    read_config,
+    sentence,
+    takes,
+)
 from slipstream.workers.models.general.registered import register_attention, set_attention, unregister_attention
 from slipstream.workers.models.general.tensor_parallel_plan import divided_sizes, why_no_tp
 
@@ -35,35 +49,64 @@ def describe(model_dir: Path, trust_remote_code: bool = False) -> GeneralSpec:
         raise ModelError(
             f"{model_dir / 'config.json'}: dtype: {dtype} is not supported, only {', '.join(DTYPES.values())}"
         )
-    model = empty_model(config, dtype, "meta")
+    model = empty_model(config, dtype, "meta", trust_remote_code)
     with suppress(ValueError):  # the one way of computing experts that looks at no numbers, where there are experts
         model.set_experts_implementation("batched_mm")
     try:
-        calls = recorded_calls(model)
-    except NoNumbersError:
-        model = empty_model(config, dtype, "cpu")
-        calls = recorded_calls(model)
-    return spec_of(config, model, calls)
+        try:
+            calls = recorded_calls(model)
+        except NoNumbersError:
+            model = empty_model(config, dtype, "cpu", trust_remote_code)
+            calls = recorded_calls(model)
+        return spec_of(config, model, "flat", calls.kv_spec())
+    except NotFlatError as why_not_flat:
+        try:
+            layout = _recorded_layout(config, model, trust_remote_code)
+        except NotCachedError as why_not_cached:
+            raise ModelError(
+                f"{type(model).__name__} cannot be served. As one flat batch: {why_not_flat}. With a cache: "
+                f"{why_not_cached}"
+            ) from why_not_cached
+    return spec_of(config, model, "cached", layout.kv_spec)
 
 
-def spec_of(config: PreTrainedConfig, model: PreTrainedModel, calls: AttentionCalls) -> GeneralSpec:
+def spec_of(config: PreTrainedConfig, model: PreTrainedModel, mode: GeneralMode, kv: KvSpec) -> GeneralSpec:
     output: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     vocab_size = decoder_config(config).vocab_size if output is None else output.weight.shape[0]
-    kv = calls.kv_spec()
     return GeneralSpec(
         architecture=type(model).__name__,
         vocab_size=vocab_size,
         max_position_embeddings=max_positions(config),
         dtype=DTYPES[model.dtype],
         kv=kv,
-        divided=divided_sizes(model, kv),
-        why_no_tp=why_no_tp(model),
+        divided=divided_sizes(model, kv) if mode == "flat" else (),
+        why_no_tp=why_no_tp(model)
+        if mode == "flat"
+        else f"{type(model).__name__} computes attention or states in its own way",
+        mode=mode,
     )
+
+
+def _recorded_layout(config: PreTrainedConfig, model: PreTrainedModel, trust_remote_code: bool) -> CacheLayout:
+    """Without numbers if the model is on the meta device and looks at none. Raises NotCachedError."""
+    if model.device.type == "meta":
+        try:
+            return recorded_layout(model)
+        except (RuntimeError, NotImplementedError):
+            model = empty_model(config, model.dtype, "cpu", trust_remote_code)
+    try:
+        return recorded_layout(model)
+    except NotCachedError:
+        raise
+    except Exception as error:  # whatever the model's class raises
+        raise NotCachedError(f"it does not run: {sentence(error)}") from error
 
 
 @torch.inference_mode()
 def recorded_calls(model: PreTrainedModel) -> AttentionCalls:
     """Runs the model once over a few tokens. Raises NotFlatError, and NoNumbersError on the meta device."""
+    if keeps_states(model):
+        raise NotFlatError("its layers keep states beside keys and values")
     if not takes(model, "position_ids"):
         raise NotFlatError("it takes no position_ids, so that tokens of several sequences cannot stand side by side")
     recorder = CallRecorder()
@@ -86,7 +129,7 @@ def recorded_calls(model: PreTrainedModel) -> AttentionCalls:
     except RuntimeError as error:
         if model.device.type == "meta":
             raise NoNumbersError(str(error)) from error
-        raise
+        raise NotFlatError(f"it does not run: {sentence(error)}") from error
     finally:
         set_attention(model, before)
         unregister_attention(name)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.workers.models.general.attention_call import AttentionCall, AttentionCalls
-from slipstream.workers.models.general.page_layers import PageLayer, page_layers
 from slipstream.workers.models.general.tensor_parallel_plan import local
+from slipstream.workers.models.interface.page_layers import PageLayer, page_layers
 from slipstream.workers.models.interface.step_batch import StepBatch
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
 
@@ -48,7 +48,8 @@ class FlatAttention:
     def step(self, batch: StepBatch, kv: Tensor, layer_done: LayerDone | None) -> Iterator[None]:
         """Within it, the model runs once over `batch`. Raises RuntimeError if it makes other calls than expected."""
         if self._pool is not kv:
-            self._layers, self._pool = page_layers(kv, self._calls, self._num_units, self._page_tokens), kv
+            stored = self._calls.kv_spec().layers
+            self._layers, self._pool = page_layers(kv, stored, self._num_units, self._page_tokens), kv
         step = self._step = _Step(batch, self._layers, layer_done)
         try:
             yield

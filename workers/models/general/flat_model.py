@@ -39,7 +39,9 @@ class FlatModel:
         layer are there. Returns [n, vocab_size] in float32 for the rows that sample; None where there are none, and on
         ranks other than 0."""
         rows = batch.sample_indices
-        options = {"logits_to_keep": rows if len(rows) else 1} if self._keeps_rows else {}
+        # As indices: a number would make Gemma 4 leave out other tokens in the middle of the model.
+        kept = rows if len(rows) else batch.positions.new_zeros(1)
+        options = {"logits_to_keep": kept} if self._keeps_rows else {}
         with self._attention.step(batch, kv, layer_done):
             logits: Tensor = self.model(
                 input_ids=batch.token_ids[None], position_ids=batch.positions[None], use_cache=False, **options

@@ -6,20 +6,25 @@ import logging
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedModel
 
+from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.model_spec import GeneralSpec
+from slipstream.workers.models.general.cached.cache_layout import recorded_layout
+from slipstream.workers.models.general.cached.cached_model import CachedModel
 from slipstream.workers.models.general.describe import recorded_calls
 from slipstream.workers.models.general.flat_attention import FlatAttention
 from slipstream.workers.models.general.flat_model import FlatModel
 from slipstream.workers.models.general.pretrained import load_pretrained, read_config
-from slipstream.workers.models.general.self_check import check_against_eager
+from slipstream.workers.models.general.self_check import SelfCheckError, check_against_eager
 from slipstream.workers.models.general.tensor_parallel_plan import distributed_config, expert_shares, local_device
+from slipstream.workers.models.interface.model import Model
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
 
 log = logging.getLogger(__name__)
 
 
-def load_flat(
+def load_general(
     model_dir: Path,
     spec: GeneralSpec,
     *,
@@ -27,18 +32,47 @@ def load_flat(
     device: torch.device,
     page_tokens: int,
     tp: TensorParallel,
-) -> FlatModel:
-    """Raises ModelError, also if our attention does not compute what the model's own does."""
+) -> Model:
+    """Raises ModelError, also if what would be computed over pages is not what the model computes by itself."""
+    model = _load(model_dir, spec, dtype, device, tp)
+    if spec.mode == "cached":
+        return _cached(model_dir, spec, model, page_tokens)
+    return _flat(spec, model, page_tokens, tp)
+
+
+def _load(
+    model_dir: Path, spec: GeneralSpec, dtype: torch.dtype, device: torch.device, tp: TensorParallel
+) -> PreTrainedModel:
+    """On a rank of several, with its share of the weights."""
     if tp.size == 1:
-        model = load_pretrained(model_dir, dtype)
+        model = load_pretrained(model_dir, dtype, trust_remote_code=spec.runs_code)
         model.to(device)  # type: ignore[arg-type]
-    else:
-        with local_device(device):
-            model = load_pretrained(model_dir, dtype, distributed_config=distributed_config(read_config(model_dir), tp))
-        held, experts = expert_shares(model)
-        if experts:
-            log.info("rank %d of %d holds %d of %d experts", tp.rank, tp.size, held, experts)
-    attention = FlatAttention(recorded_calls(model).on_rank(spec.kv, tp), spec.kv.num_units // tp.size, page_tokens, tp)
-    flat = FlatModel(spec, model, attention, tp)
+        return model
+    config = distributed_config(read_config(model_dir, spec.runs_code), tp)
+    with local_device(device):
+        model = load_pretrained(model_dir, dtype, trust_remote_code=spec.runs_code, distributed_config=config)
+    held, experts = expert_shares(model)
+    if experts:
+        log.info("rank %d of %d holds %d of %d experts", tp.rank, tp.size, held, experts)
+    return model
+
+
+def _flat(spec: GeneralSpec, model: PreTrainedModel, page_tokens: int, tp: TensorParallel) -> FlatModel:
+    calls = recorded_calls(model).on_rank(spec.kv, tp)
+    flat = FlatModel(spec, model, FlatAttention(calls, spec.kv.num_units // tp.size, page_tokens, tp), tp)
     check_against_eager(flat, page_tokens)
     return flat
+
+
+def _cached(model_dir: Path, spec: GeneralSpec, model: PreTrainedModel, page_tokens: int) -> CachedModel:
+    layout = recorded_layout(model)
+    if layout.kv_spec != spec.kv:
+        raise ModelError(f"{model_dir}: the loaded model keeps something else than its configuration says")
+    cached = CachedModel(spec, model, layout, page_tokens)
+    try:
+        check_against_eager(cached, page_tokens)
+    except SelfCheckError as error:
+        log.info("%s computes sequences one by one: side by side, %s", spec.architecture, error)
+        cached.can_batch = False
+        check_against_eager(cached, page_tokens)
+    return cached

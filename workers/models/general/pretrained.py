@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +13,8 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from slipstream.workers.models.directory.json_keys import ModelError
+
+log = logging.getLogger(__name__)
 
 POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx", "seq_length")
 UNBOUNDED_POSITIONS = 1 << 20  # what we say of models whose configuration bounds no length
@@ -22,9 +26,12 @@ def read_config(model_dir: Path, trust_remote_code: bool = False) -> PreTrainedC
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             model_dir, trust_remote_code=trust_remote_code, local_files_only=True
         )
-        return config
     except Exception as error:  # whatever a configuration class makes of the file
-        raise ModelError(f"{model_dir / 'config.json'}: transformers cannot read it: {_sentence(error)}") from error
+        raise ModelError(f"{model_dir / 'config.json'}: transformers cannot read it: {sentence(error)}") from error
+    text = decoder_config(config)
+    if getattr(text, "use_bidirectional_attention", None) == "vision":
+        text.use_bidirectional_attention = None  # the tokens of an image see each other, and there are no images here
+    return config
 
 
 def decoder_config(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -37,19 +44,33 @@ def max_positions(config: PreTrainedConfig) -> int:
     """Tokens of context."""
     text = decoder_config(config)
     found = next((value for key in POSITION_KEYS if isinstance(value := getattr(text, key, None), int)), None)
-    return UNBOUNDED_POSITIONS if found is None or found < 1 else found
+    longest = UNBOUNDED_POSITIONS if found is None or found < 1 else found
+    # With longrope, all keys of a longer text have other rotations than those of a shorter one. Pages keep them.
+    return min([longest, *_short_positions(getattr(text, "rope_parameters", None) or {})])
 
 
-def empty_model(config: PreTrainedConfig, dtype: torch.dtype, device: str) -> PreTrainedModel:
+def _short_positions(rope: dict[str, Any]) -> Iterator[int]:
+    """Where longrope turns to other rotations. Layers of several kinds have parameters of their own."""
+    for part in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        positions = part.get("original_max_position_embeddings")
+        if part.get("rope_type") == "longrope" and isinstance(positions, int):
+            yield positions
+
+
+def empty_model(
+    config: PreTrainedConfig, dtype: torch.dtype, device: str, trust_remote_code: bool = False
+) -> PreTrainedModel:
     """The model with zeros as weights; on the meta device, with none. Raises ModelError."""
     try:
         with torch.device("meta"):
-            model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+            model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                config, dtype=dtype, trust_remote_code=trust_remote_code
+            )
         if device != "meta":
             model = model.to_empty(device=device)
             model.init_weights()
     except Exception as error:
-        raise ModelError(f"transformers cannot build the model: {_sentence(error)}") from error
+        raise ModelError(f"transformers cannot build the model: {sentence(error)}") from error
     return cast(PreTrainedModel, model.eval())
 
 
@@ -57,18 +78,35 @@ def load_pretrained(model_dir: Path, dtype: torch.dtype, **options: Any) -> PreT
     """Raises ModelError, also if weights are missing or have other shapes."""
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            model_dir, dtype=dtype, local_files_only=True, output_loading_info=True, **options
+            model_dir,
+            config=read_config(model_dir, options.get("trust_remote_code", False)),
+            dtype=dtype,
+            local_files_only=True,
+            output_loading_info=True,
+            **options,
         )
+    except ModelError:
+        raise
     except Exception as error:
-        raise ModelError(f"{model_dir}: transformers cannot load it: {_sentence(error)}") from error
+        raise ModelError(f"{model_dir}: transformers cannot load it: {sentence(error)}") from error
     model, report = loaded
     if report["missing_keys"]:
-        raise ModelError(f"{model_dir}: no weights for {_some(report['missing_keys'])}")
+        raise ModelError(missing_sentence(model_dir, report["missing_keys"]))
     if report["mismatched_keys"]:
-        raise ModelError(
-            f"{model_dir}: weights of other shapes than config.json asks for: {_some(report['mismatched_keys'])}"
-        )
+        raise ModelError(mismatched_sentence(model_dir, report["mismatched_keys"]))
+    if report["unexpected_keys"]:
+        log.warning("%s: %s does not read %s", model_dir, type(model).__name__, _some(report["unexpected_keys"]))
     return cast(PreTrainedModel, model.eval())
+
+
+def missing_sentence(model_dir: Path, names: Iterable[str]) -> str:
+    return f"{model_dir}: no weights for {_some(names)}"
+
+
+def mismatched_sentence(model_dir: Path, found: Iterable[tuple[str, Sequence[int], Sequence[int]]]) -> str:
+    """`found` are the names with their shapes: the stored one, and the one that the model has."""
+    shapes = (f"{name} ({list(stored)}, not {list(asked)})" for name, stored, asked in found)
+    return f"{model_dir}: weights of other shapes than config.json asks for: {_some(shapes)}"
 
 
 def takes(model: PreTrainedModel, argument: str) -> bool:
@@ -80,12 +118,12 @@ def transformers_version() -> str:
     return transformers.__version__
 
 
-def _sentence(error: Exception) -> str:
+def sentence(error: Exception) -> str:
     """The first line of an error's text."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
-def _some(names: Any) -> str:
-    listed = sorted(str(name) for name in names)
+def _some(names: Iterable[str]) -> str:
+    listed = sorted(names)
     return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")

@@ -24,13 +24,17 @@ def kv_shape(
 ) -> tuple[int, ...]:
     """[layers, pages, kv_heads of the rank, 2, page_tokens, head_dim], or where `dtype`, the pool's, is one of codes
     [layers, pages, kv_heads of the rank, head_bytes]; where layers differ or keys and values do
-    [layers, pages, units of the rank, page_tokens * unit_numbers] (see `kv_spec`).
+    [layers, pages, units of the rank, page_tokens * unit_numbers], and where nothing is stored of single tokens
+    [1, pages, 1, numbers of a state] (see `kv_spec`).
 
     Raises ModelError if the KV heads cannot be dealt out to the group, or if there are no such codes.
     """
     spec = model.kv
     units = tp.shard(spec.num_units, "num_key_value_heads")
     pages = (len(spec.layers), num_pages, units.stop - units.start)
+    if spec.is_state_only:
+        itemsize = (getattr(torch, model.dtype) if dtype is None else dtype).itemsize
+        return (1, num_pages, 1, -(-spec.state_bytes // itemsize))
     if dtype in CODES.values():
         if not spec.is_uniform:
             raise ModelError("kv_cache_dtype: only auto is supported where layers, or keys and values, differ in size")
@@ -41,7 +45,10 @@ def kv_shape(
 
 
 def page_tokens_of_pool(kv: Tensor, model: ModelSpec) -> int:
-    """Tokens of a page of a pool that has the model's `kv_shape`."""
+    """Tokens of a page of a pool that has the model's `kv_shape`; all that a sequence can have, where nothing is stored
+    of them."""
+    if model.kv.is_state_only:
+        return model.max_position_embeddings
     if model.kv.is_uniform:
         return page_tokens_of(kv, model.kv.head_dim)
     return int(kv.shape[-1]) // model.kv.unit_numbers

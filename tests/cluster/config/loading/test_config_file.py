@@ -393,8 +393,8 @@ def test_the_configurations_that_come_along_are_valid(path: Path) -> None:
         ("config.json", b"[]", "config.json must hold a JSON object"),
         (
             "config.json",
-            json.dumps(MODEL_CONFIG | {"architectures": ["Gemma2ForCausalLM"]}).encode(),
-            "Gemma2ForCausalLM",
+            json.dumps(MODEL_CONFIG | {"architectures": ["BertForMaskedLM"]}).encode(),
+            "BertForMaskedLM",
         ),
         ("config.json", json.dumps(MODEL_CONFIG | {"num_attention_heads": 5}).encode(), "num_key_value_heads"),
         (

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from slipstream.workers.models.directory.json_keys import ModelError
-from slipstream.workers.models.directory.model_config import Llama3Scaling, ModelConfig
+from slipstream.workers.models.directory.model_config import LinearScaling, Llama3Scaling, ModelConfig, Rope
 
 PLAIN: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -21,6 +21,23 @@ PLAIN: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 8,
     "num_key_value_heads": 2,
+}
+# As on the Hub.
+GEMMA3_1B: dict[str, Any] = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 32768,
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 26,
+    "query_pre_attn_scalar": 256,
+    "rope_local_base_freq": 10000,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
 }
 LLAMA3 = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192}
 
@@ -98,6 +115,35 @@ def test_mistral_without_a_number_of_kv_heads_has_its_default_and_with_null_one_
     assert read(tmp_path, **keys, num_key_value_heads=stated).num_kv_heads == expected
 
 
+def test_gemma_3_has_windows_with_frequencies_of_their_own(tmp_path: Path) -> None:
+    config = read(tmp_path, **GEMMA3_1B)
+    assert config.layer_windows == ((512,) * 5 + (None,)) * 4 + (512, 512)
+    assert (config.rope_theta, config.rope_scaling, config.window_rope) == (1e6, None, Rope(1e4))
+    assert (config.gate, config.query_scalar, config.qk_norm, config.post_norms) == ("gelu_tanh", 256, True, True)
+    assert config.tie_word_embeddings
+    assert (config.attention_softcap, config.final_softcap) == (None, None)
+    stretched = read(tmp_path, **GEMMA3_1B | {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}})
+    assert (stretched.rope_scaling, stretched.window_rope) == (LinearScaling(8.0), Rope(1e4))
+    absent = read(tmp_path, architectures=["Gemma3ForCausalLM"])
+    assert (absent.rope_theta, absent.window_rope, absent.layer_windows) == (1e6, Rope(1e4), (4096, 4096))
+
+
+def test_gemma_2_caps_scores_unless_null_says_otherwise(tmp_path: Path) -> None:
+    config = read(tmp_path, architectures=["Gemma2ForCausalLM"])
+    assert (config.attention_softcap, config.final_softcap, config.query_scalar) == (50.0, 30.0, 256.0)
+    assert (config.layer_windows, config.window_rope, config.head_dim) == ((4096, None), None, 256)
+    nulls = read(
+        tmp_path, architectures=["Gemma2ForCausalLM"], attn_logit_softcapping=None, final_logit_softcapping=None
+    )
+    assert (nulls.attention_softcap, nulls.final_softcap) == (None, None)
+
+
+def test_gemma_1_may_name_its_gate_by_an_old_name(tmp_path: Path) -> None:
+    config = read(tmp_path, architectures=["GemmaForCausalLM"], hidden_act="gelu")
+    assert (config.gate, config.query_scalar, config.post_norms) == ("gelu_tanh", None, False)
+    assert (config.layer_windows, config.head_dim, config.tie_word_embeddings) == ((None, None), 256, True)
+
+
 @pytest.mark.parametrize("changes", [{"hidden_act": "swish"}, {"logits_scaling": 1.0}, {"num_experts": 0}])
 def test_keys_that_ask_for_nothing_else_are_no_reason_to_refuse(changes: dict[str, Any], tmp_path: Path) -> None:
     assert read(tmp_path, **changes) == read(tmp_path)
@@ -116,7 +162,14 @@ def test_dtype_has_two_names(key: str, tmp_path: Path) -> None:
     ("changes", "named"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, r"architectures: 'GPT2LMHeadModel' is not supported"),
-        ({"architectures": ..., "model_type": "gemma"}, r"model_type: 'gemma' is not supported"),
+        ({"architectures": ..., "model_type": "bloom"}, r"model_type: 'bloom' is not supported"),
+        ({**GEMMA3_1B, "use_bidirectional_attention": True}, r"use_bidirectional_attention: True is not supported"),
+        ({**GEMMA3_1B, "attn_logit_softcapping": 50.0}, r"attn_logit_softcapping: 50.0 is not supported"),
+        ({**GEMMA3_1B, "sliding_window": None}, r"sliding_window: null is not supported for gemma3"),
+        ({**GEMMA3_1B, "hidden_activation": "gelu"}, r"hidden_activation: only 'gelu_pytorch_tanh' is supported"),
+        ({**GEMMA3_1B, "rope_parameters": {"rope_theta": 1}}, r"rope_parameters\.rope_theta: only parameters of full"),
+        ({**GEMMA3_1B, "query_pre_attn_scalar": 0}, r"query_pre_attn_scalar: must be a positive number"),
+        ({"query_pre_attn_scalar": 256}, r"query_pre_attn_scalar: 256 is not supported"),
         ({"architectures": "LlamaForCausalLM"}, r"architectures: must be a list of names"),
         ({"architectures": [{}]}, r"architectures: must be a list of names"),
         ({"quantization_config": {"bits": 4}}, r"quantization_config\.quant_method: None is not supported"),
@@ -151,7 +204,7 @@ def test_dtype_has_two_names(key: str, tmp_path: Path) -> None:
         ({"residual_multiplier": 0.2}, r"residual_multiplier: 0\.2 is not supported"),
         ({"transformers_weights": "x.safetensors"}, r"transformers_weights: 'x\.safetensors' is not supported"),
         ({"layer_types": 5}, r"layer_types: must be a list of names, got 5"),
-        ({"layer_types": ["sliding_attention"] * 2}, r"layer_types: only full_attention is supported for Llama"),
+        ({"layer_types": ["sliding_attention"] * 2}, r"layer_types: only full_attention is supported for llama"),
         ({"architectures": ["MistralForCausalLM"], "layer_types": ["full_attention"] * 2}, r"layer_types: is not supp"),
         (
             {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 4}}},

@@ -1,0 +1,2 @@
+"""What a general model is, found out by a process of its own and kept in the user's cache directory, so that neither
+the cluster nor a worker imports transformers for it. Imports models/directory and the process part of the router."""

@@ -1,0 +1,113 @@
+"""A transformers model that computes a step call by call, each with a `Cache` over the rank's pages. Its own attention
+does the rest."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from slipstream.workers.models.directory.model_spec import GeneralSpec
+from slipstream.workers.models.general.cached.cache_layout import CacheLayout, new_cache
+from slipstream.workers.models.general.cached.paged_layers import PagedCall, open_layers
+from slipstream.workers.models.general.cached.state_pages import StatePages
+from slipstream.workers.models.interface.page_layers import PageLayer, page_layers
+from slipstream.workers.models.interface.step_batch import StepBatch
+from slipstream.workers.models.interface.tensor_parallel import TensorParallel
+
+MAX_PADDING = 2  # a sequence stands beside one that is so many times as long, at most
+
+
+class CachedModel:
+    """A `Model` on one rank. Sequences that decode are computed side by side if `can_batch`, others one by one."""
+
+    def __init__(self, spec: GeneralSpec, model: PreTrainedModel, layout: CacheLayout, page_tokens: int) -> None:
+        self.spec = spec
+        self.model = model
+        self.tp = TensorParallel()
+        self.dtype = model.dtype
+        self.device = model.device
+        self.can_batch = True
+        self._layout = layout
+        self._page_tokens = page_tokens
+        parameters = inspect.signature(model.forward).parameters
+        self._takes_mask, self._takes_positions = "attention_mask" in parameters, "position_ids" in parameters
+        self._keeps_rows = "logits_to_keep" in parameters
+        self._pool: Tensor | None = None
+        self._layers: tuple[PageLayer, ...] = ()
+        self._state_pages: StatePages | None = None
+
+    @property
+    def config(self) -> GeneralSpec:
+        return self.spec
+
+    @torch.inference_mode()
+    def scores(self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None) -> Tensor | None:
+        """Computes a step; its keys, values and states are written into `kv`. Then `layer_done` is called for each
+        layer of the pool. Returns [n, vocab_size] in float32 for the rows that sample; None where there are none."""
+        if self._pool is not kv:
+            self._open(kv)
+        last: dict[int, Tensor] = {}
+        for rows in self._calls(batch):
+            last |= zip(rows, self._compute(batch, rows), strict=True)
+        if layer_done is not None:
+            for layer in range(kv.shape[0]):
+                layer_done(layer)
+        samples = set(batch.arrays.sample_rows.tolist())
+        ends = batch.arrays.query_starts[1:].tolist()
+        wanted = [last[row] for row, end in enumerate(ends) if end - 1 in samples]
+        return torch.stack(wanted)[:, : self.spec.vocab_size].float() if wanted else None
+
+    def _open(self, kv: Tensor) -> None:
+        self._pool = kv
+        self._layers = page_layers(kv, self.spec.kv.layers, self.spec.kv.num_units, self._page_tokens)
+        self._state_pages = StatePages(self._layout, kv) if self._layout.states else None
+
+    def _calls(self, batch: StepBatch) -> Iterator[list[int]]:
+        """Which sequences of a step are computed together."""
+        decoding: list[int] = []
+        for row, (num_new, kv_len) in enumerate(zip(batch.query_lens, batch.kv_lens, strict=True)):
+            if self.can_batch and num_new == 1 < kv_len:
+                decoding.append(row)
+            else:
+                yield [row]
+        decoding.sort(key=lambda row: batch.kv_lens[row])
+        while decoding:
+            longest = MAX_PADDING * batch.kv_lens[decoding[0]]
+            together = [row for row in decoding if batch.kv_lens[row] <= longest]
+            yield together
+            decoding = decoding[len(together) :]
+
+    def _compute(self, batch: StepBatch, rows: list[int]) -> Tensor:
+        """The scores of the last tokens of some sequences, of which as many tokens are computed: [rows, vocabulary]."""
+        num_new = batch.query_lens[rows[0]]
+        starts = [batch.kv_lens[row] - num_new for row in rows]
+        firsts = batch.arrays.query_starts[rows].tolist()
+        tokens = torch.stack([batch.token_ids[first : first + num_new] for first in firsts])
+        call = PagedCall(starts, num_new, batch.page_table[rows].to(self.device), self._page_tokens)
+        cache = new_cache(self.model)
+        open_layers(cache, self._layout.stored, self._layers, call)
+        state_pages = self._state_pages
+        if state_pages is not None:
+            page_ids = self._pages_of_states(batch)[rows]
+            if starts[0]:
+                state_pages.load(cache, page_ids)
+        arguments: dict[str, Any] = {self._layout.argument: cache}
+        if len(rows) > 1 and self._takes_mask:
+            arguments["attention_mask"] = call.mask
+        if len(rows) > 1 and self._takes_positions:
+            arguments["position_ids"] = call.positions
+        if self._keeps_rows:
+            arguments["logits_to_keep"] = 1
+        logits: Tensor = self.model(input_ids=tokens, use_cache=True, **arguments).logits
+        if state_pages is not None:
+            state_pages.store(cache, page_ids)
+        return logits[:, -1]
+
+    def _pages_of_states(self, batch: StepBatch) -> Tensor:
+        """[sequences, pages]"""
+        return batch.page_table[:, :1].to(self.device)

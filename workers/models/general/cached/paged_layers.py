@@ -1,0 +1,154 @@
+"""Layers of a transformers `Cache` whose keys and values lie in pages.
+
+Sequences of one call stand side by side with their last tokens aligned. A shorter one has padding in front, which an
+attention mask hides. A column is a place in this arrangement:
+
+    column       0  1  2  3  4  5  6
+    sequence 0   0  1  2  3  4  5  6     positions; the last `num_new` tokens are those of the call
+    sequence 1   .  .  .  0  1  2  3
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DummyLayer,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+)
+
+from slipstream.workers.models.interface.page_layers import PageLayer
+
+
+class PagedCall:
+    """Where the keys and values of the sequences of one call lie. `starts` are the tokens that they have already,
+    `page_table` [sequences, pages] their pages, which include those of `num_new` tokens each."""
+
+    def __init__(self, starts: list[int], num_new: int, page_table: Tensor, page_tokens: int) -> None:
+        self.num_before = max(starts)  # columns
+        self.num_new = num_new
+        self._starts = torch.tensor(starts, device=page_table.device)[:, None]
+        self._page_table = page_table
+        self._page_tokens = page_tokens
+        self._slots: dict[int, Tensor] = {}
+
+    @property
+    def num_columns(self) -> int:
+        return self.num_before + self.num_new
+
+    @property
+    def positions(self) -> Tensor:
+        """[sequences, num_new] of the tokens of this call"""
+        return self._starts + torch.arange(self.num_new, device=self._starts.device)
+
+    @property
+    def mask(self) -> Tensor:
+        """[sequences, columns]: 1 for tokens, 0 for padding"""
+        columns = torch.arange(self.num_columns, device=self._starts.device)
+        return (columns >= self.num_before - self._starts).long()
+
+    def slots_from(self, column: int) -> Tensor:
+        """[sequences, columns]: places of the tokens from a column on. Padding has that of the last token."""
+        slots = self._slots.get(column)
+        if slots is None:
+            positions = torch.arange(column, self.num_columns, device=self._starts.device) - (
+                self.num_before - self._starts
+            )
+            last = self._starts + self.num_new - 1
+            positions = torch.where(positions < 0, last, positions)
+            pages = self._page_table.gather(1, torch.div(positions, self._page_tokens, rounding_mode="floor"))
+            slots = self._slots[column] = pages * self._page_tokens + positions % self._page_tokens
+        return slots
+
+
+class _Paged(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """In front of a class of cache layer, it takes the place of that class's keys and values."""
+
+    call: PagedCall
+    pages: PageLayer
+    is_updated: bool
+
+    def open(self, call: PagedCall, pages: PageLayer) -> None:
+        self.call, self.pages, self.is_updated = call, pages, False
+        self.is_initialized = True
+
+    @property
+    def window(self) -> int | None:
+        return self.sliding_window if isinstance(self, DynamicSlidingWindowLayer) else None
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Writes [sequences, kv_heads, num_new, dim] each, and returns what the tokens of this call see."""
+        del args, kwargs
+        call = self.call
+        new = call.slots_from(call.num_before).flatten()
+        self.pages.write(key_states.transpose(1, 2).flatten(0, 1), value_states.transpose(1, 2).flatten(0, 1), new)
+        self.is_updated = True
+        return self.pages.read(call.slots_from(self._first_column))
+
+    def get_seq_length(self) -> int:
+        return self.call.num_columns if self.is_updated else self.call.num_before
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Columns that the call sees, and the first of them."""
+        first = self._first_column
+        return self.call.num_before - first + query_length, first
+
+    @property
+    def _first_column(self) -> int:
+        return 0 if self.window is None else max(0, self.call.num_before - self.window + 1)
+
+
+class PagedLayer(_Paged, DynamicLayer):  # type: ignore[no-untyped-call]
+    pass
+
+
+class PagedWindowLayer(_Paged, DynamicSlidingWindowLayer):  # type: ignore[no-untyped-call]
+    pass
+
+
+class PagedHybridLayer(  # type: ignore[no-untyped-call, misc, override]
+    _Paged, LinearAttentionAndFullAttentionLayer
+):
+    pass
+
+
+class PagedHybridWindowLayer(  # type: ignore[no-untyped-call, misc, override]
+    _Paged, LinearAttentionAndSlidingWindowAttentionLayer
+):
+    pass
+
+
+def open_layers(
+    cache: DynamicCache, stored: tuple[int | None, ...], pages: tuple[PageLayer, ...], call: PagedCall
+) -> None:
+    """Makes the layers of an empty cache read and write pages. `stored` is that of `CacheLayout`."""
+    while len(cache.layers) < len(stored):
+        cache.layers.append(DynamicLayer())  # type: ignore[no-untyped-call]
+    cache.layer_class_to_replicate = None
+    for at, of_pages in enumerate(stored):
+        layer = cache.layers[at]
+        if of_pages is None:
+            continue
+        paged = _paged(layer)
+        paged.open(call, pages[of_pages])
+        cache.layers[at] = paged
+
+
+def _paged(layer: object) -> _Paged:
+    match layer:
+        case LinearAttentionAndSlidingWindowAttentionLayer():
+            return PagedHybridWindowLayer(layer.sliding_window, layer.number_of_states)
+        case LinearAttentionAndFullAttentionLayer():
+            return PagedHybridLayer(layer.number_of_states)
+        case DynamicSlidingWindowLayer():
+            return PagedWindowLayer(layer.sliding_window)
+        case _:
+            assert not isinstance(layer, DummyLayer)
+            return PagedLayer()  # type: ignore[no-untyped-call]
