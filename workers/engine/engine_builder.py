@@ -238,7 +238,12 @@ def _load_general(
     # Imported here, as transformers takes seconds, which native models do not need.
     from slipstream.workers.models.general.general_loader import load_general
 
-    return load_general(model_dir, spec, dtype=dtype, device=device, page_tokens=config.page_tokens, tp=tp)
+    library = native_library() if device.type == "cpu" and config.cpu_kernels == "auto" else None
+    if library is not None:
+        library.slipstream_set_num_threads(config.num_threads or _default_native_threads(tp))
+    return load_general(
+        model_dir, spec, dtype=dtype, device=device, page_tokens=config.page_tokens, tp=tp, library=library
+    )
 
 
 def weight_cache_dir(config: EngineConfig) -> Path | None:
