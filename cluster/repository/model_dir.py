@@ -97,7 +97,9 @@ def model_problems(model_dir: Path, config: ClusterConfig) -> Iterator[tuple[Key
             yield (role, "tp"), problem
             continue
         budget_bytes = config.budget.memory_bytes if pool.engine.device != "cuda" else None
-        yield from (((role, *key), problem) for key, problem in _pool_problems(pool, model, model_dir, budget_bytes))
+        yield from (
+            ((role, *key), problem) for key, problem in _pool_problems(role, pool, model, model_dir, budget_bytes)
+        )
         if budget_bytes is not None and pool.engine.device == "cpu":  # `auto` may find a GPU there
             yield from _budget_problems(role, pool, model, budget_bytes)
 
@@ -163,14 +165,14 @@ def _budget_problems(role: str, pool: PoolConfig, model: ModelSpec, budget_bytes
     """What the memory of a host can never hold."""
     try:
         num_pages = elastic_num_pages(model, pool.engine, Rank(0, pool.tp), budget_bytes)
-        longest_sequence(model, pool.engine, num_pages, budget_source(budget_bytes))
+        longest_sequence(model, pool.engine, num_pages, budget_source(budget_bytes), holds_prompts=role == "prefill")
     except EngineConfigError as error:
         key, _, reason = str(error).partition(" ")
         yield ("budget", "memory_gib") if key.startswith("budget.") else (role, "engine", key), reason
 
 
 def _pool_problems(
-    pool: PoolConfig, model: ModelSpec, model_dir: Path, budget_bytes: int | None
+    role: str, pool: PoolConfig, model: ModelSpec, model_dir: Path, budget_bytes: int | None
 ) -> Iterator[tuple[Key, str]]:
     engine, rank = pool.engine, Rank(0, pool.tp)
     if isinstance(model, ModelConfig):
@@ -191,7 +193,7 @@ def _pool_problems(
     try:
         num_pages = stated_num_pages(model, engine, rank)
         if num_pages is not None:
-            longest_sequence(model, engine, num_pages)
+            longest_sequence(model, engine, num_pages, holds_prompts=role == "prefill")
     except EngineConfigError as error:
         key, _, reason = str(error).partition(" ")
         yield ("engine", key), reason

@@ -93,7 +93,7 @@ class AttentionShape(Structure):
 
 
 class AttentionKind(Structure):
-    _fields_ = [("window", c_int32), ("on_samples", c_int32)]
+    _fields_ = [("window", c_int32), ("on_samples", c_int32), ("group", c_int32)]
 
 
 class RotaryKind(Structure):
@@ -149,6 +149,7 @@ class Instruction(Structure):
         ("epilogue", c_int32),
         ("layer", c_int32),
         ("attention", c_int32),
+        ("group", c_int32),
         ("rotary", c_int32),
         ("eps", c_float),
         ("scale", c_float),
@@ -164,6 +165,10 @@ class BufferRow(Structure):
 
 class Program(Structure):
     _fields_ = [("instructions", POINTER(Instruction)), ("rows", POINTER(BufferRow)), ("ns", POINTER(c_int64))]
+
+
+class StepGroup(Structure):
+    _fields_ = [("slots", c_void_p), ("page_table", c_void_p), ("page_table_stride", c_int64)]
 
 
 class Step(Structure):
@@ -184,6 +189,7 @@ class Step(Structure):
         ("buffers", POINTER(c_void_p)),
         ("best_ids", c_void_p),
         ("is_sound", c_void_p),
+        ("more_groups", POINTER(StepGroup)),
     ]
 
 

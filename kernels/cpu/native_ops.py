@@ -82,6 +82,7 @@ class Recorded:
     gathers: bool = False
     epilogue: Epilogue = Epilogue.STORE
     layer: int = 0
+    group: int = 0  # of pages
     window: int | None = None
     rotary: int = 0
     eps: float = 0.0
@@ -269,6 +270,15 @@ class NativeStep:
             Recorded(Op.ATTEND, _of(q, Value), attended, layer=layer, window=window, weight=weight)
         )
         return _tensor(attended)
+
+
+def in_page_groups(instructions: Sequence[Recorded], places: Sequence[tuple[int, int]]) -> tuple[Recorded, ...]:
+    """The program for pages of several groups: `places` are the group and the slot of each layer."""
+    placed = []
+    for one in instructions:
+        group, slot = places[one.layer] if one.op in (Op.WRITE, Op.ATTEND) else (0, one.layer)
+        placed.append(replace(one, group=group, layer=slot))
+    return tuple(placed)
 
 
 def only_samples(instructions: Sequence[Recorded]) -> tuple[Recorded, ...]:

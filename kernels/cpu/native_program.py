@@ -99,16 +99,16 @@ class Buffers:
 
 
 class NativeProgram:
-    """A record in the library's form. `attention` are the kinds of attention, (window, on samples), in the order in
-    which the library knows them; the weights are at the address `weights`. `kept` are the values that are asked for
-    after a step."""
+    """A record in the library's form. `attention` are the kinds of attention, (window, on samples, page group), in the
+    order in which the library knows them; the weights are at the address `weights`. `kept` are the values that are
+    asked for after a step."""
 
     def __init__(
         self,
         instructions: Sequence[Recorded],
         buffers: Buffers,
         kept: Sequence[Value],
-        attention: Sequence[tuple[int | None, bool]],
+        attention: Sequence[tuple[int | None, bool, int]],
         weights: int,
     ) -> None:
         self._recorded = tuple(instructions)
@@ -122,9 +122,9 @@ class NativeProgram:
             native.source = 0 if one.source is None else self.buffer_of[one.source]
             native.target = 0 if one.target is None else self.buffer_of[one.target]
             native.epilogue, native.layer, native.rotary = one.epilogue, one.layer, one.rotary
-            native.eps, native.scale = one.eps, one.scale
+            native.eps, native.scale, native.group = one.eps, one.scale, one.group
             if one.op is Op.ATTEND:
-                native.attention = attention.index((one.window, one.on_samples))
+                native.attention = attention.index((one.window, one.on_samples, one.group))
             if one.linear is not None:
                 native.packed = PackedWeight(one.linear.shape, weights + one.linear.offset)
             native.weight = None if one.weight is None else weights + one.weight.offset

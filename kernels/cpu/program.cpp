@@ -42,6 +42,10 @@ class TypedModel final : public Model, private Work {
     return reinterpret_cast<U*>(step_.buffers[number]);
   }
   int width(int number) const { return program_.rows[number].numbers; }
+  StepGroup group(int number) const {
+    if (number > 0) return step_.more_groups[number - 1];
+    return {step_.slots, step_.page_table, step_.page_table_stride};
+  }
   size_t num_angles() const { return static_cast<size_t>(step_.num_tokens) * static_cast<size_t>(shape_.head_dim / 2); }
   float* cosines(int rotary) const { return angles_.data() + 2 * static_cast<size_t>(rotary) * num_angles(); }
   float* sines(int rotary) const { return cosines(rotary) + num_angles(); }
@@ -97,9 +101,11 @@ void TypedModel<T>::run(const Program& program, const Step& step, int first, int
   last_ = last;
   angles_.reserve(inv_freq_.size() * static_cast<size_t>(step.num_tokens) * static_cast<size_t>(shape_.head_dim));
   if (first == 0) {
-    const AttentionBatch batch{step.num_seqs, step.query_starts, step.kv_lens, step.page_table, step.page_table_stride};
     const bool has_last_rows = samples_last_rows(step);
     for (size_t i = 0; i < plans_.size(); ++i) {
+      const StepGroup pages = group(kinds_[i].group);
+      const AttentionBatch batch{step.num_seqs, step.query_starts, step.kv_lens, pages.page_table,
+                                 pages.page_table_stride};
       if (!kinds_[i].on_samples) {
         plans_[i].build(batch);
       } else if (has_last_rows) {
@@ -214,7 +220,7 @@ void TypedModel<T>::run_tile(int phase, int tile, int thread) {
                              sines(now.rotary),
                              static_cast<const float*>(now.weight),
                              now.eps,
-                             step_.slots,
+                             group(now.group).slots,
                              kv_layer(now.layer)};
       write_keys_values(write, first, last);
       return;

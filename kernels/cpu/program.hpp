@@ -20,6 +20,7 @@ namespace slipstream {
 struct AttentionKind {
   int32_t window;      // keys that a query sees; 0: all
   int32_t on_samples;  // only the sampled rows are computed, which must be the last rows of sequences
+  int32_t group;       // of pages
 };
 
 // Rotary angles that `write` refers to by their number.
@@ -69,6 +70,7 @@ struct Instruction {
   Epilogue epilogue;   // linear
   int32_t layer;       // write, attend: of the pool
   int32_t attention;   // attend: number of an AttentionKind
+  int32_t group;       // write: of pages
   int32_t rotary;      // rotary, write: number of a RotaryKind
   float eps;           // norm, add_norm, write
   float scale;         // embed
@@ -89,6 +91,13 @@ struct Program {
   int64_t* ns;            // by instruction: added to, if there; this costs a look at the clock each
 };
 
+// Where a further group of pages has keys and values, as in `Step`.
+struct StepGroup {
+  const int32_t* slots;
+  const int32_t* page_table;
+  int64_t page_table_stride;
+};
+
 struct Step {
   int32_t num_tokens;
   int32_t num_seqs;
@@ -106,6 +115,7 @@ struct Step {
   std::byte* const* buffers;  // by number, aligned to 64 bytes
   int32_t* best_ids;          // [samples], numbers within the share
   uint8_t* is_sound;          // [samples]
+  const StepGroup* more_groups;  // those behind the first
 };
 
 // Whether fewer rows are sampled than there are, and all of them are last rows of sequences: then what comes behind the

@@ -37,7 +37,8 @@ class HandoffTicket(NamedTuple):
     sent in slabs of `slab_pages` pages of one layer. Both sides derive the same list of messages, with their sizes and
     tags, from this ticket alone (see `handoff.message_plan`). `transfer_id` is unique within the destination's epoch.
     `page_dtype` says what the pages hold; the transfer does not look at it, but the same number of bytes can mean
-    different numbers.
+    different numbers. Nor does it look at `num_tokens`: where layers of the model have windows, it is the number of
+    tokens of a sequence that moves, by which both ends know which pages are wanted.
     """
 
     transfer_id: int
@@ -50,6 +51,7 @@ class HandoffTicket(NamedTuple):
     num_kv_heads: int  # of the whole model
     head_bytes: int  # K and V of one head of one page
     page_dtype: str = ""
+    num_tokens: int = 0
 
     @property
     def key(self) -> TransferKey:

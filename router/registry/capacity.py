@@ -21,14 +21,14 @@ def prefill_charge(worker: WorkerState, num_tokens: int) -> Charge:
 def can_ever_hold(worker: WorkerState, num_tokens: int) -> bool:
     """Whether the worker, idle, has room for the tokens and one more."""
     hello = worker.hello
-    return num_tokens < hello.max_model_len and -(-(num_tokens + 1) // hello.page_tokens) <= hello.num_pages
+    return num_tokens < hello.max_model_len and worker.pages_for(num_tokens + 1) <= hello.num_pages
 
 
 def refusal(num_tokens: int, decode_workers: Sequence[WorkerState]) -> str | None:
     """Why no decode worker could ever take the request; None if one could, or if none is there to ask."""
     if not decode_workers or any(can_ever_hold(worker, num_tokens) for worker in decode_workers):
         return None
-    longest = max(min(w.hello.max_model_len, w.hello.num_pages * w.hello.page_tokens) for w in decode_workers)
+    longest = max(_longest(worker) for worker in decode_workers)
     return f"a sequence of {num_tokens} tokens leaves no room for output: at most {longest} tokens fit"
 
 
@@ -42,6 +42,12 @@ def fits_prefill(worker: WorkerState, num_tokens: int, most_tokens: int = 0) -> 
     """Whether a prefill group's credits cover the prompt now, whatever the answer may come to."""
     # An idle group takes any prompt that fits its pages, even one longer than its queue is meant to be.
     ledger, hello = worker.ledger, worker.hello
-    return ledger.free_pages >= -(-num_tokens // hello.page_tokens) and ledger.free_tokens >= min(
+    return ledger.free_pages >= worker.pages_for(num_tokens) and ledger.free_tokens >= min(
         num_tokens, hello.max_queued_tokens
     )
+
+
+def _longest(worker: WorkerState) -> int:
+    """The most tokens that a sequence of the worker can have. With page groups, it says so itself."""
+    hello = worker.hello
+    return hello.max_model_len if hello.group_pages else min(hello.max_model_len, hello.num_pages * hello.page_tokens)

@@ -61,6 +61,8 @@ def _invalid_field(hello: Hello) -> str | None:
     ):
         if value < 1:
             return f"{field} must be at least 1, got {value}"
+    if min(hello.group_pages, default=0) < 0:
+        return f"group_pages must not be negative, got {hello.group_pages}"
     if len(hello.addresses) != hello.tp:
         return f"{len(hello.addresses)} transfer addresses for tp {hello.tp}"
     return None

@@ -44,15 +44,19 @@ class WorkerState:
         return self.hello.num_pages if self.pages is None else max(self.pages.num_held, 1)
 
     def pages_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.hello.page_tokens)
+        """The most pages that a sequence of so many tokens takes."""
+        num_blocks, of_groups = -(-num_tokens // self.hello.page_tokens), self.hello.group_pages
+        if not of_groups:
+            return num_blocks
+        return sum([min(most, num_blocks) if most else num_blocks for most in of_groups])
 
     def decode_pages(self, num_tokens: int, most_tokens: int) -> int:
         """Pages that it sets aside for a sequence of so many tokens before it takes it: with room for one more, or for
         all that it may come to have."""
         hello = self.hello
         if not hello.reserves_output:
-            return -(-(num_tokens + 1) // hello.page_tokens)
-        return min(-(-min(most_tokens, hello.max_model_len) // hello.page_tokens), hello.num_pages)
+            return self.pages_for(num_tokens + 1)
+        return min(self.pages_for(min(most_tokens, hello.max_model_len)), hello.num_pages)
 
 
 FEW = 8

@@ -11,13 +11,16 @@ cost several times what they cost in a tight loop.
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.plan.step_plan import PageSend, SamplingRow, SendProgress, StepPlan
 from slipstream.workers.engine.scheduling.scheduled_step import ScheduledChunk, ScheduledStep
 from slipstream.workers.engine.scheduling.sequence import Sequence
-from slipstream.workers.models.interface.step_arrays import StepArrays
+from slipstream.workers.engine.scheduling.wanted_pages import WantedPages
+from slipstream.workers.models.interface.step_arrays import GroupArrays, Int32s, StepArrays
 
 
 class BatchBuilder:
@@ -32,7 +35,13 @@ class BatchBuilder:
         self._slots = np.zeros(max_tokens, np.int32)
         self._query_starts = np.arange(max_seqs + 1, dtype=np.int32)
         self._kv_lens = np.zeros(max_seqs, np.int32)
-        self._page_table = np.zeros((max_seqs, limits.pages_for(limits.max_model_len)), np.int32)
+        num_blocks = limits.blocks_for(limits.max_model_len)
+        self._page_table = np.zeros((max_seqs, num_blocks), np.int32)
+        self._more_groups = [
+            GroupArrays(np.zeros(max_tokens, np.int32), np.zeros((max_seqs, num_blocks), np.int32))
+            for _ in limits.windows[1:]
+        ]
+        self._limits = limits
         self._decoding: list[Sequence] = []  # the sequences whose pages are in the first rows of the table
         # The latest plan of a plainly greedy decode step, which is reused for the next one of the same shape.
         self._plan = StepPlan(self._decode_arrays(0, 0), greedy=True)
@@ -68,6 +77,12 @@ class BatchBuilder:
             self._kv_lens[:num_seqs],
             self._page_table[:num_seqs, :num_pages],
             self._counting[:num_seqs],
+            self._group_arrays(num_seqs, num_seqs, num_pages),
+        )
+
+    def _group_arrays(self, num_tokens: int, num_seqs: int, num_pages: int) -> tuple[GroupArrays, ...]:
+        return tuple(
+            [GroupArrays(one.slots[:num_tokens], one.page_table[:num_seqs, :num_pages]) for one in self._more_groups]
         )
 
     def _lay_out_decoding(self, decoding: list[Sequence]) -> int:
@@ -85,13 +100,28 @@ class BatchBuilder:
             kv_lens[row] = position + 1
             slots[row] = pages[page] * page_tokens + offset
             if row >= num_known or known[row] is not sequence:
-                self._set_pages(row, sequence, len(pages))
+                _fill(page_table, row, pages, len(pages))
             elif not offset:
                 page_table[row, page] = pages[page]
             if page > last_page:
                 last_page = page
+        for group, arrays in enumerate(self._more_groups, 1):
+            self._lay_out_group(decoding, group, arrays)
         self._decoding = decoding
         return last_page + 1
+
+    def _lay_out_group(self, decoding: list[Sequence], group: int, arrays: GroupArrays) -> None:
+        """Slots and pages of a further page group."""
+        page_tokens, page_table, slots = self._page_tokens, arrays.page_table, arrays.slots.data
+        known, num_known = self._decoding, len(self._decoding)
+        for row, sequence in enumerate(decoding):
+            pages = sequence.tables[group]
+            page, offset = divmod(sequence.num_computed, page_tokens)
+            slots[row] = pages[page] * page_tokens + offset
+            if row >= num_known or known[row] is not sequence:
+                _fill(page_table, row, pages, len(pages))
+            elif not offset:
+                page_table[row, page] = pages[page]
 
     def _with_chunks(self, step: ScheduledStep, num_pages: int) -> StepArrays:
         """Adds the chunks after the decoding sequences, which need `num_pages` columns of the table."""
@@ -106,11 +136,15 @@ class BatchBuilder:
             begin, end = end, end + num_tokens
             num_own_pages = -(-last // page_tokens)
             num_pages = max(num_pages, num_own_pages)
-            self._set_pages(row, sequence, num_own_pages)
+            _fill(self._page_table, row, sequence.pages, num_own_pages)
             positions = self._positions[begin:end]
             np.add(self._counting[:num_tokens], first, out=positions)
             pages = self._page_table[row, positions // page_tokens]
             np.add(pages * page_tokens, positions % page_tokens, out=self._slots[begin:end])
+            for group, arrays in enumerate(self._more_groups, 1):
+                _fill(arrays.page_table, row, sequence.tables[group], num_own_pages)
+                pages = arrays.page_table[row, positions // page_tokens]
+                np.add(pages * page_tokens, positions % page_tokens, out=arrays.slots[begin:end])
             self._token_ids[begin:end] = sequence.tokens[first:last]
             query_starts[row + 1] = end
             self._kv_lens[row] = last
@@ -125,11 +159,8 @@ class BatchBuilder:
             self._kv_lens[:num_seqs],
             self._page_table[:num_seqs, :num_pages],
             np.array(sample_rows, np.int32),
+            self._group_arrays(end, num_seqs, num_pages),
         )
-
-    def _set_pages(self, row: int, sequence: Sequence, num_pages: int) -> None:
-        self._page_table[row, :num_pages] = sequence.pages[:num_pages]
-        self._page_table[row, num_pages:] = 0
 
     def _sends(self, chunks: list[ScheduledChunk]) -> tuple[tuple[PageSend, ...], tuple[SendProgress, ...]]:
         """What sequences with a ticket begin to send in this step, and how much of it is complete after the step."""
@@ -138,15 +169,21 @@ class BatchBuilder:
             sequence, ticket = chunk.sequence, chunk.sequence.ticket
             if ticket is None:
                 continue
+            wanted = WantedPages.of_prompt(self._limits, ticket.first_page, sequence.num_tokens)
             if chunk.begins:
-                wanted = sequence.pages[ticket.first_page : ticket.first_page + ticket.num_pages]
-                sends.append(PageSend(ticket, wanted.tobytes()))
+                sends.append(PageSend(ticket, np.array(wanted.ids(sequence.tables), np.int32).tobytes()))
             num_complete = (sequence.num_computed + chunk.num_tokens) // self._page_tokens
             if chunk.samples:
-                num_complete = len(sequence.pages)
+                num_complete = wanted.end
+            num_complete = ticket.first_page + wanted.num_before(num_complete)
             peer = ticket.destination
             progress.append(SendProgress(ticket.transfer_id, peer.epoch, peer.name, num_complete))
         return tuple(sends), tuple(progress)
+
+
+def _fill(page_table: Int32s, row: int, pages: array[int], num_pages: int) -> None:
+    page_table[row, :num_pages] = pages[:num_pages]
+    page_table[row, num_pages:] = 0
 
 
 def _sampling_row(sequence: Sequence) -> SamplingRow:

@@ -23,7 +23,9 @@ from slipstream.workers.engine.limits.pool_size import (
     budget_source,
     elastic_num_pages,
     longest_sequence,
+    most_useful_pages,
     page_bytes,
+    page_demand,
     pool_source,
     stated_num_pages,
 )
@@ -60,13 +62,15 @@ def engine_limits(
     ranks_on_host: int = 1,
     model: ModelSpec | None = None,
     kv_budget_bytes: int | None = None,
+    holds_prompts: bool = False,
 ) -> EngineLimits:
     """What an engine with these settings can hold; the same on all ranks of a group. Reads only JSON files, and no
     config.json if that is given as `model`.
 
     `kv_cache_mib` is the memory of one rank; where it is `auto`, a group's ranks call this together, and
     `ranks_on_host` share the host's memory. With `kv_budget_bytes`, a pool on the host may grow to all of it (see
-    `elastic_num_pages`). Without `max_model_len` it is what the model allows and the pool holds.
+    `elastic_num_pages`). Without `max_model_len` it is what the model allows and the pool holds. `holds_prompts`: for a
+    prefill worker (see `EngineLimits`).
     The prefix cache shares KV only between engines of one `model_id`, by default the directory, the dtypes and the
     quantisation.
 
@@ -86,7 +90,7 @@ def engine_limits(
     return EngineLimits(
         num_pages=num_pages,
         page_tokens=config.page_tokens,
-        max_model_len=longest_sequence(model, config, num_pages, source),
+        max_model_len=longest_sequence(model, config, num_pages, source, holds_prompts=holds_prompts),
         max_num_seqs=config.max_num_seqs,
         max_step_tokens=config.max_step_tokens,
         max_queued_tokens=max_queued_tokens,
@@ -94,6 +98,8 @@ def engine_limits(
         eos_token_ids=end_token_ids(Path(model_dir)),
         model_id=model_id or f"{Path(model_dir).resolve()}:{dtype}:{config.quantization}:{of_pages}",
         prefix_caching=config.prefix_caching,
+        windows=model.kv.page_groups.windows,
+        holds_prompts=holds_prompts,
         reserves_output=config.scheduler_policy == "guaranteed_no_evict",
     )
 
@@ -102,14 +108,14 @@ def _auto_pool_size(
     model_dir: Path | str, config: EngineConfig, model: ModelSpec, tp: TensorParallel, ranks_on_host: int
 ) -> int:
     """The number of pages that the free memory of all ranks allows."""
-    device, longest = _device(config, tp), config.max_model_len or model.max_position_embeddings
+    device = _device(config, tp)
     num_pages = auto_num_pages(
         device,
         Path(model_dir),
         tp_size=tp.size,
         ranks_on_host=ranks_on_host,
         page_bytes=page_bytes(model, config, tp),
-        max_useful=config.max_num_seqs * -(-longest // config.page_tokens),
+        max_useful=most_useful_pages(model, config),
     )
     return tp.least(num_pages, device)
 
@@ -150,7 +156,8 @@ def build_runner(
     else:
         kv = torch.empty(shape, dtype=of_pages, device=device).zero_()
     if isinstance(model, OpsModel) and device.type == "cuda":
-        longest = min(model.config.max_position_embeddings, num_pages * config.page_tokens)
+        longest = page_demand(spec, config).most_tokens(num_pages, spec.max_position_embeddings)
+        longest = min(spec.max_position_embeddings, longest)
         max_model_len = min(longest, config.max_model_len or longest)
         return build_gpu_runner(
             model,

@@ -14,6 +14,7 @@ from slipstream.workers.engine.scheduling.migrations import NativeMigrations
 from slipstream.workers.engine.scheduling.scheduled_step import ScheduledStep
 from slipstream.workers.engine.scheduling.scheduler import Scheduler
 from slipstream.workers.engine.scheduling.sequence import Sequence, SequenceState
+from slipstream.workers.engine.scheduling.wanted_pages import WantedPages
 from slipstream.workers.engine.step_counts import StepCounts
 from slipstream.workers.engine.structured_output.grammars import GrammarCompiler
 from slipstream.workers.interface.engine import (
@@ -72,12 +73,15 @@ class NativeEngine:
         sequence = self._input_processor.sequence(request, ticket)
         if self._scheduler.get(sequence.key) is not None:
             raise EngineRequestError("request_id", f"{sequence.key} is here already")
-        num_pages = self.limits.pages_for(sequence.num_tokens)
-        if ticket.first_page < 0 or ticket.num_pages < 1 or ticket.first_page + ticket.num_pages != num_pages:
+        limits = self.limits
+        wanted = WantedPages.of_prompt(limits, max(ticket.first_page, 0), sequence.num_tokens)
+        if ticket.first_page < 0 or ticket.num_pages < 1 or ticket.num_pages != wanted.num_pages:
+            end = f"to page {wanted.end - 1}" if limits.has_windows else f"the prompt has {wanted.end} pages"
             raise EngineRequestError(
-                "ticket",
-                f"asks for {ticket.num_pages} pages from page {ticket.first_page} on; the prompt has {num_pages} pages",
+                "ticket", f"asks for {ticket.num_pages} pages from page {ticket.first_page} on; {end}"
             )
+        if limits.whole_pages_for(sequence.num_tokens) > limits.num_pages:
+            raise EngineRequestError("prompt_ids", f"{sequence.num_tokens} tokens do not fit the pool at once")
         self._scheduler.add(sequence)
 
     def reserve(self, request: EngineRequest) -> Reservation | None:
@@ -86,9 +90,9 @@ class NativeEngine:
             raise EngineRequestError("request_id", f"{sequence.key} is here already")
         if not self._scheduler.reserve(sequence):
             return None
-        first_page = sequence.num_computed // self.limits.page_tokens
-        wanted = sequence.pages[first_page : self.limits.pages_for(sequence.num_tokens)]
-        return Reservation(sequence.key, sequence.num_computed, first_page, tuple(wanted))
+        first_block = sequence.num_computed // self.limits.page_tokens
+        wanted = WantedPages.of_prompt(self.limits, first_block, sequence.num_tokens)
+        return Reservation(sequence.key, sequence.num_computed, first_block, tuple(wanted.ids(sequence.tables)))
 
     def adopt(self, request: EngineRequest, num_room_tokens: int) -> Reservation | None:
         sequence = self._input_processor.sequence(request)

@@ -27,7 +27,7 @@ from slipstream.workers.engine.engine_builder import build_runner, engine_limits
 from slipstream.workers.engine.execution.model_runner import ModelRunner
 from slipstream.workers.engine.kv_cache.kv_memory import KvMemory
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
-from slipstream.workers.engine.limits.pool_size import longest_sequence
+from slipstream.workers.engine.limits.pool_size import longest_sequence, page_demand
 from slipstream.workers.engine.plan.step_plan import PageSend, SendProgress
 from slipstream.workers.models.description.describing import RemoteCode
 from slipstream.workers.models.directory.model_spec import ModelSpec
@@ -150,19 +150,28 @@ class RankParts:
         """The engine's limits in a role, given the pages that it has."""
         if role == config.role:
             return self.limits
-        engine, num_pages = config.in_role(role).engine, self.limits.num_pages
+        engine, num_pages, holds_prompts = config.in_role(role).engine, self.limits.num_pages, role == "prefill"
         if engine.max_model_len is not None:
             engine = dataclasses.replace(
-                engine, max_model_len=min(engine.max_model_len, num_pages * self.limits.page_tokens)
+                engine,
+                max_model_len=min(
+                    engine.max_model_len,
+                    page_demand(self.model, engine, holds_prompts=holds_prompts).most_tokens(
+                        num_pages, self.model.max_position_embeddings
+                    ),
+                ),
             )
         # The files may be others by now.
-        longest = longest_sequence(self.model, dataclasses.replace(engine, num_pages=num_pages), num_pages)
+        longest = longest_sequence(
+            self.model, dataclasses.replace(engine, num_pages=num_pages), num_pages, holds_prompts=holds_prompts
+        )
         return dataclasses.replace(
             self.limits,
             max_model_len=longest,
             max_num_seqs=engine.max_num_seqs,
             max_step_tokens=engine.max_step_tokens,
             max_queued_tokens=config.in_role(role).max_queued_tokens,
+            holds_prompts=holds_prompts,
         )
 
     def page_layout(self, tickets: TicketIssuer) -> PageLayout:
@@ -178,7 +187,7 @@ class RankParts:
 
     def ticket_issuer(self, worker: PeerId, addresses: tuple[TransferAddress, ...], slab_pages: int) -> TicketIssuer:
         """An office that issues tickets for pools of this rank's shape."""
-        kv = self.runner.kv  # [layers, pages, kv_heads, ...]
+        kv = self.runner.kv  # [slots, pages, kv_heads, ...]
         num_heads = kv.shape[2] * len(addresses)
         head_bytes = math.prod(kv.shape[3:]) * kv.element_size()
         return TicketIssuer(worker, addresses, slab_pages, kv.shape[0], num_heads, head_bytes, page_dtype(self.runner))
@@ -227,6 +236,7 @@ def rank_parts(config: WorkerConfig, tp: TensorParallel, ended: Callable[[RankOu
         model_id=model_key(config.model, config.model_version),  # the name by which the router knows it
         model=model,
         kv_budget_bytes=config.kv_budget_bytes,
+        holds_prompts=config.role == "prefill",
     )
     is_shared = config.transfer.transport in ("auto", "shared_memory")
     memory = KvMemory(is_shared=is_shared, is_elastic=config.kv_budget_bytes is not None)

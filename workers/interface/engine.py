@@ -35,12 +35,14 @@ class NoRoomError(RuntimeError):
 class Reservation:
     """A reservation. `page_ids` are the pages wanted from elsewhere: all those of the prompt from page number
     `first_page` on, the last of which may be partial. The pages before already hold `num_cached_tokens` tokens. An
-    engine that only counts pages may give them any numbers."""
+    engine that only counts pages may give them any numbers. Where layers have windows, only pages that will be seen
+    are wanted, and `num_tokens` says which those are: see `HandoffTicket`."""
 
     key: AttemptKey
     num_cached_tokens: int
     first_page: int
     page_ids: Sequence[int]
+    num_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

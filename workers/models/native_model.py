@@ -16,13 +16,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from slipstream.kernels.cpu.c_interface import AttentionKind, KvFormat, ModelShape, Op, RotaryKind, Step
-from slipstream.kernels.cpu.native_ops import NativeOps, ProgramStop, Recorded, Value, only_samples
+from slipstream.kernels.cpu.c_interface import AttentionKind, KvFormat, ModelShape, Op, RotaryKind, Step, StepGroup
+from slipstream.kernels.cpu.native_ops import NativeOps, ProgramStop, Recorded, Value, in_page_groups, only_samples
 from slipstream.kernels.cpu.native_program import Buffers, NativeProgram
 from slipstream.kernels.elementwise.softcap import softcap
 from slipstream.kernels.ops import StepInputs
 from slipstream.kernels.pages.quantized_kv import page_tokens_of
 from slipstream.workers.models.directory.model_config import ModelConfig
+from slipstream.workers.models.directory.page_groups import PageGroups
 from slipstream.workers.models.directory.rank_share import RankShare
 from slipstream.workers.models.directory.steady_files import SteadyFiles
 from slipstream.workers.models.directory.stored_quantization import OnLoad
@@ -93,7 +94,13 @@ def load_native(
         attention_softcap=attention.softcap or 0.0,
     )
     return NativeModel(
-        config, DecoderRecord.of(decoder, ops), shape, weights, library, of_pages=of_pages or dtype, tp=tp
+        config,
+        DecoderRecord.of(decoder, ops, config.kv.page_groups),
+        shape,
+        weights,
+        library,
+        of_pages=of_pages or dtype,
+        tp=tp,
     )
 
 
@@ -110,8 +117,8 @@ class DecoderRecord:
     scores: Value
 
     @staticmethod
-    def of(decoder: Decoder, ops: NativeOps) -> DecoderRecord:
-        """`decoder` computes with `ops`, which has recorded nothing yet."""
+    def of(decoder: Decoder, ops: NativeOps, groups: PageGroups) -> DecoderRecord:
+        """`decoder` computes with `ops`, which has recorded nothing yet; `groups` are those of its layers."""
         nothing = cast(Tensor, None)  # a record is of all steps
         step = ops.begin_step(cast(StepInputs, None), decoder.attention, nothing)
         hidden = cast(Value, decoder.run(nothing, step, ops.record_layer_done))
@@ -121,7 +128,7 @@ class DecoderRecord:
         ops.instructions.append(Recorded(Op.BEST, scores, on_samples=True))
         return DecoderRecord(
             decoder.attention.dtype,
-            tuple(ops.instructions),
+            in_page_groups(ops.instructions, groups.places),
             tuple(ops.stops),
             end_of_layers,
             end_of_scores,
@@ -161,13 +168,13 @@ class NativeModel:
         if tp.size == 1:
             records.append(only_samples(record.instructions))
         attends = [one for instructions in records for one in instructions if one.op is Op.ATTEND]
-        kinds = list(dict.fromkeys((one.window, one.on_samples) for one in attends))
+        kinds = list(dict.fromkeys((one.window, one.on_samples, one.group) for one in attends))
         self._whole, *short = (
             NativeProgram(one, self._buffers, (record.hidden, record.scores), kinds, weights.address) for one in records
         )
         self._short = short[0] if short else None  # for what is wanted of last rows alone
         shape.kinds = (AttentionKind * len(kinds))(
-            *(AttentionKind(window or 0, on_samples) for window, on_samples in kinds)
+            *(AttentionKind(window or 0, on_samples, group) for window, on_samples, group in kinds)
         )
         shape.num_kinds = len(kinds)
         self._handle = library.slipstream_model_create(shape)
@@ -280,6 +287,13 @@ class NativeModel:
         step.page_table_stride = arrays.page_table.strides[0] // 4
         step.sample_rows = _address(arrays.sample_rows)
         step.kv, step.num_pages = kv.data_ptr(), kv.shape[1]
+        if arrays.groups:
+            step.more_groups = (StepGroup * len(arrays.groups))(
+                *(
+                    StepGroup(_address(group.slots), _address(group.page_table), group.page_table.strides[0] // 4)
+                    for group in arrays.groups
+                )
+            )
         self._taken = arrays
 
     def _make_room(self, num_tokens: int, num_samples: int) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from slipstream.kernels.elementwise.softcap import softcap
 from slipstream.workers.models.directory.model_config import ModelConfig
 from slipstream.workers.models.interface.decoder import Decoder
+from slipstream.workers.models.interface.grouped_step import begin_groups
 from slipstream.workers.models.interface.step_batch import StepBatch
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
 
@@ -31,7 +32,10 @@ class OpsModel:
         `kv` is the rank's pool (see `kv_shape`), plain or quantised; the step's keys and values are written into it.
         `layer_done(layer)` is called as soon as that layer's are there.
         """
-        step = self.decoder.ops.begin_step(batch, self.decoder.attention, kv)
+        ops, spec = self.decoder.ops, self.config.kv
+        step = begin_groups(
+            spec, self.decoder.attention, batch.groups, lambda inputs, shape: ops.begin_step(inputs, shape, kv)
+        )
         return self.decoder.run(batch.token_ids, step, layer_done)
 
     @torch.inference_mode()

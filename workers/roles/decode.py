@@ -191,7 +191,7 @@ class DecodeRole:
         """Issues a ticket and posts receives for the reserved pages."""
         if reservation is None:
             return [Failed(*key, "no pages", True)]
-        ticket = self.tickets.issue(reservation.first_page, len(reservation.page_ids))
+        ticket = self.tickets.issue(reservation.first_page, len(reservation.page_ids), reservation.num_tokens)
         self._landings[key] = _IncomingAttempt(ticket.key, source, source_tp, is_copy)
         self._by_transfer[ticket.key] = key
         self.transfers.expect(ticket, reservation, source, source_tp)

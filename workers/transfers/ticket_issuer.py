@@ -27,8 +27,9 @@ class TicketIssuer:
         self.worker = PeerId(self.worker.name, self.worker.epoch + 1)
         return self.worker
 
-    def issue(self, first_page: int, num_pages: int) -> HandoffTicket:
-        """A ticket for the pages `first_page .. first_page + num_pages` of one sequence."""
+    def issue(self, first_page: int, num_pages: int, num_tokens: int = 0) -> HandoffTicket:
+        """A ticket for the pages `first_page .. first_page + num_pages` of one sequence. For `num_tokens` see
+        `HandoffTicket`."""
         return HandoffTicket(
             next(self._ids),
             self.worker,
@@ -40,4 +41,5 @@ class TicketIssuer:
             self.num_kv_heads,
             self.head_bytes,
             self.page_dtype,
+            num_tokens,
         )

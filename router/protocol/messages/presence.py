@@ -68,6 +68,8 @@ class PageLayout:
 class Hello:
     """The first frame on a connection. `epoch` counts the connections of a worker; nothing of earlier ones is left.
     `version` is the version of the protocol, `oldest_version` the oldest one that the worker understands (0: no other).
+    Pages are counted everywhere as they are: where layers have windows, a block of `page_tokens` tokens takes a page in
+    each of several groups, and some of them hold no more than `group_pages` of a sequence at a time.
     """
 
     version: int
@@ -91,6 +93,9 @@ class Hello:
     layout: PageLayout = PageLayout()
     page_limit: int | None = None  # how many pages may take memory now; None: all, always, and no `PageLimit` is obeyed
     reserves_output: bool = False  # it takes a sequence only with pages for the most output that it may have
+    group_pages: tuple[
+        int, ...
+    ] = ()  # by page group: the most pages that a sequence holds (0: one each block; (): (0,))
 
 
 class Credits(NamedTuple):

@@ -4,36 +4,48 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from slipstream.workers.engine.plan.step_plan import SampledTokens, SamplingRow, StepPlan
 from slipstream.workers.models.interface.step_arrays import SequenceSlice, StepArrays
 
+GROUP = 1_000_000  # how far apart the positions of page groups are, so that none's page can stand for another's
+
 
 class FakeExecutor:
-    """Its KV is the token itself and its position. The next token is a hash of the KV of all positions so far, read
-    through the sequence's pages: a page that is shared wrongly, taken away too early, not filled or filled twice
-    leads to other tokens than `next_token` says.
+    """Its KV is the token itself and its position, in each page group. The next token is a hash of the KV of all
+    positions so far, or of those that groups with a window see, read through the sequence's pages: a page that is
+    shared wrongly, taken away too early, not filled or filled twice leads to other tokens than `next_token` says.
     """
 
-    def __init__(self, num_pages: int, page_tokens: int, vocab_size: int) -> None:
+    def __init__(
+        self, num_pages: int, page_tokens: int, vocab_size: int, windows: tuple[int | None, ...] = (None,)
+    ) -> None:
         self.kv = np.full((num_pages, page_tokens, 2), -1, np.int32)
         self.plans: list[StepPlan] = []  # with arrays of their own
         self.pinned: Counter[int] = Counter()  # pages that a transfer may touch: a step must not write them
         self.broken_after: int | None = None  # sequences that end with this token get no other
         self._vocab_size = vocab_size
+        self._windows = windows
 
     def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> SampledTokens:
         arrays = plan.arrays.pack().unpack()
         self.plans.append(dataclasses.replace(plan, arrays=arrays))
-        slices = slices_of(arrays, self.kv.shape[1])
-        self._write(slices)
+        groups = [slices_of(of_group, self.kv.shape[1]) for of_group in by_group(arrays)]
+        assert len(groups) == len(self._windows)
+        self._write(groups)
+        if self._windows != (None,):  # else the next token says it
+            for window, slices in zip(self._windows, groups, strict=True):
+                self._check_window(window, slices)
         sampled = [
-            None if s.token_ids[-1] == self.broken_after else self._next(s.page_ids, s.end) for s in slices if s.samples
+            None if of_seq[0].token_ids[-1] == self.broken_after else self._next(of_seq)
+            for of_seq in zip(*groups, strict=True)
+            if of_seq[0].samples
         ]
         assert plan.greedy or len(sampled) == len(sampling)
         return SampledTokens(sampled)
@@ -45,10 +57,17 @@ class FakeExecutor:
             page = page_ids[position // page_tokens - first_page]
             self.kv[page, position % page_tokens] = tokens[position], position
 
-    def _write(self, slices: list[SequenceSlice]) -> None:
+    def fill_list(self, page_ids: Sequence[int], places: Sequence[tuple[int, int]], tokens: Sequence[int]) -> None:
+        """What a transfer of a list of pages does. `places` are the block and the group of each."""
+        page_tokens = self.kv.shape[1]
+        for page, (block, group) in zip(page_ids, places, strict=True):
+            for position in range(block * page_tokens, min((block + 1) * page_tokens, len(tokens))):
+                self.kv[page, position % page_tokens] = tokens[position], position + GROUP * group
+
+    def _write(self, groups: Sequence[list[SequenceSlice]]) -> None:
         page_tokens = self.kv.shape[1]
         written: set[tuple[int, int]] = set()
-        for s in slices:
+        for group, s in ((group, s) for group, slices in enumerate(groups) for s in slices):
             assert s.token_ids, "a slice without tokens"
             pages = np.frombuffer(s.page_ids, np.int32).tolist()
             assert len(pages) == -(-s.end // page_tokens)
@@ -57,11 +76,33 @@ class FakeExecutor:
                 assert (page, offset) not in written, f"page {page} is written twice in a step"
                 written.add((page, offset))
                 assert not self.pinned[page], f"page {page} belongs to a transfer"
-                self.kv[page, offset] = token_id, position
+                self.kv[page, offset] = token_id, position + GROUP * group
 
-    def _next(self, page_ids: bytes, end: int) -> int:
-        seen = self.kv[np.frombuffer(page_ids, np.int32)].reshape(-1, 2)[:end]
-        return int(xxh3_64_intdigest(seen.tobytes()) % self._vocab_size)
+    def _check_window(self, window: int | None, slices: list[SequenceSlice]) -> None:
+        """Whatever the first query of each slice sees is there."""
+        for s in slices:
+            first = 0 if window is None else max(0, s.start - window + 1)
+            seen = self._seen(s, first)[:, 1] % GROUP
+            assert seen.tolist() == list(range(first, s.end)), f"keys {first} .. {s.end} are {seen}"
+
+    def _next(self, of_seq: Sequence[SequenceSlice]) -> int:
+        firsts = [0 if window is None else max(0, of_seq[0].end - window) for window in self._windows]
+        seen = [self._seen(s, first).tobytes() for s, first in zip(of_seq, firsts, strict=True)]
+        return int(xxh3_64_intdigest(b"".join(seen)) % self._vocab_size)
+
+    def _seen(self, s: SequenceSlice, first: int) -> NDArray[np.int32]:
+        """The KV of positions `first .. s.end`, [positions, 2]."""
+        page_tokens = self.kv.shape[1]
+        first_page = first // page_tokens
+        pages = np.frombuffer(s.page_ids, np.int32)[first_page:]
+        return self.kv[pages].reshape(-1, 2)[first - first_page * page_tokens : s.end - first_page * page_tokens]
+
+
+def by_group(arrays: StepArrays) -> Iterator[StepArrays]:
+    """The arrays of each page group, as if it were the only one."""
+    yield dataclasses.replace(arrays, groups=())
+    for group in arrays.groups:
+        yield dataclasses.replace(arrays, slots=group.slots, page_table=group.page_table, groups=())
 
 
 def slices_of(arrays: StepArrays, page_tokens: int) -> list[SequenceSlice]:
@@ -84,10 +125,15 @@ def slices_of(arrays: StepArrays, page_tokens: int) -> list[SequenceSlice]:
     return slices
 
 
-def next_token(tokens: Sequence[int], vocab_size: int) -> int:
+def next_token(tokens: Sequence[int], vocab_size: int, windows: tuple[int | None, ...] = (None,)) -> int:
     """What the executor must say after `tokens`."""
-    seen = np.stack([np.array(tokens, np.int32), np.arange(len(tokens), dtype=np.int32)], axis=1)
-    return int(xxh3_64_intdigest(np.ascontiguousarray(seen).tobytes()) % vocab_size)
+    seen = b""
+    for group, window in enumerate(windows):
+        first = 0 if window is None else max(0, len(tokens) - window)
+        positions = np.arange(first, len(tokens), dtype=np.int32) + GROUP * group
+        of_group = np.stack([np.array(tokens[first:], np.int32), positions.astype(np.int32)], axis=1)
+        seen += np.ascontiguousarray(of_group).tobytes()
+    return int(xxh3_64_intdigest(seen) % vocab_size)
 
 
 def continuation(tokens: Sequence[int], num_tokens: int, vocab_size: int) -> list[int]:

@@ -16,7 +16,7 @@ from slipstream.workers.models.interface.step_batch import StepBatch
 from slipstream.workers.models.native_model import NativeModel
 from slipstream.workers.models.ops_model import OpsModel
 
-NUM_PAGES = 96
+NUM_PAGES = 288
 
 
 @dataclass
@@ -28,7 +28,7 @@ class PagedRun:
     page_tokens: int = 8
     codes: torch.dtype | None = None
     positions: dict[str, int] = field(default_factory=dict)
-    pages: dict[str, list[int]] = field(default_factory=dict)
+    pages: dict[str, list[list[int]]] = field(default_factory=dict)  # by page group
 
     def __post_init__(self) -> None:
         dtype = self.codes or self.model.dtype
@@ -46,7 +46,9 @@ class PagedRun:
     def _slice(self, name: str, token_ids: list[int]) -> SequenceSlice:
         start = self.positions.get(name, 0)
         end = self.positions[name] = start + len(token_ids)
-        pages = self.pages.setdefault(name, [])
-        while len(pages) * self.page_tokens < end:
-            pages.append(self.free.pop())
-        return SequenceSlice(start, tuple(token_ids), np.array(pages, np.int32).tobytes(), True)
+        pages = self.pages.setdefault(name, [[] for _ in self.model.config.kv.page_groups.windows])
+        for of_group in pages:
+            while len(of_group) * self.page_tokens < end:
+                of_group.append(self.free.pop())
+        first, *more = (np.array(of_group, np.int32).tobytes() for of_group in pages)
+        return SequenceSlice(start, tuple(token_ids), first, True, tuple(more))

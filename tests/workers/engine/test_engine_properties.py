@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.plan.step_plan import StepPlan
 from slipstream.workers.engine.scheduling.sequence import SequenceState
-from slipstream.workers.interface.engine import AttemptKey, Reservation
+from slipstream.workers.interface.engine import AttemptKey, EngineRequestError, Reservation
 from tests.support.workers.engine_driver import make_limits, make_request, make_ticket
-from tests.support.workers.fake_executor import FakeExecutor, next_token
+from tests.support.workers.fake_executor import GROUP, FakeExecutor, next_token
 
 VOCAB_SIZE = 30
 EOS_ID = 5
+WINDOWS: tuple[tuple[int | None, ...], ...] = ((None,), (None, 6), (5,), (None, 9, 3))
 PREFIX = [11, 12, 13, 14, 15, 16, 17, 18, 19]  # prompts share its beginning, so that they share pages
 
 prompts = st.builds(
@@ -43,12 +46,41 @@ class Expected:
     has_started: bool = False
     pinned: list[int] = field(default_factory=list)
     sent_pages: list[int] = field(default_factory=list)
+    places: list[tuple[int, int]] = field(default_factory=list)  # block and group of each page of a transfer
+    first_page: int = 0
     frozen: dict[int, bytes] = field(default_factory=dict)  # page -> content that must not change
     moves_with_room: int | None = None  # it comes from another worker; 0: more of its pages will come
 
     @property
     def num_output(self) -> int:
         return len(self.tokens) - self.num_prompt
+
+
+def wanted_places(limits: EngineLimits, first_block: int, num_tokens: int) -> list[tuple[int, int]]:
+    """Block and group of the pages that a prompt is sent with, in their order."""
+    last_block = (num_tokens - 1) // limits.page_tokens
+    return [
+        (block, group)
+        for block in range(first_block, last_block + 1)
+        for group, window in enumerate(limits.windows)
+        if window is None or (block + 1) * limits.page_tokens > num_tokens - window + 1
+    ]
+
+
+def moved_places(limits: EngineLimits, reservation: Reservation, num_tokens: int, room: int) -> list[tuple[int, int]]:
+    """Block and group of the pages that are wanted of a sequence that moves: of groups without a window those that are
+    full, or in the last round (with `room`) all that are seen."""
+    places: list[tuple[int, int]] = []
+    for block in range(20):
+        for group, window in enumerate(limits.windows):
+            if window is None:
+                is_wanted = block >= reservation.first_page
+            else:
+                is_wanted = room > 0 and (block + 1) * limits.page_tokens > num_tokens - 1 - window + 1
+            if is_wanted and len(places) < len(reservation.page_ids):
+                places.append((block, group))
+    assert len(places) == len(reservation.page_ids)
+    return places
 
 
 class PoisonedMemory:
@@ -75,23 +107,33 @@ class EngineMachine(RuleBasedStateMachine):
         self.num_seen_plans = 0
 
     @initialize(
-        num_pages=st.integers(7, 20),
+        windows=st.sampled_from(WINDOWS),
+        num_spare_pages=st.integers(0, 13),
         max_step_tokens=st.integers(1, 12),
         max_num_seqs=st.integers(1, 5),
         prefix_caching=st.booleans(),
     )
-    def build(self, num_pages: int, max_step_tokens: int, max_num_seqs: int, prefix_caching: bool) -> None:
+    def build(
+        self,
+        windows: tuple[int | None, ...],
+        num_spare_pages: int,
+        max_step_tokens: int,
+        max_num_seqs: int,
+        prefix_caching: bool,
+    ) -> None:
         limits = make_limits(
-            num_pages=num_pages,
+            num_pages=100,
             max_model_len=28,
             max_num_seqs=max_num_seqs,
             max_step_tokens=max_step_tokens,
             vocab_size=VOCAB_SIZE,
             eos_token_ids=(EOS_ID,),
             prefix_caching=prefix_caching,
+            windows=windows,
             reserves_output=self.reserves_output,
         )
-        self.executor = FakeExecutor(num_pages, limits.page_tokens, VOCAB_SIZE)
+        limits = replace(limits, num_pages=limits.pages_for(limits.max_model_len) + num_spare_pages)
+        self.executor = FakeExecutor(limits.num_pages, limits.page_tokens, VOCAB_SIZE, windows)
         self.engine = NativeEngine(limits, self.executor, memory=PoisonedMemory(self.executor))
 
     def _name(self) -> str:
@@ -120,12 +162,19 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(prompt=prompts, data=st.data())
     def add_prefill(self, prompt: list[int], data: st.DataObject) -> None:
-        num_pages = self.engine.limits.pages_for(len(prompt))
-        first_page = data.draw(st.integers(0, num_pages - 1))
-        name = self._name()
-        ticket = make_ticket(self.num_names, first_page, num_pages - first_page)
-        self.engine.add_prefill(make_request(name, prompt, ignore_eos=True), ticket)
-        self._accept((name, 0), Expected(list(prompt), len(prompt), 8, True, 0, transfer_id=self.num_names))
+        limits = self.engine.limits
+        first_page = data.draw(st.integers(0, limits.blocks_for(len(prompt)) - 1))
+        name, places = self._name(), wanted_places(limits, first_page, len(prompt))
+        ticket = make_ticket(self.num_names, first_page, len(places))
+        request = make_request(name, prompt, ignore_eos=True)
+        if limits.blocks_for(len(prompt)) * len(limits.windows) > limits.num_pages:
+            with pytest.raises(EngineRequestError, match="do not fit"):
+                self.engine.add_prefill(request, ticket)
+            return
+        self.engine.add_prefill(request, ticket)
+        expected = Expected(list(prompt), len(prompt), 8, True, 0, transfer_id=self.num_names)
+        expected.places, expected.first_page = places, first_page
+        self._accept((name, 0), expected)
 
     @rule(prompt=prompts, max_tokens=st.integers(2, 10))
     def reserve(self, prompt: list[int], max_tokens: int) -> None:
@@ -138,8 +187,9 @@ class EngineMachine(RuleBasedStateMachine):
             return
         assert reservation.num_cached_tokens == reservation.first_page * self.engine.limits.page_tokens
         assert reservation.num_cached_tokens < len(prompt)
-        assert reservation.first_page + len(reservation.page_ids) == self.engine.limits.pages_for(len(prompt))
-        expected = Expected(list(prompt), len(prompt), max_tokens, True, 0, reservation=reservation)
+        places = wanted_places(self.engine.limits, reservation.first_page, len(prompt))
+        assert len(reservation.page_ids) == len(places)
+        expected = Expected(list(prompt), len(prompt), max_tokens, True, 0, reservation=reservation, places=places)
         self._pin(expected, reservation.page_ids)
         self._accept((name, 0), expected)
 
@@ -155,7 +205,7 @@ class EngineMachine(RuleBasedStateMachine):
         name = self._name()
         tokens = list(prompt)
         for _ in range(num_output):
-            tokens.append(next_token(tokens, VOCAB_SIZE))
+            tokens.append(next_token(tokens, VOCAB_SIZE, self.engine.limits.windows))
         request = make_request(
             name, prompt, tokens[len(prompt) :], max_tokens=max_tokens, ignore_eos=True, cache_salt="moved"
         )
@@ -163,6 +213,7 @@ class EngineMachine(RuleBasedStateMachine):
         if reservation is not None:
             expected = Expected(tokens, len(prompt), max_tokens, True, num_output, reservation=reservation)
             expected.moves_with_room = room
+            expected.places = moved_places(self.engine.limits, reservation, len(tokens), room)
             self._pin(expected, tuple(reservation.page_ids))
             self._accept((name, 0), expected)
 
@@ -178,10 +229,10 @@ class EngineMachine(RuleBasedStateMachine):
         assert expected.reservation is not None
         self._unpin(expected)
         num_full = (len(expected.tokens) - 1) // self.engine.limits.page_tokens * self.engine.limits.page_tokens
-        self.executor.fill(expected.reservation.page_ids, expected.reservation.first_page, expected.tokens[:num_full])
+        self.executor.fill_list(expected.reservation.page_ids, expected.places, expected.tokens[:num_full])
         assert self.engine.migrations.copied(key)
         grows = expected.num_output + 2 < expected.max_tokens
-        new = (next_token(expected.tokens, VOCAB_SIZE),) if grows else ()
+        new = (next_token(expected.tokens, VOCAB_SIZE, self.engine.limits.windows),) if grows else ()
         reservation = self.engine.migrations.extend(key, new, room)
         if reservation is None:
             assert not self.reserves_output, "pages that were promised are not there"
@@ -191,6 +242,7 @@ class EngineMachine(RuleBasedStateMachine):
             return
         expected.tokens += new
         expected.reservation, expected.moves_with_room = reservation, room
+        expected.places = moved_places(self.engine.limits, reservation, len(expected.tokens), room)
         self._pin(expected, tuple(reservation.page_ids))
 
     def _some(self, data: st.DataObject, *states: SequenceState) -> AttemptKey | None:
@@ -213,7 +265,7 @@ class EngineMachine(RuleBasedStateMachine):
         landed = expected.tokens[: expected.num_prompt]
         if expected.moves_with_room is not None:
             landed = expected.tokens[:-1]  # of the last token, nothing is computed at the source
-        self.executor.fill(expected.reservation.page_ids, expected.reservation.first_page, landed)
+        self.executor.fill_list(expected.reservation.page_ids, expected.places, landed)
         assert self.engine.land(key)
         expected.has_landed = True
 
@@ -230,7 +282,7 @@ class EngineMachine(RuleBasedStateMachine):
                 assert self.engine.start(key, ())
                 expected.has_started = True
             return
-        token_id = next_token(expected.tokens, VOCAB_SIZE)
+        token_id = next_token(expected.tokens, VOCAB_SIZE, self.engine.limits.windows)
         assert self.engine.start(key, (token_id,))
         expected.tokens.append(token_id)
         expected.has_started = True
@@ -322,7 +374,9 @@ class EngineMachine(RuleBasedStateMachine):
             expected = self.live[key]
             assert output.index == expected.num_output
             [token_id] = output.token_ids
-            assert token_id == next_token(expected.tokens, VOCAB_SIZE), "another token than undisturbed"
+            assert token_id == next_token(expected.tokens, VOCAB_SIZE, self.engine.limits.windows), (
+                "another token than undisturbed"
+            )
             expected.tokens.append(token_id)
             is_eos = token_id == EOS_ID and not expected.ignore_eos
             is_full = expected.num_output == expected.max_tokens
@@ -346,12 +400,12 @@ class EngineMachine(RuleBasedStateMachine):
             expected.sent_pages = np.frombuffer(send.page_ids, np.int32).tolist()
         for progress in plan.progress:
             expected = sending[progress.transfer_id]
-            first_page = self.engine.limits.pages_for(len(expected.tokens)) - len(expected.sent_pages)
-            for at in range(first_page, progress.num_pages):
-                page = expected.sent_pages[at - first_page]
-                page_tokens = self.engine.limits.page_tokens
-                tokens = expected.tokens[at * page_tokens : (at + 1) * page_tokens]
+            page_tokens = self.engine.limits.page_tokens
+            for at in range(max(progress.num_pages - expected.first_page, 0)):
+                page, (block, group) = expected.sent_pages[at], expected.places[at]
+                tokens = expected.tokens[block * page_tokens : (block + 1) * page_tokens]
                 assert self.executor.kv[page, : len(tokens), 0].tolist() == tokens
+                assert self.executor.kv[page, 0, 1] == block * page_tokens + GROUP * group
                 expected.frozen.setdefault(page, self.executor.kv[page].tobytes())
         for expected in sending.values():
             self._assert_unchanged(expected)

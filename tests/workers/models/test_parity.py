@@ -117,7 +117,7 @@ def test_a_layer_is_reported_once_its_keys_and_values_are_written(
     complete: list[list[bool]] = []
     run.step(
         {"a": tokens(9, 8)},
-        lambda _: complete.append(run.kv[:, run.pages["a"][0]].isfinite().flatten(1).all(1).tolist()),
+        lambda _: complete.append(run.kv[:, run.pages["a"][0][0]].isfinite().flatten(1).all(1).tolist()),
     )
     assert complete == [[True, False, False], [True, True, False], [True, True, True]]
 
@@ -128,7 +128,7 @@ def test_what_an_earlier_owner_left_in_a_page_does_not_reach_the_next(
     run = PagedRun(load(kind, tiny_model_dir("llama_tied")))
     ids = tokens(7, 40)
     first = run.step({"a": ids})
-    run.kv[:, [page for page in range(run.kv.shape[1]) if page not in run.pages["a"]]] = float("inf")
+    run.kv[:, [page for page in range(run.kv.shape[1]) if page not in run.pages["a"][0]]] = float("inf")
     rest = [run.step({"a": [token]}) for token in tokens(8, 30)]
     assert first is not None
     assert all(logits is not None and logits.isfinite().all() for logits in rest)

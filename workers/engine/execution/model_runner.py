@@ -22,7 +22,8 @@ class PageSink(Protocol):
 
     def begin_sends(self, sends: tuple[PageSend, ...]) -> None: ...
 
-    def layer_done(self, layer: int, progress: tuple[SendProgress, ...]) -> None: ...
+    def layer_done(self, layer: int, progress: tuple[SendProgress, ...]) -> None:
+        """`layer` is one of the pool's: a slot, of which all page groups' layers are complete."""
 
 
 class ModelRunner:
@@ -38,6 +39,8 @@ class ModelRunner:
         self.model = model
         self._greedy_model = model if isinstance(model, GreedyModel) else None
         self._page_tokens = page_tokens_of_pool(kv, model.config)
+        groups = model.config.kv.page_groups
+        self._slots_after = None if groups.is_single else groups.last_layers()
         self._sampler = Sampler(model.config.vocab_size, kv.device)
 
     def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> SampledTokens:
@@ -60,7 +63,18 @@ class ModelRunner:
             return None
         if plan.sends:
             sink.begin_sends(plan.sends)
-        return (lambda layer: sink.layer_done(layer, plan.progress)) if plan.progress else None
+        progress = plan.progress
+        if not progress:
+            return None
+        slots_after = self._slots_after
+        if slots_after is None:
+            return lambda layer: sink.layer_done(layer, progress)
+
+        def layer_done(layer: int) -> None:
+            for slot in slots_after[layer]:
+                sink.layer_done(slot, progress)
+
+        return layer_done
 
     def page_bytes(self) -> NDArray[np.uint8]:
         """The pool as bytes, `[layers, pages, kv_heads, head_bytes]`: the memory itself, for pages to come and go.

@@ -17,7 +17,8 @@ class PagePool:
         share       cached | owned -> owned once more
         give back   owned -> cached if its content is known, else free
 
-    Pages are numbers `0 .. num_pages`; the KV itself is stored elsewhere.
+    Pages are numbers `0 .. num_pages`; the KV itself is stored elsewhere. All page groups take theirs from here; a page
+    belongs to a group for as long as it is owned or cached.
 
     With a limit below `num_pages`, the others are withheld: free ones at once, then cached ones, oldest first, and
     those in use when their last owner gives them back.
@@ -28,10 +29,10 @@ class PagePool:
     The memory of withheld pages is returned to the system by the caller of `take_returnable`.
     """
 
-    def __init__(self, num_pages: int) -> None:
+    def __init__(self, num_pages: int, num_groups: int = 1) -> None:
         self.num_pages = num_pages
         self._states = PageStates(num_pages)
-        self.cache = PrefixCache()
+        self.cache = PrefixCache(num_groups)
         self._free = list(range(num_pages - 1, -1, -1))  # a stack: recently freed (warm) pages first, then low numbers
         self._limit = num_pages
         self._withheld: set[int] = set()
@@ -121,11 +122,13 @@ class PagePool:
             self._states.own(page, to)
             self._states.disown(page, owner)
 
-    def remember(self, pages: Sequence[int], chain: HashChain, tokens: array[int], first: int, end: int) -> None:
+    def remember(
+        self, pages: Sequence[int], chain: HashChain, tokens: array[int], first: int, end: int, group: int = 0
+    ) -> None:
         """Pages `first .. end` of a sequence now hold their KV: put them into the prefix cache. Where another page
         holds the same prefix already, that one stays and ours is freed with its sequence."""
         for at in range(first, end):
-            if self.cache.insert(pages[at], chain, tokens, at):
+            if self.cache.insert(pages[at], chain, tokens, at, group):
                 self._states.set_cached(pages[at], True)
 
     def forget(self, pages: Iterable[int]) -> None:

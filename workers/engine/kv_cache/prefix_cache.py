@@ -22,6 +22,7 @@ class CachedPage:
     digest: bytes
     parent: bytes
     tokens: bytes
+    group: int = 0
 
 
 class PrefixCache:
@@ -29,11 +30,15 @@ class PrefixCache:
 
     It does not count owners. `PagePool`, which does, calls `idle` when a known page loses its last owner, and `busy`
     when it gets one again. `changes` is for those who want to follow the cache.
+
+    A block has a page in each page group, which comes and goes by itself. Those who follow the cache hear of the first
+    group's alone. That is one without a window if there is any, so it is needed for every hit; where pages of other
+    groups are gone, a hit is shorter than they expect.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_groups: int = 1) -> None:
         self.changes = CacheChanges()
-        self._page_of: dict[bytes, int] = {}
+        self._pages_of: tuple[dict[bytes, int], ...] = tuple({} for _ in range(num_groups))  # by group
         self._entries: dict[int, CachedPage] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
 
@@ -44,16 +49,17 @@ class PrefixCache:
         return len(self._entries)
 
     def digests(self) -> Collection[bytes]:
-        """The digests of all pages that can be found."""
-        return self._page_of.keys()
+        """The digests of all pages of the first group that can be found."""
+        return self._pages_of[0].keys()
 
-    def match(self, chain: HashChain, tokens: array[int], max_pages: int) -> list[int]:
-        """Pages of the longest known prefix of `tokens`, at most `max_pages` of them, in order."""
+    def match(self, chain: HashChain, tokens: array[int], max_pages: int, group: int = 0) -> list[int]:
+        """Pages of the longest known prefix of `tokens` in a group, at most `max_pages` of them, in order."""
         chain.extend(tokens, max_pages)
         view = memoryview(tokens).cast("B")
+        page_of = self._pages_of[group]
         pages: list[int] = []
         for at in range(max_pages):
-            page = self._page_of.get(chain.digests[at])
+            page = page_of.get(chain.digests[at])
             if page is None:
                 break
             entry = self._entries[page]
@@ -63,16 +69,27 @@ class PrefixCache:
             pages.append(page)
         return pages
 
-    def insert(self, page: int, chain: HashChain, tokens: array[int], at: int) -> bool:
-        """Make known that `page` holds page number `at` of `tokens`. False if another page already does."""
+    def find(self, chain: HashChain, tokens: array[int], at: int, group: int) -> int | None:
+        """The page of a group that holds block number `at` of `tokens`, which are hashed so far."""
+        page = self._pages_of[group].get(chain.digests[at])
+        if page is None:
+            return None
+        entry = self._entries[page]
+        wanted = memoryview(tokens).cast("B")[at * chain.page_bytes : (at + 1) * chain.page_bytes]
+        return page if entry.parent == chain.parent(at) and entry.tokens == wanted else None
+
+    def insert(self, page: int, chain: HashChain, tokens: array[int], at: int, group: int = 0) -> bool:
+        """Make known that `page` holds block number `at` of `tokens` in a group. False if another page already does."""
         chain.extend(tokens, at + 1)
         digest = chain.digests[at]
-        if digest in self._page_of or page in self._entries:
+        page_of = self._pages_of[group]
+        if digest in page_of or page in self._entries:
             return False
         content = memoryview(tokens).cast("B")[at * chain.page_bytes : (at + 1) * chain.page_bytes]
-        self._page_of[digest] = page
-        self._entries[page] = CachedPage(digest, chain.parent(at), bytes(content))
-        self.changes.store(digest)
+        page_of[digest] = page
+        self._entries[page] = CachedPage(digest, chain.parent(at), bytes(content), group)
+        if not group:
+            self.changes.store(digest)
         return True
 
     def idle(self, page: int) -> None:
@@ -89,13 +106,16 @@ class PrefixCache:
 
     def forget(self, page: int) -> None:
         """Forget a page that is not idle."""
-        digest = self._entries.pop(page).digest
-        del self._page_of[digest]
-        self.changes.remove(digest)
+        entry = self._entries.pop(page)
+        del self._pages_of[entry.group][entry.digest]
+        if not entry.group:
+            self.changes.remove(entry.digest)
 
     def check_integrity(self, idle_pages: Sequence[int]) -> None:
-        """Raises AssertionError unless both maps agree and exactly `idle_pages` can be evicted."""
-        assert len(self._page_of) == len(self._entries)
-        for digest, page in self._page_of.items():
-            assert self._entries[page].digest == digest, f"page {page} is known under two digests"
+        """Raises AssertionError unless all maps agree and exactly `idle_pages` can be evicted."""
+        assert sum(map(len, self._pages_of)) == len(self._entries)
+        for group, page_of in enumerate(self._pages_of):
+            for digest, page in page_of.items():
+                assert self._entries[page].digest == digest, f"page {page} is known under two digests"
+                assert self._entries[page].group == group, f"page {page} is known in two groups"
         assert set(self._idle) == set(idle_pages), "idle pages are not those cached and unowned"

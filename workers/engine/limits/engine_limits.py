@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from slipstream.workers.engine.limits.engine_errors import EngineConfigError
+from slipstream.workers.engine.limits.page_demand import PageDemand
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +13,12 @@ class EngineLimits:
     """`model_id` seeds the hashes of the prefix cache. If a router has to know these, it is the name that it serves.
 
     The pool holds at least one sequence of full length, so that any accepted request can finish once it is alone.
+
+    `windows` are those of the page groups (see `models.directory.page_groups`): a block takes a page in each, and a
+    group with a window gives back the pages that no query will see any more. A prompt that is sent while it is computed
+    takes all its pages at once, which `holds_prompts` counts, for prefill workers: it must not have to wait for others'
+    pages, because its own, which are being sent, cannot be taken back. Where sequences reserve their output, what they
+    are promised counts all their pages, too, given back or not.
     """
 
     num_pages: int
@@ -25,6 +32,8 @@ class EngineLimits:
     model_id: str
     prefix_caching: bool = True
     reserves_output: bool = False  # a sequence is admitted only with room for its whole answer: none is preempted
+    windows: tuple[int | None, ...] = (None,)
+    holds_prompts: bool = False
 
     def __post_init__(self) -> None:
         if self.max_model_len < 2:
@@ -45,6 +54,36 @@ class EngineLimits:
         """What the router calls the sequences of a step."""
         return self.max_num_seqs
 
+    @property
+    def has_windows(self) -> bool:
+        """Whether sequences give back pages before they end."""
+        return self.windows[-1] is not None
+
+    @property
+    def most_blocks(self) -> tuple[int | None, ...]:
+        """The most pages that a sequence holds of each group at a time; None: one for each block."""
+        return self._demand.most_blocks
+
     def pages_for(self, num_tokens: int) -> int:
-        """Pages that hold the KV of so many tokens."""
+        """The most pages that a sequence holds while it comes to have the KV of so many tokens."""
+        if self.windows == (None,):
+            return -(-num_tokens // self.page_tokens)
+        return self._demand.pages_for(num_tokens)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that so many tokens fill: the pages of a group without a window."""
         return -(-num_tokens // self.page_tokens)
+
+    def whole_pages_for(self, num_tokens: int) -> int:
+        """Pages of so many tokens in all groups, those that were given back included."""
+        return self.blocks_for(num_tokens) * len(self.windows)
+
+    def first_block(self, window: int | None, position: int) -> int:
+        """The first block that a query at `position` sees, or any query after it."""
+        return 0 if window is None else max(0, position - window + 1) // self.page_tokens
+
+    @property
+    def _demand(self) -> PageDemand:
+        return PageDemand(
+            self.page_tokens, self.windows, self.max_step_tokens, self.holds_prompts or self.reserves_output
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slipstream.workers.config.worker_config import EngineConfig
 from slipstream.workers.engine.limits.engine_errors import EngineConfigError
+from slipstream.workers.engine.limits.page_demand import PageDemand
 from slipstream.workers.models.directory.model_config import DtypeName
 from slipstream.workers.models.directory.model_spec import ModelSpec
 from slipstream.workers.models.directory.rank_share import Rank
@@ -14,15 +15,15 @@ MIN_MODEL_LEN = 2  # a token of prompt and one of output
 
 
 def page_bytes(model: ModelSpec, config: EngineConfig, rank: Rank) -> int:
-    """Size of a page in a rank's pool: keys and values of `page_tokens` tokens in all layers. Raises ModelError if the
-    KV heads cannot be dealt out to the group."""
+    """Size of a page in a rank's pool: keys and values of `page_tokens` tokens in the layers of a page group, which may
+    be all layers. Raises ModelError if the KV heads cannot be dealt out to the group."""
     own_units = rank.shard(model.kv.num_units, "num_key_value_heads")
     num_units: int = own_units.stop - own_units.start
     dtype = model.dtype if config.dtype == "auto" else config.dtype
     of_unit = model.kv.unit_numbers * ITEM_BYTES[dtype]
     if config.kv_cache_dtype != "auto":
         of_unit = 2 * (model.kv.head_dim + CODE_SCALE_BYTES)
-    return len(model.kv.layers) * num_units * config.page_tokens * of_unit
+    return model.kv.page_groups.num_slots * num_units * config.page_tokens * of_unit
 
 
 def pool_source(config: EngineConfig) -> str:
@@ -51,6 +52,19 @@ def budget_source(kv_budget_bytes: int) -> str:
     return f"budget.memory_gib {kv_budget_bytes / 2**30:g}"
 
 
+def page_demand(model: ModelSpec, config: EngineConfig, *, holds_prompts: bool = False) -> PageDemand:
+    """What sequences take of the pool. `holds_prompts`: in a prefill worker."""
+    windows = model.kv.page_groups.windows
+    is_whole = holds_prompts or config.scheduler_policy == "guaranteed_no_evict"
+    return PageDemand(config.page_tokens, windows, config.max_step_tokens, is_whole)
+
+
+def most_useful_pages(model: ModelSpec, config: EngineConfig) -> int:
+    """More pages than `max_num_seqs` sequences of full length can fill are of no use."""
+    longest = config.max_model_len or model.max_position_embeddings
+    return config.max_num_seqs * page_demand(model, config, holds_prompts=True).pages_for(longest)
+
+
 def elastic_num_pages(model: ModelSpec, config: EngineConfig, rank: Rank, kv_budget_bytes: int) -> int:
     """The pages of a pool that may grow to the whole budget of its host, for all ranks of its group together; but no
     more than `num_pages`, or than `max_num_seqs` sequences of full length can fill. Raises EngineConfigError."""
@@ -58,16 +72,22 @@ def elastic_num_pages(model: ModelSpec, config: EngineConfig, rank: Rank, kv_bud
     num_pages = kv_budget_bytes // of_page
     if num_pages < 1:
         raise EngineConfigError(f"{budget_source(kv_budget_bytes)} does not hold a single page of {of_page} bytes")
-    longest = config.max_model_len or model.max_position_embeddings
-    useful = config.max_num_seqs * -(-longest // config.page_tokens)
-    return min(num_pages, useful, config.num_pages or num_pages)
+    return min(num_pages, most_useful_pages(model, config), config.num_pages or num_pages)
 
 
-def longest_sequence(model: ModelSpec, config: EngineConfig, num_pages: int, source: str | None = None) -> int:
+def longest_sequence(
+    model: ModelSpec,
+    config: EngineConfig,
+    num_pages: int,
+    source: str | None = None,
+    *,
+    holds_prompts: bool = False,
+) -> int:
     """`max_model_len`, or without it what the model allows and the pool holds. `source` is the setting that the pool
-    follows from, if that is not the engine's own. Raises EngineConfigError."""
+    follows from, if that is not the engine's own. `holds_prompts`: in a prefill worker. Raises EngineConfigError."""
     source = source or pool_source(config)
-    num_tokens, longest = num_pages * config.page_tokens, config.max_model_len
+    demand, longest = page_demand(model, config, holds_prompts=holds_prompts), config.max_model_len
+    num_tokens = demand.most_tokens(num_pages, model.max_position_embeddings)
     if longest is None:
         longest = min(model.max_position_embeddings, num_tokens)
         if longest < MIN_MODEL_LEN:

@@ -1,12 +1,20 @@
 """The pages of sequences: taken when one is admitted or reserved, extended when full, and given up at the end.
 
 The state of a sequence determines the state of its pages in the pool; here, both change together.
+
+Where layers have windows, a sequence holds of each page group a run of blocks:
+
+    block      0  1  2  3  4  5  6  7  8  9
+    no window  x  x  x  x  x  x  x  x  x  x     all pages, up to the last token known
+    window     .  .  .  .  x  x  x  x  -  -     given back | seen by the next query, and what a step may write | later
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 
+from slipstream.workers.engine.kv_cache.group_match import GroupMatch, match_full_groups, match_groups
 from slipstream.workers.engine.kv_cache.page_pool import PagePool
 from slipstream.workers.engine.kv_cache.page_states import PageState
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
@@ -18,22 +26,40 @@ class KvCacheManager:
 
     def __init__(self, limits: EngineLimits) -> None:
         self._limits = limits
-        self.pool = PagePool(limits.num_pages)
+        self._most_blocks = limits.most_blocks
+        self.pool = PagePool(limits.num_pages, len(limits.windows))
         self.num_queried_tokens = 0  # looked up in the prefix cache when a sequence first took pages
         self.num_hit_tokens = 0
+
+    def change_limits(self, limits: EngineLimits) -> None:
+        """Changes the limits; the pages stay the same."""
+        assert limits.windows == self._limits.windows
+        self._limits = limits
+        self._most_blocks = limits.most_blocks
 
     def take(self, sequence: Sequence, num_tokens: int, owner: PageState, spare: int) -> bool:
         """Pages for `num_tokens` tokens, from the prefix cache as far as it goes. At least one token is left to
         compute (or receive): the next token is sampled from the last one's hidden state, which is not cached. False,
         with nothing taken, if there are too few."""
-        max_shared = (sequence.num_tokens - 1) // self._limits.page_tokens if sequence.chain else 0
-        shared = self.pool.cache.match(sequence.chain, sequence.tokens, max_shared) if sequence.chain else []
-        pages = self.pool.acquire(shared, self._limits.pages_for(num_tokens) - len(shared), owner, spare)
+        limits = self._limits
+        next_position = _next_position(sequence, owner)
+        hit = self._match(sequence, next_position)
+        num_computed = hit.num_blocks * limits.page_tokens
+        position = max(num_computed, next_position)
+        firsts = [limits.first_block(window, position) for window in limits.windows]
+        ends = self._ends(sequence, num_tokens, position, owner)
+        shared = [page for pages in hit.pages for page in pages]
+        num_new = [end - max(hit.num_blocks, first) for first, end in zip(firsts, ends, strict=True)]
+        pages = self.pool.acquire(shared, sum(num_new), owner, spare)
         if pages is None:
             return False
-        sequence.pages = pages
-        sequence.num_computed = len(shared) * self._limits.page_tokens
-        sequence.num_remembered = len(shared)
+        at = len(shared)
+        for table, first, of_hit, num in zip(sequence.tables, firsts, hit.pages, num_new, strict=True):
+            table[:] = array("i", bytes(4 * first)) + array("i", of_hit) + pages[at : at + num]
+            at += num
+        sequence.first_blocks[:] = firsts
+        sequence.num_computed = num_computed
+        sequence.num_remembered = hit.num_blocks
         if sequence.num_cached is None:
             sequence.num_cached = sequence.num_computed
             self.num_queried_tokens += sequence.num_tokens
@@ -42,26 +68,70 @@ class KvCacheManager:
 
     def grow(self, sequence: Sequence, num_tokens: int, spare: int = 0) -> bool:
         """Take pages for so many tokens in all. False, with nothing taken, if there are too few."""
-        num_missing = self._limits.pages_for(num_tokens) - len(sequence.pages)
-        if num_missing > 0:
-            owner = sequence.page_owner
-            assert owner is not None
-            new = self.pool.acquire((), num_missing, owner, spare)
-            if new is None:
-                return False
-            sequence.pages.extend(new)
+        owner = sequence.page_owner
+        assert owner is not None
+        position = max(sequence.num_computed, _next_position(sequence, owner))
+        ends = self._ends(sequence, num_tokens, position, owner)
+        num_new = [max(0, end - len(table)) for end, table in zip(ends, sequence.tables, strict=True)]
+        if not any(num_new):
+            return True
+        new = self.pool.acquire((), sum(num_new), owner, spare)
+        if new is None:
+            return False
+        at = 0
+        for table, num in zip(sequence.tables, num_new, strict=True):
+            table.extend(new[at : at + num])
+            at += num
         return True
+
+    def lacks_pages(self, sequence: Sequence) -> bool:
+        """Whether a running sequence has too few for what the next step may compute of it."""
+        ends = self._ends(sequence, sequence.num_tokens, sequence.num_computed, PageState.ACTIVE)
+        return any(len(table) < end for table, end in zip(sequence.tables, ends, strict=True))
+
+    def give_back_unseen(self, sequence: Sequence, position: int | None = None) -> None:
+        """Give back the pages that no query at `position` or later will see; without it, at what is computed next. Not
+        while pages are being sent to where the sequence moves: they have to stay in place."""
+        if sequence.num_sends:
+            return
+        owner = sequence.page_owner
+        assert owner is not None
+        position = sequence.num_computed if position is None else position
+        for group, window in enumerate(self._limits.windows):
+            if window is None:
+                continue
+            first, held_from = self._limits.first_block(window, position), sequence.first_blocks[group]
+            if first > held_from:
+                table = sequence.tables[group]
+                self.pool.release(table[held_from:first], owner)
+                sequence.first_blocks[group] = min(first, len(table))
 
     def remember(self, sequence: Sequence) -> None:
         """Put pages that have become full into the prefix cache."""
         num_full = sequence.num_computed // self._limits.page_tokens
         if sequence.chain is not None and num_full > sequence.num_remembered:
-            self.pool.remember(sequence.pages, sequence.chain, sequence.tokens, sequence.num_remembered, num_full)
+            for group, table in enumerate(sequence.tables):
+                first = max(sequence.num_remembered, sequence.first_blocks[group])
+                self.pool.remember(table, sequence.chain, sequence.tokens, first, num_full, group)
             sequence.num_remembered = num_full
+
+    def remember_received(self, sequence: Sequence, *, is_whole: bool) -> None:
+        """Put full pages that have arrived into the prefix cache. Those of groups with a window come last, when the
+        sequence `is_whole`; pages that its source had given back by then hold nothing."""
+        if is_whole and self._limits.has_windows:
+            self.give_back_unseen(sequence)
+        chain, num_full = sequence.chain, sequence.num_computed // self._limits.page_tokens
+        if chain is None:
+            return
+        for group, window in enumerate(self._limits.windows):
+            if window is None or is_whole:
+                first = sequence.num_remembered if window is None else sequence.first_blocks[group]
+                self.pool.remember(sequence.tables[group], chain, sequence.tokens, first, num_full, group)
+        sequence.num_remembered = max(sequence.num_remembered, num_full)
 
     def forget(self, sequence: Sequence) -> None:
         """Remove the KV of a sequence, which cannot be trusted, from the prefix cache."""
-        self.pool.forget(sequence.pages)
+        self.pool.forget(sequence.held_pages)
 
     def rebook(self, sequence: Sequence, to: SequenceState) -> None:
         """Change the state of the sequence, and with it that of its pages in the pool."""
@@ -70,23 +140,63 @@ class KvCacheManager:
         new_owner = sequence.page_owner
         assert owner is not None
         assert new_owner is not None
-        self.pool.hand_over(sequence.pages, owner, new_owner)
+        self.pool.hand_over(sequence.held_pages, owner, new_owner)
 
     def give_up(self, sequence: Sequence) -> None:
         """Give back all pages of a sequence; full ones stay in the prefix cache."""
         owner = sequence.page_owner
-        if owner is not None:
-            self.pool.release(sequence.pages, owner)
-        del sequence.pages[:]
+        for table, first in zip(sequence.tables, sequence.first_blocks, strict=True):
+            if owner is not None:
+                self.pool.release(table[first:], owner)
+            del table[:]
+        sequence.first_blocks[:] = [0] * sequence.num_groups
         sequence.num_computed = sequence.num_remembered = 0
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Raises AssertionError unless these sequences own all pages that have an owner in the pool."""
-        owned = []
+        """Raises AssertionError unless these sequences own all pages that have an owner in the pool, and have those
+        that a query may see."""
+        limits, owned = self._limits, []
         for sequence in sequences:
-            owner = sequence.page_owner
-            assert (owner is None) == (not sequence.pages), f"{sequence.key} {sequence.state}: {sequence.pages}"
-            if owner is not None:
-                owned.append((sequence.pages, owner))
-            assert sequence.num_computed <= len(sequence.pages) * self._limits.page_tokens
+            owner, held = sequence.page_owner, sequence.held_pages
+            assert (owner is None) == (not held), f"{sequence.key} {sequence.state}: {held}"
+            if owner is None:
+                continue
+            owned.append((held, owner))
+            if owner is PageState.DRAINING:
+                continue
+            position = max(sequence.num_computed, _next_position(sequence, owner))
+            for window, table, first in zip(limits.windows, sequence.tables, sequence.first_blocks, strict=True):
+                assert sequence.num_computed <= len(table) * limits.page_tokens
+                assert first <= limits.first_block(window, position), f"{sequence.key} gave back what a query will see"
         self.pool.check_integrity(owned)
+
+    def _match(self, sequence: Sequence, next_position: int) -> GroupMatch:
+        limits, chain = self._limits, sequence.chain
+        if chain is None:
+            return GroupMatch(0, tuple([] for _ in limits.windows))
+        max_blocks = (sequence.num_tokens - 1) // limits.page_tokens
+        cache, tokens = self.pool.cache, sequence.tokens
+        if sequence.is_adopted:
+            return match_full_groups(cache, limits, chain, tokens, max_blocks)
+        return match_groups(cache, limits, chain, tokens, max_blocks, next_position)
+
+    def _ends(self, sequence: Sequence, num_tokens: int, position: int, owner: PageState) -> list[int]:
+        """By group, up to which block a sequence needs pages now for `num_tokens` tokens, the next of which is computed
+        at `position`. Where a group has a window, those of later steps can wait: what they take is given back by then.
+        Not where pages are sent: a prompt that is being sent cannot give way to others, so it must not have to wait for
+        them."""
+        limits = self._limits
+        end = limits.blocks_for(num_tokens)
+        if not limits.has_windows or owner is not PageState.ACTIVE or sequence.ticket is not None:
+            return [end] * len(limits.windows)
+        return [
+            end if most is None else min(end, limits.first_block(window, position) + most)
+            for window, most in zip(limits.windows, self._most_blocks, strict=True)
+        ]
+
+
+def _next_position(sequence: Sequence, owner: PageState) -> int:
+    """Where the first query of a reservation will be, the KV before which is on its way; 0 for other sequences."""
+    if owner is not PageState.RESERVED:
+        return 0
+    return sequence.num_tokens - sequence.is_adopted

@@ -11,10 +11,13 @@ so at both ends, and the destination continues with exactly the step that the so
 
 from __future__ import annotations
 
+from array import array
+
 from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.scheduling.scheduler import Scheduler
 from slipstream.workers.engine.scheduling.sequence import Sequence, SequenceState
+from slipstream.workers.engine.scheduling.wanted_pages import WantedPages
 from slipstream.workers.interface.engine import AttemptKey, EngineRequestError, Reservation
 
 
@@ -44,6 +47,7 @@ class NativeMigrations:
             return None
         for token_id in token_ids:
             sequence.append(token_id)
+        self._scheduler.skip_to(sequence, sequence.num_tokens - 1)
         return self._wanted(sequence, num_room_tokens)
 
     def copied(self, key: AttemptKey) -> bool:
@@ -61,14 +65,17 @@ class NativeMigrations:
             raise EngineRequestError("token_ids", f"{sequence.key} has pages for {num_held} tokens")
 
     def _wanted(self, sequence: Sequence, num_room_tokens: int) -> Reservation:
-        first_page = sequence.num_computed // self._limits.page_tokens
+        limits, num_tokens = self._limits, sequence.num_tokens
+        first_block = sequence.num_computed // limits.page_tokens
         if num_room_tokens:
-            end_page = len(sequence.pages)
+            wanted = WantedPages.of_rest(limits, first_block, num_tokens, len(sequence.pages))
         else:
-            end_page = (sequence.num_tokens - 1) // self._limits.page_tokens
-            sequence.num_to_land = end_page * self._limits.page_tokens
+            end = (num_tokens - 1) // limits.page_tokens
+            wanted = WantedPages.of_full_blocks(limits, min(first_block, end), end)
+            sequence.num_to_land = end * limits.page_tokens
         num_cached = sequence.num_cached or 0
-        return Reservation(sequence.key, num_cached, first_page, tuple(sequence.pages[first_page:end_page]))
+        page_ids = tuple(wanted.ids(sequence.tables))
+        return Reservation(sequence.key, num_cached, first_block, page_ids, num_tokens if limits.has_windows else 0)
 
     def interrupt(self, key: AttemptKey) -> bool:
         return False  # it is only called between two steps
@@ -88,23 +95,34 @@ class NativeMigrations:
 
     def check_ticket(self, key: AttemptKey, ticket: HandoffTicket, freeze: bool) -> None:
         sequence = self._decoding(key)
-        end_page, page_tokens = ticket.first_page + ticket.num_pages, self._limits.page_tokens
-        if freeze and self._limits.pages_for(sequence.num_computed) > end_page:
+        wanted, page_tokens = WantedPages.of_ticket(self._limits, ticket, is_rest=freeze), self._limits.page_tokens
+        if wanted is None or ticket.num_tokens > sequence.num_tokens:
+            raise EngineRequestError("ticket", f"{ticket.num_pages} pages of {ticket.num_tokens} tokens of {key}")
+        if freeze and self._limits.blocks_for(sequence.num_computed) > wanted.end:
             raise EngineRequestError(
-                "ticket", f"ends before page {end_page}; {key} has {sequence.num_computed} tokens by now"
+                "ticket", f"ends before page {wanted.end}; {key} has {sequence.num_computed} tokens by now"
             )
-        if not freeze and end_page > sequence.num_computed // page_tokens:
+        if not freeze and wanted.end > sequence.num_computed // page_tokens:
             raise EngineRequestError(
-                "ticket", f"asks for {end_page} full pages; {key} has {sequence.num_computed} tokens"
+                "ticket", f"asks for {wanted.end} full pages; {key} has {sequence.num_computed} tokens"
             )
 
     def begin_send(self, key: AttemptKey, ticket: HandoffTicket) -> tuple[int, ...]:
-        """If the ticket asks for more pages than the sequence has, the last page is repeated: nothing reads those."""
+        """If the ticket asks for pages that the sequence does not have yet, or has given back, others are sent in their
+        place: nothing reads those."""
         sequence = self._scheduler.get(key)
         assert sequence is not None
         self._scheduler.begin_send(sequence)
-        page_ids = sequence.pages[ticket.first_page : ticket.first_page + ticket.num_pages].tolist()
-        return tuple(page_ids + sequence.pages[-1:].tolist() * (ticket.num_pages - len(page_ids)))
+        wanted = WantedPages.of_ticket(self._limits, ticket, is_rest=sequence.state is SequenceState.FROZEN)
+        assert wanted is not None
+        return tuple(
+            wanted.ids(
+                [
+                    _padded(table, first, wanted.end)
+                    for table, first in zip(sequence.tables, sequence.first_blocks, strict=True)
+                ]
+            )
+        )
 
     def end_send(self, key: AttemptKey) -> None:
         sequence = self._scheduler.get(key)
@@ -119,3 +137,9 @@ class NativeMigrations:
             where = "unknown" if sequence is None else sequence.state.value
             raise EngineRequestError("request_id", f"{key} is {where} here and does not decode")
         return sequence
+
+
+def _padded(table: array[int], first: int, end: int) -> array[int]:
+    """A table of `end` blocks that has the last page wherever this one has none."""
+    last = table[-1:]
+    return last * first + table[first:end] + last * (end - len(table))

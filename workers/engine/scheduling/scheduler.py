@@ -59,6 +59,7 @@ class Scheduler:
         assert not self._sequences
         assert (limits.num_pages, limits.page_tokens) == (self._limits.num_pages, self._limits.page_tokens)
         self._limits = limits
+        self.pages.change_limits(limits)
 
     def get(self, key: AttemptKey) -> Sequence | None:
         return self._sequences.get(key)
@@ -92,18 +93,22 @@ class Scheduler:
         spare = 0 if self._limits.reserves_output else self._num_waiting_pages() + self._growth_room()
         return self.pages.grow(sequence, min(num_tokens, sequence.max_tokens), spare)
 
+    def skip_to(self, sequence: Sequence, position: int) -> None:
+        """The first query of a reservation will be at `position` or later."""
+        self.pages.give_back_unseen(sequence, position)
+        self._withhold_pages()
+
     def copied(self, sequence: Sequence) -> None:
         """Full pages of a reservation have landed; others are still to come."""
         sequence.num_computed = sequence.num_to_land
-        self.pages.remember(sequence)
+        self.pages.remember_received(sequence, is_whole=False)
 
     def land(self, sequence: Sequence) -> None:
         """The KV of all tokens that a reservation waited for is in its pages."""
         if sequence.is_adopted and sequence.state is SequenceState.RESERVED:
             sequence.move(SequenceState.LANDED)  # `start` will say how far the KV goes
             return
-        sequence.num_computed = sequence.num_to_land
-        self.pages.remember(sequence)
+        self._received(sequence)
         if sequence.state is SequenceState.STARTED:
             self._run(sequence)
         else:
@@ -117,7 +122,7 @@ class Scheduler:
             sequence.num_to_land = sequence.num_tokens - 1
         if sequence.state is SequenceState.LANDED:
             if sequence.is_adopted:
-                self.copied(sequence)
+                self._received(sequence)
             self._run(sequence)
         else:
             sequence.move(SequenceState.STARTED)
@@ -125,8 +130,9 @@ class Scheduler:
     def convert(self, sequence: Sequence) -> None:
         """Compute a reserved sequence here after all. If its KV has landed already, all full pages of it are in the
         prefix cache: it queues as if it were new, because its last token has to be computed once more and that must
-        not write into pages that others may share by now."""
-        if sequence.state is SequenceState.RESERVED:
+        not write into pages that others may share by now. So does one whose layers have windows: it has no pages for
+        what its last token does not see."""
+        if sequence.state is SequenceState.RESERVED and not self._limits.has_windows:
             self._run(sequence)
         else:
             self._requeue(sequence)
@@ -216,6 +222,12 @@ class Scheduler:
         for chunk in step.chunks:
             chunk.sequence.num_computed += chunk.num_tokens
             self.pages.remember(chunk.sequence)
+        if self._limits.has_windows:
+            for sequence in step.decoding:
+                self.pages.give_back_unseen(sequence)
+            for chunk in step.chunks:
+                self.pages.give_back_unseen(chunk.sequence)
+            self._withhold_pages()
 
     def finish(self, sequence: Sequence) -> None:
         """A running sequence is done: its full pages become prefix cache. Where they are being sent they drain first,
@@ -259,10 +271,11 @@ class Scheduler:
     @property
     def num_wanted_pages(self) -> int:
         """Pages that sequences wait for, beyond those in use: those with a slot in the queue, and those that run but
-        lack a page for their next token."""
+        lack pages for their next token."""
         num_slots = max(0, self._limits.max_num_seqs - len(self._running) - self._num_reserved)
         waiting = self._waiting[:num_slots]
-        return sum(map(self._pages_to_run, waiting)) + len(self._starved)
+        num_starved = len(self._starved) * len(self._limits.windows)
+        return sum(map(self._pages_to_run, waiting)) + num_starved
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -287,12 +300,14 @@ class Scheduler:
     def _secure_pages(self) -> None:
         """Give each running sequence pages for all its tokens, first in order first; preempt from the end for them. A
         sequence that finds none to preempt and cannot be preempted itself, because its pages are being sent, waits."""
-        page_tokens = self._limits.page_tokens
+        page_tokens, has_windows = self._limits.page_tokens, self._limits.has_windows
         self._starved.clear()
         at = 0
         while at < len(self._running):
             sequence = self._running[at]
             is_full = len(sequence.tokens) > len(sequence.pages) * page_tokens
+            if has_windows:
+                is_full = self.pages.lacks_pages(sequence)
             if is_full and not self.pages.grow(sequence, sequence.num_tokens):
                 assert not self._limits.reserves_output, f"{sequence.key} lacks a page that was promised to it"
                 victim = self._victim(sequence)
@@ -345,7 +360,13 @@ class Scheduler:
         the pool; none is left where nothing runs, so the first always fits."""
         if self._limits.reserves_output:
             return self._num_promised()
-        return min(len(self._running), 1 + self._limits.num_pages // 64)
+        return min(len(self._running) * len(self._limits.windows), 1 + self._limits.num_pages // 64)
+
+    def _received(self, sequence: Sequence) -> None:
+        """The KV of a reservation is here, all of it."""
+        sequence.num_computed = sequence.num_to_land
+        self.pages.remember_received(sequence, is_whole=True)
+        self._withhold_pages()
 
     def _run(self, sequence: Sequence) -> None:
         """Move a sequence from a reserved state into the batch, in the slot that it has."""
@@ -384,10 +405,9 @@ class Scheduler:
         """Pages that sequences have not taken yet and will get without fail."""
         if not self._limits.reserves_output:
             return 0
-        pages_for, growing = self._limits.pages_for, _GROWING_STATES
-        return sum(
-            [max(pages_for(s.most_tokens) - len(s.pages), 0) for s in self._sequences.values() if s.state in growing]
-        )
+        blocks_for, growing, num_groups = self._limits.blocks_for, _GROWING_STATES, len(self._limits.windows)
+        growing_sequences = [s for s in self._sequences.values() if s.state in growing]
+        return num_groups * sum([max(blocks_for(s.most_tokens) - len(s.pages), 0) for s in growing_sequences])
 
     def _num_bound_pages(self) -> int:
         """Pages below which a limit cannot go now: what is in use is withheld once it is given back, so this is 0 where

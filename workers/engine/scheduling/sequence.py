@@ -24,7 +24,7 @@ class SequenceState(Enum):
                     ^                |  |  |         |       start            land
                     +----preempt-----+  |  |         +-------------> STARTED -------> RUNNING
                                         |  |         |
-                 FINISHED <-------------+  |         +-- add (compute it here) --> RUNNING, or WAITING once landed
+                 FINISHED <-------------+  |         +-- add (compute it here) --> RUNNING or, if landed, WAITING
                                         ^  v
                                         | HELD   (prefill only: its token is sampled, its pages are being sent)
                                         |
@@ -49,7 +49,7 @@ _S = SequenceState
 _TRANSITIONS: dict[SequenceState, frozenset[SequenceState]] = {
     _S.WAITING: frozenset({_S.RUNNING, _S.FINISHED}),
     _S.RUNNING: frozenset({_S.WAITING, _S.HELD, _S.FROZEN, _S.DRAINING, _S.FINISHED}),
-    _S.RESERVED: frozenset({_S.LANDED, _S.STARTED, _S.RUNNING, _S.DRAINING, _S.FINISHED}),
+    _S.RESERVED: frozenset({_S.LANDED, _S.STARTED, _S.RUNNING, _S.WAITING, _S.DRAINING, _S.FINISHED}),
     _S.LANDED: frozenset({_S.RUNNING, _S.WAITING, _S.DRAINING, _S.FINISHED}),
     _S.STARTED: frozenset({_S.RUNNING, _S.DRAINING, _S.FINISHED}),
     _S.HELD: frozenset({_S.DRAINING, _S.FINISHED}),
@@ -91,7 +91,10 @@ class Sequence:
     grammar: GrammarMatcher | None = None  # reads the same tokens
     ticket: HandoffTicket | None = None  # set: prefill only
     state: SequenceState = SequenceState.WAITING
-    pages: array[int] = field(default_factory=lambda: array("i"))
+    num_groups: int = 1
+    pages: array[int] = field(default_factory=lambda: array("i"))  # those of the first page group, block by block
+    tables: tuple[array[int], ...] = field(init=False)  # by page group; the first is `pages`
+    first_blocks: list[int] = field(init=False)  # by page group: entries of the table before it stand for no page
     num_computed: int = 0  # tokens whose KV is in the pages
     num_remembered: int = 0  # pages offered to the prefix cache
     num_sends: int = 0  # transfers to another worker that read its pages while it decodes
@@ -102,6 +105,8 @@ class Sequence:
     max_tokens: int = field(init=False)  # it ends when it has so many tokens
 
     def __post_init__(self) -> None:
+        self.tables = (self.pages, *(array("i") for _ in range(1, self.num_groups)))
+        self.first_blocks = [0] * self.num_groups
         self.num_to_land = self.num_tokens
         self.min_tokens = self.num_prompt + self.params.min_tokens
         self.max_tokens = min(self.num_prompt + self.params.max_tokens, self.max_model_len)
@@ -137,6 +142,16 @@ class Sequence:
     def is_preemptible(self) -> bool:
         """Whether it may be preempted: not while its pages are being sent, as they have to stay in place."""
         return self.ticket is None and not self.num_sends
+
+    @property
+    def held_pages(self) -> array[int]:
+        """All pages that it holds, group by group."""
+        if self.num_groups == 1 and not self.first_blocks[0]:
+            return self.pages
+        held = array("i")
+        for table, first in zip(self.tables, self.first_blocks, strict=True):
+            held += table[first:]
+        return held
 
     @property
     def page_owner(self) -> PageState | None:

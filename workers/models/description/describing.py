@@ -57,7 +57,8 @@ def _found(model_dir: Path, examine: Examine, *, runs_code: bool) -> Found:
         except ValueError:  # written by something else
             pass
     found = examine(model_dir, runs_code)
-    cache.put(key, found.to_json())
+    if found.description is not None or found.needs_code:  # a refusal may be for a package that is missing
+        cache.put(key, found.to_json())
     return found
 
 

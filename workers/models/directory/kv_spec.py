@@ -1,9 +1,9 @@
 """What a model keeps of each token: the shape of its KV pages. Free of torch.
 
-The pool of a rank is, as bytes, `[layers, pages, units of the rank, unit_bytes]`, the same for all layers. A *unit* is
-the smallest run of KV heads that is dealt out to a tensor-parallel rank: where layers differ in their number of heads,
-it is more heads of one layer than of another. A layer that stores less than the largest leaves a gap at the end of its
-units.
+The pool of a rank is, as bytes, `[slots, pages, units of the rank, unit_bytes]`, the same for all layers. A slot is a
+layer where all layers have one window (see `page_groups`). A *unit* is the smallest run of KV heads that is dealt out
+to a tensor-parallel rank: where layers differ in their number of heads, it is more heads of one layer than of another.
+A layer that stores less than the largest leaves a gap at the end of its units.
 
     unit of a layer   | head 0: K of page_tokens tokens, then V | head 1: K, V | ... | gap |
 
@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+
+from slipstream.workers.models.directory.page_groups import PageGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,12 @@ class KvSpec:
         return len({(one.num_heads, one.key_dim, one.value_dim) for one in self.layers}) == 1 and (
             self.layers[0].key_dim == self.layers[0].value_dim
         )
+
+    @property
+    def page_groups(self) -> PageGroups:
+        """How the layers share pages. The last token of a prompt is always part of what is seen, so that its page is
+        there: a window is at least 2."""
+        return PageGroups.of(tuple(one.window and max(one.window, 2) for one in self.layers))
 
     @property
     def head_dim(self) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -19,6 +20,7 @@ from slipstream.workers.models.directory.json_keys import Keys, read_json
 from slipstream.workers.models.directory.model_config import CONFIG_FILE, keys_of_other_families
 from slipstream.workers.models.general.describe import describe
 from slipstream.workers.models.general.pretrained import empty_model, read_config, transformers_version
+from slipstream.workers.models.general.quantized import set_dequantization
 
 ROPE_KEYS = ("rope_parameters", "rope_scaling")
 
@@ -38,8 +40,11 @@ def examined(model_dir: Path, runs_code: bool) -> ModelDescription:
                 )
             )
         )
+    _refuse_contradiction(keys)
+    config = read_config(model_dir, trust)
+    set_dequantization(config, model_dir)
     spec = replace(describe(model_dir, trust), runs_code=trust)
-    model = empty_model(read_config(model_dir, trust), torch.float32, "meta", trust)
+    model = empty_model(config, torch.float32, "meta", trust)
     _refuse_keys_that_are_not_read(keys.section("text_config") or keys, model)
     tied: Any = getattr(model, "all_tied_weights_keys", None) or {}
     return ModelDescription(
@@ -66,6 +71,20 @@ def needs_code(keys: Keys) -> bool:
     raise keys.error(
         "model_type", f"{model_type!r} is not supported: transformers {transformers_version()} has no such {what}"
     )
+
+
+def _refuse_contradiction(keys: Keys) -> None:
+    """vLLM goes by `architectures`, transformers by `model_type`: a class of transformers of another type is refused.
+    Raises ModelError."""
+    model_type, names = str(keys.get("model_type")), keys.get("architectures", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise keys.error("architectures", f"must be a list of names, got {names!r}")
+    for name in names:
+        known = getattr(getattr(transformers, name, None), "config_class", None)
+        if known is None or known.model_type == model_type or known.model_type.startswith(f"{model_type}_"):
+            continue
+        if name != MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type):  # some types have the class of another one
+            raise keys.error("model_type", f"{model_type!r} contradicts architectures: {name}")
 
 
 def _refuse_keys_that_are_not_read(keys: Keys, model: PreTrainedModel) -> None:

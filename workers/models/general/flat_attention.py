@@ -50,6 +50,7 @@ class FlatAttention:
     ) -> None:
         self._calls = calls
         self._tp = TensorParallel() if tp is None else tp
+        self._places = calls.kv_spec().page_groups.places  # group and slot of each layer
         self._num_units = num_units  # of the rank
         self._page_tokens = page_tokens
         self._native = None if library is None else NativeCalls(library, calls, num_units, page_tokens, dtype)
@@ -117,7 +118,7 @@ class FlatAttention:
         if native is None:
             attended = self._by_torch(step, call, query, key, value, sinks)
         else:
-            pages = step.kv[call.layer]
+            pages = step.kv[self._places[call.layer][1]]
             if call.stores:
                 native.write(heads_of(key), heads_of(value), pages)
                 if step.layer_done is not None:
@@ -130,24 +131,27 @@ class FlatAttention:
     def _by_torch(
         self, step: _Step, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None
     ) -> Tensor:
-        layer = step.layers[call.layer]
+        layer, group = step.layers[call.layer], self._places[call.layer][0]
         if call.stores:
-            layer.write(key[0].transpose(0, 1), value[0].transpose(0, 1), step.batch.slots)
+            layer.write(key[0].transpose(0, 1), value[0].transpose(0, 1), step.batch.groups[group].slots)
             if step.layer_done is not None:
                 step.layer_done(call.layer)
-        return _attend(query[0].transpose(0, 1), layer, step.batch, call, sinks)
+        page_table = step.batch.groups[group].page_table
+        return _attend(query[0].transpose(0, 1), layer, step.batch, page_table, call, sinks)
 
     def _own(self, num_heads: int) -> slice:
         return self._tp.shard(num_heads, "num_attention_heads")
 
 
-def _attend(query: Tensor, layer: PageLayer, batch: StepBatch, call: AttentionCall, sinks: Tensor | None) -> Tensor:
+def _attend(
+    query: Tensor, layer: PageLayer, batch: StepBatch, page_table: Tensor, call: AttentionCall, sinks: Tensor | None
+) -> Tensor:
     """[tokens, heads, key_dim] -> [tokens, heads, value_dim], sequence by sequence."""
     out = torch.empty(*query.shape[:2], call.value_dim, dtype=query.dtype, device=query.device)
     first = 0
     for row, (num_queries, kv_len) in enumerate(zip(batch.query_lens, batch.kv_lens, strict=True)):
         begin = call.visibility.first_key(kv_len - num_queries) // layer.page_tokens
-        pages = batch.page_table[row, begin : (kv_len - 1) // layer.page_tokens + 1]
+        pages = page_table[row, begin : (kv_len - 1) // layer.page_tokens + 1]
         first_key = begin * layer.page_tokens
         keys, values = layer.gather(pages, kv_len - first_key)
         rows = slice(first, first + num_queries)

@@ -18,12 +18,15 @@ class NativeCalls:
     def __init__(
         self, library: ctypes.CDLL, calls: AttentionCalls, num_units: int, page_tokens: int, dtype: torch.dtype
     ) -> None:
+        places = calls.kv_spec().page_groups.places
         unit_numbers = max(layer.numbers for layer in calls.kv_spec().layers) // num_units
         self._kinds: dict[tuple[object, ...], NativeAttention] = {}
+        self._groups: list[tuple[int, NativeAttention]] = []
         self._calls: list[NativeAttention | None] = []
         for call in calls.calls:
             sizes = (call.num_heads, call.num_kv_heads, call.key_dim, call.value_dim)
-            key = (*sizes, call.scale, call.softcap, call.visibility)
+            group = places[call.layer][0]
+            key = (group, *sizes, call.scale, call.softcap, call.visibility)
             if key not in self._kinds:
                 try:
                     kind = _kind(library, call, num_units, page_tokens, unit_numbers * page_tokens, dtype)
@@ -31,11 +34,13 @@ class NativeCalls:
                     self._calls.append(None)
                     continue
                 self._kinds[key] = kind
+                self._groups.append((group, kind))
             self._calls.append(self._kinds[key])
 
     def begin_step(self, arrays: StepArrays) -> None:
-        for kind in self._kinds.values():
-            kind.begin_step(arrays.query_starts, arrays.kv_lens, arrays.page_table, arrays.slots)
+        for group, kind in self._groups:
+            own = arrays.groups[group - 1] if group else arrays
+            kind.begin_step(arrays.query_starts, arrays.kv_lens, own.page_table, own.slots)
 
     def __getitem__(self, number: int) -> NativeAttention | None:
         """None: the library cannot compute this call."""

@@ -13,6 +13,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from slipstream.workers.models.directory.json_keys import ModelError
+from slipstream.workers.models.general.quantized import set_dequantization
 
 log = logging.getLogger(__name__)
 
@@ -74,15 +75,20 @@ def empty_model(
     return cast(PreTrainedModel, model.eval())
 
 
-def load_pretrained(model_dir: Path, dtype: torch.dtype, **options: Any) -> PreTrainedModel:
+def load_pretrained(
+    model_dir: Path, dtype: torch.dtype, trust_remote_code: bool = False, **options: Any
+) -> PreTrainedModel:
     """Raises ModelError, also if weights are missing or have other shapes."""
+    config = read_config(model_dir, trust_remote_code)
+    set_dequantization(config, model_dir)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             model_dir,
-            config=read_config(model_dir, options.get("trust_remote_code", False)),
+            config=config,
             dtype=dtype,
             local_files_only=True,
             output_loading_info=True,
+            trust_remote_code=trust_remote_code,
             **options,
         )
     except ModelError:

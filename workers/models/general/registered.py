@@ -31,12 +31,15 @@ def unregister_attention(name: str) -> None:
 def attention_of(model: PreTrainedModel, name: str) -> Iterator[None]:
     """Within it, the model computes attention with the function registered as `name`. Raises ValueError if it does not
     use the registry."""
-    before = model.config._attn_implementation
+    # Each part has its own: where one does not use the registry, it and the model as a whole keep the name they had.
+    parts = [module.config for module in model.modules() if isinstance(module, PreTrainedModel)]
+    before = [config._attn_implementation for config in parts]
     set_attention(model, name)
     try:
         yield
     finally:
-        set_attention(model, before)
+        for config, own in zip(parts, before, strict=True):
+            config._attn_implementation_internal = own  # its property would set the parts of a part, too
 
 
 def set_attention(model: PreTrainedModel, name: str) -> None:

@@ -103,8 +103,8 @@ def eager_scores(model: PreTrainedModel, spec: GeneralSpec) -> Tensor:
 
 def _paged_scores(general: GeneralModel, prompts: list[_Prompt], page_tokens: int) -> Tensor | None:
     """The same rows over pages, all sequences side by side; None on ranks other than 0."""
-    of_one = -(-max(LENGTHS) // page_tokens)
-    shape = kv_shape(general.spec, general.tp, of_one * len(prompts), page_tokens)
+    of_one, num_groups = -(-max(LENGTHS) // page_tokens), len(general.spec.kv.page_groups.windows)
+    shape = kv_shape(general.spec, general.tp, of_one * num_groups * len(prompts), page_tokens)
     kv = torch.zeros(shape, dtype=general.dtype, device=general.device)
     rows: list[list[Tensor]] = [[] for _ in prompts]
     for step in range(max(len(prompt.chunks) for prompt in prompts)):
@@ -113,9 +113,12 @@ def _paged_scores(general: GeneralModel, prompts: list[_Prompt], page_tokens: in
             if step >= len(prompt.chunks):
                 continue
             start, end = prompt.chunks[step]
-            first = number * of_one
-            pages = torch.arange(first, first + -(-end // page_tokens), dtype=torch.int32).numpy().tobytes()
-            slices.append(SequenceSlice(start, prompt.tokens[start:end], pages, True))
+            firsts = [(number * num_groups + group) * of_one for group in range(num_groups)]
+            num_pages = -(-end // page_tokens)
+            pages, *more = (
+                torch.arange(first, first + num_pages, dtype=torch.int32).numpy().tobytes() for first in firsts
+            )
+            slices.append(SequenceSlice(start, prompt.tokens[start:end], pages, True, tuple(more)))
             numbers.append(number)
         scores = general.scores(StepBatch.build(slices, page_tokens, general.device), kv)
         for number, row in zip(numbers, scores if scores is not None else (), strict=False):

@@ -22,16 +22,17 @@ def kv_dtype(kv_cache_dtype: KvCacheDtype, model_dtype: torch.dtype) -> torch.dt
 def kv_shape(
     model: ModelSpec, tp: Rank, num_pages: int, page_tokens: int, dtype: torch.dtype | None = None
 ) -> tuple[int, ...]:
-    """[layers, pages, kv_heads of the rank, 2, page_tokens, head_dim], or where `dtype`, the pool's, is one of codes
-    [layers, pages, kv_heads of the rank, head_bytes]; where layers differ or keys and values do
-    [layers, pages, units of the rank, page_tokens * unit_numbers], and where nothing is stored of single tokens
-    [1, pages, 1, numbers of a state] (see `kv_spec`).
+    """[slots, pages, kv_heads of the rank, 2, page_tokens, head_dim], or where `dtype`, the pool's, is one of codes
+    [slots, pages, kv_heads of the rank, head_bytes]; where layers differ or keys and values do
+    [slots, pages, units of the rank, page_tokens * unit_numbers], and where nothing is stored of single tokens
+    [1, pages, 1, numbers of a state] (see `kv_spec`). A slot is a layer, or one layer of each page group (see
+    `page_groups`).
 
     Raises ModelError if the KV heads cannot be dealt out to the group, or if there are no such codes.
     """
     spec = model.kv
     units = tp.shard(spec.num_units, "num_key_value_heads")
-    pages = (len(spec.layers), num_pages, units.stop - units.start)
+    pages = (spec.page_groups.num_slots, num_pages, units.stop - units.start)
     if spec.is_state_only:
         itemsize = (getattr(torch, model.dtype) if dtype is None else dtype).itemsize
         return (1, num_pages, 1, -(-spec.state_bytes // itemsize))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slipstream.workers.models.directory.kv_spec import LayerKv
+from slipstream.workers.models.directory.kv_spec import KvSpec, LayerKv
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,13 @@ class PageLayer:
 
 
 def page_layers(kv: Tensor, layers: Sequence[LayerKv], num_units: int, page_tokens: int) -> tuple[PageLayer, ...]:
-    """One for each of `layers`, with the heads of one rank. `kv` is the rank's pool, [layers, pages, units, ...]."""
+    """One for each of `layers`, with the heads of one rank. `kv` is the rank's pool, [slots, pages, units, ...]."""
     if not layers:
         return ()
     flat = kv.view(kv.shape[0], kv.shape[1], num_units, -1)
     views = []
-    for layer, stored in zip(flat, layers, strict=True):
+    for (_, slot), stored in zip(KvSpec(tuple(layers)).page_groups.places, layers, strict=True):
+        layer = flat[slot]
         of_keys, of_head = page_tokens * stored.key_dim, page_tokens * (stored.key_dim + stored.value_dim)
         shape = (layer.shape[0], num_units, stored.num_heads // num_units, page_tokens)
         strides = (*layer.stride()[:2], of_head)

@@ -20,6 +20,7 @@ class SequenceSlice:
     token_ids: tuple[int, ...]
     page_ids: bytes  # packed int32; the pages of positions 0 .. end, in order: ceil(end / page_tokens) of them
     samples: bool  # the last position's logits are wanted
+    more_page_ids: tuple[bytes, ...] = ()  # those of other page groups
 
     @property
     def end(self) -> int:
@@ -35,16 +36,32 @@ class PackedArrays:
     num_samples: int
     num_pages: int  # columns of the page table
     numbers: bytes  # packed int32: the arrays one after the other
+    num_groups: int = 1  # page groups
 
     def unpack(self) -> StepArrays:
         """Read-only views of `numbers`. Raises ValueError if their size is wrong."""
-        tokens, seqs = self.num_tokens, self.num_seqs
-        sizes = (tokens, tokens, tokens, seqs + 1, seqs, seqs * self.num_pages, self.num_samples)
+        tokens, seqs, num_more = self.num_tokens, self.num_seqs, self.num_groups - 1
+        of_table = seqs * self.num_pages
+        sizes = (tokens, tokens, tokens, seqs + 1, seqs, of_table, self.num_samples, *(tokens, of_table) * num_more)
         numbers = np.frombuffer(self.numbers, np.int32)
-        if min(sizes) < 0 or numbers.size != sum(sizes):
+        if num_more < 0 or min(sizes) < 0 or numbers.size != sum(sizes):
             raise ValueError(f"{numbers.size} numbers are no step of {sum(sizes)}")
-        token_ids, positions, slots, starts, kv_lens, table, rows = np.split(numbers, np.cumsum(sizes[:-1]))
-        return StepArrays(token_ids, positions, slots, starts, kv_lens, table.reshape(seqs, self.num_pages), rows)
+        parts = np.split(numbers, np.cumsum(sizes[:-1]))
+        token_ids, positions, slots, starts, kv_lens, table, rows = parts[:7]
+        groups = tuple(
+            GroupArrays(parts[at], parts[at + 1].reshape(seqs, self.num_pages)) for at in range(7, len(parts), 2)
+        )
+        table = table.reshape(seqs, self.num_pages)
+        return StepArrays(token_ids, positions, slots, starts, kv_lens, table, rows, groups)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupArrays:
+    """Where the keys and values of a page group are, as in `StepArrays`. Of a group with a window, entries of the table
+    before what a query sees may be any numbers."""
+
+    slots: Int32s  # [tokens]
+    page_table: Int32s  # [seqs, pages of the longest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +71,8 @@ class StepArrays:
 
     All arrays are int32 and C-contiguous, except that rows of `page_table` may be further apart than they are long.
     They may be views of memory that the next step overwrites: they are valid until the step has been computed. A slot
-    is the place of a token's keys and values: page id * page_tokens + offset in the page.
+    is the place of a token's keys and values: page id * page_tokens + offset in the page. `slots` and `page_table` are
+    those of the first page group, and `groups` has those of the others.
     """
 
     token_ids: Int32s  # [tokens]
@@ -64,6 +82,7 @@ class StepArrays:
     kv_lens: Int32s  # [seqs]: tokens up to and including this step
     page_table: Int32s  # [seqs, pages of the longest]; 0 behind a sequence's last page
     sample_rows: Int32s  # [n]: tokens whose scores are wanted, in order of the sequences
+    groups: tuple[GroupArrays, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -76,8 +95,10 @@ class StepArrays:
     def pack(self) -> PackedArrays:
         table = self.page_table
         fields = (self.token_ids, self.positions, self.slots, self.query_starts, self.kv_lens, table.ravel())
-        numbers = np.concatenate((*fields, self.sample_rows)).tobytes()
-        return PackedArrays(self.num_tokens, self.num_seqs, len(self.sample_rows), table.shape[1], numbers)
+        more = [array for group in self.groups for array in (group.slots, group.page_table.ravel())]
+        numbers = np.concatenate((*fields, self.sample_rows, *more)).tobytes()
+        num_groups = 1 + len(self.groups)
+        return PackedArrays(self.num_tokens, self.num_seqs, len(self.sample_rows), table.shape[1], numbers, num_groups)
 
     @staticmethod
     def build(slices: Sequence[SequenceSlice], page_tokens: int) -> StepArrays:
@@ -92,8 +113,15 @@ class StepArrays:
         positions = np.arange(num_tokens, dtype=np.int32) + (kv_lens - query_starts[1:])[seqs]
         num_pages = (kv_lens - 1) // page_tokens + 1
         columns = np.arange(num_pages.max())
-        page_table = np.zeros((len(slices), columns.size), np.int32)
-        page_table[columns < num_pages[:, None]] = np.frombuffer(b"".join(s.page_ids for s in slices), np.int32)
-        slots = page_table[seqs, positions // page_tokens] * page_tokens + positions % page_tokens
+
+        def of_group(page_ids: bytes) -> GroupArrays:
+            page_table = np.zeros((len(slices), columns.size), np.int32)
+            page_table[columns < num_pages[:, None]] = np.frombuffer(page_ids, np.int32)
+            slots = page_table[seqs, positions // page_tokens] * page_tokens + positions % page_tokens
+            return GroupArrays(slots, page_table)
+
+        first = of_group(b"".join(s.page_ids for s in slices))
+        more = tuple(of_group(b"".join(ids)) for ids in zip(*(s.more_page_ids for s in slices), strict=True))
         samples = np.array([s.samples for s in slices])
-        return StepArrays(token_ids, positions, slots, query_starts, kv_lens, page_table, query_starts[1:][samples] - 1)
+        sample_rows = query_starts[1:][samples] - 1
+        return StepArrays(token_ids, positions, first.slots, query_starts, kv_lens, first.page_table, sample_rows, more)

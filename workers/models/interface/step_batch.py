@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from slipstream.workers.models.interface.step_arrays import SequenceSlice, StepArrays
+from slipstream.workers.models.interface.step_arrays import GroupArrays, Int32s, SequenceSlice, StepArrays
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,17 @@ class StepBatch:
     @cached_property
     def token_ids(self) -> Tensor:
         """[tokens] int64"""
-        return self._on_device(self.arrays.token_ids)
+        return self.on_device(self.arrays.token_ids)
 
     @cached_property
     def positions(self) -> Tensor:
         """[tokens] int64"""
-        return self._on_device(self.arrays.positions)
+        return self.on_device(self.arrays.positions)
 
     @cached_property
     def slots(self) -> Tensor:
         """[tokens] int64"""
-        return self._on_device(self.arrays.slots)
+        return self.on_device(self.arrays.slots)
 
     @cached_property
     def query_lens(self) -> tuple[int, ...]:
@@ -61,16 +61,59 @@ class StepBatch:
     @cached_property
     def fresh_pages(self) -> Tensor:
         """[n] int64: pages that this step begins and does not fill"""
-        kv_lens = self.arrays.kv_lens
-        last_pages = (kv_lens - 1) // self.page_tokens
-        starts = kv_lens - np.diff(self.arrays.query_starts)
-        begun = (last_pages * self.page_tokens >= starts) & (kv_lens % self.page_tokens != 0)
-        return self._on_device(self.arrays.page_table[begun, last_pages[begun]])
+        return self.begun_pages(self.arrays.page_table)
+
+    @cached_property
+    def groups(self) -> tuple[StepBatch | GroupInputs, ...]:
+        """What attention in each page group needs."""
+        return (self, *(GroupInputs(self, arrays) for arrays in self.arrays.groups))
 
     @cached_property
     def sample_indices(self) -> Tensor:
         """[n] int64: rows of the tokens whose logits are wanted, in order of the sequences"""
-        return self._on_device(self.arrays.sample_rows)
+        return self.on_device(self.arrays.sample_rows)
 
-    def _on_device(self, values: NDArray[Any]) -> Tensor:
+    def begun_pages(self, page_table: Int32s) -> Tensor:
+        kv_lens = self.arrays.kv_lens
+        last_pages = (kv_lens - 1) // self.page_tokens
+        starts = kv_lens - np.diff(self.arrays.query_starts)
+        begun = (last_pages * self.page_tokens >= starts) & (kv_lens % self.page_tokens != 0)
+        return self.on_device(page_table[begun, last_pages[begun]])
+
+    def on_device(self, values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(values.astype(np.int64)).to(self.device)
+
+
+@dataclass(frozen=True)
+class GroupInputs:
+    """A step's attention in a page group other than the first."""
+
+    step: StepBatch
+    arrays: GroupArrays
+
+    @property
+    def positions(self) -> Tensor:
+        return self.step.positions
+
+    @property
+    def query_lens(self) -> tuple[int, ...]:
+        return self.step.query_lens
+
+    @property
+    def kv_lens(self) -> tuple[int, ...]:
+        return self.step.kv_lens
+
+    @cached_property
+    def slots(self) -> Tensor:
+        """[tokens] int64"""
+        return self.step.on_device(self.arrays.slots)
+
+    @cached_property
+    def page_table(self) -> Tensor:
+        """[seqs, max_pages] int64, on the host"""
+        return torch.from_numpy(self.arrays.page_table.astype(np.int64))
+
+    @cached_property
+    def fresh_pages(self) -> Tensor:
+        """[n] int64: pages that this step begins and does not fill"""
+        return self.step.begun_pages(self.arrays.page_table)

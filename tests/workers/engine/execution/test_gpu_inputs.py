@@ -31,7 +31,7 @@ def test_a_mixed_step_arrives_whole_and_aligned() -> None:
     upload = StepUpload(CPU)
     upload.send(step(np.random.default_rng(1), [20, 20]))  # an earlier and larger one
     sent = upload.send(arrays)
-    inputs = sent.inputs
+    [inputs] = sent.inputs
     for got, wanted in (
         (sent.token_ids, arrays.token_ids),
         (sent.sample_rows, arrays.sample_rows),
@@ -59,12 +59,12 @@ def test_steps_already_sent_stay_as_they_are() -> None:
 def test_static_memory_holds_exactly_the_step_that_was_loaded_last(batches: list[int], seed: int) -> None:
     rng = np.random.default_rng(seed)
     memory = DecodeInputs(MAX_SEQS, MAX_PAGES, CPU)
-    addresses = [memory.token_ids(1).data_ptr(), memory.inputs(1, 8).page_table.data_ptr()]
+    addresses = [memory.token_ids(1).data_ptr(), memory.inputs(1, 8)[0].page_table.data_ptr()]
     for num_seqs in batches:
         arrays = step(rng, [1] * num_seqs)
         num_rows = int(rng.integers(num_seqs, MAX_SEQS + 1))
         memory.load(arrays, num_rows)
-        inputs = memory.inputs(num_rows, max_kv_len=24)
+        [inputs] = memory.inputs(num_rows, max_kv_len=24)
         padding = num_rows - num_seqs
         assert memory.token_ids(num_rows).tolist() == [*arrays.token_ids, *[0] * padding]
         assert inputs.positions.tolist() == [*arrays.positions, *[0] * padding]
@@ -75,4 +75,4 @@ def test_static_memory_holds_exactly_the_step_that_was_loaded_last(batches: list
         for row, kv_len in enumerate(arrays.kv_lens):
             used = -(-int(kv_len) // PAGE_TOKENS)
             np.testing.assert_array_equal(inputs.page_table[row, :used].numpy(), arrays.page_table[row, :used])
-    assert addresses == [memory.token_ids(1).data_ptr(), memory.inputs(1, 8).page_table.data_ptr()]
+    assert addresses == [memory.token_ids(1).data_ptr(), memory.inputs(1, 8)[0].page_table.data_ptr()]

@@ -68,7 +68,7 @@ def expected(model_dir: Path) -> list[list[int]]:
     return tokens_of(NativeEngine(engine_limits(model_dir, CONFIG), executor), *requests())
 
 
-@pytest.fixture(params=["llama", "qwen3", "mistral"])
+@pytest.fixture(params=["llama", "qwen3", "mistral", "qwen2_windowed"])
 def model_dir(request: pytest.FixtureRequest, tiny_model_dir: Callable[[str], Path]) -> Path:
     return tiny_model_dir(request.param)
 

@@ -19,6 +19,7 @@ from slipstream.workers.models.interface.step_arrays import Int32s, StepArrays
 
 ALIGNED_INTS = 32  # 128 bytes: kernels are compiled for whether an address is a multiple of 16
 PAD_SLOT = -1  # a padding row stores nothing
+FIRST_SLOTS = 3  # rows of token ids, positions and lengths come before those of slots
 
 
 class Upload:
@@ -50,7 +51,7 @@ class Upload:
 class DeviceStep:
     token_ids: Tensor  # [tokens] int32
     sample_rows: Tensor  # [n] int32
-    inputs: DeviceInputs
+    inputs: tuple[DeviceInputs, ...]  # by page group
 
 
 class StepUpload:
@@ -69,6 +70,7 @@ class StepUpload:
             arrays.kv_lens,
             arrays.page_table,
             arrays.sample_rows,
+            *(field for group in arrays.groups for field in (group.slots, group.page_table)),
         )
         starts = np.cumsum([0, *(-(-field.size // ALIGNED_INTS) * ALIGNED_INTS for field in fields)]).tolist()
         host = self._upload.begin(starts[-1])
@@ -76,19 +78,24 @@ class StepUpload:
             host[start : start + field.size].reshape(field.shape)[...] = field
         flat = torch.empty(starts[-1], dtype=torch.int32, device=self._device)
         self._upload.copy_to(flat)
-        token_ids, positions, slots, query_starts, kv_lens, page_table, sample_rows = (
+        token_ids, positions, slots, query_starts, kv_lens, page_table, sample_rows, *more = (
             flat[start : start + field.size].view(field.shape) for field, start in zip(fields, starts, strict=False)
         )
         query_lens = np.diff(arrays.query_starts)
-        inputs = DeviceInputs(
-            positions,
-            slots,
-            query_starts,
-            kv_lens,
-            page_table,
-            num_decodes=num_leading_ones(query_lens),
-            max_query_len=int(query_lens.max()),
-            max_kv_len=int(arrays.kv_lens.max()),
+        num_decodes, max_query_len = num_leading_ones(query_lens), int(query_lens.max())
+        max_kv_len = int(arrays.kv_lens.max())
+        inputs = tuple(
+            DeviceInputs(
+                positions,
+                of_group,
+                query_starts,
+                kv_lens,
+                table,
+                num_decodes=num_decodes,
+                max_query_len=max_query_len,
+                max_kv_len=max_kv_len,
+            )
+            for of_group, table in zip((slots, *more[::2]), (page_table, *more[1::2]), strict=True)
         )
         return DeviceStep(token_ids, sample_rows, inputs)
 
@@ -99,30 +106,33 @@ class DecodeInputs:
     Of the page table, which hardly changes from one step to the next, only what differs is sent.
     """
 
-    def __init__(self, max_seqs: int, max_pages: int, device: torch.device) -> None:
+    def __init__(self, max_seqs: int, max_pages: int, device: torch.device, num_groups: int = 1) -> None:
         rows = -(-max_seqs // ALIGNED_INTS) * ALIGNED_INTS
-        self._rows = torch.zeros(4, rows, dtype=torch.int32, device=device)
+        self._rows = torch.zeros(FIRST_SLOTS + num_groups, rows, dtype=torch.int32, device=device)
         self._upload = Upload(device, torch.int32)
-        self._page_table = torch.zeros(max_seqs, max_pages, dtype=torch.int32, device=device)
-        self._known_table = np.zeros((max_seqs, max_pages), np.int32)  # what `_page_table` holds
+        self._page_tables = torch.zeros(num_groups, max_seqs, max_pages, dtype=torch.int32, device=device)
+        self._known_tables = np.zeros((num_groups, max_seqs, max_pages), np.int32)  # what `_page_tables` hold
         self._changes = Upload(device, torch.int64)
         self._query_starts = torch.arange(max_seqs + 1, dtype=torch.int32, device=device)
         self._device = device
-        self._rows[2] = PAD_SLOT
+        self._rows[FIRST_SLOTS:] = PAD_SLOT
 
     @property
     def max_pages(self) -> int:
-        return self._page_table.shape[1]
+        return self._page_tables.shape[2]
 
     def token_ids(self, num_rows: int) -> Tensor:
         """[rows] int32"""
         return self._rows[0, :num_rows]
 
-    def inputs(self, num_rows: int, max_kv_len: int) -> DeviceInputs:
-        """The first rows, as a step of sequences no longer than `max_kv_len`."""
-        _, positions, slots, kv_lens = self._rows[:, :num_rows]
-        table, starts = self._page_table[:num_rows], self._query_starts[: num_rows + 1]
-        return DeviceInputs(positions, slots, starts, kv_lens, table, num_rows, 1, max_kv_len)
+    def inputs(self, num_rows: int, max_kv_len: int) -> tuple[DeviceInputs, ...]:
+        """The first rows, as a step of sequences no longer than `max_kv_len`; by page group."""
+        _, positions, kv_lens, *slots = self._rows[:, :num_rows]
+        starts = self._query_starts[: num_rows + 1]
+        return tuple(
+            DeviceInputs(positions, of_group, starts, kv_lens, table[:num_rows], num_rows, 1, max_kv_len)
+            for of_group, table in zip(slots, self._page_tables, strict=True)
+        )
 
     def load(self, arrays: StepArrays, num_rows: int) -> None:
         """Queues the copy of a step in which every sequence has one token, padded to `num_rows`.
@@ -130,18 +140,19 @@ class DecodeInputs:
         A padding row is token 0 of a sequence without keys: it attends to nothing and stores nothing.
         """
         num_seqs, width = arrays.num_seqs, self._rows.shape[1]
-        host = self._upload.begin(self._rows.numel()).reshape(4, width)
-        for row, field in zip(host, (arrays.token_ids, arrays.positions, arrays.slots, arrays.kv_lens), strict=True):
+        host = self._upload.begin(self._rows.numel()).reshape(-1, width)
+        slots = (arrays.slots, *(group.slots for group in arrays.groups))
+        for row, field in zip(host, (arrays.token_ids, arrays.positions, arrays.kv_lens, *slots), strict=True):
             row[:num_seqs] = field
-        host[:2, num_seqs:num_rows] = 0
-        host[2, num_seqs:num_rows] = PAD_SLOT
-        host[3, num_seqs:num_rows] = 0
+        host[:FIRST_SLOTS, num_seqs:num_rows] = 0
+        host[FIRST_SLOTS:, num_seqs:num_rows] = PAD_SLOT
         self._upload.copy_to(self._rows)
-        self._load_pages(arrays.page_table)
+        for number, page_table in enumerate((arrays.page_table, *(group.page_table for group in arrays.groups))):
+            self._load_pages(number, page_table)
 
-    def _load_pages(self, page_table: Int32s) -> None:
+    def _load_pages(self, group: int, page_table: Int32s) -> None:
         num_seqs, num_pages = page_table.shape
-        known = self._known_table[:num_seqs, :num_pages]
+        known = self._known_tables[group, :num_seqs, :num_pages]
         rows, columns = np.nonzero(known != page_table)
         count = len(rows)
         if not count:
@@ -153,7 +164,7 @@ class DecodeInputs:
         host[count:] = changed
         sent = torch.empty(2, count, dtype=torch.int64, device=self._device)
         self._changes.copy_to(sent)
-        self._page_table.view(-1).index_copy_(0, sent[0], sent[1].to(torch.int32))
+        self._page_tables[group].view(-1).index_copy_(0, sent[0], sent[1].to(torch.int32))
 
 
 def num_leading_ones(query_lens: NDArray[np.integer]) -> int:

@@ -22,7 +22,8 @@ from slipstream.workers.engine.execution.gpu.gpu_inputs import PAD_SLOT, DecodeI
 from slipstream.workers.engine.execution.gpu.gpu_sampler import GpuSampler
 from slipstream.workers.engine.execution.model_runner import ModelRunner
 from slipstream.workers.engine.plan.step_plan import SampledTokens, SamplingRow, StepPlan
-from slipstream.workers.models.interface.step_arrays import StepArrays
+from slipstream.workers.models.interface.grouped_step import begin_groups
+from slipstream.workers.models.interface.step_arrays import GroupArrays, StepArrays
 from slipstream.workers.models.ops_model import OpsModel
 
 SHORT_PROMPT_TOKENS = 80  # more than the matrix products for decoding support
@@ -61,7 +62,9 @@ class GpuRunner(ModelRunner):
         self._max_model_len = max_model_len
         self._longest_prompt = min(max_step_tokens, max_model_len)
         self._upload = StepUpload(kv.device)
-        self._inputs = DecodeInputs(max_num_seqs, -(-max_model_len // self._page_tokens), kv.device)
+        self._inputs = DecodeInputs(
+            max_num_seqs, -(-max_model_len // self._page_tokens), kv.device, len(model.config.kv.page_groups.windows)
+        )
         self._graphs = DecodeGraphs(self._decode, batch_buckets(max_num_seqs), recorder)
         self._gpu_sampler = GpuSampler(model.config.vocab_size, kv.device, sampling)
 
@@ -99,24 +102,35 @@ class GpuRunner(ModelRunner):
             self._inputs.load(arrays, bucket)
             return self._graphs.replay(bucket)[:num_seqs]
         step = self._upload.send(arrays)
-        attention = self._ops.begin_device_step(step.inputs, self._decoder.attention, self.kv)
-        hidden = self._decoder.run(step.token_ids, attention, layer_done)
+        hidden = self._decoder.run(step.token_ids, self._begin_step(step.inputs), layer_done)
         return hidden.index_select(0, step.sample_rows) if len(step.sample_rows) else None
 
     def _padding_prompt(self, num_tokens: int) -> StepArrays:
         """A step whose keys and values go nowhere, and which samples nothing."""
+        slots = np.full(num_tokens, PAD_SLOT, np.int32)
+        page_table = np.zeros((1, -(-num_tokens // self._page_tokens)), np.int32)
+        num_more = len(self.model.config.kv.page_groups.windows) - 1
         return StepArrays(
             token_ids=np.zeros(num_tokens, np.int32),
             positions=np.arange(num_tokens, dtype=np.int32),
-            slots=np.full(num_tokens, PAD_SLOT, np.int32),
+            slots=slots,
             query_starts=np.array([0, num_tokens], np.int32),
             kv_lens=np.array([num_tokens], np.int32),
-            page_table=np.zeros((1, -(-num_tokens // self._page_tokens)), np.int32),
+            page_table=page_table,
             sample_rows=np.zeros(0, np.int32),
+            groups=(GroupArrays(slots, page_table),) * num_more,
         )
 
     def _decode(self, num_rows: int) -> Tensor:
         """A decode step over the static inputs, [rows, hidden_size]."""
         inputs = self._inputs.inputs(num_rows, self._max_model_len)
-        attention = self._ops.begin_device_step(inputs, self._decoder.attention, self.kv)
-        return self._decoder.run(self._inputs.token_ids(num_rows), attention)
+        return self._decoder.run(self._inputs.token_ids(num_rows), self._begin_step(inputs))
+
+    def _begin_step(self, inputs: tuple[DeviceInputs, ...]) -> AttentionStep:
+        """`inputs` are by page group."""
+        return begin_groups(
+            self.model.config.kv,
+            self._decoder.attention,
+            inputs,
+            lambda of_group, shape: self._ops.begin_device_step(of_group, shape, self.kv),
+        )

@@ -39,6 +39,7 @@ class CachedModel:
         self._keeps_rows = "logits_to_keep" in parameters
         self._pool: Tensor | None = None
         self._layers: tuple[PageLayer, ...] = ()
+        self._places = spec.kv.page_groups.places  # group and slot of each stored layer
         self._state_pages: StatePages | None = None
 
     @property
@@ -48,14 +49,14 @@ class CachedModel:
     @torch.inference_mode()
     def scores(self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None) -> Tensor | None:
         """Computes a step; its keys, values and states are written into `kv`. Then `layer_done` is called for each
-        layer of the pool. Returns [n, vocab_size] in float32 for the rows that sample; None where there are none."""
+        stored layer. Returns [n, vocab_size] in float32 for the rows that sample; None where there are none."""
         if self._pool is not kv:
             self._open(kv)
         last: dict[int, Tensor] = {}
         for rows in self._calls(batch):
             last |= zip(rows, self._compute(batch, rows), strict=True)
         if layer_done is not None:
-            for layer in range(kv.shape[0]):
+            for layer in range(max(len(self.spec.kv.layers), 1)):
                 layer_done(layer)
         samples = set(batch.arrays.sample_rows.tolist())
         ends = batch.arrays.query_starts[1:].tolist()
@@ -88,9 +89,12 @@ class CachedModel:
         starts = [batch.kv_lens[row] - num_new for row in rows]
         firsts = batch.arrays.query_starts[rows].tolist()
         tokens = torch.stack([batch.token_ids[first : first + num_new] for first in firsts])
-        call = PagedCall(starts, num_new, batch.page_table[rows].to(self.device), self._page_tokens)
-        cache = new_cache(self.model)
-        open_layers(cache, self._layout.stored, self._layers, call)
+        calls = [
+            PagedCall(starts, num_new, group.page_table[rows].to(self.device), self._page_tokens)
+            for group in batch.groups
+        ]
+        call, cache = calls[0], new_cache(self.model)
+        open_layers(cache, self._layout.stored, self._layers, [calls[group] for group, _ in self._places])
         state_pages = self._state_pages
         if state_pages is not None:
             page_ids = self._pages_of_states(batch)[rows]

@@ -10,6 +10,7 @@ attention mask hides. A column is a place in this arrangement:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -126,9 +127,10 @@ class PagedHybridWindowLayer(  # type: ignore[no-untyped-call, misc, override]
 
 
 def open_layers(
-    cache: DynamicCache, stored: tuple[int | None, ...], pages: tuple[PageLayer, ...], call: PagedCall
+    cache: DynamicCache, stored: tuple[int | None, ...], pages: tuple[PageLayer, ...], calls: Sequence[PagedCall]
 ) -> None:
-    """Makes the layers of an empty cache read and write pages. `stored` is that of `CacheLayout`."""
+    """Makes the layers of an empty cache read and write pages. `stored` is that of `CacheLayout`; `calls` say for each
+    stored layer where its page group has the sequences."""
     while len(cache.layers) < len(stored):
         cache.layers.append(DynamicLayer())  # type: ignore[no-untyped-call]
     cache.layer_class_to_replicate = None
@@ -137,7 +139,7 @@ def open_layers(
         if of_pages is None:
             continue
         paged = _paged(layer)
-        paged.open(call, pages[of_pages])
+        paged.open(calls[of_pages], pages[of_pages])
         cache.layers[at] = paged
 
 
