@@ -43,10 +43,10 @@ class NativeNorm:
 class NativeRotation:
     """Rotates heads in place: the first half of their numbers with the second."""
 
-    __slots__ = ("_dim", "_rotate", "_type")
+    __slots__ = ("_rotate", "_type", "dim")
 
     def __init__(self, library: ctypes.CDLL, dim: int, dtype: torch.dtype) -> None:
-        self._dim = dim  # numbers of a head that are rotated: its first ones
+        self.dim = dim  # numbers of a head that are rotated: its first ones
         self._type = int(TYPES[dtype])
         self._rotate = library.slipstream_rotate_rows
 
@@ -65,9 +65,24 @@ class NativeRotation:
             cosines.data_ptr(),
             sines.data_ptr(),
             cosines.stride(-2),
-            self._dim,
+            self.dim,
         )
         return x
+
+    def rotate_joined(self, rows: Tensor, num_heads: int, head_dim: int, cosines: Tensor, sines: Tensor) -> None:
+        """The first `num_heads` heads of `head_dim` numbers in each of `rows` [1, tokens, ..], side by side."""
+        self._rotate(
+            self._type,
+            rows.data_ptr(),
+            rows.stride(1),
+            head_dim,
+            rows.shape[1],
+            num_heads,
+            cosines.data_ptr(),
+            sines.data_ptr(),
+            cosines.stride(-2),
+            self.dim,
+        )
 
 
 def best_of_rows(library: ctypes.CDLL, scores: Tensor, count: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:

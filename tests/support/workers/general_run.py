@@ -42,14 +42,21 @@ class GeneralRun:
         return GeneralRun(load_general(model_dir, spec, dtype=dtype, device=device, page_tokens=PAGE_TOKENS, tp=tp))
 
     def empty_pool(self) -> Tensor:
-        return torch.zeros(kv_shape(self.model.spec, self.model.tp, NUM_PAGES, PAGE_TOKENS), dtype=self.model.dtype)
+        num_pages = NUM_PAGES * self._num_groups
+        return torch.zeros(kv_shape(self.model.spec, self.model.tp, num_pages, PAGE_TOKENS), dtype=self.model.dtype)
+
+    @property
+    def _num_groups(self) -> int:
+        return len(self.model.spec.kv.page_groups.windows)
 
     def run(self, pool: Tensor, pieces: tuple[tuple[int, int], ...]) -> Tensor | None:
         """The scores at the end of each piece of PROMPT, on rank 0; None elsewhere."""
         rows = []
         for start, end in pieces:
-            pages = PAGES[: -(-end // PAGE_TOKENS)].tobytes()
-            batch = StepBatch.build([SequenceSlice(start, tuple(PROMPT[start:end]), pages, True)], PAGE_TOKENS)
+            own = PAGES[: -(-end // PAGE_TOKENS)]
+            first, *more = ((own + group * NUM_PAGES).astype(np.int32).tobytes() for group in range(self._num_groups))
+            tokens = tuple(PROMPT[start:end])
+            batch = StepBatch.build([SequenceSlice(start, tokens, first, True, tuple(more))], PAGE_TOKENS)
             rows.append(self.model.scores(batch, pool))
         present = [row.clone() for row in rows if row is not None]
         return torch.cat(present) if present else None

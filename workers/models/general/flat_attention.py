@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from slipstream.kernels.cpu.native_rows import NativeRotation
 from slipstream.workers.models.general.attention_call import AttentionCall, AttentionCalls
 from slipstream.workers.models.general.execution.leaves import leaf
 from slipstream.workers.models.general.execution.tensor_parallel_plan import local
@@ -127,6 +128,36 @@ class FlatAttention:
         if call.is_whole:
             attended = self._tp.all_gather(attended, 1)
         return attended[None]
+
+    def computes_joined(self, number: int) -> bool:
+        """Whether `compute_joined` can compute call `number`."""
+        call = self._calls.calls[number]
+        return self._native is not None and self._native[number] is not None and call.stores and not call.is_whole
+
+    def compute_joined(
+        self,
+        number: int,
+        rotation: NativeRotation | None,
+        qkv: Tensor,
+        cosines: Tensor | None = None,
+        sines: Tensor | None = None,
+        *,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Call `number` for rows of queries, keys and values side by side, [1, tokens, ..], after queries and keys are
+        rotated in place."""
+        step, call = self._step, self._calls.calls[number]
+        native = None if self._native is None else self._native[number]
+        assert step is not None
+        assert native is not None
+        step.num_calls += 1
+        if rotation is not None and cosines is not None and sines is not None:
+            rotation.rotate_joined(qkv, call.num_heads + call.num_kv_heads, call.key_dim, cosines, sines)
+        pages = step.kv[self._places[call.layer][1]]
+        native.write_joined(qkv, pages)
+        if step.layer_done is not None:
+            step.layer_done(call.layer)
+        return native.attend_joined(qkv, pages, None if sinks is None else sinks.float().contiguous())
 
     def _by_torch(
         self, step: _Step, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None

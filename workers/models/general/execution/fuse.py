@@ -112,6 +112,7 @@ class _Products:
 
     def run(self) -> tuple[int, int]:
         gates = sum(self._fuse_gate(node) for node in list(self._graph.nodes) if node.target is aten.mul.Tensor)
+        self._graph.drop_unused(has_effect)
         by_input: dict[tuple[Node, bool], list[Node]] = {}
         for node in self._graph.nodes:
             if _is_product(node):
@@ -225,10 +226,10 @@ class _Rotations:
         if part.target is not aten.slice.Tensor or not _is_slice(rest, part.args[0], width, END):
             return
         if _is_slice(part, part.args[0], 0, width) and self._users[rotated] == [node]:
-            _becomes(node, _behind, (part.args[0], rotated))
+            _becomes(node, behind, (part.args[0], rotated))
 
 
-def _behind(x: Tensor, done: Tensor) -> Tensor:
+def behind(x: Tensor, done: Tensor) -> Tensor:
     """`x`, once `done` has been computed."""
     del done
     return x
