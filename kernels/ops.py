@@ -9,6 +9,7 @@
                 q = step.write(qkv, qk_norm, layer)             keys and values into their pages
                 ops.linear(step.attend(q, layer), add_to=x)
                 ops.linear(ops.norm_gated(x), add_to=x)         feed-forward
+                or ops.norm_experts(x)                          of a mixture of experts
     logits = ops.norm_linear(x)
 """
 
@@ -26,6 +27,8 @@ from slipstream.kernels.elementwise.gated import Gate, gated
 from slipstream.kernels.elementwise.rms_norm import rms_norm
 from slipstream.kernels.elementwise.rotary import rotary_angles, rotary_embedding
 from slipstream.kernels.linear.packed_linear import linear, pack_weight
+from slipstream.kernels.moe.grouped_experts import ExpertWeights, Routing, grouped_experts
+from slipstream.kernels.moe.routing import route
 from slipstream.kernels.pages.kv_pages import kv_rows, write_kv
 from slipstream.kernels.pages.quantized_kv import is_quantized, page_tokens_of, write_quantized_kv
 from slipstream.kernels.quantization.quantized_weight import QuantizedWeight, quantized_linear
@@ -52,6 +55,16 @@ class AttentionShape:
     dtype: torch.dtype  # of queries, keys and values
     scale: float  # of scores
     softcap: float | None = None  # scores are softcap * tanh(score / softcap), as in Gemma 2
+
+
+@dataclass(frozen=True, slots=True)
+class MoeWeights:
+    """The router of a layer, and the rank's part of its experts: a run of them, or of the inner dimension of each."""
+
+    routing: Routing
+    router: Weight  # [num_experts, in]
+    router_bias: Tensor | None  # [num_experts]
+    experts: ExpertWeights
 
 
 class StepInputs(Protocol):
@@ -158,6 +171,11 @@ class Ops(Protocol):
         """`norm_linear`, its first half of outputs the gate of the second: `silu(gate) * up`, or with another function,
         [tokens, out / 2]."""
 
+    def norm_experts(
+        self, x: Tensor, norm_weight: Tensor, eps: float, moe: MoeWeights, ranks: Ranks | None = None
+    ) -> Tensor:
+        """Adds to `x`, in place, what the experts that each row chooses make of its norm, summed over ranks."""
+
     def begin_step(self, inputs: StepInputs, attention: AttentionShape, kv: Tensor) -> AttentionStep:
         """`kv` is the whole pool, [layers, ...] as in `AttentionStep`."""
 
@@ -226,6 +244,15 @@ class TorchOps:
         gate: Gate = "silu",
     ) -> Tensor:
         return gated(self.norm_linear(x, norm_weight, eps, weight, bias), gate)
+
+    def norm_experts(
+        self, x: Tensor, norm_weight: Tensor, eps: float, moe: MoeWeights, ranks: Ranks | None = None
+    ) -> Tensor:
+        normed, routing = rms_norm(x, norm_weight, eps), moe.routing
+        scores = self.linear(normed, moe.router, moe.router_bias)
+        experts, weights = route(scores, routing.top_k, renormalise=routing.renormalise)
+        added = grouped_experts(normed, experts, weights, moe.experts).to(x.dtype)
+        return x.add_(added if ranks is None else ranks.all_reduce(added))
 
     def begin_step(self, inputs: StepInputs, attention: AttentionShape, kv: Tensor) -> AttentionStep:
         # What an earlier owner left behind the last token is masked, but a nan would get through any mask.

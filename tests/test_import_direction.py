@@ -19,9 +19,9 @@ MAY_IMPORT = {
 
 # Bottom to top: a folder may import those that stand before it. A folder inside another is one of its own.
 FLOORS = """
-kernels/pages kernels/attention kernels/elementwise kernels/linear kernels/quantization kernels kernels/cpu
+kernels/pages kernels/attention kernels/elementwise kernels/linear kernels/quantization kernels/moe kernels kernels/cpu
 kernels/benchmark kernels/pages/gpu kernels/quantization/gpu kernels/attention/gpu kernels/elementwise/gpu
-kernels/linear/gpu kernels/sampling/gpu kernels/gpu
+kernels/linear/gpu kernels/moe/gpu kernels/sampling/gpu kernels/gpu
 
 kv_transfer/api kv_transfer/memory kv_transfer/sockets kv_transfer/handoff kv_transfer/shared_memory kv_transfer/ucx
 kv_transfer/nccl kv_transfer/transports kv_transfer
@@ -40,7 +40,8 @@ router/api router/api/openai/body router/api/openai router/api/admin router/api/
 router/frontends router
 
 workers/models/directory workers/config workers/models/description workers/models/interface
-workers/models/weights workers/models/general/cached workers/models/general workers/models
+workers/models/weights workers/models/general/cached workers/models/general workers/models/general/examination
+workers/models
 workers/engine/limits workers/engine/structured_output workers/engine/plan workers/engine/sampling
 workers/engine/execution workers/engine/execution/gpu
 workers/interface workers/engine/kv_cache workers/engine/scheduling workers/engine

@@ -169,8 +169,9 @@ class EngineLoop:
                     self._out += protocol.transfer_ended(ended, self.clock())
             case GrammarReady():
                 self.engine.grammar_ready()
-            case Welcome():
+            case Welcome(itl_ms=itl_ms):
                 self._connected, self._connecting = True, False
+                self.engine.follow_level(itl_ms / 1000 if itl_ms is not None else None)
                 self.show("draining" if protocol.is_draining else "ready", "")
             case LinkLost():
                 self._connected = self._connecting = False
@@ -202,10 +203,10 @@ class EngineLoop:
         now_s = self._step_ended_s = self.clock()
         has_prefill = self.engine.last_step_has_prefill
         self.steps.ended(has_prefill, self.engine.last_step_num_decoding, now_s - began_s)
-        if self.steps.wants(has_prefill, now_s):
-            sample = self.engine.last_step_time(now_s - began_s)
-            if sample is not None:
-                self.steps.add(sample, now_s)
+        sample = self.engine.last_step_time(now_s - began_s) if self.steps.wants(has_prefill, now_s) else None
+        if sample is not None:
+            self.steps.add(sample, now_s)
+        self.engine.step_took(now_s - began_s, sample)
 
     def _flush(self) -> None:
         """Sends one batch per step: its tokens and events, then what the protocol has to report."""

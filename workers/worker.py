@@ -58,7 +58,8 @@ from slipstream.workers.process.memory_release import release_memory
 from slipstream.workers.process.watchdog import Watchdog
 from slipstream.workers.roles.worker_protocol import WorkerProtocol
 from slipstream.workers.router_link import RouterLink
-from slipstream.workers.telemetry.engine_build import build_of
+from slipstream.workers.telemetry.engine_build import build_of, expert_rows
+from slipstream.workers.telemetry.expert_load import expert_load
 from slipstream.workers.telemetry.reporter import Reporter
 from slipstream.workers.telemetry.stats_collector import StatsCollector
 from slipstream.workers.telemetry.step_timer import time_steps
@@ -235,7 +236,9 @@ class Worker:
             pages = GroupPages(parts.memory, ranks) if parts.is_elastic else None
             build = partial(self._warm_engine, parts, GroupExecutor(parts.runner, ranks, transfers), pages)
             engine, profile = self._compute(build, config.role, parts)
-            stats, steps = StatsCollector(engine, transfers), StepSampler(profile)
+            rows = expert_rows(parts.runner.model)
+            load = expert_load(rows, config.tp, expert_parallel=config.engine.expert_parallel)
+            stats, steps = StatsCollector(engine, transfers, expert_load=load), StepSampler(profile)
             serving: RoleName | None = config.role
             while serving is not None:
                 work = partial(self._serve_role, serving, engine, transfers, stats, steps, tickets, link)
@@ -269,6 +272,7 @@ class Worker:
         )
         engine = build_engine(limits, executor, grammars, pages)
         profile = time_steps(limits if pages is None else limits.of_one_sequence, executor)
+        engine.learn_step_times(profile)
         if pages is not None:
             engine.set_page_limit(0)
             while engine.has_work:

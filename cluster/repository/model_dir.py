@@ -113,8 +113,8 @@ def model_warnings(config: ClusterConfig) -> Iterator[str]:
         unknown = unknown_tokens(token_ids(model_dir), vocab_size)
         ends = [token_id for token_id in end_token_ids(model_dir) if token_id >= vocab_size]
         reason = why_not_native(model_dir) if impl == "auto" else None
-    except CodeNotRunError as error:
-        yield f"model.path: {error}, so tensor shapes, tp and page sizes are checked by the workers only"
+    except CodeNotRunError:
+        yield f"model.trust_remote_code is true: only the workers run code of {model_dir}, and check shapes and tp"
         return
     except ModelError:  # the files have changed since they were checked, which the workers will report
         return
@@ -149,10 +149,10 @@ def text_problem(config: ClusterConfig) -> str | None:
 
 def _tp_problem(model: ModelSpec, tp: int) -> str | None:
     if isinstance(model, ModelConfig):
-        for what in ("num_heads", "num_kv_heads", "intermediate_size"):
-            count = getattr(model, what)
+        names = {"num_attention_heads": "num_heads", "num_key_value_heads": "num_kv_heads"}
+        for what, count in model.divided:
             if count % tp:
-                return f"must divide the model's {what} = {count}, got {tp}"
+                return f"must divide the model's {names.get(what, what)} = {count}, got {tp}"
         return None
     try:
         check_tp(model, tp)
@@ -169,6 +169,14 @@ def _budget_problems(role: str, pool: PoolConfig, model: ModelSpec, budget_bytes
     except EngineConfigError as error:
         key, _, reason = str(error).partition(" ")
         yield ("budget", "memory_gib") if key.startswith("budget.") else (role, "engine", key), reason
+
+
+def _feed_forward_inputs(model: ModelConfig, expert_ranks: int, tp: int) -> Iterator[int]:
+    """Of the down projections of a rank."""
+    if model.has_dense_layers:
+        yield model.intermediate_size // tp
+    if model.moe is not None:
+        yield model.moe.intermediate_size // expert_ranks
 
 
 def _pool_problems(
@@ -201,7 +209,7 @@ def _pool_problems(
 
 def _native_problems(pool: PoolConfig, model: ModelConfig, model_dir: Path) -> Iterator[tuple[Key, str]]:
     try:
-        check_ranks(model, WeightFiles.read(model_dir), pool.tp)
+        check_ranks(model, WeightFiles.read(model_dir), pool.tp, expert_parallel=pool.engine.expert_parallel)
     except ModelError as error:
         yield ("tp",), f"{error}, got {pool.tp}"
     if pool.engine.quantization == "int4" and model.quantization is None:
@@ -209,7 +217,7 @@ def _native_problems(pool: PoolConfig, model: ModelConfig, model_dir: Path) -> I
             for inputs in (
                 model.hidden_size,
                 model.num_heads * model.head_dim // pool.tp,
-                model.intermediate_size // pool.tp,
+                *_feed_forward_inputs(model, 1 if pool.engine.expert_parallel else pool.tp, pool.tp),
             ):
                 int4_group(inputs)
         except ModelError as error:

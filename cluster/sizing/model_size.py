@@ -62,7 +62,7 @@ class ModelFacts:
         item_bytes = ITEM_BYTES[model.dtype]
         heads, kv_heads = (count * model.head_dim for count in (model.num_heads, model.num_kv_heads))
         attention = model.hidden_size * (2 * heads + 2 * kv_heads)
-        linear = model.num_layers * (attention + 3 * model.hidden_size * model.intermediate_size)
+        linear = model.num_layers * attention + 3 * model.hidden_size * model.inner_sizes
         # Rows for the lookup, and columns for the scores, which are packed also where the checkpoint has both in one.
         vocabulary = 2 * model.vocab_size * model.hidden_size * item_bytes
         code_bytes: float = item_bytes
@@ -78,5 +78,5 @@ class ModelFacts:
             is_native=model.dtype in NATIVE_DTYPES
             and model.head_dim % 8 == 0
             and model.head_dim <= MAX_NATIVE_HEAD_DIM,
-            shared_out=(model.num_heads, model.num_kv_heads, model.intermediate_size),
+            shared_out=tuple(count for _, count in model.divided),
         )

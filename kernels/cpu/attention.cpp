@@ -96,7 +96,7 @@ class TileRun {
         plan_.batch().page_table + tile_.seq * plan_.batch().page_table_stride,
         shape_.kv,
         sizeof(T),
-        std::max(first_key(tile_, shape_.window), tile_.first_segment * kSegmentKeys),
+        std::max(first_key(tile_, shape_), tile_.first_segment * kSegmentKeys),
         std::min(tile_.first_position + tile_.num_queries, (tile_.first_segment + tile_.num_segments) * kSegmentKeys)};
     BlockReader<Math, Code> reader(paged, tile_.first_kv_head, tile_.num_kv_heads);
     for (int head = tile_.first_kv_head; head < tile_.first_kv_head + tile_.num_kv_heads; ++head) {
@@ -182,7 +182,7 @@ class TileRun {
     const int first_position = tile_.first_position + first_row / group_;
     const int last_position = tile_.first_position + (first_row + count - 1) / group_;
     const int num_keys = std::min(last_position + 1 - block, kBlockKeys);
-    if (num_keys <= 0 || (shape_.window > 0 && block + kBlockKeys <= first_position - shape_.window + 1)) return;
+    if (num_keys <= 0 || block + kBlockKeys <= first_seen(shape_, first_position)) return;
     const int num_vectors = (num_keys + kLanes - 1) / kLanes;
     const KeyValueBlock& words = memory_.block;
     multiply<Math>(count, memory_.queries + first_row * steps_, steps_, words.keys, kBlockKeys, steps_, memory_.scores,
@@ -191,7 +191,7 @@ class TileRun {
                         kHasScales<Code> ? words.value_scales : nullptr};
     for (int i = 0; i < count; ++i) {
       const int position = tile_.first_position + (first_row + i) / group_;
-      const int first = shape_.window > 0 ? position - shape_.window + 1 - block : 0;
+      const int first = first_seen(shape_, position) - block;
       const RowScores row{first_row + i, memory_.scores + i * kBlockKeys, first, position + 1 - block};
       weigh(memory_.state, row, num_vectors, scales, weights(i));
     }

@@ -66,6 +66,7 @@ struct AttentionShape {
   KvShape kv;
   int num_heads;  // a multiple of kv.num_kv_heads
   int window;     // a query sees its own key and the `window - 1` before it; 0: all keys before it
+  int chunk;      // and only keys of its own run of `chunk` positions, as in Llama 4; 0: of all
   float scale;
   float softcap;  // scores are softcap * tanh(scale * q k^T / softcap); 0: scale * q k^T
 };

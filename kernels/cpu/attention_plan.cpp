@@ -88,7 +88,7 @@ void AttentionPlan::add_queries(int seq, int first_row) {
     tile.num_queries = count;
     tile.first_position = start + query;
     tile.split = AttentionTile::kNotSplit;
-    tile.first_segment = first_key(tile, shape_.window) / kSegmentKeys;
+    tile.first_segment = first_key(tile, shape_) / kSegmentKeys;
     tile.num_segments = ceil_div(tile.first_position + count, kSegmentKeys) - tile.first_segment;
     const bool is_split = tile.num_segments > 1 && count * group_size(shape_) <= max_split_rows(shape_);
     // Tiles of few keys come together, as long as there are tiles enough.
@@ -126,7 +126,7 @@ size_t AttentionPlan::end_of_partials() const {
 
 int64_t AttentionPlan::cost(const AttentionTile& tile) const {
   const int64_t rows = tile.num_queries * group_size(shape_);
-  const int first = std::max(first_key(tile, shape_.window), tile.first_segment * kSegmentKeys);
+  const int first = std::max(first_key(tile, shape_), tile.first_segment * kSegmentKeys);
   const int last =
       std::min(tile.first_position + tile.num_queries, (tile.first_segment + tile.num_segments) * kSegmentKeys);
   return (rows + kRowsOfReading) * std::max(last - first, 0) * tile.num_kv_heads;

@@ -18,9 +18,15 @@ inline int queries_a_tile(const AttentionShape& shape) { return std::max(1, kTil
 // Tiles with more rows leave their segments together: partial results take memory.
 inline int max_split_rows(const AttentionShape& shape) { return std::max(16, group_size(shape)); }
 
+// The first key that a query sees; it may lie before position 0.
+inline int first_seen(const AttentionShape& shape, int position) {
+  const int first = shape.window > 0 ? position - shape.window + 1 : 0;
+  return shape.chunk > 0 ? std::max(first, position / shape.chunk * shape.chunk) : first;
+}
+
 // The first key that any query of a tile sees.
-inline int first_key(const AttentionTile& tile, int window) {
-  return window == 0 ? 0 : std::max(tile.first_position - window + 1, 0);
+inline int first_key(const AttentionTile& tile, const AttentionShape& shape) {
+  return std::max(first_seen(shape, tile.first_position), 0);
 }
 
 // Rows of values are rounded up to whole vectors.

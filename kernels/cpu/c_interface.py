@@ -1,4 +1,5 @@
-"""The C structs of the native library (`linear.hpp`, `attention.hpp`, `program.hpp`, `api.cpp`) as ctypes sees them.
+"""The C structs of the native library (`linear.hpp`, `attention.hpp`, `experts.hpp`, `program.hpp`, `api.cpp`,
+`experts_api.cpp`) as ctypes sees them.
 
 Pointers are addresses: the code that fills a struct keeps the arrays alive that it points to.
 """
@@ -87,6 +88,7 @@ class AttentionShape(Structure):
         ("kv", KvShape),
         ("num_heads", c_int32),
         ("window", c_int32),
+        ("chunk", c_int32),
         ("scale", c_float),
         ("softcap", c_float),
     ]
@@ -129,6 +131,10 @@ class Op(enum.IntEnum):
     GATHER = 6
     BEST = 7
     ADD_NORM = 8
+    ROUTE = 9
+    PERMUTE = 10
+    EXPERTS = 11
+    COMBINE = 12
 
 
 class Epilogue(enum.IntEnum):
@@ -137,6 +143,17 @@ class Epilogue(enum.IntEnum):
     ADD_RESIDUAL = 2
     SILU_MUL = 3
     GELU_MUL = 4
+    CLAMPED_SWIGLU = 5
+
+
+class Routing(Structure):
+    _fields_ = [
+        ("num_experts", c_int32),
+        ("first_expert", c_int32),
+        ("num_own", c_int32),
+        ("top_k", c_int32),
+        ("renormalise", c_int32),
+    ]
 
 
 class Instruction(Structure):
@@ -156,6 +173,11 @@ class Instruction(Structure):
         ("weight", c_void_p),
         ("packed", PackedWeight),
         ("bias", c_void_p),
+        ("routing", Routing),
+        ("moe_layer", c_int32),
+        ("expert_bytes", c_int64),
+        ("alpha", c_float),
+        ("limit", c_float),
     ]
 
 
@@ -190,6 +212,30 @@ class Step(Structure):
         ("best_ids", c_void_p),
         ("is_sound", c_void_p),
         ("more_groups", POINTER(StepGroup)),
+        ("expert_rows", c_void_p),
+    ]
+
+
+class ExpertsCall(Structure):
+    _fields_ = [
+        ("type", c_int32),
+        ("rows", c_int32),
+        ("top_k", c_int32),
+        ("num_experts", c_int32),
+        ("gate", c_int32),
+        ("alpha", c_float),
+        ("limit", c_float),
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("experts", c_void_p),
+        ("weights", c_void_p),
+        ("gate_up", PackedWeight),
+        ("gate_up_bytes", c_int64),
+        ("gate_up_bias", c_void_p),
+        ("down", PackedWeight),
+        ("down_bytes", c_int64),
+        ("down_bias", c_void_p),
+        ("y", c_void_p),
     ]
 
 
@@ -207,6 +253,7 @@ def declare(library: ctypes.CDLL) -> None:
         "model_create": (c_void_p, [POINTER(ModelShape)]),
         "model_destroy": (None, [c_void_p]),
         "model_run": (None, [c_void_p, POINTER(Program), POINTER(Step), c_int32, c_int32]),
+        "experts": (None, [POINTER(ExpertsCall)]),
         "samples_last_rows": (c_int32, [POINTER(Step)]),
         "attention_create": (c_void_p, [POINTER(AttentionShape), c_int32]),
         "attention_destroy": (None, [c_void_p]),

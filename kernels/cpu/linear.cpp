@@ -288,7 +288,8 @@ void run_typed(const LinearCall& call, int tile, std::byte* scratch) {
   for (int panel = panels.begin; panel < panels.begin + panels.count; ++panel) {
     const bool last = panel + 1 == panels.begin + panels.count;
     const int next = last ? panels.begin + panels.count * call.tiles_ahead : panel + 1;
-    rows.run_panel(panel, call.weight->data + next * bytes);
+    const bool is_after = call.after != nullptr && next >= tiling.panels;
+    rows.run_panel(panel, is_after ? call.after + (next - tiling.panels) * bytes : call.weight->data + next * bytes);
   }
 }
 

@@ -79,14 +79,19 @@ void pack_panel(const WeightShape& shape, const SourceRows* sources, int num_sou
 // Products ------------------------------------------------------------------------------------------------------------
 
 enum class Epilogue : int32_t {
-  store = 0,         // y is of the activations' type
-  store_f32 = 1,     // y is float32
-  add_residual = 2,  // y is float32 and added to
-  silu_mul = 3,      // paired weights: y [rows, outputs / 2] of the activations' type
-  gelu_mul = 4,      // the same with gelu in its form with tanh
+  store = 0,           // y is of the activations' type
+  store_f32 = 1,       // y is float32
+  add_residual = 2,    // y is float32 and added to
+  silu_mul = 3,        // paired weights: y [rows, outputs / 2] of the activations' type
+  gelu_mul = 4,        // the same with gelu in its form with tanh
+  clamped_swiglu = 5,  // y = (up + 1) * gate * sigmoid(alpha * gate), the gate at most `limit` and up within
+                       // -limit .. limit (gpt-oss)
 };
 
-inline bool is_gated(Epilogue epilogue) { return epilogue == Epilogue::silu_mul || epilogue == Epilogue::gelu_mul; }
+inline bool is_wide(Epilogue epilogue) { return epilogue == Epilogue::store_f32 || epilogue == Epilogue::add_residual; }
+inline bool is_gated(Epilogue epilogue) {
+  return epilogue == Epilogue::silu_mul || epilogue == Epilogue::gelu_mul || epilogue == Epilogue::clamped_swiglu;
+}
 
 struct LinearCall {
   const PackedWeight* weight;
@@ -98,7 +103,9 @@ struct LinearCall {
   Epilogue epilogue;
   void* y;  // [rows, outputs]
   int64_t y_stride;
-  int32_t tiles_ahead = 1;  // how far from a tile its thread's next one is likely to be: `threads_of_queue`
+  int32_t tiles_ahead = 1;           // how far from a tile its thread's next one is likely to be: `threads_of_queue`
+  float alpha = 0, limit = 0;        // clamped_swiglu
+  const std::byte* after = nullptr;  // the weight that is read after this one; none: what lies behind it in memory
 };
 
 // Of one thread, aligned to 64 bytes.

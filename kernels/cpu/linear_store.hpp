@@ -49,27 +49,46 @@ inline void store_rows(const Sums& sums, int count, To* y, int64_t y_stride) {
   }
 }
 
+struct SiluMul {
+  simd::F32 operator()(simd::F32 gate, simd::F32 up) const { return simd::mul(simd::silu(gate), up); }
+};
+
+struct GeluMul {
+  simd::F32 operator()(simd::F32 gate, simd::F32 up) const { return simd::mul(simd::gelu_tanh(gate), up); }
+};
+
+struct ClampedSwiglu {
+  float alpha, limit;
+
+  simd::F32 operator()(simd::F32 gate, simd::F32 up) const {
+    const simd::F32 most = simd::broadcast(limit), least = simd::broadcast(-limit);
+    gate = simd::min(most, gate);  // in this order, a nan stays
+    up = simd::max(least, simd::min(most, up));
+    return simd::mul(simd::add(up, simd::broadcast(1.0f)), simd::sigmoid_mul(gate, simd::broadcast(alpha)));
+  }
+};
+
 // The first half of the panel are gates, the other half the numbers that they let through; `up_bias` belongs to those.
-template <Epilogue GATE, bool WHOLE, class To>
-inline void gated_rows(const Sums& sums, const float* up_bias, int count, To* y, int64_t y_stride) {
+template <bool WHOLE, class Gate, class To>
+inline void gated_rows(const Gate& gated, const Sums& sums, const float* up_bias, int count, To* y, int64_t y_stride) {
   constexpr int kWidth = kPanelOutputs / 2;
   for (int row = 0; row < sums.rows; ++row, y += y_stride) {
     for (int column = 0; column < count; column += simd::kLanes) {
       const int lanes = count - column < simd::kLanes ? count - column : simd::kLanes;
       const simd::F32 gate = finished<WHOLE>(sums, row, column, sums.bias ? sums.bias + column : nullptr, lanes);
       const simd::F32 up = finished<WHOLE>(sums, row, kWidth + column, up_bias ? up_bias + column : nullptr, lanes);
-      const simd::F32 open = GATE == Epilogue::silu_mul ? simd::silu(gate) : simd::gelu_tanh(gate);
-      store_lanes<WHOLE>(y + column, simd::mul(open, up), lanes);
+      store_lanes<WHOLE>(y + column, gated(gate, up), lanes);
     }
   }
 }
 
-template <Epilogue GATE, class To>
-inline void store_gated(const Sums& sums, const float* up_bias, int count, To* y, int64_t y_stride) {
-  if (count == kPanelOutputs / 2) {
-    gated_rows<GATE, true>(sums, up_bias, kPanelOutputs / 2, y, y_stride);
+template <class Gate, class To>
+inline void gated_panel(const Gate& gated, const Sums& sums, const float* up_bias, int count, To* y, int64_t y_stride) {
+  constexpr int kWidth = kPanelOutputs / 2;
+  if (count == kWidth) {
+    gated_rows<true>(gated, sums, up_bias, kWidth, y, y_stride);
   } else {
-    gated_rows<GATE, false>(sums, up_bias, count, y, y_stride);
+    gated_rows<false>(gated, sums, up_bias, count, y, y_stride);
   }
 }
 
@@ -97,9 +116,11 @@ inline void finish_rows(const LinearCall& call, int panel, int first_row, int ro
   if (paired) {
     const float* up_bias = sums.bias ? sums.bias + outputs : nullptr;
     if (call.epilogue == Epilogue::silu_mul) {
-      store_gated<Epilogue::silu_mul>(sums, up_bias, count, typed_y, call.y_stride);
+      gated_panel(SiluMul{}, sums, up_bias, count, typed_y, call.y_stride);
+    } else if (call.epilogue == Epilogue::gelu_mul) {
+      gated_panel(GeluMul{}, sums, up_bias, count, typed_y, call.y_stride);
     } else {
-      store_gated<Epilogue::gelu_mul>(sums, up_bias, count, typed_y, call.y_stride);
+      gated_panel(ClampedSwiglu{call.alpha, call.limit}, sums, up_bias, count, typed_y, call.y_stride);
     }
   } else if (call.epilogue == Epilogue::store) {
     store_panel<false>(sums, count, typed_y, call.y_stride);

@@ -98,8 +98,8 @@ class PageForm:
 class NativeAttention:
     """The layers of a model that have one form, scale, window and cap of scores.
 
-    `window`: a query sees its own key and the `window - 1` before it. `softcap`: scores are
-    softcap * tanh(scale * q k^T / softcap). Raises ValueError.
+    `window`: a query sees its own key and the `window - 1` before it. `chunk`: of these, only keys of its own run of
+    `chunk` positions, as in Llama 4. `softcap`: scores are softcap * tanh(scale * q k^T / softcap). Raises ValueError.
     """
 
     def __init__(
@@ -110,17 +110,19 @@ class NativeAttention:
         num_heads: int,
         scale: float,
         window: int | None = None,
+        chunk: int | None = None,
         softcap: float | None = None,
     ) -> None:
         if num_heads < 1 or num_heads % form.num_kv_heads:
             raise ValueError(f"num_heads: {num_heads} cannot share {form.num_kv_heads} KV heads")
-        if window is not None and window < 1:
-            raise ValueError(f"window: {window} sees nothing")
+        for name, limit in (("window", window), ("chunk", chunk)):
+            if limit is not None and limit < 1:
+                raise ValueError(f"{name}: {limit} sees nothing")
         if softcap is not None and softcap <= 0:
             raise ValueError(f"softcap: must be positive, got {softcap}")
         self.form = form
         self._num_heads = num_heads
-        shape = AttentionShape(form.native, num_heads, window or 0, scale, softcap or 0.0)
+        shape = AttentionShape(form.native, num_heads, window or 0, chunk or 0, scale, softcap or 0.0)
         self._run, self._store = library.slipstream_attention_run, library.slipstream_store_kv
         self._begin = library.slipstream_attention_begin
         self._handle = library.slipstream_attention_create(shape, TYPES[form.dtype])

@@ -7,6 +7,8 @@ tensor: a name for what the instruction will have computed.
     norm_gated(x, ...)            norm x -> a;  linear a -> b, epilogue silu * up
     linear(a, ..., add_to=x)      linear a, added to x                              x is the float32 residual stream
     linear_norm(a, ..., add_to=x) linear a -> b;  add_norm b, added to x            b in float32
+    norm_experts(x, ...)          norm x -> a;  linear a -> scores;  route scores;  permute a -> pairs;
+                                  experts pairs -> b, epilogue gate;  experts b -> c;  combine c, added to x
     step.write(qkv, ...)          write, in place
     step.attend(q, ...)           attend q -> b
 
@@ -25,9 +27,15 @@ from torch import Tensor
 
 from slipstream.kernels.cpu.c_interface import Epilogue, Op, WeightShape
 from slipstream.kernels.elementwise.gated import Gate
-from slipstream.kernels.ops import AttentionShape, Ranks, StepInputs, Weight
+from slipstream.kernels.moe.gate import ClampedSwiglu, ExpertGate
+from slipstream.kernels.moe.grouped_experts import Routing
+from slipstream.kernels.ops import AttentionShape, MoeWeights, Ranks, StepInputs, Weight
 
 GATES: dict[Gate, Epilogue] = {"silu": Epilogue.SILU_MUL, "gelu_tanh": Epilogue.GELU_MUL}
+
+
+def expert_epilogue(gate: ExpertGate) -> Epilogue:
+    return Epilogue.CLAMPED_SWIGLU if isinstance(gate, ClampedSwiglu) else GATES[gate]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +63,24 @@ class NativeWeight:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class NativeExperts:
+    """A matrix for each of a run of experts, one behind the other. `first` is that of the first."""
+
+    first: NativeWeight
+    count: int
+    stride: int  # bytes from one to the next
+
+
 @dataclass(eq=False, slots=True)
 class Value:
-    """[tokens, width], or [samples, width] if `on_samples`, in float32 or in the model's type."""
+    """[tokens, width], or [samples, width] if `on_samples`, in float32 or in the model's type; `copies` times as many
+    rows if they are of pairs of a row and an expert."""
 
     width: int
     is_f32: bool
     on_samples: bool = False
+    copies: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +109,11 @@ class Recorded:
     weight: NativeTensor | None = None
     linear: NativeWeight | None = None
     bias: NativeTensor | None = None
+    routing: Routing | None = None
+    moe_layer: int = 0
+    expert_bytes: int = 0
+    own_experts: range = range(0)
+    swiglu: ClampedSwiglu | None = None
 
     @property
     def adds(self) -> bool:
@@ -194,6 +218,29 @@ class NativeOps:
     ) -> Tensor:
         return self._product(self._norm(x, norm_weight, eps), weight, bias, GATES[gate])
 
+    def norm_experts(
+        self, x: Tensor, norm_weight: Tensor, eps: float, moe: MoeWeights, ranks: Ranks | None = None
+    ) -> Tensor:
+        normed, total = self._norm(x, norm_weight, eps), _of(x, Value)
+        scores: Value = _of(self._product(normed, moe.router, moe.router_bias, Epilogue.STORE_F32), Value)
+        source: Value = _of(normed, Value)
+        rows, experts = source.on_samples, moe.experts
+        gate_up: NativeExperts = _of(experts.gate_up, NativeExperts)
+        own = range(experts.first, experts.first + gate_up.count)
+        self.instructions.append(Recorded(Op.ROUTE, scores, on_samples=rows, routing=moe.routing, own_experts=own))
+        pairs = Value(source.width, is_f32=False, on_samples=rows, copies=moe.routing.top_k)
+        layer = sum(one.op is Op.PERMUTE for one in self.instructions)
+        self.instructions.append(Recorded(Op.PERMUTE, source, pairs, rows, moe_layer=layer))
+        inner = self._expert_products(pairs, experts.gate_up, experts.gate_up_bias, experts.gate)
+        outputs = self._expert_products(inner, experts.down, experts.down_bias, None)
+        if ranks is None or ranks.size == 1:
+            self.instructions.append(Recorded(Op.COMBINE, outputs, total, rows, epilogue=Epilogue.ADD_RESIDUAL))
+        else:
+            partial = Value(outputs.width, is_f32=True, on_samples=rows)
+            self.instructions.append(Recorded(Op.COMBINE, outputs, partial, rows, epilogue=Epilogue.STORE_F32))
+            self.stops.append(ProgramStop(len(self.instructions), reduced=partial, add_to=total))
+        return x
+
     def begin_step(self, inputs: StepInputs, attention: AttentionShape, kv: Tensor) -> NativeStep:
         del inputs, kv  # those that the program is run with
         self.instructions.extend(Recorded(Op.ROTARY, rotary=rotary) for rotary in range(len(attention.rotaries)))
@@ -250,6 +297,28 @@ class NativeOps:
             )
         )
 
+    def _expert_products(self, pairs: Value, stack: Tensor, bias: Tensor | None, gate: ExpertGate | None) -> Value:
+        experts: NativeExperts = _of(stack, NativeExperts)
+        outputs = experts.first.num_outputs
+        swiglu = gate if isinstance(gate, ClampedSwiglu) else None
+        epilogue = Epilogue.STORE_F32 if gate is None else expert_epilogue(gate)
+        width = outputs if gate is None else outputs // 2
+        product = Value(width, gate is None, pairs.on_samples, pairs.copies)
+        self.instructions.append(
+            Recorded(
+                Op.EXPERTS,
+                pairs,
+                product,
+                pairs.on_samples,
+                epilogue=epilogue,
+                linear=experts.first,
+                bias=None if bias is None else _of(bias, NativeTensor),
+                expert_bytes=experts.stride,
+                swiglu=swiglu,
+            )
+        )
+        return product
+
 
 @dataclass(frozen=True, slots=True)
 class NativeStep:
@@ -292,7 +361,7 @@ def only_samples(instructions: Sequence[Recorded]) -> tuple[Recorded, ...]:
         if value.on_samples:
             return value
         if value not in gathered:
-            gathered[value] = Value(value.width, value.is_f32, on_samples=True)
+            gathered[value] = Value(value.width, value.is_f32, on_samples=True, copies=value.copies)
             short.append(Recorded(Op.GATHER, value, gathered[value], on_samples=True))
         return gathered[value]
 
@@ -304,7 +373,8 @@ def only_samples(instructions: Sequence[Recorded]) -> tuple[Recorded, ...]:
         target = one.target
         if target is not None and not target.on_samples:
             if not one.adds:
-                gathered.setdefault(target, Value(target.width, target.is_f32, on_samples=True))
+                of_rows = Value(target.width, target.is_f32, on_samples=True, copies=target.copies)
+                gathered.setdefault(target, of_rows)
             target = of_samples(target)
         short.append(replace(one, source=source, target=target, on_samples=True, gathers=False))
     return tuple(short)

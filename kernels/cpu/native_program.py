@@ -11,17 +11,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slipstream.kernels.cpu.c_interface import BufferRow, Instruction, Op, PackedWeight, Program
+from slipstream.kernels.cpu.c_interface import BufferRow, Instruction, Op, PackedWeight, Program, Routing
 from slipstream.kernels.cpu.native_ops import Recorded, Value
 
 
 @dataclass(frozen=True, slots=True)
 class BufferKind:
-    """Memory for values of this kind: rows of `width` numbers, one for each token or each sampled row of a step."""
+    """Memory for values of this kind: rows of `width` numbers, `copies` for each token or sampled row of a step."""
 
     width: int
     dtype: torch.dtype
     on_samples: bool
+    copies: int
 
 
 class Buffers:
@@ -68,7 +69,7 @@ class Buffers:
             return False
         self._num_tokens = max(num_tokens, self._num_tokens)
         self._num_samples = max(num_samples, self._num_samples)
-        rows = [self._num_samples if kind.on_samples else self._num_tokens for kind in self._kinds]
+        rows = [(self._num_samples if kind.on_samples else self._num_tokens) * kind.copies for kind in self._kinds]
         known = [*self._tensors, *([None] * (len(rows) - len(self._tensors)))]
         self._tensors = [
             torch.empty(num_rows, kind.width, dtype=kind.dtype) if old is None or len(old) < num_rows else old
@@ -95,7 +96,7 @@ class Buffers:
         return len(self._kinds) - 1
 
     def _kind_of(self, value: Value) -> BufferKind:
-        return BufferKind(value.width, torch.float32 if value.is_f32 else self._dtype, value.on_samples)
+        return BufferKind(value.width, torch.float32 if value.is_f32 else self._dtype, value.on_samples, value.copies)
 
 
 class NativeProgram:
@@ -129,6 +130,14 @@ class NativeProgram:
                 native.packed = PackedWeight(one.linear.shape, weights + one.linear.offset)
             native.weight = None if one.weight is None else weights + one.weight.offset
             native.bias = None if one.bias is None else weights + one.bias.offset
+            native.moe_layer, native.expert_bytes = one.moe_layer, one.expert_bytes
+            if one.routing is not None:
+                own, routing = one.own_experts, one.routing
+                native.routing = Routing(
+                    routing.num_experts, own.start, len(own), routing.top_k, int(routing.renormalise)
+                )
+            if one.swiglu is not None:
+                native.alpha, native.limit = one.swiglu.alpha, one.swiglu.limit
 
     def __len__(self) -> int:
         return len(self._recorded)

@@ -28,9 +28,10 @@ class TypedModel final : public Model, private Work {
   void run_tile(int phase, int tile, int thread) override;
 
   void count_time(int phase);
-  int begin(const Instruction& instruction);
+  int begin(int phase);
   int begin_rows(int rows, int numbers_of_row);
   int begin_linear(const Instruction& instruction);
+  int begin_experts(const Instruction& instruction, bool has_next);
   void gather(const Instruction& instruction) const;
 
   const Instruction& instruction(int phase) const { return program_.instructions[first_ + phase]; }
@@ -68,6 +69,8 @@ class TypedModel final : public Model, private Work {
   Step step_ = {};
   int first_ = 0, last_ = 0;
   LinearCall call_ = {};
+  ExpertPairs pairs_;
+  ExpertProducts products_;
   int rows_ = 0, rows_of_tile_ = 1;
   int64_t phase_began_ns_ = 0;
 };
@@ -85,8 +88,8 @@ TypedModel<T>::TypedModel(const ModelShape& shape)
   }
   size_t attention_bytes = 0;
   for (const AttentionKind& kind : kinds_) {
-    const AttentionShape attention{kv_shape_, shape.num_heads, kind.window, shape.attention_scale,
-                                   shape.attention_softcap};
+    const AttentionShape attention{kv_shape_, shape.num_heads,       kind.window,
+                                   0,         shape.attention_scale, shape.attention_softcap};
     plans_.emplace_back(attention);
     attention_bytes = std::max(attention_bytes, attention_scratch_bytes(attention));
   }
@@ -129,11 +132,12 @@ int TypedModel<T>::begin_phase(int phase, int) {
   if (phase == 0) scratch_.reserve(static_cast<size_t>(num_threads() * scratch_bytes_));
   if (program_.ns != nullptr) count_time(phase);
   if (first_ + phase == last_) return kWorkEnds;
-  return begin(instruction(phase));
+  return begin(phase);
 }
 
 template <typename T>
-int TypedModel<T>::begin(const Instruction& instruction) {
+int TypedModel<T>::begin(int phase) {
+  const Instruction& instruction = this->instruction(phase);
   const int rows = num_rows(instruction);
   switch (instruction.op) {
     case Op::embed: return begin_rows(rows, width(instruction.target));
@@ -145,6 +149,16 @@ int TypedModel<T>::begin(const Instruction& instruction) {
     case Op::attend: return plans_[static_cast<size_t>(instruction.attention)].num_tiles();
     case Op::gather: gather(instruction); return 0;
     case Op::best: return shape_.num_ids == 0 ? 0 : begin_rows(rows, shape_.num_ids);
+    case Op::route:
+      pairs_.begin(instruction.routing, rows);
+      return begin_rows(rows, instruction.routing.num_experts * instruction.routing.top_k);
+    case Op::permute: {
+      const int64_t counts = int64_t{instruction.moe_layer} * pairs_.routing().num_experts;
+      pairs_.sort(step_.expert_rows == nullptr ? nullptr : step_.expert_rows + counts);
+      return begin_rows(rows, width(instruction.source) * pairs_.routing().top_k);
+    }
+    case Op::experts: return begin_experts(instruction, first_ + phase + 1 < last_);
+    case Op::combine: return begin_rows(rows, width(instruction.source) * pairs_.routing().top_k);
   }
   return 0;
 }
@@ -169,8 +183,29 @@ int TypedModel<T>::begin_linear(const Instruction& instruction) {
            instruction.epilogue,
            buffer<std::byte>(instruction.target),
            width(instruction.target),
-           threads_of_queue()};
+           threads_of_queue(),
+           instruction.alpha,
+           instruction.limit};
   return num_tiles(call_);
+}
+
+template <typename T>
+int TypedModel<T>::begin_experts(const Instruction& instruction, bool has_next) {
+  LinearCall call = {};
+  call.type = shape_.type;
+  call.x = buffer<T>(instruction.source);
+  call.x_stride = width(instruction.source);
+  call.epilogue = instruction.epilogue;
+  call.y = buffer<std::byte>(instruction.target);
+  call.y_stride = width(instruction.target);
+  call.tiles_ahead = threads_of_queue();
+  call.alpha = instruction.alpha;
+  call.limit = instruction.limit;
+  const ExpertWeights weights{instruction.packed, instruction.expert_bytes, instruction.bias};
+  const Instruction* next = has_next ? &instruction + 1 : nullptr;
+  const bool then_experts = next != nullptr && next->op == Op::experts && pairs_.num_hit() > 0;
+  const std::byte* then = then_experts ? next->packed.data + pairs_.hit(0) * next->expert_bytes : nullptr;
+  return products_.begin(pairs_, weights, call, then);
 }
 
 // Few rows, so the thread that begins the phase copies them.
@@ -238,6 +273,17 @@ void TypedModel<T>::run_tile(int phase, int tile, int thread) {
     }
     case Op::best:
       argmax(buffer<float>(now.source), width(now.source), shape_.num_ids, step_.best_ids, step_.is_sound, first, last);
+      return;
+    case Op::route: pairs_.choose(buffer<float>(now.source), width(now.source), first, last); return;
+    case Op::permute: {
+      const int64_t bytes = program_.rows[now.source].bytes;
+      pairs_.gather(buffer<std::byte>(now.source), bytes, bytes, buffer<std::byte>(now.target), first, last);
+      return;
+    }
+    case Op::experts: products_.run_tile(tile, scratch(thread)); return;
+    case Op::combine:
+      pairs_.combine(buffer<float>(now.source), width(now.source), buffer<float>(now.target), width(now.target),
+                     now.epilogue == Epilogue::add_residual, first, last);
       return;
     case Op::gather: return;
   }

@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "attention.hpp"
+#include "experts.hpp"
 #include "linear.hpp"
 
 namespace slipstream {
@@ -59,6 +60,11 @@ enum class Op : int32_t {
   gather = 6,  // target [samples, dim] = the sampled rows of source
   best = 7,    // best_ids and is_sound of source, the f32 scores of the sampled rows
   add_norm = 8,  // like norm, added to target f32
+  // A mixture of experts; the choices of `route` hold until the next one.
+  route = 9,     // rows choose experts by source, f32 [rows, experts]
+  permute = 10,  // target [pairs, dim] = rows of source, by expert
+  experts = 11,  // target [pairs, out] = epilogue(source W^T + bias), with the weight of each pair's expert
+  combine = 12,  // target [rows, dim] f32 = (or +=: add_residual) weighted sums of source, f32 [pairs, dim]
 };
 
 struct Instruction {
@@ -76,7 +82,12 @@ struct Instruction {
   float scale;         // embed
   const void* weight;  // embed, norm, add_norm, write, attend
   PackedWeight packed;
-  const float* bias;  // linear: [outputs] or none
+  const float* bias;  // linear: [outputs] or none; experts: [own experts, outputs] or none
+  // Of mixtures of experts.
+  Routing routing;       // route
+  int32_t moe_layer;     // permute: the number of the layer among those that have experts
+  int64_t expert_bytes;  // experts: from one weight to the next; `packed` is that of the first own expert
+  float alpha, limit;    // clamped_swiglu
 };
 
 // One row of a buffer.
@@ -112,10 +123,11 @@ struct Step {
   const int32_t* sample_rows;  // [samples] rows of the step whose scores are wanted
   std::byte* kv;               // [layers, pages, kv_heads, head run]
   int64_t num_pages;
-  std::byte* const* buffers;  // by number, aligned to 64 bytes
-  int32_t* best_ids;          // [samples], numbers within the share
-  uint8_t* is_sound;          // [samples]
+  std::byte* const* buffers;     // by number, aligned to 64 bytes
+  int32_t* best_ids;             // [samples], numbers within the share
+  uint8_t* is_sound;             // [samples]
   const StepGroup* more_groups;  // those behind the first
+  int64_t* expert_rows;          // [layers with experts, experts] added to: rows that chose each; or none
 };
 
 // Whether fewer rows are sampled than there are, and all of them are last rows of sequences: then what comes behind the

@@ -265,6 +265,12 @@ inline F32 exp2(F32 x) {
 // e^x; like exp2, and the argument costs it another few units where it is large.
 inline F32 exp(F32 x) { return exp2(mul(x, broadcast(1.44269504f))); }
 
+// x / (1 + e^(-alpha x))
+inline F32 sigmoid_mul(F32 x, F32 alpha) {
+  const F32 negative = min(broadcast(88.0f), sub(zero(), mul(alpha, x)));
+  return div(x, add(broadcast(1.0f), exp(negative)));
+}
+
 // By Cephes' tanhf (https://netlib.org/cephes): a polynomial near zero, where the quotient would cancel.
 inline F32 tanh(F32 x) {
   const F32 size = absolute(x), square = mul(x, x);

@@ -4,6 +4,7 @@
     norm_linear     one kernel: norm, product, bias               norm; product (cuBLAS; fp8, int4: Triton)
     norm_gated      the same, gate included                       norm; product; gate
     linear, add_to  one kernel                                    cuBLAS adds to it by itself
+    norm_experts    norm; router; choice (torch); two grouped products; weighted sum (torch)
     linear_norm     product; norm and addition                    the same
     attention       decode_attention for the sequences with one query, prefill_attention for the others
 
@@ -30,7 +31,9 @@ from slipstream.kernels.linear.gpu.decode_linear import MAX_ROWS, decode_linear
 from slipstream.kernels.linear.gpu.fp8_linear import fp8_linear
 from slipstream.kernels.linear.gpu.int4_linear import MIN_GROUP, int4_linear
 from slipstream.kernels.linear.gpu.int4_linear import OFFSETS as INT4_DTYPES
-from slipstream.kernels.ops import AttentionShape, AttentionStep, Ranks, StepInputs, Weight, embedding_rows
+from slipstream.kernels.moe.gpu.grouped_experts import grouped_experts
+from slipstream.kernels.moe.routing import route
+from slipstream.kernels.ops import AttentionShape, AttentionStep, MoeWeights, Ranks, StepInputs, Weight, embedding_rows
 from slipstream.kernels.pages.gpu.kv_layer import KvLayer
 from slipstream.kernels.quantization.quantized_weight import Fp8Weight, Int4Weight, dequantize
 
@@ -100,6 +103,15 @@ class TritonOps:
         if isinstance(weight, Tensor | Fp8Weight) and len(x) <= MAX_ROWS:
             return decode_linear(x, weight, bias, norm_weight=norm_weight, eps=eps, gated=True, gate=gate)
         return gated(self.norm_linear(x, norm_weight, eps, weight, bias), gate)
+
+    def norm_experts(
+        self, x: Tensor, norm_weight: Tensor, eps: float, moe: MoeWeights, ranks: Ranks | None = None
+    ) -> Tensor:
+        normed, routing = rms_norm(x, norm_weight, eps), moe.routing
+        scores = self.linear(normed, moe.router, moe.router_bias)
+        experts, weights = route(scores, routing.top_k, renormalise=routing.renormalise)
+        added = grouped_experts(normed, experts, weights, moe.experts).to(x.dtype)
+        return x.add_(added if ranks is None else ranks.all_reduce(added))
 
     def begin_step(self, inputs: StepInputs, attention: AttentionShape, kv: Tensor) -> AttentionStep:
         """Brings the host's part of the inputs to the device, piece by piece; see `begin_device_step`."""

@@ -70,7 +70,7 @@ class Dispatcher:
     def __init__(
         self, config: DispatchConfig, history: History | None = None, name_pages: NamePages | None = None
     ) -> None:
-        self._slo, self._local_prefill_max_tokens = config.slo, config.local_prefill_max_tokens
+        self.slo, self._local_prefill_max_tokens = config.slo, config.local_prefill_max_tokens
         registry = self.registry = WorkerRegistry()
         versions = self.versions = Versions(config.versions, registry)
         index = self._index = PrefixIndex(name_pages=name_pages)
@@ -122,7 +122,7 @@ class Dispatcher:
 
     def signals(self, now: float, router_id: str = "") -> Signals:
         """The present load and service levels, for the planner. `router_id` identifies the router's process."""
-        return signals_of(self._table, self.registry, self._slo, self._local_prefill_max_tokens, now, router_id)
+        return signals_of(self._table, self.registry, self.slo, self._local_prefill_max_tokens, now, router_id)
 
     def budgeted_workers(self, weight: float = 1.0) -> list[BudgetedWorker]:
         """The workers that obey a limit on their pages, with what they need. `weight` is that of the model."""
@@ -157,7 +157,7 @@ class Dispatcher:
     def follow(self, config: DispatchConfig, now: float) -> list[Action]:
         """Takes over changed settings: the policy, the service levels, and the limits for new requests. The time-outs
         of the queue and of reservations, ageing and the workers' lease stay as they were at the start."""
-        self._slo, self._local_prefill_max_tokens = config.slo, config.local_prefill_max_tokens
+        self.slo, self._local_prefill_max_tokens = config.slo, config.local_prefill_max_tokens
         self._table.follow(config)
         self._placer.follow(config)
         return self._settle(now)

@@ -219,7 +219,7 @@ class WorkerPort:
         self._workers[hello.worker] = connection
         self._peers[hello.worker.name] = hello.worker
         log.info("%s worker %s has joined (pid %d)", hello.role, hello.worker, hello.pid)
-        connection.send(Welcome(self._router_id))
+        connection.send(Welcome(self._router_id, model.dispatcher.slo.itl_ms))
         model.num_decode_joins += hello.role == "decode"
         self.perform(model, model.dispatcher.worker_joined(hello, now))
         self._joined.set()  # wakes the present waiters; later ones wait for the next worker

@@ -2,6 +2,8 @@
 
     config.json, generation_config.json          sizes, end tokens, sampling defaults
     *.safetensors, model.safetensors.index.json  those that the index names, and model.safetensors
+    pytorch_model*.bin, and their index          where there are no safetensors
+    *.py                                         where config.json speaks of code (auto_map)
     tokenizer files, chat templates              NAMES, TEMPLATES
     quantisation configs
 
@@ -23,7 +25,8 @@ from slipstream.router.model_files.file_digest import DigestCache, FileDigest, F
 from slipstream.router.model_files.model_origin import ModelOrigin
 from slipstream.router.process.container_limits import num_cores
 
-INDEX = "model.safetensors.index.json"
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 NAMES = (
     "config.json",
     "generation_config.json",
@@ -140,17 +143,29 @@ def served_files(model_dir: Path) -> list[str]:
     """The names of the files in a model's directory that determine what is served."""
     names = {name for name in (*NAMES, *_shards(model_dir / INDEX)) if (model_dir / name).is_file()}
     names.update(f"{path.parent.name}/{path.name}" for path in model_dir.glob(TEMPLATES) if path.is_file())
+    if names.isdisjoint((WHOLE, INDEX)):
+        pickled = (PICKLED, PICKLED_INDEX, *_shards(model_dir / PICKLED_INDEX))
+        names.update(name for name in pickled if (model_dir / name).is_file())
+    if _has_code(model_dir):
+        names.update(path.name for path in model_dir.glob("*.py") if path.is_file())
     return sorted(names)
 
 
 def is_weights(name: str) -> bool:
     """Whether it is read only by workers. The index says from which file each tensor is taken."""
-    return name.endswith(".safetensors") or name == INDEX
+    return name.endswith((".safetensors", ".bin")) or name in (INDEX, PICKLED_INDEX)
 
 
 def is_text(name: str) -> bool:
     """Whether it says how text becomes tokens: a tokenizer file or a chat template."""
-    return not is_weights(name) and name not in SETTINGS
+    return not is_weights(name) and name not in SETTINGS and not name.endswith(".py")
+
+
+def _has_code(model_dir: Path) -> bool:
+    try:
+        return b'"auto_map"' in (model_dir / "config.json").read_bytes()
+    except OSError:
+        return False
 
 
 def _shards(index: Path) -> set[str]:

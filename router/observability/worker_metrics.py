@@ -21,6 +21,11 @@ def worker_families(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
     leases = GaugeMetricFamily(
         "slipstream:worker_leases", "Hand-offs under way at a worker.", labels=["worker", "role"]
     )
+    imbalances = GaugeMetricFamily(
+        "slipstream:worker_expert_imbalance",
+        "With expert parallelism: the rows of the busiest rank over those of the mean one.",
+        labels=["worker", "role"],
+    )
     counted = CounterMetricFamily(
         "slipstream:worker_events", "What workers count, since they started.", labels=["worker", "role", "event"]
     )
@@ -34,11 +39,13 @@ def worker_families(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
             for state, count in by_state.items():
                 pages.add_metric([*who, state], count)
             for event, value in worker.stats.counters:
-                if event == "leases_held":  # the only one that can decrease
+                if event == "leases_held":  # this one and the next can decrease
                     leases.add_metric(who, value)
+                elif event == "expert_imbalance":
+                    imbalances.add_metric(who, value)
                 elif not event.startswith(STEP_COUNTERS):
                     counted.add_metric([*who, event], value)
-    return iter((credits, pages, leases, counted))
+    return iter((credits, pages, leases, imbalances, counted))
 
 
 def kv_usage(snapshot: Snapshot) -> float:

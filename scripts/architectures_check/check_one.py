@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import tempfile
 import time
 import traceback
@@ -37,7 +38,8 @@ def check(model_type: str, variants: Sequence[str], model_impl: str = "auto") ->
     pair = ForkedRanks(2 if NEED_PAIR & set(variants) else 0)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            _check(row, Path(folder), variants, model_impl, pair)
+            os.environ["XDG_CACHE_HOME"] = str(Path(folder) / "cache")  # where what is known of models is kept
+            _check(row, Path(folder) / "model", variants, model_impl, pair)
     finally:
         pair.close()
     row.seconds = round(time.monotonic() - began_s, 1)

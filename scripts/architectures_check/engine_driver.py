@@ -9,7 +9,7 @@ from typing import Any
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId
 from slipstream.router.protocol.messages import EngineRequest, SamplingParams, TokenChunk, TokenLogprob, pack_ids
 from slipstream.workers.engine.native_engine import NativeEngine
-from slipstream.workers.interface.engine import AttemptKey
+from slipstream.workers.interface.engine import AttemptKey, Reservation
 
 MAX_STEPS = 5000  # of one run: more is an engine that does not come to an end
 
@@ -38,9 +38,20 @@ def greedy_request(
     return EngineRequest(name, attempt, pack_ids(prompt), pack_ids(output), params)
 
 
-def ticket_for(transfer_id: int, first_page: int, num_pages: int, page_tokens: int) -> HandoffTicket:
-    """Of a transfer whose bytes the check itself copies: only the numbers of pages count."""
-    return HandoffTicket(transfer_id, PeerId("decode-0", 1), (), first_page, num_pages, page_tokens, 1, 1, 64)
+def ticket_for(transfer_id: int, reservation: Reservation, page_tokens: int) -> HandoffTicket:
+    """Of a transfer whose bytes the check itself copies: only the numbers of pages and tokens count."""
+    return HandoffTicket(
+        transfer_id=transfer_id,
+        destination=PeerId("decode-0", 1),
+        addresses=(),
+        first_page=reservation.first_page,
+        num_pages=len(reservation.page_ids),
+        slab_pages=page_tokens,
+        num_layers=1,
+        num_kv_heads=1,
+        head_bytes=64,
+        num_tokens=reservation.num_tokens,
+    )
 
 
 def run(engine: NativeEngine, results: Results, until_tokens: int | None = None) -> Results:

@@ -158,6 +158,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "shared_intermediate_size": 32,
         "intermediate_size": 32,
         "mlp_layer_types": DENSE_AND_SPARSE,
+        "layer_types": ["full_attention", "minimax_m3_sparse"] * 2,
         "index_block_size": 8,
         "index_topk_blocks": 2,
     },

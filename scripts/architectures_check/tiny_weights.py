@@ -49,7 +49,13 @@ TRIALS = (
 )
 FIRST_IF_TIED = 1
 # Of types that the first of TRIALS is too weak for: which to try first, to save time.
-FIRST_TRIAL: dict[str, int] = {}
+FIRST_TRIAL: dict[str, int] = {
+    **dict.fromkeys(("bert", "bert-generation", "big_bird", "data2vec-text", "electra", "ernie", "git"), 3),
+    **dict.fromkeys(("biogpt", "camembert"), 4),
+    **dict.fromkeys(("bloom", "ctrl"), 6),
+    "bart": 2,
+    "blenderbot-small": 8,
+}
 
 
 @torch.no_grad()

@@ -13,16 +13,18 @@ import torch
 from slipstream.router.protocol.messages import EngineRequest
 from slipstream.workers.config.worker_config import EngineConfig
 from slipstream.workers.engine.engine_builder import engine_limits
+from slipstream.workers.engine.limits.pool_size import page_demand
 from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.plan.step_plan import PageSend
+from slipstream.workers.models.directory.model_spec import ModelSpec
 
 from .engine_driver import Generated, Results, greedy_request, run, ticket_for
 from .prompts import MAX_MODEL_LEN, NUM_NEW_TOKENS, PAGE_TOKENS
 from .rank_group import ForkedRanks, LocalRanks, Ranks
 from .reference import NOISE, Reference
 
-NUM_PAGES = 192
-FEW_PAGES = 18  # two of the prompts fit, but not with what they are continued by
+NUM_PAGES = 512
+MOST_EXTRA_PAGES = 32  # beyond what one sequence needs; among so few is a number with which sequences are preempted
 SMALL_STEP = 7  # tokens; no page, no window and no prompt is a multiple of it
 NUM_LOGPROBS = 3
 TOKENS_BEFORE_MOVE = 4
@@ -46,7 +48,11 @@ class Setting:
     def engine(self, ranks: Ranks, **overrides: object) -> NativeEngine:
         values: dict[str, object] = {"max_num_seqs": 8, "max_step_tokens": 256} | overrides
         config = engine_config(self.config.model_impl, **values)
-        return NativeEngine(engine_limits(self.model_dir, config), ranks)
+        return NativeEngine(engine_limits(self.model_dir, config, model=self.spec), ranks)
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.local.runner.model.config
 
     def requests(self, name: str, **more: object) -> list[EngineRequest]:
         prompts = self.reference.prompts
@@ -124,11 +130,18 @@ def cached(setting: Setting) -> None:
 
 
 def preempted(setting: Setting) -> None:
-    """With too few pages for all, so that sequences lose theirs and begin again."""
-    engine = setting.engine(setting.local, num_pages=FEW_PAGES, prefix_caching=False)
-    setting.generate(engine, "p")
-    if not engine.stats().total_preemptions:
-        raise DiffersError("no sequence was preempted")
+    """With too few pages for all, so that sequences lose theirs and begin again: how few depends on the windows."""
+    for max_step_tokens in (256, 2 * PAGE_TOKENS):
+        config = engine_config(setting.config.model_impl, max_step_tokens=max_step_tokens)
+        for_one = page_demand(setting.spec, config).pages_for(MAX_MODEL_LEN)
+        for num_pages in range(for_one + 2, for_one + MOST_EXTRA_PAGES, 3):
+            engine = setting.engine(
+                setting.local, num_pages=num_pages, prefix_caching=False, max_step_tokens=max_step_tokens
+            )
+            setting.generate(engine, "p")
+            if engine.stats().total_preemptions:
+                return
+    raise DiffersError("no sequence was preempted")
 
 
 def tp2(setting: Setting) -> None:
@@ -161,7 +174,7 @@ def migrated(setting: Setting) -> None:
         request = greedy_request(old[0], prompt, known, max_tokens=NUM_NEW_TOKENS, attempt=1)
         reservation = target.adopt(request, 4)
         assert reservation is not None
-        ticket = ticket_for(number, reservation.first_page, len(reservation.page_ids), PAGE_TOKENS)
+        ticket = ticket_for(number, reservation, PAGE_TOKENS)
         source.migrations.check_ticket(old, ticket, True)
         source.migrations.freeze(old)
         pages = source.migrations.begin_send(old, ticket)
@@ -185,7 +198,7 @@ def _hand_over(setting: Setting, source: Ranks, target: Ranks, name: str) -> Non
         reservation = decode.reserve(request)
         assert reservation is not None
         places[number] = reservation.page_ids
-        prefill.add_prefill(request, ticket_for(number, reservation.first_page, len(reservation.page_ids), PAGE_TOKENS))
+        prefill.add_prefill(request, ticket_for(number, reservation, PAGE_TOKENS))
     source.sends.clear()
     results: Results = {}
     sends: dict[int, PageSend] = {}

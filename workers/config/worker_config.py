@@ -13,6 +13,7 @@ from slipstream.workers.models.directory.stored_quantization import KvCacheDtype
 
 # TensorRT-LLM's words: running sequences may be preempted when pages run out, or each has room for its whole answer.
 SchedulerPolicy = Literal["max_utilization", "guaranteed_no_evict"]
+MOST_STEP_TOKENS, MOST_NUM_SEQS = 2048, 256  # of steps and engines that are sized by the ITL level
 MAX_THREADS = 1024  # more than any host has cores; torch would try to start any number
 
 
@@ -22,6 +23,8 @@ class EngineConfig:
     the ranks there), or 0.9 of a GPU's memory, after the weights, but no more than `max_num_seqs` sequences of full
     length can fill. `num_pages` wins over it. `max_step_tokens` is the chunk budget of a step: prompts longer than
     what decoding leaves of it are computed in several steps. `page_tokens` = 16 is vLLM's default block size.
+    Where `max_step_tokens` or `max_num_seqs` is `auto`, it is set while the engine serves, by the ITL level that the
+    router tells, up to `most_step_tokens` and `most_num_seqs`.
 
     `scheduler_policy: max_utilization` admits a sequence when there are pages for the tokens that are known, and
     preempts when pages run out. With `guaranteed_no_evict` the pages for a prompt and the most output that its request
@@ -38,6 +41,8 @@ class EngineConfig:
     `model_impl` is whose code computes the model: `native` is this project's, for the families that it has, and
     `transformers` that of the library, for all others; `auto` takes the native one where there is one.
 
+    `expert_parallel` deals out whole experts to the ranks of a group; otherwise each rank has a part of every expert.
+
     `niceness` (0 to 19) is how far the threads that compute stand back for others on the same cores (nice(2)): `auto`
     is 0 for prefill and 5 for decode on CPU, so that decoding a few sequences does not halve the speed of prefill.
     Where `num_threads` leaves each rank on the host cores of its own, it is 0 for both."""
@@ -50,8 +55,8 @@ class EngineConfig:
     kv_cache_mib: int | Literal["auto"] = 256
     num_pages: int | None = None
     max_model_len: int | None = None
-    max_num_seqs: int = 64
-    max_step_tokens: int = 512
+    max_num_seqs: int | Literal["auto"] = 64
+    max_step_tokens: int | Literal["auto"] = 512
     prefix_caching: bool = True
     scheduler_policy: SchedulerPolicy = "max_utilization"
     num_threads: int | None = None
@@ -61,11 +66,15 @@ class EngineConfig:
     quantization: OnLoad = "none"
     kv_cache_dtype: KvCacheDtype = "auto"
     model_impl: ModelImpl = "auto"
+    expert_parallel: bool = False
 
     def __post_init__(self) -> None:
-        for key in ("page_tokens", "max_num_seqs", "max_step_tokens"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
+        if self.page_tokens < 1:
+            raise ValueError(f"page_tokens must be at least 1, got {self.page_tokens}")
+        for key in ("max_num_seqs", "max_step_tokens"):
+            value = getattr(self, key)
+            if value != "auto" and value < 1:
+                raise ValueError(f"{key} must be auto or at least 1, got {value}")
         if self.kv_cache_mib != "auto" and self.kv_cache_mib < 1:
             raise ValueError(f"kv_cache_mib must be auto or at least 1, got {self.kv_cache_mib}")
         for key in ("num_pages", "max_model_len", "num_threads"):
@@ -80,6 +89,16 @@ class EngineConfig:
             object.__setattr__(self, "cpu_kernels", "off")
         if self.weight_cache_dir == "":
             raise ValueError("weight_cache_dir must be a directory, auto or null, got ''")
+
+    @property
+    def most_step_tokens(self) -> int:
+        """The most tokens that a step ever computes."""
+        return MOST_STEP_TOKENS if self.max_step_tokens == "auto" else self.max_step_tokens
+
+    @property
+    def most_num_seqs(self) -> int:
+        """The most sequences that ever run at the same time."""
+        return MOST_NUM_SEQS if self.max_num_seqs == "auto" else self.max_num_seqs
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ class BatchBuilder:
             GroupArrays(np.zeros(max_tokens, np.int32), np.zeros((max_seqs, num_blocks), np.int32))
             for _ in limits.windows[1:]
         ]
+        self._state_pages = np.zeros((max_seqs, limits.state_pages), np.int32)
         self._limits = limits
         self._decoding: list[Sequence] = []  # the sequences whose pages are in the first rows of the table
         # The latest plan of a plainly greedy decode step, which is reused for the next one of the same shape.
@@ -78,6 +79,7 @@ class BatchBuilder:
             self._page_table[:num_seqs, :num_pages],
             self._counting[:num_seqs],
             self._group_arrays(num_seqs, num_seqs, num_pages),
+            self._state_pages[:num_seqs],
         )
 
     def _group_arrays(self, num_tokens: int, num_seqs: int, num_pages: int) -> tuple[GroupArrays, ...]:
@@ -105,17 +107,20 @@ class BatchBuilder:
                 page_table[row, page] = pages[page]
             if page > last_page:
                 last_page = page
-        for group, arrays in enumerate(self._more_groups, 1):
+        for group, arrays in enumerate(self._more_groups):
             self._lay_out_group(decoding, group, arrays)
+        if self._limits.state_pages:
+            for row, sequence in enumerate(decoding):
+                self._state_pages[row] = sequence.state_pages
         self._decoding = decoding
         return last_page + 1
 
     def _lay_out_group(self, decoding: list[Sequence], group: int, arrays: GroupArrays) -> None:
-        """Slots and pages of a further page group."""
+        """Slots and pages of a further page group, by its number in `Sequence.more_pages`."""
         page_tokens, page_table, slots = self._page_tokens, arrays.page_table, arrays.slots.data
         known, num_known = self._decoding, len(self._decoding)
         for row, sequence in enumerate(decoding):
-            pages = sequence.tables[group]
+            pages = sequence.more_pages[group]
             page, offset = divmod(sequence.num_computed, page_tokens)
             slots[row] = pages[page] * page_tokens + offset
             if row >= num_known or known[row] is not sequence:
@@ -137,12 +142,13 @@ class BatchBuilder:
             num_own_pages = -(-last // page_tokens)
             num_pages = max(num_pages, num_own_pages)
             _fill(self._page_table, row, sequence.pages, num_own_pages)
+            self._state_pages[row] = sequence.state_pages
             positions = self._positions[begin:end]
             np.add(self._counting[:num_tokens], first, out=positions)
             pages = self._page_table[row, positions // page_tokens]
             np.add(pages * page_tokens, positions % page_tokens, out=self._slots[begin:end])
-            for group, arrays in enumerate(self._more_groups, 1):
-                _fill(arrays.page_table, row, sequence.tables[group], num_own_pages)
+            for of_group, arrays in zip(sequence.more_pages, self._more_groups, strict=True):
+                _fill(arrays.page_table, row, of_group, num_own_pages)
                 pages = arrays.page_table[row, positions // page_tokens]
                 np.add(pages * page_tokens, positions % page_tokens, out=arrays.slots[begin:end])
             self._token_ids[begin:end] = sequence.tokens[first:last]
@@ -160,6 +166,7 @@ class BatchBuilder:
             self._page_table[:num_seqs, :num_pages],
             np.array(sample_rows, np.int32),
             self._group_arrays(end, num_seqs, num_pages),
+            self._state_pages[:num_seqs],
         )
 
     def _sends(self, chunks: list[ScheduledChunk]) -> tuple[tuple[PageSend, ...], tuple[SendProgress, ...]]:
@@ -171,11 +178,11 @@ class BatchBuilder:
                 continue
             wanted = WantedPages.of_prompt(self._limits, ticket.first_page, sequence.num_tokens)
             if chunk.begins:
-                sends.append(PageSend(ticket, np.array(wanted.ids(sequence.tables), np.int32).tobytes()))
-            num_complete = (sequence.num_computed + chunk.num_tokens) // self._page_tokens
-            if chunk.samples:
-                num_complete = wanted.end
-            num_complete = ticket.first_page + wanted.num_before(num_complete)
+                sends.append(
+                    PageSend(ticket, np.array(wanted.ids(sequence.tables, sequence.state_pages), np.int32).tobytes())
+                )
+            num_full = (sequence.num_computed + chunk.num_tokens) // self._page_tokens
+            num_complete = ticket.first_page + (wanted.num_pages if chunk.samples else wanted.num_before(num_full))
             peer = ticket.destination
             progress.append(SendProgress(ticket.transfer_id, peer.epoch, peer.name, num_complete))
         return tuple(sends), tuple(progress)

@@ -24,8 +24,10 @@ from slipstream.workers.engine.limits.pool_size import (
     elastic_num_pages,
     longest_sequence,
     most_useful_pages,
+    num_state_pages,
     page_bytes,
     page_demand,
+    page_tokens,
     pool_source,
     stated_num_pages,
 )
@@ -43,7 +45,7 @@ from slipstream.workers.models.interface.tensor_parallel import TensorParallel
 from slipstream.workers.models.model_loader import TORCH_DTYPES, load_model
 from slipstream.workers.models.native_model import is_native, load_native
 from slipstream.workers.models.ops_model import OpsModel
-from slipstream.workers.models.spec_reader import read_spec
+from slipstream.workers.models.spec_reader import NOT_NATIVE, read_spec, why_not_native
 from slipstream.workers.models.weights.weight_cache import default_directory
 
 log = logging.getLogger(__name__)
@@ -89,18 +91,21 @@ def engine_limits(
         num_pages = _auto_pool_size(model_dir, config, model, tp, ranks_on_host)
     return EngineLimits(
         num_pages=num_pages,
-        page_tokens=config.page_tokens,
+        page_tokens=page_tokens(model, config),
         max_model_len=longest_sequence(model, config, num_pages, source, holds_prompts=holds_prompts),
-        max_num_seqs=config.max_num_seqs,
-        max_step_tokens=config.max_step_tokens,
+        max_num_seqs=config.most_num_seqs,
+        max_step_tokens=config.most_step_tokens,
         max_queued_tokens=max_queued_tokens,
         vocab_size=model.vocab_size,
         eos_token_ids=end_token_ids(Path(model_dir)),
         model_id=model_id or f"{Path(model_dir).resolve()}:{dtype}:{config.quantization}:{of_pages}",
-        prefix_caching=config.prefix_caching,
+        prefix_caching=config.prefix_caching and not model.kv.state_bytes,
         windows=model.kv.page_groups.windows,
         holds_prompts=holds_prompts,
+        auto_step_tokens=config.max_step_tokens == "auto",
+        auto_num_seqs=config.max_num_seqs == "auto",
         reserves_output=config.scheduler_policy == "guaranteed_no_evict",
+        state_pages=num_state_pages(model, config),
     )
 
 
@@ -162,9 +167,9 @@ def build_runner(
         return build_gpu_runner(
             model,
             kv,
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=config.most_num_seqs,
             max_model_len=max_model_len,
-            max_step_tokens=config.max_step_tokens,
+            max_step_tokens=config.most_step_tokens,
         )
     return ModelRunner(model, kv)
 
@@ -208,7 +213,7 @@ def _load(
 ) -> Model:
     """The native family if there is one, with native kernels if they can compute it; else transformers' class."""
     if isinstance(spec, GeneralSpec):
-        return _load_general(model_dir, spec, config, dtype, device, tp)
+        return _load_general(model_dir, spec, config, dtype, device, tp, files)
     assert isinstance(spec, ModelConfig)
     model = spec
     if device.type == "cpu" and config.cpu_kernels == "auto" and is_native(model, dtype):
@@ -224,12 +229,20 @@ def _load(
                 tp=tp,
                 cache_dir=weight_cache_dir(config),
                 quantization=config.quantization,
+                expert_parallel=config.expert_parallel,
                 files=files,
             )
     if device.type == "cpu" and (model.quantization is not None or config.quantization != "none"):
         name = str(dtype).removeprefix("torch.")
         log.warning("without native kernels quantised weights are widened to %s: they save no memory, no time", name)
-    return load_model(model_dir, dtype=dtype, device=device, tp=tp, quantization=config.quantization)
+    return load_model(
+        model_dir,
+        dtype=dtype,
+        device=device,
+        tp=tp,
+        quantization=config.quantization,
+        expert_parallel=config.expert_parallel,
+    )
 
 
 def _load_general(
@@ -239,7 +252,11 @@ def _load_general(
     dtype: torch.dtype,
     device: torch.device,
     tp: TensorParallel,
+    files: SteadyFiles | None,
 ) -> Model:
+    reason = why_not_native(model_dir) if config.model_impl == "auto" else None
+    if reason is not None and tp.rank == 0:
+        log.warning("%s: %s", reason, NOT_NATIVE)
     for key, reason in not_general(config, spec):
         raise EngineConfigError(f"{key} {reason}, got {getattr(config, key)}")
     # Imported here, as transformers takes seconds, which native models do not need.
@@ -249,7 +266,15 @@ def _load_general(
     if library is not None:
         library.slipstream_set_num_threads(config.num_threads or _default_native_threads(tp))
     return load_general(
-        model_dir, spec, dtype=dtype, device=device, page_tokens=config.page_tokens, tp=tp, library=library
+        model_dir,
+        spec,
+        dtype=dtype,
+        device=device,
+        page_tokens=config.page_tokens,
+        tp=tp,
+        cache_dir=weight_cache_dir(config),
+        files=files,
+        library=library,
     )
 
 

@@ -68,7 +68,6 @@ class InputProcessor:
             if self._grammars and params.grammar
             else None,
             ticket=ticket,
-            num_groups=len(self.limits.windows),
         )
 
     def _chain(self, cache_salt: str) -> HashChain | None:

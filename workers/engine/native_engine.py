@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.router.protocol.messages import EngineRequest, FinishReason, StepTime, TokenChunk, TokenLogprob
 from slipstream.workers.engine.batch_builder import BatchBuilder
@@ -92,7 +94,9 @@ class NativeEngine:
             return None
         first_block = sequence.num_computed // self.limits.page_tokens
         wanted = WantedPages.of_prompt(self.limits, first_block, sequence.num_tokens)
-        return Reservation(sequence.key, sequence.num_computed, first_block, tuple(wanted.ids(sequence.tables)))
+        return Reservation(
+            sequence.key, sequence.num_computed, first_block, tuple(wanted.ids(sequence.tables, sequence.state_pages))
+        )
 
     def adopt(self, request: EngineRequest, num_room_tokens: int) -> Reservation | None:
         sequence = self._input_processor.sequence(request)
@@ -180,6 +184,21 @@ class NativeEngine:
     def last_step_num_decoding(self) -> int:
         return len(self._last_step.decoding)
 
+    def follow_level(self, itl_s: float | None) -> None:
+        self._scheduler.sizes.level_s = itl_s
+
+    def learn_step_times(self, profile: Iterable[StepTime]) -> None:
+        """Takes the times of steps that were tried before the first request."""
+        for sample in profile:
+            self._scheduler.sizes.observe(sample)
+
+    def step_took(self, seconds: float, sample: StepTime | None) -> None:
+        sizes = self._scheduler.sizes
+        if sizes.is_auto:
+            sizes.step_took(len(self._last_step.decoding), seconds)
+            if sample is not None:
+                sizes.observe(sample)
+
     def last_step_time(self, seconds: float) -> StepTime | None:
         step = self._last_step
         if not step:
@@ -207,10 +226,14 @@ class NativeEngine:
         return None if sequence is None else sequence.state
 
     def capacity(self) -> Capacity:
-        scheduler = self._scheduler
+        scheduler, num_state_pages = self._scheduler, self.limits.state_pages
+        free_slots, free_pages = scheduler.num_free_slots, scheduler.num_free_pages
+        if num_state_pages:  # which those who count pages by tokens leave out
+            free_slots = min(free_slots, free_pages // (num_state_pages + 1))
+            free_pages -= free_slots * num_state_pages
         return Capacity(
-            scheduler.num_free_slots,
-            scheduler.num_free_pages,
+            free_slots,
+            free_pages,
             max(0, self.limits.max_queued_tokens - scheduler.num_uncomputed_tokens),
         )
 

@@ -168,8 +168,11 @@ class RankParts:
         return dataclasses.replace(
             self.limits,
             max_model_len=longest,
-            max_num_seqs=engine.max_num_seqs,
-            max_step_tokens=engine.max_step_tokens,
+            max_num_seqs=engine.most_num_seqs,
+            max_step_tokens=engine.most_step_tokens,
+            auto_num_seqs=engine.max_num_seqs == "auto",
+            auto_step_tokens=engine.max_step_tokens == "auto",
+            reserves_output=engine.scheduler_policy == "guaranteed_no_evict",
             max_queued_tokens=config.in_role(role).max_queued_tokens,
             holds_prompts=holds_prompts,
         )
@@ -206,8 +209,8 @@ def for_both_roles(config: WorkerConfig) -> EngineConfig:
     has_longest = ours.max_model_len is not None and other.max_model_len is not None
     return dataclasses.replace(
         ours,
-        max_num_seqs=max(ours.max_num_seqs, other.max_num_seqs),
-        max_step_tokens=max(ours.max_step_tokens, other.max_step_tokens),
+        max_num_seqs=max(ours.most_num_seqs, other.most_num_seqs),
+        max_step_tokens=max(ours.most_step_tokens, other.most_step_tokens),
         max_model_len=max(ours.max_model_len or 0, other.max_model_len or 0) if has_longest else None,
     )
 

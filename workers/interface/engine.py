@@ -227,6 +227,14 @@ class SteppedEngine(Engine, Protocol):
     def last_step_num_decoding(self) -> int:
         """How many sequences got a token in the last step, apart from prompts."""
 
+    def follow_level(self, itl_s: float | None) -> None:
+        """The mean time between two tokens of a sequence that is to be kept; None: there is none. An engine that sizes
+        its steps does so by this."""
+
+    def step_took(self, seconds: float, sample: StepTime | None) -> None:
+        """How long the last step took, with the time since the step before. Called after each step; with what
+        `last_step_time` said if it was asked."""
+
     def last_step_time(self, seconds: float) -> StepTime | None:
         """What the last step computed, together with the seconds that it took; None if it computed nothing. To be
         called before any call that changes something, and only now and then, as it may look at every sequence of the

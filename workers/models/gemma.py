@@ -43,6 +43,7 @@ class LayerWeights:
 
     @staticmethod
     def read(share: LayerShare, source: WeightSource) -> LayerWeights:
+        gate_up, down = share.dense
         post_norms = (share.attention_post_norm, share.mlp_post_norm)
         attention_post_norm, mlp_post_norm = (
             None if part is None else source.vector(part, plus=1.0) for part in post_norms
@@ -54,8 +55,8 @@ class LayerWeights:
             output=source.linear(share.output),
             attention_post_norm=attention_post_norm,
             mlp_norm=source.vector(share.mlp_norm, plus=1.0),
-            gate_up=source.linear(share.gate_up, gated=True),
-            down=source.linear(share.down),
+            gate_up=source.linear(gate_up, gated=True),
+            down=source.linear(down),
             mlp_post_norm=mlp_post_norm,
         )
 

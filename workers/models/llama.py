@@ -36,14 +36,15 @@ class LayerWeights:
 
     @staticmethod
     def read(share: LayerShare, source: WeightSource) -> LayerWeights:
+        gate_up, down = share.dense
         return LayerWeights(
             attention_norm=source.vector(share.attention_norm),
             qkv=source.linear(share.qkv),
             qk_norm=read_qk_norm(share, source),
             output=source.linear(share.output),
             mlp_norm=source.vector(share.mlp_norm),
-            gate_up=source.linear(share.gate_up, gated=True),
-            down=source.linear(share.down),
+            gate_up=source.linear(gate_up, gated=True),
+            down=source.linear(down),
         )
 
 
@@ -75,17 +76,7 @@ class Llama:
         self.weights = weights
         self.ops = ops
         self._tp = tp
-        inv_freq, rotary_scale = rotary_frequencies(config)
-        self.attention = AttentionShape(
-            num_heads=config.num_heads // tp.size,
-            num_kv_heads=config.num_kv_heads // tp.size,
-            head_dim=config.head_dim,
-            rotaries=(Rotary(inv_freq.to(weights.embedding.device), rotary_scale),),
-            norm_eps=config.rms_norm_eps,
-            windows=frozenset(config.layer_windows),
-            dtype=weights.embedding.dtype,
-            scale=config.head_dim**-0.5,
-        )
+        self.attention = attention_shape(config, tp, weights.embedding)
 
     @classmethod
     def read(cls, config: ModelConfig, share: RankShare, source: WeightSource, tp: TensorParallel, ops: Ops) -> Llama:
@@ -108,6 +99,21 @@ class Llama:
     def scores(self, hidden: Tensor) -> Tensor:
         weights = self.weights
         return self.ops.norm_linear(hidden, weights.final_norm, self.config.rms_norm_eps, weights.lm_head)
+
+
+def attention_shape(config: ModelConfig, tp: TensorParallel, embedding: Tensor) -> AttentionShape:
+    """That of a rank. The embedding has the model's dtype and device."""
+    inv_freq, rotary_scale = rotary_frequencies(config)
+    return AttentionShape(
+        num_heads=config.num_heads // tp.size,
+        num_kv_heads=config.num_kv_heads // tp.size,
+        head_dim=config.head_dim,
+        rotaries=(Rotary(inv_freq.to(embedding.device), rotary_scale),),
+        norm_eps=config.rms_norm_eps,
+        windows=frozenset(config.layer_windows),
+        dtype=embedding.dtype,
+        scale=config.head_dim**-0.5,
+    )
 
 
 def read_qk_norm(share: LayerShare, source: WeightSource, *, plus: float = 0.0) -> Tensor | None:

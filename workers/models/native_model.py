@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -27,7 +27,7 @@ from slipstream.workers.models.directory.page_groups import PageGroups
 from slipstream.workers.models.directory.rank_share import RankShare
 from slipstream.workers.models.directory.steady_files import SteadyFiles
 from slipstream.workers.models.directory.stored_quantization import OnLoad
-from slipstream.workers.models.directory.tensor_check import checked_vocabulary
+from slipstream.workers.models.directory.tensor_check import checked_names
 from slipstream.workers.models.interface.decoder import Decoder
 from slipstream.workers.models.interface.model import GreedyTokens
 from slipstream.workers.models.interface.step_arrays import StepArrays
@@ -57,15 +57,16 @@ def load_native(
     tp: TensorParallel | None = None,
     cache_dir: Path | None = None,
     quantization: OnLoad = "none",
+    expert_parallel: bool = False,
     files: SteadyFiles | None = None,
 ) -> NativeModel:
     """Loads a local directory in Hugging Face layout. `dtype` is one of NATIVE_DTYPES; `of_pages` is the pool's (see
     `kv_dtype`), None: that of the model. Packed weights are kept in and mapped from `cache_dir`, or are private without
     one. Quantised weights stay codes, be it that the checkpoint holds them so or that `quantization` asks for it.
-    `files`: as for `load_packed`. Raises ModelError, FilesChanged."""
+    `expert_parallel`: see `RankShare.of`; `files`: as for `load_packed`. Raises ModelError, FilesChanged."""
     config = ModelConfig.read(model_dir)
     tp = TensorParallel() if tp is None else tp
-    share = RankShare.of(config, tp, checked_vocabulary(config, Path(model_dir)))
+    share = RankShare.of(config, tp, checked_names(config, Path(model_dir)), expert_parallel=expert_parallel)
     ops = NativeOps()
     decoder, weights = load_packed(
         Path(model_dir),
@@ -180,6 +181,9 @@ class NativeModel:
         self._handle = library.slipstream_model_create(shape)
         weakref.finalize(self, library.slipstream_model_destroy, self._handle)
         self._step = Step()
+        self.expert_rows = _expert_rows(record.instructions)
+        if self.expert_rows is not None:
+            self._step.expert_rows = _address(self.expert_rows)
         self._taken: StepArrays | None = None  # what `_step` points at
         self._taken_kv: Tensor | None = None
         self._best_ids = np.empty(0, np.int32)
@@ -336,6 +340,12 @@ class NativeModel:
         if first < end:
             self._library.slipstream_model_run(self._handle, program.native, self._step, first, end)
         return end
+
+
+def _expert_rows(instructions: Sequence[Recorded]) -> NDArray[np.int64] | None:
+    """[layers with experts, experts]: how many rows have chosen each, which the library adds to. None: no experts."""
+    routings = [one.routing for one in instructions if one.routing is not None]
+    return np.zeros((len(routings), routings[0].num_experts), np.int64) if routings else None
 
 
 def _address(array: NDArray[Any]) -> int:

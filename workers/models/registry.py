@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from slipstream.workers.models.directory.model_config import Family
 from slipstream.workers.models.gemma import Gemma
+from slipstream.workers.models.gpt_oss import GptOss
 from slipstream.workers.models.interface.decoder import DecoderFamily
 from slipstream.workers.models.llama import Llama
+from slipstream.workers.models.qwen3_moe import Qwen3Moe
 
 FAMILIES: dict[Family, DecoderFamily] = {
     "llama": Llama.read,
@@ -15,4 +17,6 @@ FAMILIES: dict[Family, DecoderFamily] = {
     "gemma": Gemma.read,
     "gemma2": Gemma.read,
     "gemma3": Gemma.read,
+    "qwen3_moe": Qwen3Moe,
+    "gpt_oss": GptOss,
 }

@@ -37,7 +37,7 @@ def read_spec(
 
 def _examine_here(model_dir: Path, runs_code: bool) -> Found:
     # Imported here, as transformers takes seconds, which native models do not need.
-    from slipstream.workers.models.general.examine import found_in
+    from slipstream.workers.models.general.examination.examine import found_in
 
     return found_in(model_dir, runs_code)
 

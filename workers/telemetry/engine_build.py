@@ -10,7 +10,9 @@ import torch
 from slipstream.kernels.cpu.native_library import native_library
 from slipstream.router.protocol.messages import Build
 from slipstream.workers.engine.execution.model_runner import ModelRunner
+from slipstream.workers.models.interface.model import Model
 from slipstream.workers.models.native_model import NativeModel
+from slipstream.workers.telemetry.expert_load import Rows
 from slipstream.workers.telemetry.plain_build import plain_build
 
 DRIVER_FILE = Path("/sys/module/nvidia/version")
@@ -27,6 +29,11 @@ def build_of(runner: ModelRunner) -> Build:
     if runner.kv.device.type != "cuda":
         return build
     return replace(build, cuda=torch.version.cuda or "", driver=driver_version())
+
+
+def expert_rows(model: Model) -> Rows | None:
+    """How often rows have chosen each expert, where that is counted: by the native kernels."""
+    return model.expert_rows if isinstance(model, NativeModel) else None
 
 
 def driver_version(file: Path = DRIVER_FILE) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from slipstream.router.protocol.messages import Stats
 from slipstream.workers.interface.engine import EngineCounters
 from slipstream.workers.interface.page_transfers import PageTransfers, TransferOutcome
+from slipstream.workers.telemetry.expert_load import ExpertLoad
 
 IDLE_STATES = frozenset({"free", "cached", "withheld"})
 
@@ -21,12 +22,13 @@ class StatsCollector:
     `prefix_cache_queries` and `prefix_cache_hits` (tokens looked up and found); of hand-offs that have ended on all
     ranks `kv_transfers`, `kv_transfers_failed`, `kv_transfers_cancelled`, `kv_transfer_seconds` and
     `kv_transfer_bytes_sent` or `_received`; `kv_transfer_checksum_failures` in messages. `leases_held` are the
-    hand-offs under way now.
+    hand-offs under way now. With expert parallelism, `expert_imbalance` is that of `ExpertLoad`.
     """
 
     engine: EngineCounters
     transfers: PageTransfers
     interval_s: float = 1.0
+    expert_load: ExpertLoad | None = None
     _totals: Counter[str] = field(default_factory=Counter)
     _seconds: float = 0.0
     _last: Stats | None = None
@@ -83,6 +85,8 @@ class StatsCollector:
             "kv_transfer_checksum_failures": self.transfers.total_checksum_failures,
             "leases_held": self.transfers.num_active,
         }
+        if self.expert_load is not None:
+            counters["expert_imbalance"] = self.expert_load.imbalance()
         return Stats(
             engine.num_running,
             engine.num_waiting,

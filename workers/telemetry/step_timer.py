@@ -33,10 +33,11 @@ def time_steps(
         num_blocks = limits.blocks_for(context_tokens + num_tokens)
         # Page groups may share pages here, and windows be longer than the pool: what pages hold does not matter.
         pages = np.arange(num_seqs * num_blocks, dtype=np.int32).reshape(num_seqs, num_blocks) % limits.num_pages
-        num_more = len(limits.windows) - 1
+        num_more, states = len(limits.windows) - 1, np.arange(limits.state_pages, dtype=np.int32).tobytes()
         token_ids = tuple(place % limits.vocab_size for place in range(num_tokens))
         slices = [
-            SequenceSlice(context_tokens, token_ids, own.tobytes(), True, (own.tobytes(),) * num_more) for own in pages
+            SequenceSlice(context_tokens, token_ids, own.tobytes(), True, (own.tobytes(),) * num_more, states)
+            for own in pages
         ]
         plan = StepPlan(StepArrays.build(slices, limits.page_tokens), greedy=True)
         return min([run(plan) for _ in range(NUM_RUNS)])

@@ -177,7 +177,10 @@ class Pong:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
+    """`itl_ms` is the level of the worker's model for the mean time between tokens; None: the router does not say."""
+
     router_id: str
+    itl_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from slipstream.kernels.elementwise.gated import Gate, gated
 from slipstream.kernels.elementwise.rms_norm import rms_norm
-from slipstream.kernels.ops import AttentionShape, AttentionStep, Ops, Ranks, StepInputs, TorchOps, Weight
+from slipstream.kernels.ops import AttentionShape, AttentionStep, MoeWeights, Ops, Ranks, StepInputs, TorchOps, Weight
 from slipstream.workers.models.llama import Llama
 from slipstream.workers.models.ops_model import OpsModel
 
@@ -110,6 +110,12 @@ class TimedOps:
         gate_up = self.norm_linear(x, norm_weight, eps, weight, bias)
         with self._clock.time("gate_up"):
             return gated(gate_up, gate)
+
+    def norm_experts(
+        self, x: Tensor, norm_weight: Tensor, eps: float, moe: MoeWeights, ranks: Ranks | None = None
+    ) -> Tensor:
+        with self._clock.time("experts"):
+            return self._ops.norm_experts(x, norm_weight, eps, moe, ranks)
 
     def begin_step(self, inputs: StepInputs, attention: AttentionShape, kv: Tensor) -> AttentionStep:
         with self._clock.time("rotary"):

@@ -78,6 +78,7 @@ class Form:
     dtype: torch.dtype = torch.float32
     codes: torch.dtype | None = None  # of the pages, where they are quantised
     window: int | None = None
+    chunk: int | None = None
     value_dim: int | None = None  # of a head, where it is not head_dim
     unit_heads: int = 1  # KV heads that lie one behind the other
     unit_gap: int = 0  # bytes behind those in the page
@@ -159,6 +160,8 @@ class Sequence:
         hidden = torch.arange(self.kv_len) > positions
         if form.window is not None:
             hidden |= torch.arange(self.kv_len) <= positions - form.window
+        if form.chunk is not None:
+            hidden |= torch.arange(self.kv_len) // form.chunk < positions // form.chunk
         scores = torch.einsum("qhd,khd->hqk", self.step_queries.double(), keys) * form.scale
         if form.softcap is not None:
             scores = form.softcap * (scores / form.softcap).tanh()
@@ -218,7 +221,9 @@ def attend(library: ctypes.CDLL, form: Form, sequences: list[Sequence], num_laye
     sinks = form.sinks
     batch = AttentionBatch(len(lens), query_starts.ctypes.data, kv_lens.ctypes.data, table.ctypes.data, table.shape[1])
     call = AttentionCall(
-        shape=AttentionShape(form.kv_shape, form.heads, form.window or 0, form.scale, form.softcap or 0),
+        shape=AttentionShape(
+            form.kv_shape, form.heads, form.window or 0, form.chunk or 0, form.scale, form.softcap or 0
+        ),
         batch=batch,
         type=SCALARS[form.dtype],
         num_layers=num_layers,
@@ -298,6 +303,13 @@ def test_any_page_size(library: ctypes.CDLL, page_tokens: int) -> None:
 @pytest.mark.parametrize("window", [1, 16, 50, 64, 1100])
 def test_a_window_hides_older_keys_and_their_pages(library: ctypes.CDLL, dtype: torch.dtype, window: int) -> None:
     check(library, Form(window=window, dtype=dtype), [*MIXED, (1, 2500), (33, 1300)])
+
+
+@pytest.mark.parametrize("dtype", SCALARS)
+@pytest.mark.parametrize("chunk", [1, 50, 64, 1100])
+def test_keys_of_other_chunks_are_hidden(library: ctypes.CDLL, dtype: torch.dtype, chunk: int) -> None:
+    check(library, Form(chunk=chunk, dtype=dtype), [*MIXED, (1, 2500), (1, 2200), (33, 1300)])
+    check(library, Form(chunk=chunk, window=30, dtype=dtype), MIXED)
 
 
 @pytest.mark.parametrize("dtype", SCALARS)

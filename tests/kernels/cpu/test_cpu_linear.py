@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 
 import pytest
@@ -42,6 +42,9 @@ class LinearCall(Structure):
         ("y", c_void_p),
         ("y_stride", c_int64),
         ("tiles_ahead", c_int32),
+        ("alpha", c_float),
+        ("limit", c_float),
+        ("after", c_void_p),
     )
 
 

@@ -16,6 +16,7 @@ from slipstream.kernels.ops import TorchOps
 from slipstream.kernels.pages.quantized_kv import head_bytes
 from slipstream.kernels.quantization.quantized_weight import quantize_fp8
 from slipstream.workers.engine.execution.gpu.gpu_inputs import DecodeInputs
+from slipstream.workers.models.gemma import Gemma
 from slipstream.workers.models.interface.step_arrays import SequenceSlice, StepArrays
 from slipstream.workers.models.interface.step_batch import StepBatch
 from slipstream.workers.models.llama import Llama
@@ -59,7 +60,7 @@ def pool(model: OpsModel, dtype: torch.dtype, device: torch.device) -> torch.Ten
     return torch.full(shape, float("nan"), dtype=dtype, device=device)
 
 
-@pytest.mark.parametrize("family", ["llama_biased", "qwen3", "mistral"])
+@pytest.mark.parametrize("family", ["llama_biased", "qwen3", "gemma2", "gemma3"])
 def test_scores_are_those_of_the_torch_ops(
     device: torch.device, tiny_model_dir: Callable[[str], Path], family: str
 ) -> None:
@@ -145,7 +146,7 @@ def on_triton(model_dir: Path, device: torch.device) -> OpsModel:
 
 
 def unpack(model: OpsModel) -> None:
-    assert isinstance(model.decoder, Llama)
+    assert isinstance(model.decoder, Llama | Gemma)
     weights = model.decoder.weights
     for layer in weights.layers:
         for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):

@@ -14,6 +14,7 @@ from xxhash import xxh3_64_intdigest
 from slipstream.workers.engine.plan.step_plan import SampledTokens, SamplingRow, StepPlan
 from slipstream.workers.models.interface.step_arrays import SequenceSlice, StepArrays
 
+STATE = -2  # where a page holds a state, the position of its first token; less by one in each further page
 GROUP = 1_000_000  # how far apart the positions of page groups are, so that none's page can stand for another's
 
 
@@ -21,10 +22,18 @@ class FakeExecutor:
     """Its KV is the token itself and its position, in each page group. The next token is a hash of the KV of all
     positions so far, or of those that groups with a window see, read through the sequence's pages: a page that is
     shared wrongly, taken away too early, not filled or filled twice leads to other tokens than `next_token` says.
+
+    With `num_state_pages` a sequence has a state, too, a hash of all its tokens that each step reads, and writes into
+    all of these pages.
     """
 
     def __init__(
-        self, num_pages: int, page_tokens: int, vocab_size: int, windows: tuple[int | None, ...] = (None,)
+        self,
+        num_pages: int,
+        page_tokens: int,
+        vocab_size: int,
+        windows: tuple[int | None, ...] = (None,),
+        num_state_pages: int = 0,
     ) -> None:
         self.kv = np.full((num_pages, page_tokens, 2), -1, np.int32)
         self.plans: list[StepPlan] = []  # with arrays of their own
@@ -32,19 +41,21 @@ class FakeExecutor:
         self.broken_after: int | None = None  # sequences that end with this token get no other
         self._vocab_size = vocab_size
         self._windows = windows
+        self._num_state_pages = num_state_pages
 
     def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> SampledTokens:
-        arrays = plan.arrays.pack().unpack()
+        arrays = dataclasses.replace(plan.arrays.pack().unpack(), state_pages=plan.arrays.state_pages.copy())
         self.plans.append(dataclasses.replace(plan, arrays=arrays))
         groups = [slices_of(of_group, self.kv.shape[1]) for of_group in by_group(arrays)]
         assert len(groups) == len(self._windows)
         self._write(groups)
+        states = self._continue_states(groups[0], arrays.state_pages.tolist())
         if self._windows != (None,):  # else the next token says it
             for window, slices in zip(self._windows, groups, strict=True):
                 self._check_window(window, slices)
         sampled = [
-            None if of_seq[0].token_ids[-1] == self.broken_after else self._next(of_seq)
-            for of_seq in zip(*groups, strict=True)
+            None if of_seq[0].token_ids[-1] == self.broken_after else self._next(of_seq, state)
+            for *of_seq, state in zip(*groups, states, strict=True)
             if of_seq[0].samples
         ]
         assert plan.greedy or len(sampled) == len(sampling)
@@ -58,9 +69,13 @@ class FakeExecutor:
             self.kv[page, position % page_tokens] = tokens[position], position
 
     def fill_list(self, page_ids: Sequence[int], places: Sequence[tuple[int, int]], tokens: Sequence[int]) -> None:
-        """What a transfer of a list of pages does. `places` are the block and the group of each."""
+        """What a transfer of a list of pages does. `places` are the block and the group of each, or STATE and the
+        number of a page of the state."""
         page_tokens = self.kv.shape[1]
         for page, (block, group) in zip(page_ids, places, strict=True):
+            if block == STATE:
+                self.kv[page, 0] = state_after(tokens), STATE - group
+                continue
             for position in range(block * page_tokens, min((block + 1) * page_tokens, len(tokens))):
                 self.kv[page, position % page_tokens] = tokens[position], position + GROUP * group
 
@@ -85,10 +100,25 @@ class FakeExecutor:
             seen = self._seen(s, first)[:, 1] % GROUP
             assert seen.tolist() == list(range(first, s.end)), f"keys {first} .. {s.end} are {seen}"
 
-    def _next(self, of_seq: Sequence[SequenceSlice]) -> int:
+    def _continue_states(self, slices: list[SequenceSlice], pages: list[list[int]]) -> list[bytes]:
+        """Reads the state of each sequence, and writes it with the new tokens; none of a sequence that begins."""
+        if not self._num_state_pages:
+            return [b""] * len(slices)
+        states = []
+        for s, own in zip(slices, pages, strict=True):
+            assert len(own) == self._num_state_pages
+            state = int(self.kv[own[0], 0, 0]) if s.start else 0
+            for at, page in enumerate(own):
+                assert not self.pinned[page], f"page {page} belongs to a transfer"
+                assert not s.start or self.kv[page, 0].tolist() == [state, STATE - at], f"no state in page {page}"
+                self.kv[page, 0] = state_after(s.token_ids, state), STATE - at
+            states.append(self.kv[own[0], 0, :1].tobytes())
+        return states
+
+    def _next(self, of_seq: Sequence[SequenceSlice], state: bytes) -> int:
         firsts = [0 if window is None else max(0, of_seq[0].end - window) for window in self._windows]
         seen = [self._seen(s, first).tobytes() for s, first in zip(of_seq, firsts, strict=True)]
-        return int(xxh3_64_intdigest(b"".join(seen)) % self._vocab_size)
+        return int(xxh3_64_intdigest(b"".join(seen) + state) % self._vocab_size)
 
     def _seen(self, s: SequenceSlice, first: int) -> NDArray[np.int32]:
         """The KV of positions `first .. s.end`, [positions, 2]."""
@@ -125,7 +155,16 @@ def slices_of(arrays: StepArrays, page_tokens: int) -> list[SequenceSlice]:
     return slices
 
 
-def next_token(tokens: Sequence[int], vocab_size: int, windows: tuple[int | None, ...] = (None,)) -> int:
+def state_after(tokens: Sequence[int], state: int = 0) -> int:
+    """That of an executor with states, after it was `state` and these tokens came."""
+    for token_id in tokens:
+        state = xxh3_64_intdigest(np.array([state, token_id], np.int32).tobytes()) % 2**31
+    return state
+
+
+def next_token(
+    tokens: Sequence[int], vocab_size: int, windows: tuple[int | None, ...] = (None,), *, has_state: bool = False
+) -> int:
     """What the executor must say after `tokens`."""
     seen = b""
     for group, window in enumerate(windows):
@@ -133,6 +172,8 @@ def next_token(tokens: Sequence[int], vocab_size: int, windows: tuple[int | None
         positions = np.arange(first, len(tokens), dtype=np.int32) + GROUP * group
         of_group = np.stack([np.array(tokens[first:], np.int32), positions.astype(np.int32)], axis=1)
         seen += np.ascontiguousarray(of_group).tobytes()
+    if has_state:
+        seen += np.array([state_after(tokens)], np.int32).tobytes()
     return int(xxh3_64_intdigest(seen) % vocab_size)
 
 

@@ -50,7 +50,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def build_general_model(kind: str, model_dir: Path, **overrides: Any) -> Path:
     torch.manual_seed(0)
-    config = CONFIG_MAPPING[kind](**{**SIZES, **KINDS[kind], **overrides})
+    config = CONFIG_MAPPING[kind](**{**SIZES, **KINDS.get(kind, {}), **overrides})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for parameter in model.parameters():
         if parameter.dim() > 1:  # wide enough that the best token of a random model stands out from the second

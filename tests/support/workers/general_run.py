@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slipstream.workers.models.general.describe import describe
+from slipstream.workers.models.general.flat_model import FlatModel
 from slipstream.workers.models.general.general_loader import load_general
-from slipstream.workers.models.general.self_check import GeneralModel
 from slipstream.workers.models.interface.kv_shape import kv_shape
 from slipstream.workers.models.interface.step_arrays import SequenceSlice
 from slipstream.workers.models.interface.step_batch import StepBatch
@@ -34,29 +34,29 @@ NUM_PAGES = 12
 
 @dataclass
 class GeneralRun:
-    model: GeneralModel
+    model: FlatModel
 
     @staticmethod
     def load(model_dir: Path, dtype: torch.dtype, tp: TensorParallel) -> GeneralRun:
         spec, device = describe(model_dir), torch.device("cpu")
-        return GeneralRun(load_general(model_dir, spec, dtype=dtype, device=device, page_tokens=PAGE_TOKENS, tp=tp))
+        model = load_general(model_dir, spec, dtype=dtype, device=device, page_tokens=PAGE_TOKENS, tp=tp)
+        assert isinstance(model, FlatModel)
+        return GeneralRun(model)
 
     def empty_pool(self) -> Tensor:
-        num_pages = NUM_PAGES * self._num_groups
+        num_pages = NUM_PAGES * len(self.model.spec.kv.page_groups.windows)
         return torch.zeros(kv_shape(self.model.spec, self.model.tp, num_pages, PAGE_TOKENS), dtype=self.model.dtype)
-
-    @property
-    def _num_groups(self) -> int:
-        return len(self.model.spec.kv.page_groups.windows)
 
     def run(self, pool: Tensor, pieces: tuple[tuple[int, int], ...]) -> Tensor | None:
         """The scores at the end of each piece of PROMPT, on rank 0; None elsewhere."""
         rows = []
         for start, end in pieces:
-            own = PAGES[: -(-end // PAGE_TOKENS)]
-            first, *more = ((own + group * NUM_PAGES).astype(np.int32).tobytes() for group in range(self._num_groups))
-            tokens = tuple(PROMPT[start:end])
-            batch = StepBatch.build([SequenceSlice(start, tokens, first, True, tuple(more))], PAGE_TOKENS)
+            pages, *more = (
+                (PAGES[: -(-end // PAGE_TOKENS)] + group * NUM_PAGES).tobytes()
+                for group in range(len(self.model.spec.kv.page_groups.windows))
+            )
+            new = SequenceSlice(start, tuple(PROMPT[start:end]), pages, True, tuple(more))
+            batch = StepBatch.build([new], PAGE_TOKENS)
             rows.append(self.model.scores(batch, pool))
         present = [row.clone() for row in rows if row is not None]
         return torch.cat(present) if present else None

@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from slipstream.workers.models.directory.model_config import ModelConfig
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
-from tests.support.workers.any_model import load
+from tests.support.workers.any_model import EXPERT_PARALLEL, load
 from tests.support.workers.paged_run import PagedRun
 
 PROMPT = [7 * i % 256 for i in range(60)]
@@ -36,6 +37,7 @@ def main(rank: int, size: int, rendezvous: str, results: str, kinds: list[str], 
         for kind in kinds
         for model_dir in model_dirs
         for dtype in (torch.float32, torch.bfloat16)
+        if not kind.endswith(EXPERT_PARALLEL) or ModelConfig.read(model_dir).moe is not None
     }
     torch.save(logits, f"{results}.{rank}")
     dist.destroy_process_group()

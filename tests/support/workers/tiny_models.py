@@ -14,6 +14,8 @@ from transformers import (
     Gemma3TextConfig,
     GemmaConfig,
     GemmaForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -24,6 +26,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 SPECIAL_TOKENS = ("<s>", "</s>", "<pad>")
@@ -64,6 +68,24 @@ COMMON: dict[str, Any] = {
     "pad_token_id": PAD_ID,
 }
 
+QWEN3_MOE: dict[str, Any] = {
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "norm_topk_prob": True,
+}
+
+GPT_OSS: dict[str, Any] = {
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "sliding_window": 24,
+    "rope_parameters": {**YARN_ROPE, "truncate": False},
+}
+
 FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM, {"num_key_value_heads": 2, "rope_parameters": LLAMA3_ROPE}),
     "llama_tied": (LlamaConfig, LlamaForCausalLM, {"num_key_value_heads": 4, "tie_word_embeddings": True}),
@@ -80,13 +102,20 @@ FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         {"num_key_value_heads": 4, "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
     ),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"num_key_value_heads": 2, "head_dim": 32}),
-    "gemma": (GemmaConfig, GemmaForCausalLM, {"num_key_value_heads": 2, "head_dim": 40}),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, QWEN3_MOE),
+    "qwen3_moe_mixed": (
+        Qwen3MoeConfig,
+        Qwen3MoeForCausalLM,
+        {**QWEN3_MOE, "norm_topk_prob": False, "decoder_sparse_step": 2, "num_experts_per_tok": 3},
+    ),
+    "gpt_oss": (GptOssConfig, GptOssForCausalLM, GPT_OSS),
+    "gemma": (GemmaConfig, GemmaForCausalLM, {"num_key_value_heads": 2, "head_dim": 24}),
     "gemma2": (
         Gemma2Config,
         Gemma2ForCausalLM,
         {
             "num_key_value_heads": 2,
-            "head_dim": 24,
+            "head_dim": 48,
             "sliding_window": 24,
             "query_pre_attn_scalar": 20,
             "attn_logit_softcapping": 2.0,
@@ -149,5 +178,5 @@ def _fill_what_starts_uniform(model: PreTrainedModel) -> None:
         for name, parameter in model.named_parameters():
             if "norm" in name:
                 parameter.uniform_(0.5, 1.5)
-            elif name.endswith("bias"):
+            elif name.endswith(("bias", "sinks")):
                 parameter.normal_(std=0.5)

@@ -124,7 +124,7 @@ def test_small_chunks_change_nothing(family: str, max_step_tokens: int, referenc
     assert tokens_of(engine, *requests()) == known.tokens
 
 
-@pytest.mark.parametrize(("family", "prefix_caching"), [("llama_biased", False), ("qwen2", True)])
+@pytest.mark.parametrize(("family", "prefix_caching"), [("llama_biased", False), ("qwen2", True), ("mistral", True)])
 def test_preemption_changes_nothing(family: str, prefix_caching: bool, reference: Callable[[str], Reference]) -> None:
     known = reference(family)
     engine = known.engine(num_pages=24, prefix_caching=prefix_caching)
@@ -157,7 +157,7 @@ class CopyingSink:
             self.max_incomplete += 0 < ready < send.ticket.num_pages
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "qwen2_windowed"])
 def test_prompt_computed_elsewhere_goes_on_identically(family: str, reference: Callable[[str], Reference]) -> None:
     """Prefill in one engine, pages copied layer by layer into the pool of another while it computes, decoding there."""
     known = reference(family)

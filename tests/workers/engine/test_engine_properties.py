@@ -11,13 +11,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from slipstream.router.protocol.messages import StepTime
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.plan.step_plan import StepPlan
 from slipstream.workers.engine.scheduling.sequence import SequenceState
 from slipstream.workers.interface.engine import AttemptKey, EngineRequestError, Reservation
 from tests.support.workers.engine_driver import make_limits, make_request, make_ticket
-from tests.support.workers.fake_executor import GROUP, FakeExecutor, next_token
+from tests.support.workers.fake_executor import GROUP, STATE, FakeExecutor, next_token, state_after
 
 VOCAB_SIZE = 30
 EOS_ID = 5
@@ -64,23 +65,24 @@ def wanted_places(limits: EngineLimits, first_block: int, num_tokens: int) -> li
         for block in range(first_block, last_block + 1)
         for group, window in enumerate(limits.windows)
         if window is None or (block + 1) * limits.page_tokens > num_tokens - window + 1
-    ]
+    ] + [(STATE, at) for at in range(limits.state_pages)]
 
 
 def moved_places(limits: EngineLimits, reservation: Reservation, num_tokens: int, room: int) -> list[tuple[int, int]]:
     """Block and group of the pages that are wanted of a sequence that moves: of groups without a window those that are
-    full, or in the last round (with `room`) all that are seen."""
+    full, or in the last round (with `room`) all that are seen, and the state."""
     places: list[tuple[int, int]] = []
+    state = [(STATE, at) for at in range(limits.state_pages if room else 0)]
     for block in range(20):
         for group, window in enumerate(limits.windows):
             if window is None:
                 is_wanted = block >= reservation.first_page
             else:
                 is_wanted = room > 0 and (block + 1) * limits.page_tokens > num_tokens - 1 - window + 1
-            if is_wanted and len(places) < len(reservation.page_ids):
+            if is_wanted and len(places) + len(state) < len(reservation.page_ids):
                 places.append((block, group))
-    assert len(places) == len(reservation.page_ids)
-    return places
+    assert len(places) + len(state) == len(reservation.page_ids)
+    return places + state
 
 
 class PoisonedMemory:
@@ -108,18 +110,22 @@ class EngineMachine(RuleBasedStateMachine):
 
     @initialize(
         windows=st.sampled_from(WINDOWS),
+        state_pages=st.sampled_from((0, 0, 1, 3)),
         num_spare_pages=st.integers(0, 13),
         max_step_tokens=st.integers(1, 12),
         max_num_seqs=st.integers(1, 5),
         prefix_caching=st.booleans(),
+        sizes_itself=st.booleans(),
     )
     def build(
         self,
         windows: tuple[int | None, ...],
+        state_pages: int,
         num_spare_pages: int,
         max_step_tokens: int,
         max_num_seqs: int,
         prefix_caching: bool,
+        sizes_itself: bool,
     ) -> None:
         limits = make_limits(
             num_pages=100,
@@ -128,13 +134,20 @@ class EngineMachine(RuleBasedStateMachine):
             max_step_tokens=max_step_tokens,
             vocab_size=VOCAB_SIZE,
             eos_token_ids=(EOS_ID,),
-            prefix_caching=prefix_caching,
+            prefix_caching=prefix_caching and not state_pages,
             windows=windows,
+            state_pages=state_pages,
             reserves_output=self.reserves_output,
+            auto_step_tokens=sizes_itself,
+            auto_num_seqs=sizes_itself,
         )
         limits = replace(limits, num_pages=limits.pages_for(limits.max_model_len) + num_spare_pages)
-        self.executor = FakeExecutor(limits.num_pages, limits.page_tokens, VOCAB_SIZE, windows)
+        self.executor = FakeExecutor(limits.num_pages, limits.page_tokens, VOCAB_SIZE, windows, state_pages)
         self.engine = NativeEngine(limits, self.executor, memory=PoisonedMemory(self.executor))
+
+    def _next_token(self, tokens: Sequence[int]) -> int:
+        limits = self.engine.limits
+        return next_token(tokens, VOCAB_SIZE, limits.windows, has_state=limits.state_pages > 0)
 
     def _name(self) -> str:
         self.num_names += 1
@@ -167,7 +180,7 @@ class EngineMachine(RuleBasedStateMachine):
         name, places = self._name(), wanted_places(limits, first_page, len(prompt))
         ticket = make_ticket(self.num_names, first_page, len(places))
         request = make_request(name, prompt, ignore_eos=True)
-        if limits.blocks_for(len(prompt)) * len(limits.windows) > limits.num_pages:
+        if limits.whole_pages_for(len(prompt)) > limits.num_pages:
             with pytest.raises(EngineRequestError, match="do not fit"):
                 self.engine.add_prefill(request, ticket)
             return
@@ -197,7 +210,7 @@ class EngineMachine(RuleBasedStateMachine):
         """What is told to be free can be had: the router counts pages for the prompt and one token more, or for the
         whole answer."""
         limits = self.engine.limits
-        return limits.pages_for(num_prompt + (max_tokens if self.reserves_output else 1))
+        return limits.pages_for(num_prompt + (max_tokens if self.reserves_output else 1)) - limits.state_pages
 
     @rule(prompt=prompts, num_output=st.integers(1, 4), max_tokens=st.integers(6, 10), room=st.integers(0, 3))
     def adopt(self, prompt: list[int], num_output: int, max_tokens: int, room: int) -> None:
@@ -205,7 +218,7 @@ class EngineMachine(RuleBasedStateMachine):
         name = self._name()
         tokens = list(prompt)
         for _ in range(num_output):
-            tokens.append(next_token(tokens, VOCAB_SIZE, self.engine.limits.windows))
+            tokens.append(self._next_token(tokens))
         request = make_request(
             name, prompt, tokens[len(prompt) :], max_tokens=max_tokens, ignore_eos=True, cache_salt="moved"
         )
@@ -232,7 +245,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.executor.fill_list(expected.reservation.page_ids, expected.places, expected.tokens[:num_full])
         assert self.engine.migrations.copied(key)
         grows = expected.num_output + 2 < expected.max_tokens
-        new = (next_token(expected.tokens, VOCAB_SIZE, self.engine.limits.windows),) if grows else ()
+        new = (self._next_token(expected.tokens),) if grows else ()
         reservation = self.engine.migrations.extend(key, new, room)
         if reservation is None:
             assert not self.reserves_output, "pages that were promised are not there"
@@ -282,7 +295,7 @@ class EngineMachine(RuleBasedStateMachine):
                 assert self.engine.start(key, ())
                 expected.has_started = True
             return
-        token_id = next_token(expected.tokens, VOCAB_SIZE, self.engine.limits.windows)
+        token_id = self._next_token(expected.tokens)
         assert self.engine.start(key, (token_id,))
         expected.tokens.append(token_id)
         expected.has_started = True
@@ -354,6 +367,11 @@ class EngineMachine(RuleBasedStateMachine):
         if key is not None:
             assert self.engine.migrations.resume(key)
 
+    @rule(level_s=st.sampled_from((None, 0.001, 0.1)), num_decoding=st.integers(0, 4), seconds=st.floats(0.0, 1.0))
+    def step_took(self, level_s: float | None, num_decoding: int, seconds: float) -> None:
+        self.engine.follow_level(level_s)
+        self.engine.step_took(seconds, StepTime(4 - num_decoding, 4, num_decoding, 20 * num_decoding, seconds))
+
     @rule(num_steps=st.integers(1, 4))
     def step(self, num_steps: int) -> None:
         for _ in range(num_steps):
@@ -374,9 +392,7 @@ class EngineMachine(RuleBasedStateMachine):
             expected = self.live[key]
             assert output.index == expected.num_output
             [token_id] = output.token_ids
-            assert token_id == next_token(expected.tokens, VOCAB_SIZE, self.engine.limits.windows), (
-                "another token than undisturbed"
-            )
+            assert token_id == self._next_token(expected.tokens), "another token than undisturbed"
             expected.tokens.append(token_id)
             is_eos = token_id == EOS_ID and not expected.ignore_eos
             is_full = expected.num_output == expected.max_tokens
@@ -403,6 +419,10 @@ class EngineMachine(RuleBasedStateMachine):
             page_tokens = self.engine.limits.page_tokens
             for at in range(max(progress.num_pages - expected.first_page, 0)):
                 page, (block, group) = expected.sent_pages[at], expected.places[at]
+                if block == STATE:
+                    assert self.executor.kv[page, 0].tolist() == [state_after(expected.tokens), STATE - group]
+                    expected.frozen.setdefault(page, self.executor.kv[page].tobytes())
+                    continue
                 tokens = expected.tokens[block * page_tokens : (block + 1) * page_tokens]
                 assert self.executor.kv[page, : len(tokens), 0].tolist() == tokens
                 assert self.executor.kv[page, 0, 1] == block * page_tokens + GROUP * group

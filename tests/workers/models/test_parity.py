@@ -99,14 +99,15 @@ def test_greedy_generation_is_identical(model_dir: Path, kind: str) -> None:
 def test_half_precision_is_as_close_to_float32_as_transformers_in_the_same_dtype(
     model_dir: Path, kind: str, dtype: torch.dtype
 ) -> None:
-    """Two roundings of the same model: our mean error may be at most 1.5 times theirs, and the native model, which
-    rounds less often, has a smaller one."""
+    """Two roundings of the same model: our mean error of a token may be at most 1.5 times theirs, and the native model,
+    which rounds less often, has a smaller one. That of half of the tokens: where two experts score nearly alike, a
+    rounding decides between them."""
     ids = tokens(6)
     exact = reference_logits(model_dir, ids)[0]
-    theirs = (reference_logits(model_dir, ids, dtype=dtype)[0] - exact).abs().mean()
+    theirs = (reference_logits(model_dir, ids, dtype=dtype)[0] - exact).abs().mean(-1).median()
     run = PagedRun(load(kind, model_dir, dtype))
     parts = [run.step({"a": ids[:100]})] + [run.step({"a": [i]}) for i in ids[100:]]
-    ours = (torch.cat([part for part in parts if part is not None]) - exact).abs().mean()
+    ours = (torch.cat([part for part in parts if part is not None]) - exact).abs().mean(-1).median()
     assert 0 < ours < (1.5 if kind == "torch" else 1.0) * theirs
 
 

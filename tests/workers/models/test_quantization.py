@@ -165,14 +165,15 @@ def test_native_kernels_compute_what_the_numbers_of_a_quantised_checkpoint_do(
     assert (len(kinds) == 1) is (name in ("fp8 by block", "awq", "gptq", "gptq_v2") or "activation order" in name)
 
 
+@pytest.mark.parametrize("family", ["qwen2", "gemma3"])
 @pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
 def test_native_kernels_quantise_a_plain_checkpoint_as_torch_does(
-    tiny_model_dir: Callable[[str], Path], kind: Any
+    tiny_model_dir: Callable[[str], Path], kind: Any, family: str
 ) -> None:
     library = native_library()
     if library is None:
         pytest.skip("no native kernels here")
-    directory = tiny_model_dir("qwen2")
+    directory = tiny_model_dir(family)
     model = load_native(directory, library, dtype=torch.float32, page_tokens=8, quantization=kind)
     scores = PagedRun(model).step({"a": [3, 1, 2, 5]})
     assert scores is not None

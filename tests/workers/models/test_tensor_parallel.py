@@ -20,7 +20,7 @@ from slipstream.workers.models.interface.kv_shape import kv_shape
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
 from slipstream.workers.models.model_loader import load_model
 from tests.support.workers import tensor_parallel_rank
-from tests.support.workers.any_model import KINDS
+from tests.support.workers.any_model import EXPERT_PARALLEL, KINDS
 from tests.support.workers.tiny_models import FAMILIES, build_tiny_model
 
 ROOT = Path(__file__).parents[3]
@@ -51,12 +51,19 @@ def run_ranks(
     return [torch.load(tmp_path / f"results.{rank}") for rank in range(size)]
 
 
+def with_experts(kinds: tuple[str, ...]) -> tuple[str, ...]:
+    """And with whole experts dealt out."""
+    return (*kinds, *(f"{kind}{EXPERT_PARALLEL}" for kind in kinds))
+
+
 def test_two_ranks_compute_the_logits_of_one(tiny_model_dir: Callable[[str], Path], tmp_path: Path) -> None:
     model_dirs = [tiny_model_dir(family) for family in FAMILIES]
-    kinds = KINDS if native_library() else ("torch",)
+    kinds = with_experts(KINDS if native_library() else ("torch",))
     first, second = run_ranks(2, kinds, model_dirs, tmp_path)
     assert set(second.values()) == {None}
     for kind, model_dir in product(kinds, model_dirs):
+        if (kind, str(model_dir), torch.float32) not in first:
+            continue
         alone = tensor_parallel_rank.run(kind, str(model_dir), torch.float32, TensorParallel())
         together, rounded = (first[kind, str(model_dir), dtype] for dtype in (torch.float32, torch.bfloat16))
         assert alone is not None
@@ -66,7 +73,12 @@ def test_two_ranks_compute_the_logits_of_one(tiny_model_dir: Callable[[str], Pat
         assert torch.equal(together.argmax(-1), alone.argmax(-1))
         rounded_alone = tensor_parallel_rank.run(kind, str(model_dir), torch.bfloat16, TensorParallel())
         assert rounded_alone is not None
-        assert (rounded - alone).abs().mean() < 1.5 * (rounded_alone - alone).abs().mean()
+        assert median_error(rounded, alone) < 1.5 * median_error(rounded_alone, alone)
+
+
+def median_error(rounded: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """Of a token. The mean would be that of tokens for which a rounding has chosen another expert."""
+    return (rounded - exact).abs().mean(-1).median()
 
 
 def test_ranks_hold_their_share_and_no_more(tiny_model_dir: Callable[[str], Path]) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from slipstream.workers.engine.limits.engine_errors import EngineConfigError
 from slipstream.workers.engine.limits.page_demand import PageDemand
 
+MAX_TOKEN_PLACES = 2**31 - 1  # places of tokens in a pool are int32 numbers
+
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
@@ -19,6 +21,9 @@ class EngineLimits:
     takes all its pages at once, which `holds_prompts` counts, for prefill workers: it must not have to wait for others'
     pages, because its own, which are being sent, cannot be taken back. Where sequences reserve their output, what they
     are promised counts all their pages, too, given back or not.
+
+    Where the model has states that do not grow with the text, a sequence takes `state_pages` pages beside those of its
+    tokens. If it stores nothing else, it has one page, of as many tokens as there can be, and no `state_pages`.
     """
 
     num_pages: int
@@ -31,9 +36,12 @@ class EngineLimits:
     eos_token_ids: tuple[int, ...]
     model_id: str
     prefix_caching: bool = True
+    auto_step_tokens: bool = False  # steps are sized by the ITL level, and `max_step_tokens` is the most
+    auto_num_seqs: bool = False  # so is the number of sequences that run, of which `max_num_seqs` are the most
     reserves_output: bool = False  # a sequence is admitted only with room for its whole answer: none is preempted
     windows: tuple[int | None, ...] = (None,)
     holds_prompts: bool = False
+    state_pages: int = 0
 
     def __post_init__(self) -> None:
         if self.max_model_len < 2:
@@ -42,6 +50,11 @@ class EngineLimits:
             raise EngineConfigError(
                 f"max_model_len {self.max_model_len} needs {self.pages_for(self.max_model_len)} pages of "
                 f"{self.page_tokens} tokens, the pool has num_pages {self.num_pages}"
+            )
+        if self.num_pages * self.page_tokens > MAX_TOKEN_PLACES:
+            raise EngineConfigError(
+                f"num_pages {self.num_pages} of {self.page_tokens} tokens are more places than {MAX_TOKEN_PLACES}: "
+                f"set fewer pages"
             )
 
     @property
@@ -67,7 +80,7 @@ class EngineLimits:
     def pages_for(self, num_tokens: int) -> int:
         """The most pages that a sequence holds while it comes to have the KV of so many tokens."""
         if self.windows == (None,):
-            return -(-num_tokens // self.page_tokens)
+            return -(-num_tokens // self.page_tokens) + self.state_pages
         return self._demand.pages_for(num_tokens)
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -75,8 +88,8 @@ class EngineLimits:
         return -(-num_tokens // self.page_tokens)
 
     def whole_pages_for(self, num_tokens: int) -> int:
-        """Pages of so many tokens in all groups, those that were given back included."""
-        return self.blocks_for(num_tokens) * len(self.windows)
+        """Pages of so many tokens in all groups, those that were given back included, and of the state."""
+        return self.blocks_for(num_tokens) * len(self.windows) + self.state_pages
 
     def first_block(self, window: int | None, position: int) -> int:
         """The first block that a query at `position` sees, or any query after it."""
@@ -85,5 +98,9 @@ class EngineLimits:
     @property
     def _demand(self) -> PageDemand:
         return PageDemand(
-            self.page_tokens, self.windows, self.max_step_tokens, self.holds_prompts or self.reserves_output
+            self.page_tokens,
+            self.windows,
+            self.max_step_tokens,
+            self.holds_prompts or self.reserves_output,
+            self.state_pages,
         )

@@ -13,6 +13,7 @@ def not_general(config: EngineConfig, model: GeneralSpec) -> Iterator[tuple[str,
     for key, value, plain in (
         ("quantization", config.quantization, "none"),
         ("kv_cache_dtype", config.kv_cache_dtype, "auto"),
+        ("expert_parallel", config.expert_parallel, False),
     ):
         if value != plain:
             yield key, f"must be {plain}, because transformers computes {model.architecture}"

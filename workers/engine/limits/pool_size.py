@@ -16,7 +16,10 @@ MIN_MODEL_LEN = 2  # a token of prompt and one of output
 
 def page_bytes(model: ModelSpec, config: EngineConfig, rank: Rank) -> int:
     """Size of a page in a rank's pool: keys and values of `page_tokens` tokens in the layers of a page group, which may
-    be all layers. Raises ModelError if the KV heads cannot be dealt out to the group."""
+    be all layers. Where nothing is stored of single tokens, the size of a state. Raises ModelError if the KV heads
+    cannot be dealt out to the group."""
+    if model.kv.is_state_only:
+        return model.kv.state_bytes
     own_units = rank.shard(model.kv.num_units, "num_key_value_heads")
     num_units: int = own_units.stop - own_units.start
     dtype = model.dtype if config.dtype == "auto" else config.dtype
@@ -24,6 +27,19 @@ def page_bytes(model: ModelSpec, config: EngineConfig, rank: Rank) -> int:
     if config.kv_cache_dtype != "auto":
         of_unit = 2 * (model.kv.head_dim + CODE_SCALE_BYTES)
     return model.kv.page_groups.num_slots * num_units * config.page_tokens * of_unit
+
+
+def page_tokens(model: ModelSpec, config: EngineConfig) -> int:
+    """Tokens of a page: all that a sequence can have, where its one page holds a state and nothing of single tokens."""
+    return model.max_position_embeddings if model.kv.is_state_only else config.page_tokens
+
+
+def num_state_pages(model: ModelSpec, config: EngineConfig) -> int:
+    """Pages that a sequence's state takes beside those of its tokens. Such models are not dealt out to several
+    ranks."""
+    if model.kv.is_state_only or not model.kv.state_bytes:
+        return 0
+    return -(-model.kv.state_bytes // page_bytes(model, config, Rank()))
 
 
 def pool_source(config: EngineConfig) -> str:
@@ -56,13 +72,14 @@ def page_demand(model: ModelSpec, config: EngineConfig, *, holds_prompts: bool =
     """What sequences take of the pool. `holds_prompts`: in a prefill worker."""
     windows = model.kv.page_groups.windows
     is_whole = holds_prompts or config.scheduler_policy == "guaranteed_no_evict"
-    return PageDemand(config.page_tokens, windows, config.max_step_tokens, is_whole)
+    state_pages = num_state_pages(model, config)
+    return PageDemand(page_tokens(model, config), windows, config.most_step_tokens, is_whole, state_pages)
 
 
 def most_useful_pages(model: ModelSpec, config: EngineConfig) -> int:
     """More pages than `max_num_seqs` sequences of full length can fill are of no use."""
     longest = config.max_model_len or model.max_position_embeddings
-    return config.max_num_seqs * page_demand(model, config, holds_prompts=True).pages_for(longest)
+    return config.most_num_seqs * page_demand(model, config, holds_prompts=True).pages_for(longest)
 
 
 def elastic_num_pages(model: ModelSpec, config: EngineConfig, rank: Rank, kv_budget_bytes: int) -> int:

@@ -50,14 +50,16 @@ class KvCacheManager:
         ends = self._ends(sequence, num_tokens, position, owner)
         shared = [page for pages in hit.pages for page in pages]
         num_new = [end - max(hit.num_blocks, first) for first, end in zip(firsts, ends, strict=True)]
-        pages = self.pool.acquire(shared, sum(num_new), owner, spare)
+        pages = self.pool.acquire(shared, sum(num_new) + limits.state_pages, owner, spare)
         if pages is None:
             return False
-        at = len(shared)
-        for table, first, of_hit, num in zip(sequence.tables, firsts, hit.pages, num_new, strict=True):
-            table[:] = array("i", bytes(4 * first)) + array("i", of_hit) + pages[at : at + num]
+        tables, at = [], len(shared)
+        for first, of_hit, num in zip(firsts, hit.pages, num_new, strict=True):
+            tables.append(array("i", bytes(4 * first)) + array("i", of_hit) + pages[at : at + num])
             at += num
-        sequence.first_blocks[:] = firsts
+        sequence.pages, *more = tables
+        sequence.more_pages, sequence.first_blocks = tuple(more), tuple(firsts)
+        sequence.state_pages = pages[at:]
         sequence.num_computed = num_computed
         sequence.num_remembered = hit.num_blocks
         if sequence.num_cached is None:
@@ -97,14 +99,13 @@ class KvCacheManager:
         owner = sequence.page_owner
         assert owner is not None
         position = sequence.num_computed if position is None else position
-        for group, window in enumerate(self._limits.windows):
-            if window is None:
-                continue
-            first, held_from = self._limits.first_block(window, position), sequence.first_blocks[group]
+        firsts = [self._limits.first_block(window, position) for window in self._limits.windows]
+        if all(first <= held_from for first, held_from in zip(firsts, sequence.first_blocks, strict=True)):
+            return
+        for table, first, held_from in zip(sequence.tables, firsts, sequence.first_blocks, strict=True):
             if first > held_from:
-                table = sequence.tables[group]
                 self.pool.release(table[held_from:first], owner)
-                sequence.first_blocks[group] = min(first, len(table))
+        sequence.first_blocks = tuple(map(max, firsts, sequence.first_blocks))
 
     def remember(self, sequence: Sequence) -> None:
         """Put pages that have become full into the prefix cache."""
@@ -145,11 +146,13 @@ class KvCacheManager:
     def give_up(self, sequence: Sequence) -> None:
         """Give back all pages of a sequence; full ones stay in the prefix cache."""
         owner = sequence.page_owner
-        for table, first in zip(sequence.tables, sequence.first_blocks, strict=True):
-            if owner is not None:
-                self.pool.release(table[first:], owner)
-            del table[:]
-        sequence.first_blocks[:] = [0] * sequence.num_groups
+        if owner is not None:
+            for table, first in zip(sequence.tables, sequence.first_blocks, strict=True):
+                self.pool.release(table[first:] if first else table, owner)
+            self.pool.release(sequence.state_pages, owner)
+        del sequence.pages[:]
+        del sequence.state_pages[:]
+        sequence.more_pages = sequence.first_blocks = ()
         sequence.num_computed = sequence.num_remembered = 0
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
@@ -162,6 +165,7 @@ class KvCacheManager:
             if owner is None:
                 continue
             owned.append((held, owner))
+            assert len(sequence.state_pages) == limits.state_pages
             if owner is PageState.DRAINING:
                 continue
             position = max(sequence.num_computed, _next_position(sequence, owner))

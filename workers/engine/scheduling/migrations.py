@@ -74,7 +74,7 @@ class NativeMigrations:
             wanted = WantedPages.of_full_blocks(limits, min(first_block, end), end)
             sequence.num_to_land = end * limits.page_tokens
         num_cached = sequence.num_cached or 0
-        page_ids = tuple(wanted.ids(sequence.tables))
+        page_ids = tuple(wanted.ids(sequence.tables, sequence.state_pages))
         return Reservation(sequence.key, num_cached, first_block, page_ids, num_tokens if limits.has_windows else 0)
 
     def interrupt(self, key: AttemptKey) -> bool:
@@ -120,7 +120,8 @@ class NativeMigrations:
                 [
                     _padded(table, first, wanted.end)
                     for table, first in zip(sequence.tables, sequence.first_blocks, strict=True)
-                ]
+                ],
+                sequence.state_pages,
             )
         )
 

@@ -9,6 +9,7 @@ from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.scheduling.kv_cache_manager import KvCacheManager
 from slipstream.workers.engine.scheduling.scheduled_step import ScheduledStep
 from slipstream.workers.engine.scheduling.sequence import Sequence, SequenceState
+from slipstream.workers.engine.scheduling.step_sizes import StepSizes
 from slipstream.workers.interface.engine import AttemptKey
 
 # The states that have a slot without being in the batch.
@@ -43,6 +44,7 @@ class Scheduler:
 
     def __init__(self, limits: EngineLimits) -> None:
         self._limits = limits
+        self.sizes = StepSizes(limits)
         self.pages = KvCacheManager(limits)
         self._sequences: dict[AttemptKey, Sequence] = {}
         self._waiting: list[Sequence] = []  # sorted by order
@@ -60,6 +62,7 @@ class Scheduler:
         assert (limits.num_pages, limits.page_tokens) == (self._limits.num_pages, self._limits.page_tokens)
         self._limits = limits
         self.pages.change_limits(limits)
+        self.sizes.change_limits(limits)
 
     def get(self, key: AttemptKey) -> Sequence | None:
         return self._sequences.get(key)
@@ -133,6 +136,8 @@ class Scheduler:
         not write into pages that others may share by now. So does one whose layers have windows: it has no pages for
         what its last token does not see."""
         if sequence.state is SequenceState.RESERVED and not self._limits.has_windows:
+            if self._limits.state_pages:
+                sequence.num_computed = 0  # pages that have been copied are of no use without the state after them
             self._run(sequence)
         else:
             self._requeue(sequence)
@@ -199,6 +204,10 @@ class Scheduler:
         if self._starved or self._unready:
             decoding = [s for s in decoding if s not in self._starved and s not in self._unready]
         step = ScheduledStep(decoding[:max_tokens])
+        has_prompts = len(step.decoding) < len(self._running) or bool(self._waiting)
+        if has_prompts and self._limits.auto_step_tokens:
+            context_tokens = sum([len(sequence.tokens) for sequence in step.decoding])
+            max_tokens = self.sizes.step_tokens(len(step.decoding), context_tokens)
         budget = max_tokens - len(step.decoding)
         if budget and len(step.decoding) < len(self._running):
             for sequence in self._running:
@@ -260,7 +269,7 @@ class Scheduler:
     @property
     def num_free_slots(self) -> int:
         taken = len(self._running) + len(self._waiting) + self._num_reserved
-        return max(0, self._limits.max_num_seqs - taken)
+        return max(0, self.sizes.max_num_seqs - taken)
 
     @property
     def num_free_pages(self) -> int:
@@ -272,7 +281,7 @@ class Scheduler:
     def num_wanted_pages(self) -> int:
         """Pages that sequences wait for, beyond those in use: those with a slot in the queue, and those that run but
         lack pages for their next token."""
-        num_slots = max(0, self._limits.max_num_seqs - len(self._running) - self._num_reserved)
+        num_slots = max(0, self.sizes.max_num_seqs - len(self._running) - self._num_reserved)
         waiting = self._waiting[:num_slots]
         num_starved = len(self._starved) * len(self._limits.windows)
         return sum(map(self._pages_to_run, waiting)) + num_starved
@@ -340,7 +349,7 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence) -> bool:
         """Move a sequence from the queue into the batch. False if there is no slot, or if there are too few pages."""
-        if len(self._running) + self._num_reserved >= self._limits.max_num_seqs:
+        if len(self._running) + self._num_reserved >= self.sizes.max_num_seqs:
             return False
         if not self._take(sequence, sequence.num_tokens, PageState.ACTIVE):
             return False

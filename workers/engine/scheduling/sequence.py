@@ -91,10 +91,8 @@ class Sequence:
     grammar: GrammarMatcher | None = None  # reads the same tokens
     ticket: HandoffTicket | None = None  # set: prefill only
     state: SequenceState = SequenceState.WAITING
-    num_groups: int = 1
     pages: array[int] = field(default_factory=lambda: array("i"))  # those of the first page group, block by block
-    tables: tuple[array[int], ...] = field(init=False)  # by page group; the first is `pages`
-    first_blocks: list[int] = field(init=False)  # by page group: entries of the table before it stand for no page
+    state_pages: array[int] = field(default_factory=lambda: array("i"))  # of the state after `num_computed` tokens
     num_computed: int = 0  # tokens whose KV is in the pages
     num_remembered: int = 0  # pages offered to the prefix cache
     num_sends: int = 0  # transfers to another worker that read its pages while it decodes
@@ -103,10 +101,10 @@ class Sequence:
     num_to_land: int = field(init=False)  # tokens whose KV a reservation waits for
     min_tokens: int = field(init=False)  # `stop_ids` cannot be sampled before it has so many tokens
     max_tokens: int = field(init=False)  # it ends when it has so many tokens
+    more_pages: tuple[array[int], ...] = ()  # those of other page groups
+    first_blocks: tuple[int, ...] = ()  # by page group: entries of its pages before this block stand for no page
 
     def __post_init__(self) -> None:
-        self.tables = (self.pages, *(array("i") for _ in range(1, self.num_groups)))
-        self.first_blocks = [0] * self.num_groups
         self.num_to_land = self.num_tokens
         self.min_tokens = self.num_prompt + self.params.min_tokens
         self.max_tokens = min(self.num_prompt + self.params.max_tokens, self.max_model_len)
@@ -144,14 +142,19 @@ class Sequence:
         return self.ticket is None and not self.num_sends
 
     @property
+    def tables(self) -> tuple[array[int], ...]:
+        """Its pages by page group, block by block."""
+        return (self.pages, *self.more_pages)
+
+    @property
     def held_pages(self) -> array[int]:
-        """All pages that it holds, group by group."""
-        if self.num_groups == 1 and not self.first_blocks[0]:
-            return self.pages
+        """All pages that it holds: group by group, and then those of its state."""
+        if not self.more_pages and not any(self.first_blocks):
+            return self.pages + self.state_pages if self.state_pages else self.pages
         held = array("i")
         for table, first in zip(self.tables, self.first_blocks, strict=True):
             held += table[first:]
-        return held
+        return held + self.state_pages
 
     @property
     def page_owner(self) -> PageState | None:

@@ -86,7 +86,7 @@ def key_of(what: str, parts: Iterable[bytes]) -> str:
     """A digest of `parts`, of the libraries' versions and of our own code that runs there."""
     digest = hashlib.sha256(what.encode())
     versions = " ".join(_version(name) for name in LIBRARIES)
-    own = (path.read_bytes() for path in sorted(OWN_CODE.glob("*.py")))
+    own = (path.read_bytes() for path in sorted(OWN_CODE.rglob("*.py")))
     for part in (versions.encode(), *own, *parts):
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.hexdigest()

@@ -16,7 +16,7 @@ from slipstream.workers.models.description.model_description import (
 from slipstream.workers.models.directory.json_keys import ModelError, read_json
 from slipstream.workers.models.directory.model_config import CONFIG_FILE
 
-EXAMINE = "slipstream.workers.models.general.examine"  # what runs in that process
+EXAMINE = "slipstream.workers.models.general.examination.examine"  # what runs in that process
 # Of a model that has code of its own in its directory: it is not to be run at all, not in this process nor in one that
 # this process starts, or it may be.
 RemoteCode = Literal["refused", "elsewhere", "here"]

@@ -10,9 +10,10 @@ from typing import Literal
 
 from slipstream.workers.models.directory.json_keys import MAX_INTEGER, Keys, NotNativeError, read_json
 from slipstream.workers.models.directory.kv_spec import KvSpec
+from slipstream.workers.models.directory.moe_config import MOE_READERS, MoeConfig
 from slipstream.workers.models.directory.stored_quantization import Stored, stored_quantization
 
-Family = Literal["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"]
+Family = Literal["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "gemma", "gemma2", "gemma3"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -24,6 +25,8 @@ FAMILIES: dict[str, Family] = {
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "GptOssForCausalLM": "gpt_oss",
     "GemmaForCausalLM": "gemma",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
@@ -37,20 +40,35 @@ DEFAULT_MAX_POSITIONS: dict[Family, int] = {
     "mistral": 131072,
     "qwen2": 32768,
     "qwen3": 32768,
+    "qwen3_moe": 32768,
+    "gpt_oss": 131072,
     "gemma": 8192,
     "gemma2": 8192,
     "gemma3": 131072,
 }
 DEFAULT_ROPE_THETA = 10000.0
+DEFAULT_GPT_OSS_THETA = 150000.0
 DEFAULT_RMS_NORM_EPS = 1e-6
+DEFAULT_GPT_OSS_EPS = 1e-5
 DEFAULT_WINDOW = 4096
-DEFAULT_HEAD_DIM: dict[Family, int] = {"qwen3": 128, "gemma": 256, "gemma2": 256, "gemma3": 256}
+DEFAULT_GPT_OSS_WINDOW = 128
+# Of the others: hidden_size / heads.
+DEFAULT_HEAD_DIM: dict[Family, int] = {"qwen3": 128, "gpt_oss": 64, "gemma": 256, "gemma2": 256, "gemma3": 256}
 # If the key is absent; null: all heads.
-DEFAULT_KV_HEADS: dict[Family, int] = {"mistral": 8, "qwen2": 32, "qwen3": 32, "gemma": 16, "gemma2": 4, "gemma3": 4}
+DEFAULT_KV_HEADS: dict[Family, int] = {
+    "mistral": 8,
+    "qwen2": 32,
+    "qwen3": 32,
+    "qwen3_moe": 4,
+    "gpt_oss": 8,
+    "gemma": 16,
+    "gemma2": 4,
+    "gemma3": 4,
+}
 DEFAULT_GEMMA3_THETA, DEFAULT_GEMMA3_WINDOW_THETA = 1_000_000.0, 10_000.0
 DEFAULT_QUERY_SCALAR = 256.0
 # Every so many layers, one sees the whole context.
-WINDOW_PATTERN: dict[Family, int] = {"gemma2": 2, "gemma3": 6}
+WINDOW_PATTERN: dict[Family, int] = {"gemma2": 2, "gemma3": 6, "gpt_oss": 2}
 # Keys that change the computation in models of other families, with the values that ask for nothing. They stand in
 # config.json files that were made for code of their own, which is not run.
 NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -76,6 +94,8 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 OWN_KEYS: dict[Family, frozenset[str]] = {
     "gemma2": frozenset({"query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"}),
     "gemma3": frozenset({"query_pre_attn_scalar", "final_logit_softcapping"}),
+    "qwen3_moe": frozenset({"num_experts", "num_local_experts"}),
+    "gpt_oss": frozenset({"num_experts", "num_local_experts"}),
 }
 
 
@@ -155,6 +175,20 @@ class ModelConfig:
     attention_softcap: float | None = None
     final_softcap: float | None = None  # of the output layer's scores
     post_norms: bool = False  # behind attention and feed-forward block
+    moe: MoeConfig | None = None
+    attention_sinks: bool = False  # a number a head takes part in the softmax of its scores
+
+    @property
+    def has_dense_layers(self) -> bool:
+        """Whether there are layers whose feed-forward block has no experts, of `intermediate_size`."""
+        return self.moe is None or not all(self.moe.in_layers)
+
+    @property
+    def inner_sizes(self) -> int:
+        """The inner sizes of all feed-forward blocks and experts together."""
+        experts = 0 if self.moe is None else sum(self.moe.in_layers)
+        dense = (self.num_layers - experts) * self.intermediate_size
+        return dense + (0 if self.moe is None else experts * self.moe.num_experts * self.moe.intermediate_size)
 
     @property
     def kv(self) -> KvSpec:
@@ -162,12 +196,10 @@ class ModelConfig:
 
     @property
     def divided(self) -> tuple[tuple[str, int], ...]:
-        """The sizes that a tensor-parallel degree must divide."""
-        return (
-            ("num_attention_heads", self.num_heads),
-            ("num_key_value_heads", self.num_kv_heads),
-            ("intermediate_size", self.intermediate_size),
-        )
+        """The sizes that a tensor-parallel degree must divide; those of experts depend on how they are dealt out (see
+        `RankShare.of`)."""
+        heads = (("num_attention_heads", self.num_heads), ("num_key_value_heads", self.num_kv_heads))
+        return (*heads, ("intermediate_size", self.intermediate_size)) if self.has_dense_layers else heads
 
     @staticmethod
     def read(model_dir: Path | str) -> ModelConfig:
@@ -199,18 +231,20 @@ class ModelConfig:
                     "rope_scaling", f"factor {rope_scaling.factor} makes more than {MAX_INTEGER} positions"
                 )
             max_positions = max(max_positions, int(stretched))
-        attention_bias = family != "mistral" and keys.flag("attention_bias", False)
+        moe = MOE_READERS[family](keys, num_layers) if family in MOE_READERS else None
+        attention_bias = family != "mistral" and keys.flag("attention_bias", family == "gpt_oss")
+        default_eps = DEFAULT_GPT_OSS_EPS if family == "gpt_oss" else DEFAULT_RMS_NORM_EPS
         has_post_norms = family in ("gemma2", "gemma3")
         return ModelConfig(
             family=family,
             vocab_size=keys.integer("vocab_size"),
             hidden_size=hidden_size,
-            intermediate_size=keys.integer("intermediate_size"),
+            intermediate_size=keys.integer("intermediate_size", None if moe is None else moe.intermediate_size),
             num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            rms_norm_eps=keys.number("rms_norm_eps", DEFAULT_RMS_NORM_EPS),
+            rms_norm_eps=keys.number("rms_norm_eps", default_eps),
             rope_theta=rope_theta,
             rope_scaling=rope_scaling,
             max_position_embeddings=max_positions,
@@ -218,7 +252,7 @@ class ModelConfig:
             qkv_bias=True if family == "qwen2" else attention_bias,
             output_bias=False if family == "qwen2" else attention_bias,
             mlp_bias=family == "llama" and keys.flag("mlp_bias", False),
-            qk_norm=family in ("qwen3", "gemma3"),
+            qk_norm=family in ("qwen3", "qwen3_moe", "gemma3"),
             tie_word_embeddings=keys.flag("tie_word_embeddings", family in GEMMAS),
             dtype=_dtype(keys),
             quantization=stored_quantization(keys),
@@ -228,6 +262,8 @@ class ModelConfig:
             attention_softcap=_softcap(keys, "attn_logit_softcapping", 50.0) if family == "gemma2" else None,
             final_softcap=_softcap(keys, "final_logit_softcapping", 30.0 if family == "gemma2" else None),
             post_norms=has_post_norms,
+            moe=moe,
+            attention_sinks=family == "gpt_oss",
         )
 
 
@@ -244,8 +280,12 @@ def _family(keys: Keys) -> Family:
     if family is None:
         raise UnknownFamilyError(str(keys.not_native(key, f"{value!r} is not supported, only {', '.join(FAMILIES)}")))
     # vLLM goes by `architectures`, transformers by `model_type`.
-    if keys.get("model_type", MODEL_TYPES.get(family, family)) != MODEL_TYPES.get(family, family):
-        raise keys.error("model_type", f"{keys.get('model_type')!r} contradicts architectures: {value}")
+    model_type = keys.get("model_type", MODEL_TYPES.get(family, family))
+    if model_type != MODEL_TYPES.get(family, family):
+        contradiction = keys.error("model_type", f"{model_type!r} contradicts architectures: {value}")
+        if model_type in {MODEL_TYPES.get(one, one) for one in FAMILIES.values()}:
+            raise contradiction
+        raise UnknownFamilyError(str(contradiction))  # a type of its own, with the class of another one
     return family
 
 
@@ -288,11 +328,16 @@ def _ropes(keys: Keys, family: Family, max_positions: int) -> tuple[float, RopeS
     transformers 5 writes `rope_parameters` by kind of layer; older files have `rope_local_base_freq` for the windows'
     base."""
     if family != "gemma3":
-        return (*_rope(keys, max_positions), None)
+        if family == "gpt_oss" and all(keys.section(key) is None for key in ("rope_scaling", "rope_parameters")):
+            raise keys.not_native("rope_scaling", "is missing")
+        theta = DEFAULT_GPT_OSS_THETA if family == "gpt_oss" else DEFAULT_ROPE_THETA
+        return (*_rope(keys, max_positions, theta), None)
     by_kind = keys.section("rope_parameters")
     if by_kind is None:
         theta, scaling = _rope(keys, max_positions, DEFAULT_GEMMA3_THETA)
         return theta, scaling, Rope(keys.number("rope_local_base_freq", DEFAULT_GEMMA3_WINDOW_THETA))
+    if keys.get("rope_scaling"):
+        raise keys.error("rope_scaling", "is not supported beside rope_parameters")
     for key, value in by_kind.values.items():
         if not isinstance(value, dict):
             raise by_kind.not_native(key, "only parameters of full_attention and sliding_attention are supported")
@@ -383,6 +428,14 @@ def _layer_windows(keys: Keys, family: Family, num_layers: int) -> tuple[int | N
             absent = "sliding_window" not in keys.values
             window = DEFAULT_WINDOW if absent else keys.get("sliding_window")
             return (window if window is None else keys.integer("sliding_window", window),) * num_layers
+        case "qwen3_moe":
+            if any(kind != "full_attention" for kind in layer_types):
+                raise keys.not_native("layer_types", "only full_attention is supported for Qwen3-MoE")
+            slides = keys.flag("use_sliding_window", False)
+            return (keys.integer("sliding_window", DEFAULT_WINDOW) if slides else None,) * num_layers
+        case "gpt_oss":
+            window = keys.integer("sliding_window", DEFAULT_GPT_OSS_WINDOW)
+            return tuple(window if slides else None for slides in _sliding_layers(keys, family, num_layers))
         case "qwen2" | "qwen3":
             has_no_window = "sliding_window" in keys.values and keys.get("sliding_window") is None
             if has_no_window or not keys.flag("use_sliding_window", False):

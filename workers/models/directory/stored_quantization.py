@@ -22,6 +22,7 @@ from slipstream.workers.models.directory.json_keys import Keys, ModelError
 CODES_PER_WORD = 8  # of 4 bits in an int32, as AWQ and GPTQ store them
 INT4_GROUP = 128  # inputs that share a scale, of what is quantised on the way in
 MIN_INT4_GROUP = 16
+MXFP4_BLOCK = 32  # inputs that share a scale
 CONFIG_KEYS = ("quantization_config", "compression_config")
 OnLoad = Literal["none", "fp8", "int8", "int4"]  # what to make of a checkpoint that is not quantised
 KvCacheDtype = Literal["auto", "fp8", "int8"]  # of keys and values; auto: the model's
@@ -63,9 +64,12 @@ def stored_quantization(config: Keys) -> Stored | None:
             return _awq(keys)
         case "gptq":
             return _gptq(keys)
+        case "mxfp4" if config.get("model_type") == "gpt_oss":
+            return None  # of experts only, which are widened while they are loaded (`StoredNames.experts`)
         case other:
             raise keys.not_native(
-                "quant_method", f"{other!r} is not supported, only fp8, compressed-tensors, awq and gptq"
+                "quant_method",
+                f"{other!r} is not supported, only fp8, compressed-tensors, awq, gptq and, for gpt-oss, mxfp4",
             )
 
 

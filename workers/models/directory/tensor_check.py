@@ -15,8 +15,14 @@ from pathlib import Path
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.model_config import CONFIG_FILE, ModelConfig
 from slipstream.workers.models.directory.quantized_shares import check_share, reordered_sentence
-from slipstream.workers.models.directory.rank_share import Rank, RankShare, TensorPart, VocabularyTensors
-from slipstream.workers.models.directory.stored_quantization import CODES_PER_WORD, AwqStored, Fp8Stored, GptqStored
+from slipstream.workers.models.directory.rank_share import Rank, RankShare, StoredNames, TensorPart
+from slipstream.workers.models.directory.stored_quantization import (
+    CODES_PER_WORD,
+    MXFP4_BLOCK,
+    AwqStored,
+    Fp8Stored,
+    GptqStored,
+)
 from slipstream.workers.models.directory.weight_files import StoredTensor, WeightFiles
 
 FLOATS = ("F64", "F32", "BF16", "F16")
@@ -31,11 +37,11 @@ HARMLESS = re.compile(
 )
 
 
-def checked_vocabulary(config: ModelConfig, model_dir: Path) -> VocabularyTensors:
-    """The tensors of the embedding and the output layer, after a check of all. Raises ModelError."""
+def checked_names(config: ModelConfig, model_dir: Path) -> StoredNames:
+    """The names of the tensors to read, after a check of all. Raises ModelError."""
     files = WeightFiles.read(model_dir)
     check_tensors(config, files)
-    return VocabularyTensors.of(config, files.tensors)
+    return StoredNames.of(config, files.tensors)
 
 
 def check_tensors(config: ModelConfig, files: WeightFiles) -> None:
@@ -46,7 +52,7 @@ def check_tensors(config: ModelConfig, files: WeightFiles) -> None:
             f"{files.model_dir / CONFIG_FILE}: num_hidden_layers: must be at most the {len(files.tensors)} tensors that"
             f" there are, got {config.num_layers}"
         )
-    share = RankShare.of(config, Rank(), VocabularyTensors.of(config, files.tensors))
+    share = RankShare.of(config, Rank(), StoredNames.of(config, files.tensors))
     read: set[str] = set()
     for part in _plain_parts(share):
         _check(files, part.name, part.stored_shape, FLOATS)
@@ -61,12 +67,16 @@ def check_tensors(config: ModelConfig, files: WeightFiles) -> None:
             raise ModelError(f"{files.model_dir / files.tensors[name].file}: tensor {name} {problem}")
 
 
-def check_ranks(config: ModelConfig, files: WeightFiles, num_ranks: int) -> None:
-    """Raises ModelError, naming the tensor, if a quantised one cannot be dealt out to so many ranks."""
-    if config.quantization is None or num_ranks == 1:
+def check_ranks(config: ModelConfig, files: WeightFiles, num_ranks: int, *, expert_parallel: bool = False) -> None:
+    """Raises ModelError if experts or, naming it, a quantised tensor cannot be dealt out to so many ranks."""
+    if num_ranks == 1:
+        return
+    if config.quantization is None:
+        RankShare.of(config, Rank(0, num_ranks), expert_parallel=expert_parallel)
         return
     for rank in range(num_ranks):
-        share = RankShare.of(config, Rank(rank, num_ranks), VocabularyTensors.of(config, files.tensors))
+        names = StoredNames.of(config, files.tensors)
+        share = RankShare.of(config, Rank(rank, num_ranks), names, expert_parallel=expert_parallel)
         for part in _linear_parts(share):
             if next(_stored_as(config, files, part)) != (part.name, part.stored_shape, FLOATS):
                 check_share(files.model_dir, part, config.quantization)
@@ -95,15 +105,15 @@ def _plain_parts(share: RankShare) -> Iterator[TensorPart]:
     yield from (share.embedding, share.final_norm, share.lm_head)
     for layer in share.layers:
         yield from (layer.attention_norm, layer.mlp_norm)
-        optional = (layer.query_norm, layer.key_norm, layer.attention_post_norm, layer.mlp_post_norm)
-        yield from (norm for norm in optional if norm is not None)
-        for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
+        optional = (layer.query_norm, layer.key_norm, layer.attention_post_norm, layer.mlp_post_norm, layer.sinks)
+        yield from (part for part in optional if part is not None)
+        for linear in layer.linears:
             yield from linear.biases or ()
 
 
 def _linear_parts(share: RankShare) -> Iterator[TensorPart]:
     for layer in share.layers:
-        for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
+        for linear in layer.linears:
             yield from linear.weights
 
 
@@ -112,7 +122,7 @@ def _stored_as(
 ) -> Iterator[tuple[str, tuple[int, ...], tuple[str, ...]]]:
     """The tensors that a matrix is stored as: name, shape, possible types."""
     stored, tensors = config.quantization, files.tensors
-    outputs, inputs = part.stored_shape
+    outputs, inputs = part.shape
     base = part.name.removesuffix("weight")
     scale = next((name for kind in ("scale_inv", "scale") if (name := f"{part.name}_{kind}") in tensors), None)
     if isinstance(stored, Fp8Stored) and scale is not None:
@@ -130,6 +140,10 @@ def _stored_as(
         yield f"{base}scales", (groups, outputs), FLOATS
         if isinstance(stored, GptqStored) and f"{base}g_idx" in tensors:
             yield f"{base}g_idx", (inputs,), ("I32", "I64")
+    elif part.item is not None and f"{part.name}_blocks" in tensors:
+        count, blocks = part.stored_shape[0], inputs // MXFP4_BLOCK
+        yield f"{part.name}_blocks", (count, outputs, blocks, MXFP4_BLOCK // 2), ("U8",)
+        yield f"{part.name}_scales", (count, outputs, blocks), ("U8",)
     else:
         yield part.name, part.stored_shape, FLOATS
 

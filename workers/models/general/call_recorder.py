@@ -40,7 +40,9 @@ class CallRecorder:
 
     def __init__(self) -> None:
         self._calls: list[AttentionCall] = []
-        self._keys: list[Tensor] = []  # of each stored layer, to recognise those that are read once more
+        # Keys and values of each stored layer, to recognise those that are read once more. Some models use keys twice,
+        # with other values (DiffLlama): that is two layers to us.
+        self._stored: list[tuple[Tensor, Tensor]] = []
         self.modules: list[nn.Module] = []
 
     @property
@@ -78,15 +80,16 @@ class CallRecorder:
             if not kwargs.get("is_causal", getattr(module, "is_causal", True)):
                 raise NotFlatError("it attends to later tokens, too: it is no decoder (is_decoder, is_causal)")
             visibility = Visibility(window)
-        elif isinstance(attention_mask, MaskToken):
+        elif isinstance(attention_mask, MaskToken) and attention_mask.numel() == 1:  # else it was added to something
             visibility = getattr(attention_mask, "visibility", None) or Visibility(window)
         else:
             raise NotFlatError("it makes attention masks of its own")
-        layer = next((at for at, known in enumerate(self._keys) if known is key), None)
+        stored = ((at, keys, values) for at, (keys, values) in enumerate(self._stored))
+        layer = next((at for at, keys, values in stored if keys is key and values is value), None)
         stores = layer is None
         if layer is None:
-            layer = len(self._keys)
-            self._keys.append(key)
+            layer = len(self._stored)
+            self._stored.append((key, value))
         scale = kwargs.get("scaling")
         self._calls.append(
             AttentionCall(

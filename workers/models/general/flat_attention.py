@@ -50,8 +50,8 @@ class FlatAttention:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self._calls = calls
-        self._tp = TensorParallel() if tp is None else tp
         self._places = calls.kv_spec().page_groups.places  # group and slot of each layer
+        self._tp = TensorParallel() if tp is None else tp
         self._num_units = num_units  # of the rank
         self._page_tokens = page_tokens
         self._native = None if library is None else NativeCalls(library, calls, num_units, page_tokens, dtype)
@@ -162,13 +162,12 @@ class FlatAttention:
     def _by_torch(
         self, step: _Step, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None
     ) -> Tensor:
-        layer, group = step.layers[call.layer], self._places[call.layer][0]
+        layer, group = step.layers[call.layer], step.batch.groups[self._places[call.layer][0]]
         if call.stores:
-            layer.write(key[0].transpose(0, 1), value[0].transpose(0, 1), step.batch.groups[group].slots)
+            layer.write(key[0].transpose(0, 1), value[0].transpose(0, 1), group.slots)
             if step.layer_done is not None:
                 step.layer_done(call.layer)
-        page_table = step.batch.groups[group].page_table
-        return _attend(query[0].transpose(0, 1), layer, step.batch, page_table, call, sinks)
+        return _attend(query[0].transpose(0, 1), layer, step.batch, group.page_table, call, sinks)
 
     def _own(self, num_heads: int) -> slice:
         return self._tp.shard(num_heads, "num_attention_heads")

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.model_spec import GeneralSpec
+from slipstream.workers.models.directory.steady_files import SteadyFiles
 from slipstream.workers.models.general.cached.cache_layout import recorded_layout
 from slipstream.workers.models.general.cached.cached_model import CachedModel
 from slipstream.workers.models.general.describe import recorded_calls
@@ -30,6 +31,7 @@ from slipstream.workers.models.general.self_check import (
     check_scores,
     eager_scores,
 )
+from slipstream.workers.models.general.shared_weights import load_shared
 from slipstream.workers.models.interface.model import Model
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
 
@@ -44,24 +46,26 @@ def load_general(
     device: torch.device,
     page_tokens: int,
     tp: TensorParallel,
+    cache_dir: Path | None = None,
+    files: SteadyFiles | None = None,
     library: ctypes.CDLL | None = None,
 ) -> Model:
-    """`library`: the native kernels, for models on the host. Raises ModelError, also if what would be computed over
-    pages is not what the model computes by itself."""
-    model = _load(model_dir, spec, dtype, device, tp)
+    """`cache_dir` is where workers share weights that transformers converts, `files` those of the directory as they
+    were before anything was read, `library` the native kernels, for models on the host. Raises ModelError, also if
+    what would be computed over pages is not what the model computes by itself."""
+    if tp.size > 1:
+        return _flat(spec, _load_share(model_dir, spec, dtype, device, tp), page_tokens, tp, library)
+    model = load_shared(model_dir, dtype, spec.runs_code, cache_dir if device.type == "cpu" else None, files)
+    model.to(device)  # type: ignore[arg-type]
     if spec.mode == "cached":
         return _cached(model_dir, spec, model, page_tokens)
     return _flat(spec, model, page_tokens, tp, library)
 
 
-def _load(
+def _load_share(
     model_dir: Path, spec: GeneralSpec, dtype: torch.dtype, device: torch.device, tp: TensorParallel
 ) -> PreTrainedModel:
-    """On a rank of several, with its share of the weights."""
-    if tp.size == 1:
-        model = load_pretrained(model_dir, dtype, trust_remote_code=spec.runs_code)
-        model.to(device)  # type: ignore[arg-type]
-        return model
+    """One rank's share of the model."""
     config = distributed_config(decoder_config(read_config(model_dir, spec.runs_code)), tp)
     with local_device(device):
         model = load_pretrained(model_dir, dtype, trust_remote_code=spec.runs_code, distributed_config=config)
@@ -98,10 +102,18 @@ def _cached(model_dir: Path, spec: GeneralSpec, model: PreTrainedModel, page_tok
     if layout.kv_spec != spec.kv:
         raise ModelError(f"{model_dir}: the loaded model keeps something else than its configuration says")
     cached = CachedModel(spec, model, layout, page_tokens)
-    try:
-        check_against_eager(cached, page_tokens)
-    except SelfCheckError as error:
-        log.info("%s computes sequences one by one: side by side, %s", spec.architecture, error)
-        cached.can_batch = False
-        check_against_eager(cached, page_tokens)
+    ways = [(True, True), (False, True)]
+    if layout.states:
+        ways += [(True, False), (False, False)]
+    for cached.can_batch, cached.can_continue in ways:
+        try:
+            check_against_eager(cached, page_tokens)
+            break
+        except SelfCheckError as error:
+            failure = error
+    else:
+        raise failure
+    if not cached.can_batch or not cached.can_continue:
+        how = "sequences" if cached.can_continue else "tokens of a prompt, after its first chunk,"
+        log.info("%s computes %s one by one", spec.architecture, how)
     return cached

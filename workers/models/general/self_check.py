@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
@@ -103,8 +104,12 @@ def eager_scores(model: PreTrainedModel, spec: GeneralSpec) -> Tensor:
 
 def _paged_scores(general: GeneralModel, prompts: list[_Prompt], page_tokens: int) -> Tensor | None:
     """The same rows over pages, all sequences side by side; None on ranks other than 0."""
-    of_one, num_groups = -(-max(LENGTHS) // page_tokens), len(general.spec.kv.page_groups.windows)
-    shape = kv_shape(general.spec, general.tp, of_one * num_groups * len(prompts), page_tokens)
+    spec, dtype = general.spec, general.dtype
+    of_one, num_groups = -(-max(LENGTHS) // page_tokens), len(spec.kv.page_groups.windows)
+    page_bytes = math.prod(kv_shape(spec, general.tp, 1, page_tokens, dtype)) * dtype.itemsize
+    of_state = -(-spec.kv.state_bytes // page_bytes)
+    num_pages = (of_one * num_groups + of_state) * len(prompts)
+    shape = kv_shape(spec, general.tp, num_pages, page_tokens, dtype)
     kv = torch.zeros(shape, dtype=general.dtype, device=general.device)
     rows: list[list[Tensor]] = [[] for _ in prompts]
     for step in range(max(len(prompt.chunks) for prompt in prompts)):
@@ -114,11 +119,13 @@ def _paged_scores(general: GeneralModel, prompts: list[_Prompt], page_tokens: in
                 continue
             start, end = prompt.chunks[step]
             firsts = [(number * num_groups + group) * of_one for group in range(num_groups)]
-            num_pages = -(-end // page_tokens)
+            num_own = -(-end // page_tokens)
             pages, *more = (
-                torch.arange(first, first + num_pages, dtype=torch.int32).numpy().tobytes() for first in firsts
+                torch.arange(first, first + num_own, dtype=torch.int32).numpy().tobytes() for first in firsts
             )
-            slices.append(SequenceSlice(start, prompt.tokens[start:end], pages, True, tuple(more)))
+            after = num_pages - (number + 1) * of_state
+            states = torch.arange(after, after + of_state, dtype=torch.int32).numpy().tobytes()
+            slices.append(SequenceSlice(start, prompt.tokens[start:end], pages, True, tuple(more), states))
             numbers.append(number)
         scores = general.scores(StepBatch.build(slices, page_tokens, general.device), kv)
         for number, row in zip(numbers, scores if scores is not None else (), strict=False):

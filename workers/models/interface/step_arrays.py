@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
@@ -21,6 +21,7 @@ class SequenceSlice:
     page_ids: bytes  # packed int32; the pages of positions 0 .. end, in order: ceil(end / page_tokens) of them
     samples: bool  # the last position's logits are wanted
     more_page_ids: tuple[bytes, ...] = ()  # those of other page groups
+    state_pages: bytes = b""  # packed int32; as many of each sequence
 
     @property
     def end(self) -> int:
@@ -72,7 +73,8 @@ class StepArrays:
     All arrays are int32 and C-contiguous, except that rows of `page_table` may be further apart than they are long.
     They may be views of memory that the next step overwrites: they are valid until the step has been computed. A slot
     is the place of a token's keys and values: page id * page_tokens + offset in the page. `slots` and `page_table` are
-    those of the first page group, and `groups` has those of the others.
+    those of the first page group, and `groups` has those of the others. `state_pages` have no columns where the model
+    has no states beside keys and values; such models are not dealt out to several ranks, so they are not packed.
     """
 
     token_ids: Int32s  # [tokens]
@@ -83,6 +85,7 @@ class StepArrays:
     page_table: Int32s  # [seqs, pages of the longest]; 0 behind a sequence's last page
     sample_rows: Int32s  # [n]: tokens whose scores are wanted, in order of the sequences
     groups: tuple[GroupArrays, ...] = ()
+    state_pages: Int32s = field(default_factory=lambda: np.zeros((0, 0), np.int32))  # [seqs, pages of a state]
 
     @property
     def num_tokens(self) -> int:
@@ -124,4 +127,8 @@ class StepArrays:
         more = tuple(of_group(b"".join(ids)) for ids in zip(*(s.more_page_ids for s in slices), strict=True))
         samples = np.array([s.samples for s in slices])
         sample_rows = query_starts[1:][samples] - 1
-        return StepArrays(token_ids, positions, first.slots, query_starts, kv_lens, first.page_table, sample_rows, more)
+        states = np.frombuffer(b"".join(s.state_pages for s in slices), np.int32)
+        states = states.reshape(len(slices), states.size // len(slices))
+        return StepArrays(
+            token_ids, positions, first.slots, query_starts, kv_lens, first.page_table, sample_rows, more, states
+        )

@@ -59,6 +59,11 @@ class StepBatch:
         return torch.from_numpy(self.arrays.page_table.astype(np.int64))
 
     @cached_property
+    def state_pages(self) -> Tensor:
+        """[seqs, pages of a state] int64"""
+        return self.on_device(self.arrays.state_pages)
+
+    @cached_property
     def fresh_pages(self) -> Tensor:
         """[n] int64: pages that this step begins and does not fill"""
         return self.begun_pages(self.arrays.page_table)

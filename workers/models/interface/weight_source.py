@@ -7,8 +7,10 @@ from typing import Protocol
 
 from torch import Tensor
 
+from slipstream.kernels.moe.gate import ExpertGate
+from slipstream.kernels.moe.grouped_experts import ExpertWeights
 from slipstream.kernels.ops import Weight
-from slipstream.workers.models.directory.rank_share import LinearShare, TensorPart
+from slipstream.workers.models.directory.rank_share import ExpertsShare, LinearShare, TensorPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,12 @@ class WeightSource(Protocol):
 
     def linear(self, share: LinearShare, *, gated: bool = False) -> Linear:
         """Projections of one input, one below the other. `gated`: it is for `Ops.norm_gated`."""
+
+    def router(self, share: LinearShare) -> Linear:
+        """Like `linear`, but never quantised: what little memory it takes decides which experts compute."""
+
+    def experts(self, share: ExpertsShare, gate: ExpertGate) -> ExpertWeights:
+        """Those of the rank."""
 
     def embedding(self, part: TensorPart, num_rows: int) -> Tensor:
         """The rank's rows of the embedding; zero rows follow up to `num_rows`."""

@@ -12,8 +12,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from slipstream.kernels.quantization.mxfp4 import from_mxfp4
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.rank_share import TensorPart
+from slipstream.workers.models.directory.stored_quantization import MXFP4_BLOCK
 from slipstream.workers.models.directory.weight_files import weight_file_names
 
 READABLE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -45,6 +47,8 @@ class Checkpoint:
         """The part as it is stored, in one of `dtypes`: a view of the file, which nothing has read yet. A single number
         is [1]. Raises ModelError as `copy_into` does."""
         name = part.name
+        if part.item is not None and f"{name}_blocks" in self.file_of:
+            return self._from_blocks(part, part.item)
         if name not in self.file_of:
             raise ModelError(f"{self.model_dir}: tensor {name} is missing")
         path = self.model_dir / self.file_of[name]
@@ -60,7 +64,21 @@ class Checkpoint:
             raise ModelError(f"{path}: tensor {name} has unsupported dtype {str(stored.dtype).removeprefix('torch.')}")
         if not part.stored_shape:
             return stored[None]
+        if part.item is not None:
+            stored = stored[part.item]
+        if part.is_transposed:
+            stored = stored.t()
         return stored[part.rows] if part.columns is None else stored[part.rows, part.columns]
+
+    def _from_blocks(self, part: TensorPart, item: int) -> Tensor:
+        """A part of a matrix of an MXFP4 stack, widened to bfloat16, which holds each number exactly."""
+        count, outputs, inputs = part.stored_shape
+        shape = (count, outputs, inputs // MXFP4_BLOCK)
+        rows = slice(0, count)
+        blocks = self.mapped(TensorPart(f"{part.name}_blocks", (*shape, MXFP4_BLOCK // 2), rows), (torch.uint8,))
+        scales = self.mapped(TensorPart(f"{part.name}_scales", shape, rows), (torch.uint8,))
+        widened = from_mxfp4(blocks[item, part.rows], scales[item, part.rows])
+        return widened if part.columns is None else widened[:, part.columns]
 
 
 @contextmanager

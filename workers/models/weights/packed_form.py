@@ -88,6 +88,8 @@ class LinearReader:
 def _plain_rows(stored: Tensor, keep: list[Tensor]) -> SourceRows:
     if stored.dtype not in SCALARS:
         stored = stored.float()
+    if stored.stride(1) != 1:
+        stored = stored.contiguous()
     keep.append(stored)
     return SourceRows(
         outputs=stored.shape[0], values=stored.data_ptr(), stride=stored.stride(0), values_type=SCALARS[stored.dtype]

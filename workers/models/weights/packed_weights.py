@@ -19,9 +19,11 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.cpu.c_interface import PackJob, SourceRows, WeightShape
-from slipstream.kernels.cpu.native_ops import NativeTensor, NativeWeight
+from slipstream.kernels.cpu.native_ops import NativeExperts, NativeTensor, NativeWeight
+from slipstream.kernels.moe.gate import ExpertGate
+from slipstream.kernels.moe.grouped_experts import ExpertWeights
 from slipstream.kernels.ops import Weight
-from slipstream.workers.models.directory.rank_share import LinearShare, TensorPart
+from slipstream.workers.models.directory.rank_share import ExpertsShare, LinearShare, TensorPart
 from slipstream.workers.models.directory.steady_files import SteadyFiles
 from slipstream.workers.models.directory.stored_quantization import OnLoad, Stored
 from slipstream.workers.models.interface.weight_source import Linear, WeightSource
@@ -51,7 +53,8 @@ class PlainSlot:
 
 @dataclass(frozen=True, slots=True)
 class LinearSlot:
-    """The place of a packed weight. `paired`: gate and up, side by side. The output layer is never quantised."""
+    """The place of a packed weight. `paired`: gate and up, side by side. `is_plain`: not quantised, whatever the
+    checkpoint or the configuration says of linear layers."""
 
     offset: int
     num_bytes: int
@@ -59,7 +62,7 @@ class LinearSlot:
     paired: bool
     share: LinearShare
     bias: PlainSlot | None
-    is_output_layer: bool
+    is_plain: bool
 
     @property
     def shape(self) -> WeightShape:
@@ -85,8 +88,16 @@ class PackedSource:
 
     def linear(self, share: LinearShare, *, gated: bool = False) -> Linear:
         slot = self._linear(share, self._reader.form(share), paired=gated)
-        bias = None if slot.bias is None else NativeTensor(slot.bias.offset, share.num_rows, slot.bias.parts[0].name)
-        return Linear(self._weight(slot), cast(Tensor | None, bias))
+        return Linear(self._weight(slot), self._bias(slot.bias, share.num_rows))
+
+    def router(self, share: LinearShare) -> Linear:
+        slot = self._linear(share, PackedForm(KINDS[self._reader.dtype]), is_plain=True)
+        return Linear(self._weight(slot), self._bias(slot.bias, share.num_rows))
+
+    def experts(self, share: ExpertsShare, gate: ExpertGate) -> ExpertWeights:
+        gate_up, gate_up_bias = self._stack(share.gate_up, paired=True)
+        down, down_bias = self._stack(share.down, paired=False)
+        return ExpertWeights(gate_up, down, gate_up_bias, down_bias, gate, share.first)
 
     def embedding(self, part: TensorPart, num_rows: int) -> Tensor:
         del num_rows  # the kernels know where the rank's rows end
@@ -96,7 +107,7 @@ class PackedSource:
     def output_layer(self, part: TensorPart, num_rows: int, embedding: Tensor, *, is_tied: bool) -> Weight:
         del embedding, is_tied  # products read another form
         share, form = LinearShare((part,), None), PackedForm(KINDS[self._reader.dtype])
-        return self._weight(self._linear(share, form, is_output_layer=True), num_rows)
+        return self._weight(self._linear(share, form, is_plain=True), num_rows)
 
     def _vectors(self, parts: tuple[TensorPart, ...], plus: float) -> Tensor:
         slot = self._plain(parts, torch.float32, self._reader.dtype, plus)
@@ -105,6 +116,19 @@ class PackedSource:
     def _weight(self, slot: LinearSlot, num_outputs: int | None = None) -> Weight:
         name = slot.share.weights[0].name
         return cast(Tensor, NativeWeight(slot.offset, slot.shape, num_outputs or slot.shape.outputs, name))
+
+    def _bias(self, slot: PlainSlot | None, width: int) -> Tensor | None:
+        return None if slot is None else cast(Tensor, NativeTensor(slot.offset, width, slot.parts[0].name))
+
+    def _stack(self, shares: tuple[LinearShare, ...], *, paired: bool) -> tuple[Tensor, Tensor | None]:
+        """Weights one behind the other, and then all biases. All have the form of the first."""
+        form = self._reader.form(shares[0])
+        slots = [self._linear(replace(share, biases=None), form, paired=paired) for share in shares]
+        parts = tuple(part for share in shares for part in share.biases or ())
+        bias = self._plain(parts, torch.float32) if parts else None
+        first = cast(NativeWeight, self._weight(slots[0]))
+        stack = NativeExperts(first, len(slots), -(-slots[0].num_bytes // ALIGNMENT) * ALIGNMENT)
+        return cast(Tensor, stack), self._bias(bias, shares[0].num_rows)
 
     def _plain(
         self,
@@ -119,13 +143,13 @@ class PackedSource:
         return slot
 
     def _linear(
-        self, share: LinearShare, form: PackedForm, *, paired: bool = False, is_output_layer: bool = False
+        self, share: LinearShare, form: PackedForm, *, paired: bool = False, is_plain: bool = False
     ) -> LinearSlot:
         shape = WeightShape(form.kind, paired, share.num_rows, share.num_columns, form.group)
         offset, num_bytes = self.num_bytes, self._library.slipstream_packed_bytes(shape)
         self._take(num_bytes)
         bias = None if share.biases is None else self._plain(share.biases, torch.float32)
-        slot = LinearSlot(offset, num_bytes, form, paired, share, bias, is_output_layer)
+        slot = LinearSlot(offset, num_bytes, form, paired, share, bias, is_plain)
         self.linears.append(slot)
         return slot
 
@@ -189,7 +213,7 @@ def _fill(contents: Bytes, source: PackedSource, reader: LinearReader, library: 
     plain = replace(reader, quantized=None, on_load="none")
     for linear in source.linears:
         keep: list[Tensor] = []
-        rows = list((plain if linear.is_output_layer else reader).rows(linear.share, linear.form, keep))
+        rows = list((plain if linear.is_plain else reader).rows(linear.share, linear.form, keep))
         job = PackJob(linear.shape, (SourceRows * len(rows))(*rows), len(rows), contents.ctypes.data + linear.offset)
         library.slipstream_pack(job, 1)
 
@@ -207,4 +231,4 @@ def _copy(contents: Bytes, slot: PlainSlot, checkpoint: Checkpoint) -> None:
 
 
 def _num_elements(part: TensorPart) -> int:
-    return part.num_rows * (1 if len(part.stored_shape) == 1 else part.num_columns)
+    return part.num_rows * (1 if part.is_vector else part.num_columns)

@@ -20,7 +20,7 @@ import os
 import struct
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,26 @@ def cached(directory: Path | None, key: bytes, num_bytes: int, fill: Fill) -> By
     except OSError as error:
         log.warning("%s: packed weights cannot be kept there (%s): they take memory in each worker", directory, error)
         return _private(num_bytes, fill)
+
+
+def known(directory: Path, key: bytes) -> Bytes | None:
+    """The contents that were written under a key, whatever their size; None if there are none."""
+    path = directory / f"{key.hex()}{SUFFIX}"
+    try:
+        return _open(path, key, path.stat().st_size - HEADER_BYTES)
+    except OSError:
+        return None
+
+
+@contextmanager
+def loading(directory: Path, key: bytes) -> Iterator[None]:
+    """Held by a process that loads what it may have to write under a key: others wait for it, so that they need not
+    load the same. Where the directory cannot be used, none waits."""
+    with ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            directory.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(_locked(directory / f"{key.hex()}.loading.lock"))
+        yield
 
 
 def _private(num_bytes: int, fill: Fill) -> Bytes:

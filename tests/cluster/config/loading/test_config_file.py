@@ -156,7 +156,7 @@ MODEL = "model: {path: tiny}\n"
             MODEL + "engine: {dtype: fp8}\n",
             "c.yaml:2: engine.dtype: must be 'auto', 'float32', 'bfloat16' or 'float16'",
         ),
-        (MODEL + "engine: {max_num_seqs: -4}\n", "c.yaml:2: engine.max_num_seqs: must be at least 1, got -4"),
+        (MODEL + "engine: {max_num_seqs: -4}\n", "c.yaml:2: engine.max_num_seqs: must be auto or at least 1, got -4"),
         (
             MODEL + "router: {http: {port: 70000}}\n",
             "c.yaml:2: router.http.port: must be a port number (0: a free one), got 70000",

@@ -69,3 +69,15 @@ def test_what_a_budget_can_never_hold_is_refused_by_its_name(tiny_model_dir: Cal
         elastic_num_pages(model, EngineConfig(), Rank(), 1000)
     with pytest.raises(EngineConfigError, match=r"max_model_len 512 is over the 48 tokens that budget\.memory_gib 2 h"):
         longest_sequence(model, EngineConfig(max_model_len=512), 3, budget_source(2 << 30))
+
+
+def test_windows_make_pages_smaller_and_sequences_longer(tiny_model_dir: Callable[[str], Path]) -> None:
+    model = ModelConfig.read(tiny_model_dir("qwen2_windowed"))  # one layer that sees all, two with a window of 24
+    config = EngineConfig(page_tokens=4, max_step_tokens=16)
+    assert page_bytes(model, config, Rank()) == math.prod(kv_shape(model, Rank(), 1, 4)) * 4
+    # In each group with a window, 39 tokens at the most: those of a step and what the first of them sees.
+    assert longest_sequence(model, config, 80) == 4 * (80 - 2 * 11)
+    assert longest_sequence(model, config, 80, holds_prompts=True) == 4 * (80 // 3)
+    assert longest_sequence(model, config, 1000) == 512
+    with pytest.raises(EngineConfigError, match="max_model_len 300 is over the 232 tokens that num_pages 80 holds"):
+        longest_sequence(model, EngineConfig(page_tokens=4, max_step_tokens=16, max_model_len=300, num_pages=80), 80)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache
 
 from slipstream.workers.models.directory.model_spec import GeneralSpec
 from slipstream.workers.models.general.cached.cache_layout import CacheLayout, new_cache
@@ -23,7 +24,8 @@ MAX_PADDING = 2  # a sequence stands beside one that is so many times as long, a
 
 
 class CachedModel:
-    """A `Model` on one rank. Sequences that decode are computed side by side if `can_batch`, others one by one."""
+    """A `Model` on one rank. Sequences that decode are computed side by side if `can_batch`, others one by one; and
+    if not `can_continue`, with their tokens one by one, because the model forgets its state when it gets several."""
 
     def __init__(self, spec: GeneralSpec, model: PreTrainedModel, layout: CacheLayout, page_tokens: int) -> None:
         self.spec = spec
@@ -31,11 +33,13 @@ class CachedModel:
         self.tp = TensorParallel()
         self.dtype = model.dtype
         self.device = model.device
-        self.can_batch = True
+        self.can_batch = self.can_continue = True
         self._layout = layout
         self._page_tokens = page_tokens
         parameters = inspect.signature(model.forward).parameters
-        self._takes_mask, self._takes_positions = "attention_mask" in parameters, "position_ids" in parameters
+        # States have no padding, and some models multiply it by the mask all the same.
+        self._takes_mask = "attention_mask" in parameters and not spec.kv.is_state_only
+        self._takes_positions = "position_ids" in parameters
         self._keeps_rows = "logits_to_keep" in parameters
         self._pool: Tensor | None = None
         self._layers: tuple[PageLayer, ...] = ()
@@ -89,29 +93,32 @@ class CachedModel:
         starts = [batch.kv_lens[row] - num_new for row in rows]
         firsts = batch.arrays.query_starts[rows].tolist()
         tokens = torch.stack([batch.token_ids[first : first + num_new] for first in firsts])
-        calls = [
-            PagedCall(starts, num_new, group.page_table[rows].to(self.device), self._page_tokens)
-            for group in batch.groups
-        ]
-        call, cache = calls[0], new_cache(self.model)
-        open_layers(cache, self._layout.stored, self._layers, [calls[group] for group, _ in self._places])
-        state_pages = self._state_pages
-        if state_pages is not None:
-            page_ids = self._pages_of_states(batch)[rows]
-            if starts[0]:
-                state_pages.load(cache, page_ids)
+        tables = [group.page_table[rows].to(self.device) for group in batch.groups]
+        at_a_time = num_new if self.can_continue or not starts[0] else 1
+        cache, states = new_cache(self.model), self._state_pages
+        for done in range(0, num_new, at_a_time):
+            so_far = [start + done for start in starts]
+            calls = [PagedCall(so_far, at_a_time, table, self._page_tokens) for table in tables]
+            open_layers(cache, self._layout.stored, self._layers, [calls[group] for group, _ in self._places])
+            if states is not None and starts[0] and not done:
+                states.load(cache, self._pages_of_states(batch)[rows])
+            scores = self._call(cache, calls[0], tokens[:, done : done + at_a_time])
+        if states is not None:
+            states.store(cache, self._pages_of_states(batch)[rows])
+        return scores
+
+    def _call(self, cache: DynamicCache, call: PagedCall, tokens: Tensor) -> Tensor:
+        """The scores of the last tokens, [sequences, vocabulary]."""
         arguments: dict[str, Any] = {self._layout.argument: cache}
-        if len(rows) > 1 and self._takes_mask:
+        if len(tokens) > 1 and self._takes_mask:
             arguments["attention_mask"] = call.mask
-        if len(rows) > 1 and self._takes_positions:
+        if len(tokens) > 1 and self._takes_positions:
             arguments["position_ids"] = call.positions
         if self._keeps_rows:
             arguments["logits_to_keep"] = 1
         logits: Tensor = self.model(input_ids=tokens, use_cache=True, **arguments).logits
-        if state_pages is not None:
-            state_pages.store(cache, page_ids)
         return logits[:, -1]
 
     def _pages_of_states(self, batch: StepBatch) -> Tensor:
         """[sequences, pages]"""
-        return batch.page_table[:, :1].to(self.device)
+        return batch.page_table[:, :1].to(self.device) if self.spec.kv.is_state_only else batch.state_pages

@@ -129,7 +129,7 @@ class PagedHybridWindowLayer(  # type: ignore[no-untyped-call, misc, override]
 def open_layers(
     cache: DynamicCache, stored: tuple[int | None, ...], pages: tuple[PageLayer, ...], calls: Sequence[PagedCall]
 ) -> None:
-    """Makes the layers of an empty cache read and write pages. `stored` is that of `CacheLayout`; `calls` say for each
+    """Makes the layers of a cache read and write pages. `stored` is that of `CacheLayout`; `calls` say for each
     stored layer where its page group has the sequences."""
     while len(cache.layers) < len(stored):
         cache.layers.append(DynamicLayer())  # type: ignore[no-untyped-call]
@@ -138,12 +138,12 @@ def open_layers(
         layer = cache.layers[at]
         if of_pages is None:
             continue
-        paged = _paged(layer)
-        paged.open(calls[of_pages], pages[of_pages])
-        cache.layers[at] = paged
+        if not isinstance(layer, _Paged):
+            layer = cache.layers[at] = _with_pages(layer)
+        layer.open(calls[of_pages], pages[of_pages])
 
 
-def _paged(layer: object) -> _Paged:
+def _with_pages(layer: object) -> _Paged:
     match layer:
         case LinearAttentionAndSlidingWindowAttentionLayer():
             return PagedHybridWindowLayer(layer.sliding_window, layer.number_of_states)

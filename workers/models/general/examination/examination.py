@@ -43,9 +43,9 @@ def examined(model_dir: Path, runs_code: bool) -> ModelDescription:
     _refuse_contradiction(keys)
     config = read_config(model_dir, trust)
     set_dequantization(config, model_dir)
-    spec = replace(describe(model_dir, trust), runs_code=trust)
     model = empty_model(config, torch.float32, "meta", trust)
     _refuse_keys_that_are_not_read(keys.section("text_config") or keys, model)
+    spec = replace(describe(model_dir, trust), runs_code=trust)
     tied: Any = getattr(model, "all_tied_weights_keys", None) or {}
     return ModelDescription(
         spec=spec,

@@ -16,7 +16,7 @@ from transformers.modeling_utils import LoadStateDictConfig
 from slipstream.workers.models.directory.json_keys import Keys, read_json
 from slipstream.workers.models.directory.model_config import CONFIG_FILE
 from slipstream.workers.models.directory.weight_files import WeightFiles, pickled_file_names
-from slipstream.workers.models.general.examination import needs_code
+from slipstream.workers.models.general.examination.examination import needs_code
 from slipstream.workers.models.general.pretrained import (
     empty_model,
     mismatched_sentence,

@@ -1,7 +1,9 @@
 """Describes a general model, in a process that is started for it (see `models.description.apart`), or in a worker.
 
-python -m slipstream.workers.models.general.examine describe DIRECTORY 0|1    1: code in the directory may be run
-python -m slipstream.workers.models.general.examine weights DIRECTORY 0|1
+    python -m slipstream.workers.models.general.examination.examine describe DIRECTORY 0
+    python -m slipstream.workers.models.general.examination.examine weights DIRECTORY 0
+
+With 1 in the place of 0, code in the directory may be run.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ MEMORY_BYTES = 24 << 30
 def found_in(model_dir: Path, runs_code: bool) -> Found:
     """The description of the model, in this process."""
     # Imported here, after `main` has set limits.
-    from slipstream.workers.models.general.examination import examined
+    from slipstream.workers.models.general.examination.examination import examined
 
     try:
         return Found(examined(model_dir, runs_code))
@@ -39,7 +41,7 @@ def describe(model_dir: Path, *, runs_code: bool) -> bytes:
 
 def weights(model_dir: Path, *, runs_code: bool) -> bytes:
     """What is wrong with the checkpoint, as a sentence with `DIRECTORY`; "" if nothing is."""
-    from slipstream.workers.models.general.weights_report import weights_problem
+    from slipstream.workers.models.general.examination.weights_report import weights_problem
 
     return (weights_problem(model_dir, runs_code) or "").replace(str(model_dir), DIRECTORY).encode()
 

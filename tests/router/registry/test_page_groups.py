@@ -1,0 +1,57 @@
+"""The router counts pages of workers whose layers have windows as these workers do themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.router.protocol.messages import Credits
+from slipstream.router.registry.capacity import can_ever_hold, decode_charge, fits_decode, prefill_charge, refusal
+from slipstream.router.registry.credits import Charge
+from slipstream.router.registry.worker_registry import WorkerState
+from tests.support.router.greetings import make_hello
+from tests.support.workers.engine_driver import make_limits
+
+
+def worker(group_pages: tuple[int, ...], **fields: int) -> WorkerState:
+    return WorkerState(make_hello(page_tokens=16, group_pages=group_pages, **fields), 0.0)
+
+
+def test_a_group_with_a_window_takes_no_more_than_its_window() -> None:
+    windowed = worker((0, 9))
+    assert [windowed.pages_for(num_tokens) for num_tokens in (1, 16, 160, 16000)] == [2, 2, 19, 1009]
+    assert decode_charge(windowed, 159, 0) == Charge(slots=1, pages=19)
+    assert prefill_charge(windowed, 16000) == Charge(pages=1009, tokens=16000)
+    assert worker(()).pages_for(16000) == 1000
+
+
+def test_a_worker_is_not_smaller_than_it_is() -> None:
+    windowed = worker((9,), num_pages=20, max_model_len=10_000)
+    assert can_ever_hold(windowed, 9_000)
+    assert (
+        refusal(10_000, [windowed]) == "a sequence of 10000 tokens leaves no room for output: at most 10000 tokens fit"
+    )
+    windowed.ledger.report(Credits(0, 1, 9, 100))
+    assert fits_decode(windowed, 9_000, 0)
+    windowed.ledger.report(Credits(0, 1, 8, 100))
+    assert not fits_decode(windowed, 9_000, 0)
+
+
+@given(
+    st.lists(st.integers(1, 300), max_size=3),
+    st.integers(0, 2),
+    st.integers(1, 100),
+    st.booleans(),
+    st.booleans(),
+    st.integers(1, 2000),
+)
+def test_router_and_worker_count_alike(
+    windows: list[int], num_full: int, max_step_tokens: int, holds: bool, reserves: bool, num_tokens: int
+) -> None:
+    groups = (*[None] * (num_full or not windows), *sorted(windows, reverse=True))
+    limits = make_limits(num_pages=10**6, page_tokens=16, max_step_tokens=max_step_tokens, windows=groups)
+    limits = replace(limits, holds_prompts=holds, reserves_output=reserves)
+    counted = worker(tuple(most or 0 for most in limits.most_blocks))
+    assert counted.pages_for(num_tokens) == limits.pages_for(num_tokens)

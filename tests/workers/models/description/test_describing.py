@@ -1,0 +1,151 @@
+"""Descriptions of general models: made once, here or in a process of their own, and never by code that is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slipstream.workers.models.description import apart
+from slipstream.workers.models.description.describing import describe, examine_apart
+from slipstream.workers.models.description.model_description import (
+    CodeNeededError,
+    CodeNotRunError,
+    Found,
+    ModelDescription,
+)
+from slipstream.workers.models.description.weights_check import check_general_weights
+from slipstream.workers.models.directory.json_keys import ModelError
+from slipstream.workers.models.directory.kv_spec import KvSpec
+from slipstream.workers.models.directory.model_config import ModelConfig
+from slipstream.workers.models.directory.model_spec import GeneralSpec
+from slipstream.workers.models.general.examination.examine import found_in
+from slipstream.workers.models.spec_reader import read_spec, why_not_native
+from tests.support.workers.custom_code import build_custom_code_model, processes_that_ran
+from tests.support.workers.general_models import build_general_model
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def phi3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_general_model("phi3", tmp_path_factory.mktemp("phi3"))
+
+
+def described() -> Found:
+    return Found(ModelDescription(GeneralSpec("Some", 8, 16, "float32", KvSpec.uniform(1, 8, (None,)))))
+
+
+def never(model_dir: Path, runs_code: bool) -> Found:
+    raise AssertionError(f"{model_dir} was examined once more ({runs_code})")
+
+
+def altered(model_dir: Path, copy: Path, **keys: object) -> Path:
+    """A copy with other keys in config.json; None removes one."""
+    shutil.copytree(model_dir, copy)
+    config = json.loads((copy / "config.json").read_text()) | keys
+    (copy / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    return copy
+
+
+def test_a_process_of_its_own_finds_what_this_one_finds_and_it_is_kept(phi3: Path) -> None:
+    found = describe(phi3, examine=examine_apart)
+    assert found == found_in(phi3, False).description
+    assert (found.spec.architecture, found.spec.vocab_size) == ("Phi3ForCausalLM", 203)
+    assert found.tensors["lm_head.weight"] == (203, 64)
+    assert describe(phi3, examine=never) == found
+    check_general_weights(phi3, found)  # asks no other process, as names and shapes are the model's own
+
+
+def test_another_config_is_another_model(phi3: Path, tmp_path: Path) -> None:
+    describe(phi3, examine=lambda model_dir, runs_code: described())
+    with pytest.raises(AssertionError, match="once more"):
+        describe(altered(phi3, tmp_path / "other", rms_norm_eps=0.5), examine=never)
+
+
+def test_a_refusal_names_the_directory_and_is_not_kept(phi3: Path) -> None:
+    with pytest.raises(ModelError, match=f"^{phi3}/config.json: needs a package$"):
+        describe(phi3, examine=lambda model_dir, runs_code: Found(refusal="{directory}/config.json: needs a package"))
+    assert describe(phi3, examine=lambda model_dir, runs_code: described()) == described().description
+
+
+def test_a_process_that_takes_too_long_is_ended(phi3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apart, "TIMEOUT_S", 0.1)
+    with pytest.raises(ModelError, match=r"phi3\w*: transformers has not described the model within 0.1 s"):
+        describe(phi3, examine=examine_apart)
+
+
+def test_code_in_the_directory_runs_only_where_it_may(tmp_path: Path) -> None:
+    model_dir = build_custom_code_model(tmp_path / "twisted")
+    with pytest.raises(CodeNeededError, match=r"config\.json: auto_map: 'twisted' .* trust_remote_code: true"):
+        read_spec(model_dir)
+    with pytest.raises(CodeNotRunError, match="twisted"):
+        read_spec(model_dir, code="elsewhere")
+    assert processes_that_ran(model_dir) == set()
+    spec = read_spec(model_dir, code="here")
+    assert isinstance(spec, GeneralSpec)
+    assert (spec.architecture, spec.runs_code) == ("TwistedForCausalLM", True)
+    assert processes_that_ran(model_dir) == {os.getpid()}
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act: only 'silu' is supported"),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
+            "rope_parameters.rope_type: 'dynamic' is not supported",
+        ),
+    ],
+)
+def test_a_family_that_does_not_compute_a_config_leaves_it_to_transformers(
+    keys: dict[str, object], why: str, tmp_path: Path, tiny_model_dir: Callable[[str], Path]
+) -> None:
+    model_dir = altered(tiny_model_dir("llama"), tmp_path / "altered", **keys)
+    assert isinstance(read_spec(model_dir), GeneralSpec)
+    assert why in (why_not_native(model_dir) or "")
+    with pytest.raises(ModelError, match=r"is (not )?supported") as caught:
+        read_spec(model_dir, "native")
+    assert why in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping: 30.0 is not supported: LlamaForCausalLM of"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5 is not supported: LlamaForCausalLM of"),
+        ({"architectures": ["Phi3ForCausalLM"]}, "model_type: 'llama' contradicts architectures: Phi3ForCausalLM"),
+        ({"architectures": None, "model_type": "unheard"}, "model_type: 'unheard' is not supported: transformers"),
+        ({"architectures": None, "model_type": None}, "model_type"),
+        ({"architectures": None, "model_type": "t5"}, "'t5' is not supported: transformers .* no such causal"),
+    ],
+)
+def test_what_neither_computes_is_refused(
+    keys: dict[str, object], expected: str, tmp_path: Path, tiny_model_dir: Callable[[str], Path]
+) -> None:
+    with pytest.raises(ModelError, match=rf"config.json: .*{expected}"):
+        read_spec(altered(tiny_model_dir("llama"), tmp_path / "altered", **keys))
+
+
+def test_a_native_family_whose_weights_are_pickled_is_left_to_transformers(
+    tmp_path: Path, tiny_model_dir: Callable[[str], Path]
+) -> None:
+    model_dir = altered(tiny_model_dir("llama_tied"), tmp_path / "pickled")
+    assert isinstance(read_spec(model_dir), ModelConfig)
+    (model_dir / "model.safetensors").rename(model_dir / "pytorch_model.bin")
+    assert isinstance(read_spec(model_dir), GeneralSpec)
+    with pytest.raises(ModelError, match=r"has its weights as pytorch_model\.bin"):
+        read_spec(model_dir, "native")
+
+
+def test_longrope_bounds_a_text_to_where_its_rotations_change(phi3: Path, tmp_path: Path) -> None:
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    keys = {"rope_parameters": rope, "original_max_position_embeddings": 128}
+    assert read_spec(altered(phi3, tmp_path / "long", **keys)).max_position_embeddings == 128
