@@ -20,7 +20,6 @@ from transformers.distributed.configuration_utils import DistributedConfig
 
 from slipstream.workers.models.directory.kv_spec import KvSpec
 from slipstream.workers.models.directory.rank_share import Rank
-from slipstream.workers.models.general.pretrained import decoder_config
 
 # Styles by which a dimension is dealt out that has to come out even, and how many parts lie side by side in it.
 EVEN_STYLES = {"colwise": (-2, 1), "rowwise": (-1, 1), "packed_colwise": (-2, 2), "packed_rowwise": (-1, 2)}
@@ -62,10 +61,10 @@ def divided_sizes(model: PreTrainedModel, kv: KvSpec) -> tuple[tuple[str, int], 
     return tuple(sizes)
 
 
-def distributed_config(config: PreTrainedConfig, tp: Rank) -> DistributedConfig:
-    """For `from_pretrained` on one rank of a group that is all of torch's process group. Experts are dealt out whole
-    where the model has a plan for that, else each of them in parts."""
-    has_expert_plan = bool(decoder_config(config).base_model_ep_plan)
+def distributed_config(decoder: PreTrainedConfig, tp: Rank) -> DistributedConfig:
+    """For `from_pretrained` on one rank of a group that is all of torch's process group; `decoder` is the configuration
+    of the text decoder. Experts are dealt out whole where the model has a plan for that, else each of them in parts."""
+    has_expert_plan = bool(decoder.base_model_ep_plan)
     return DistributedConfig(tp_size=tp.size, tp_plan="auto", ep_size=tp.size if has_expert_plan else 1)
 
 
