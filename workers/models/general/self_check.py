@@ -65,10 +65,10 @@ def check_against_eager(general: GeneralModel, page_tokens: int) -> None:
     expected = _own_scores(general, prompts)
     try:
         found = _paged_scores(general, prompts, page_tokens)
-    except Exception as error:  # whatever the model's own code makes of a cache or an attention function of ours
+    except Exception as failure:  # whatever the model's own code makes of a cache or an attention function of ours
         raise SelfCheckError(
-            f"{general.spec.architecture} cannot be served over pages: it does not run: {sentence(error)}"
-        ) from error
+            f"{general.spec.architecture} cannot be served over pages: it does not run: {sentence(failure)}"
+        ) from failure
     if general.tp.rank or found is None:
         return
     spread = (expected - expected.mean(-1, keepdim=True)).norm(dim=-1)
