@@ -272,6 +272,15 @@ def declare(library: ctypes.CDLL) -> None:
             None,
             [POINTER(PackedWeight), c_void_p, c_int32, c_void_p, c_int64, c_int32, c_int32, c_void_p, c_int64],
         ),
+        "norm_rows": (
+            None,
+            [c_int32, c_void_p, c_int64, c_void_p, c_float, c_void_p, c_int64, c_int32, c_int32],
+        ),
+        "rotate_rows": (
+            None,
+            [c_int32, c_void_p, c_int64, c_int64, c_int32, c_int32, c_void_p, c_void_p, c_int64, c_int32],
+        ),
+        "best_of_rows": (None, [c_void_p, c_int64, c_int32, c_int32, c_void_p, c_void_p]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, f"slipstream_{name}")

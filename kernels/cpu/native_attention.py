@@ -198,6 +198,51 @@ class NativeAttention:
         )
         return out
 
+    def write_joined(self, qkv: Tensor, pages: Tensor) -> None:
+        """`write` for keys and values in the rows of a joined projection: `qkv` [1, tokens, (heads + kv_heads) *
+        key_dim + kv_heads * value_dim] without gaps in a row, queries first, then keys, then values."""
+        form, stride = self.form, qkv.stride(1)
+        self._check_joined(qkv)
+        keys = qkv.data_ptr() + self._num_heads * form.key_dim * qkv.element_size()
+        values = keys + form.num_kv_heads * form.key_dim * qkv.element_size()
+        self._store(
+            self._handle,
+            keys,
+            stride,
+            form.key_dim,
+            values,
+            stride,
+            form.value_dim,
+            self._slots,
+            self._num_tokens,
+            pages.data_ptr(),
+        )
+
+    def attend_joined(self, qkv: Tensor, pages: Tensor, sinks: Tensor | None = None) -> Tensor:
+        """`attend` for the queries in such rows, after their keys and values are written: [1, tokens, heads,
+        value_dim]. `sinks` are float32 without gaps."""
+        form, heads = self.form, self._num_heads
+        out = qkv.new_empty((1, self._num_tokens, heads, form.value_dim))
+        self._run(
+            self._handle,
+            qkv.data_ptr(),
+            qkv.stride(1),
+            form.key_dim,
+            pages.data_ptr(),
+            None if sinks is None else sinks.data_ptr(),
+            out.data_ptr(),
+            heads * form.value_dim,
+        )
+        return out
+
+    def _check_joined(self, qkv: Tensor) -> None:
+        form = self.form
+        width = (self._num_heads + form.num_kv_heads) * form.key_dim + form.num_kv_heads * form.value_dim
+        if qkv.shape != (1, self._num_tokens, width) or qkv.dtype != form.dtype or qkv.stride(2) != 1:
+            raise ValueError(
+                f"qkv: must be [1, {self._num_tokens}, {width}] in {form.dtype}, got {list(qkv.shape)} in {qkv.dtype}"
+            )
+
     def _check(self, name: str, rows: Tensor, heads: int, width: int) -> None:
         if rows.shape != (self._num_tokens, heads, width) or rows.dtype != self.form.dtype or rows.stride(2) != 1:
             raise ValueError(

@@ -262,6 +262,9 @@ def _load_general(
     # Imported here, as transformers takes seconds, which native models do not need.
     from slipstream.workers.models.general.general_loader import load_general
 
+    library = native_library() if device.type == "cpu" and config.cpu_kernels == "auto" else None
+    if library is not None:
+        library.slipstream_set_num_threads(config.num_threads or _default_native_threads(tp))
     return load_general(
         model_dir,
         spec,
@@ -271,6 +274,7 @@ def _load_general(
         tp=tp,
         cache_dir=weight_cache_dir(config),
         files=files,
+        library=library,
     )
 
 

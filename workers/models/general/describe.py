@@ -21,6 +21,7 @@ from slipstream.workers.models.general.cached.cache_layout import (
     recorded_layout,
 )
 from slipstream.workers.models.general.call_recorder import CallRecorder, NoNumbersError
+from slipstream.workers.models.general.execution.tensor_parallel_plan import divided_sizes, why_no_tp
 from slipstream.workers.models.general.pretrained import (
     decoder_config,
     empty_model,
@@ -30,7 +31,6 @@ from slipstream.workers.models.general.pretrained import (
     takes,
 )
 from slipstream.workers.models.general.registered import register_attention, set_attention, unregister_attention
-from slipstream.workers.models.general.tensor_parallel_plan import divided_sizes, why_no_tp
 
 NUM_TOKENS = 4  # of the pass that is recorded
 

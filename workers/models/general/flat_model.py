@@ -41,11 +41,16 @@ class FlatModel:
         rows = batch.sample_indices
         # As indices: a number would make Gemma 4 leave out other tokens in the middle of the model.
         kept = rows if len(rows) else batch.positions.new_zeros(1)
-        options = {"logits_to_keep": kept} if self._keeps_rows else {}
         with self._attention.step(batch, kv, layer_done):
-            logits: Tensor = self.model(
-                input_ids=batch.token_ids[None], position_ids=batch.positions[None], use_cache=False, **options
-            ).logits[0]
+            logits = self.run(batch.token_ids, batch.positions, kept)
         if not len(rows) or self.tp.rank:
             return None
-        return (logits if self._keeps_rows else logits[rows])[:, : self.spec.vocab_size].float()
+        return logits[:, : self.spec.vocab_size].float()
+
+    def run(self, token_ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+        """Scores of `rows` of a flat batch, [n, vocab_size] of the model's output layer."""
+        options = {"logits_to_keep": rows} if self._keeps_rows else {}
+        logits: Tensor = self.model(
+            input_ids=token_ids[None], position_ids=positions[None], use_cache=False, **options
+        ).logits[0]
+        return logits if self._keeps_rows else logits[rows]

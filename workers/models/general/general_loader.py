@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from pathlib import Path
 
@@ -14,13 +15,24 @@ from slipstream.workers.models.directory.steady_files import SteadyFiles
 from slipstream.workers.models.general.cached.cache_layout import recorded_layout
 from slipstream.workers.models.general.cached.cached_model import CachedModel
 from slipstream.workers.models.general.describe import recorded_calls
+from slipstream.workers.models.general.execution.capture import NotCapturedError
+from slipstream.workers.models.general.execution.captured_model import captured
+from slipstream.workers.models.general.execution.tensor_parallel_plan import (
+    distributed_config,
+    expert_shares,
+    local_device,
+)
 from slipstream.workers.models.general.flat_attention import FlatAttention
 from slipstream.workers.models.general.flat_model import FlatModel
-from slipstream.workers.models.general.pretrained import load_pretrained, read_config
+from slipstream.workers.models.general.pretrained import decoder_config, load_pretrained, read_config
 from slipstream.workers.models.general.registered import set_attention
-from slipstream.workers.models.general.self_check import SelfCheckError, check_against_eager
+from slipstream.workers.models.general.self_check import (
+    SelfCheckError,
+    check_against_eager,
+    check_scores,
+    eager_scores,
+)
 from slipstream.workers.models.general.shared_weights import load_shared
-from slipstream.workers.models.general.tensor_parallel_plan import distributed_config, expert_shares, local_device
 from slipstream.workers.models.interface.model import Model
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
 
@@ -37,19 +49,20 @@ def load_general(
     tp: TensorParallel,
     cache_dir: Path | None = None,
     files: SteadyFiles | None = None,
+    library: ctypes.CDLL | None = None,
 ) -> Model:
     """`cache_dir` is where workers share weights that transformers converts, `files` those of the directory as they
-    were before anything was read. Raises ModelError, also if what would be computed over pages is not what the model
-    computes by itself."""
+    were before anything was read, `library` the native kernels, for models on the host. Raises ModelError, also if
+    what would be computed over pages is not what the model computes by itself."""
     if tp.size > 1:
-        return _flat(spec, _load_share(model_dir, spec, dtype, device, tp), page_tokens, tp)
+        return _flat(spec, _load_share(model_dir, spec, dtype, device, tp), page_tokens, tp, library)
     model = load_shared(model_dir, dtype, spec.runs_code, cache_dir if device.type == "cpu" else None, files)
     model.to(device)  # type: ignore[arg-type]
     if spec.mode == "cached":
         return _cached(model_dir, spec, model, page_tokens)
     before = model.config._attn_implementation
     try:
-        return _flat(spec, model, page_tokens, tp)
+        return _flat(spec, model, page_tokens, tp, library)
     except SelfCheckError as error:
         set_attention(model, before)
         try:
@@ -64,19 +77,34 @@ def _load_share(
     model_dir: Path, spec: GeneralSpec, dtype: torch.dtype, device: torch.device, tp: TensorParallel
 ) -> PreTrainedModel:
     """One rank's share of the model."""
-    plan = distributed_config(read_config(model_dir, spec.runs_code), tp)
+    config = distributed_config(decoder_config(read_config(model_dir, spec.runs_code)), tp)
     with local_device(device):
-        model = load_pretrained(model_dir, dtype, trust_remote_code=spec.runs_code, distributed_config=plan)
+        model = load_pretrained(model_dir, dtype, trust_remote_code=spec.runs_code, distributed_config=config)
     held, experts = expert_shares(model)
     if experts:
         log.info("rank %d of %d holds %d of %d experts", tp.rank, tp.size, held, experts)
     return model
 
 
-def _flat(spec: GeneralSpec, model: PreTrainedModel, page_tokens: int, tp: TensorParallel) -> FlatModel:
+def _flat(
+    spec: GeneralSpec, model: PreTrainedModel, page_tokens: int, tp: TensorParallel, library: ctypes.CDLL | None
+) -> Model:
+    """As a graph of native calls if that computes the same, else by the model's own modules."""
     calls = recorded_calls(model).on_rank(spec.kv, tp)
-    flat = FlatModel(spec, model, FlatAttention(calls, spec.kv.num_units // tp.size, page_tokens, tp), tp)
-    check_against_eager(flat, page_tokens)
+    expected = eager_scores(model, spec)
+    num_units = spec.kv.num_units // tp.size
+    attention = FlatAttention(calls, num_units, page_tokens, tp, library=library, dtype=model.dtype)
+    flat = FlatModel(spec, model, attention, tp)
+    if library is not None and tp.size == 1:
+        try:
+            graph, fused = captured(flat.run, spec, model.dtype, attention, library)
+            check_scores(graph, expected, page_tokens)
+        except (NotCapturedError, SelfCheckError) as error:
+            log.info("%s runs by its own modules: %s", spec.architecture, error)
+        else:
+            log.info("%s runs as a graph of native calls: %s", spec.architecture, fused)
+            return graph
+    check_scores(flat, expected, page_tokens)
     return flat
 
 

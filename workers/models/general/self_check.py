@@ -35,12 +35,17 @@ class SelfCheckError(ModelError):
 
 
 class GeneralModel(Model, Protocol):
-    """A `Model` made of one of transformers."""
+    """A `Model` made from one of transformers."""
 
     spec: GeneralSpec
-    model: PreTrainedModel
     device: torch.device
     tp: TensorParallel
+
+
+class ModuleModel(GeneralModel, Protocol):
+    """One that computes with the modules of transformers."""
+
+    model: PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +60,19 @@ class _Prompt:
         return list(pairwise(bounds))
 
 
-def check_against_eager(general: GeneralModel, page_tokens: int) -> None:
+def check_against_eager(general: ModuleModel, page_tokens: int) -> None:
     """Computes a few sequences in chunks over pages, and each by itself with the model's own attention, and compares
     the scores. Raises SelfCheckError."""
-    vocab_size = general.spec.vocab_size
-    prompts = [
-        _Prompt(tuple((7 * at + 3 * number + 5) % vocab_size for at in range(length)))
-        for number, length in enumerate(LENGTHS)
-    ]
+    check_scores(general, eager_scores(general.model, general.spec), page_tokens)
+
+
+def check_scores(general: GeneralModel, expected: Tensor, page_tokens: int) -> None:
+    """Compares scores over pages with `eager_scores` of the model that `general` was made from. Raises
+    SelfCheckError."""
     try:
-        expected = _own_scores(general, prompts)
-        found = _paged_scores(general, prompts, page_tokens)
+        found = _paged_scores(general, _prompts(general.spec), page_tokens)
     except Exception as failure:  # whatever the model's class raises
-        raise SelfCheckError(
-            f"{general.spec.architecture} cannot be served over pages: it does not run: {sentence(failure)}"
-        ) from failure
+        raise _does_not_run(general.spec, failure) from failure
     if general.tp.rank or found is None:
         return
     spread = (expected - expected.mean(-1, keepdim=True)).norm(dim=-1)
@@ -83,18 +86,33 @@ def check_against_eager(general: GeneralModel, page_tokens: int) -> None:
         )
 
 
+def _does_not_run(spec: GeneralSpec, failure: Exception) -> SelfCheckError:
+    return SelfCheckError(f"{spec.architecture} cannot be served over pages: it does not run: {sentence(failure)}")
+
+
+def _prompts(spec: GeneralSpec) -> list[_Prompt]:
+    return [
+        _Prompt(tuple((7 * at + 3 * number + 5) % spec.vocab_size for at in range(length)))
+        for number, length in enumerate(LENGTHS)
+    ]
+
+
 @torch.inference_mode()
-def _own_scores(general: GeneralModel, prompts: list[_Prompt]) -> Tensor:
-    """[tokens at the ends of chunks, vocab_size] with the model's own attention, each sequence by itself."""
+def eager_scores(model: PreTrainedModel, spec: GeneralSpec) -> Tensor:
+    """[tokens at the ends of chunks, vocab_size] with the model's own attention, each sequence by itself. Raises
+    SelfCheckError if the model does not run."""
     rows = []
-    with attention_of(general.model, "eager"):
-        for prompt in prompts:
-            tokens = torch.tensor([prompt.tokens], device=general.device)
-            positions = torch.arange(len(prompt.tokens), device=general.device)[None]
-            options = {"position_ids": positions} if takes(general.model, "position_ids") else {}
-            scores = general.model(input_ids=tokens, use_cache=False, **options).logits[0]
-            rows.append(scores[[end - 1 for _, end in prompt.chunks]])
-    return torch.cat(rows)[:, : general.spec.vocab_size].float()
+    try:
+        with attention_of(model, "eager"):
+            for prompt in _prompts(spec):
+                tokens = torch.tensor([prompt.tokens], device=model.device)
+                positions = torch.arange(len(prompt.tokens), device=model.device)[None]
+                options = {"position_ids": positions} if takes(model, "position_ids") else {}
+                scores = model(input_ids=tokens, use_cache=False, **options).logits[0]
+                rows.append(scores[[end - 1 for _, end in prompt.chunks]])
+    except Exception as failure:  # whatever the model's class raises
+        raise _does_not_run(spec, failure) from failure
+    return torch.cat(rows)[:, : spec.vocab_size].float()
 
 
 def _paged_scores(general: GeneralModel, prompts: list[_Prompt], page_tokens: int) -> Tensor | None:

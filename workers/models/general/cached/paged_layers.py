@@ -93,7 +93,8 @@ class _Paged(CacheLayerMixin):  # type: ignore[no-untyped-call]
         new = call.slots_from(call.num_before).flatten()
         self.pages.write(key_states.transpose(1, 2).flatten(0, 1), value_states.transpose(1, 2).flatten(0, 1), new)
         self.is_updated = True
-        return self.pages.read(call.slots_from(self._first_column))
+        keys, values = self.pages.read(call.slots_from(self._first_column))
+        return keys.contiguous(), values.contiguous()  # as the library's own: some models view them in other shapes
 
     def get_seq_length(self) -> int:
         return self.call.num_columns if self.is_updated else self.call.num_before

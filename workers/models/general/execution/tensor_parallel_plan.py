@@ -20,15 +20,26 @@ from transformers.distributed.configuration_utils import DistributedConfig
 
 from slipstream.workers.models.directory.kv_spec import KvSpec
 from slipstream.workers.models.directory.rank_share import Rank
-from slipstream.workers.models.general.pretrained import decoder_config
 
 # Styles by which a dimension is dealt out that has to come out even, and how many parts lie side by side in it.
 EVEN_STYLES = {"colwise": (-2, 1), "rowwise": (-1, 1), "packed_colwise": (-2, 2), "packed_rowwise": (-1, 2)}
 WHOLE_EXPERTS = "grouped_gemm"  # the style of parameters that are dealt out by experts
 
+# Plans with which several ranks do not compute what one does. The self-check does not see it: all that a rank has to
+# compare with is dealt out by the same plan. `scripts/architectures` compares with the whole model.
+WRONG_PLANS = {
+    **dict.fromkeys(
+        ("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"),
+        "its sparse activation looks at all outputs of a product that the plan of transformers deals out",
+    ),
+    "HrmTextForCausalLM": "with the plan of transformers ranks do not compute what one computes alone",
+}
+
 
 def why_no_tp(model: PreTrainedModel) -> str | None:
     """Why a model cannot be dealt out to several ranks; None: it can. A plan for the vocabulary alone is none."""
+    if type(model).__name__ in WRONG_PLANS:
+        return WRONG_PLANS[type(model).__name__]
     if any("*" in rule for rule in (*model.tp_plan, *model.ep_plan)):
         return None
     return f"transformers has no tensor-parallel plan for {type(model).__name__}"
@@ -50,10 +61,10 @@ def divided_sizes(model: PreTrainedModel, kv: KvSpec) -> tuple[tuple[str, int], 
     return tuple(sizes)
 
 
-def distributed_config(config: PreTrainedConfig, tp: Rank) -> DistributedConfig:
-    """For `from_pretrained` on one rank of a group that is all of torch's process group. Experts are dealt out whole
-    where the model has a plan for that, else each of them in parts."""
-    has_expert_plan = bool(decoder_config(config).base_model_ep_plan)
+def distributed_config(decoder: PreTrainedConfig, tp: Rank) -> DistributedConfig:
+    """For `from_pretrained` on one rank of a group that is all of torch's process group; `decoder` is the configuration
+    of the text decoder. Experts are dealt out whole where the model has a plan for that, else each of them in parts."""
+    has_expert_plan = bool(decoder.base_model_ep_plan)
     return DistributedConfig(tp_size=tp.size, tp_plan="auto", ep_size=tp.size if has_expert_plan else 1)
 
 
