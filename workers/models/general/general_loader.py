@@ -28,7 +28,6 @@ from slipstream.workers.models.general.pretrained import decoder_config, load_pr
 from slipstream.workers.models.general.registered import set_attention
 from slipstream.workers.models.general.self_check import (
     SelfCheckError,
-    check_against_eager,
     check_scores,
     eager_scores,
 )
@@ -112,13 +111,14 @@ def _cached(model_dir: Path, spec: GeneralSpec, model: PreTrainedModel, page_tok
     layout = recorded_layout(model)
     if layout.kv_spec != spec.kv:
         raise ModelError(f"{model_dir}: the loaded model keeps something else than its configuration says")
+    expected = eager_scores(model, spec)
     cached = CachedModel(spec, model, layout, page_tokens)
     ways = [(True, True), (False, True)]
     if layout.states:
         ways += [(True, False), (False, False)]
     for cached.can_batch, cached.can_continue in ways:
         try:
-            check_against_eager(cached, page_tokens)
+            check_scores(cached, expected, page_tokens)
             break
         except SelfCheckError as error:
             failure = error

@@ -21,8 +21,7 @@ from slipstream.workers.engine.plan.step_plan import PageSend, SendProgress
 from slipstream.workers.models.directory.model_spec import GeneralSpec
 from slipstream.workers.models.general import general_loader
 from slipstream.workers.models.general.cached.cached_model import CachedModel
-from slipstream.workers.models.general.flat_model import FlatModel
-from slipstream.workers.models.general.self_check import SelfCheckError, check_against_eager
+from slipstream.workers.models.general.self_check import GeneralModel, SelfCheckError, check_scores
 from slipstream.workers.models.spec_reader import read_spec
 from tests.support.workers.engine_driver import make_request, make_ticket, owned, tokens_of
 
@@ -160,12 +159,12 @@ def test_a_class_that_fails_the_self_check_as_a_flat_batch_runs_with_a_cache(
 ) -> None:
     model_dir, prompts, follows = made("gpt2")
 
-    def check(general: FlatModel | CachedModel, page_tokens: int) -> None:
-        if isinstance(general, FlatModel):
+    def check(general: GeneralModel, expected: Tensor, page_tokens: int) -> None:
+        if not isinstance(general, CachedModel):
             raise SelfCheckError("its scores would be off")
-        check_against_eager(general, page_tokens)
+        check_scores(general, expected, page_tokens)
 
-    monkeypatch.setattr(general_loader, "check_against_eager", check)
+    monkeypatch.setattr(general_loader, "check_scores", check)
     engine, runner = _engine(model_dir)
     assert isinstance(runner.model, CachedModel)
     assert tokens_of(engine, _request("r", prompts[0])) == follows[:1]
