@@ -33,6 +33,8 @@ SLOW_FILES = (
     "workers/mock/test_router_killed.py",
     "faults/test_campaign.py",
     "scripts/test_gpu_check.py",
+    "scripts/test_architectures.py",
+    "scripts/test_architectures_check.py",
     "cluster/planner/test_closed_loop.py",
     "kv_transfer/transports/test_transfer_processes.py",
     "workers/test_worker_failures.py",

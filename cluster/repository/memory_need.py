@@ -27,7 +27,7 @@ from slipstream.workers.models.spec_reader import read_spec
 MIB = 2**20
 PROCESS_MIB = 240  # what a worker of the demo model takes beside weights and pages: Python and PyTorch
 CODE_BYTES = {"fp8": 1.0, "int8": 1.0, "int4": 0.5}  # of a weight, without its part of the scales
-MXFP4_BYTES = 17 / 32  # of a weight, with its part of the scales
+MXFP4_BYTES = 17 / 32  # of an expert's weight, and such are nearly all, with its part of the scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +100,7 @@ def _kept_share(model: ModelSpec, engine: EngineConfig) -> float:
     """Which part of the bytes of the checkpoint an engine keeps at least."""
     if isinstance(model, ModelConfig) and model.quantization is not None:
         return 1.0
-    if (
-        isinstance(model, ModelConfig) and model.moe is not None and model.moe.is_mxfp4
-    ):  # nearly all of a checkpoint of experts
+    if isinstance(model, ModelConfig) and model.moe is not None and model.moe.is_mxfp4:
         return ITEM_BYTES[model.dtype if engine.dtype == "auto" else engine.dtype] / MXFP4_BYTES
     kept = CODE_BYTES.get(engine.quantization) or ITEM_BYTES[model.dtype if engine.dtype == "auto" else engine.dtype]
     return kept / ITEM_BYTES[model.dtype]

@@ -13,7 +13,7 @@ from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.pool_config import PoolConfig
 from slipstream.cluster.config.settings_file import Key
 from slipstream.router.model_files.sampling_defaults import GenerationConfigError, SamplingDefaults
-from slipstream.router.text.conversion import VOCABULARIES
+from slipstream.router.text.conversion import VOCABULARIES, why_code_is_needed
 from slipstream.router.text.unknown_tokens import unknown_tokens, warning_about
 from slipstream.workers.engine.limits.engine_errors import EngineConfigError
 from slipstream.workers.engine.limits.general_settings import not_general
@@ -53,7 +53,7 @@ def check_model_dir(model_dir: Path, impl: ModelImpl = "auto", code: RemoteCode 
     except ModelError as error:
         return str(error)
     if not any((model_dir / name).exists() for name in (TOKENIZER_FILE, *VOCABULARIES)):
-        return f"no {TOKENIZER_FILE} in {model_dir}"
+        return why_code_is_needed(model_dir) or f"no {TOKENIZER_FILE} in {model_dir}"
     return None
 
 

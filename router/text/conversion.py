@@ -55,6 +55,8 @@ def converted(directory: Path) -> Converted:
     """Raises FileNotFoundError if there is nothing to convert, and ValueError with a sentence if it cannot be done."""
     found = [name for name in VOCABULARIES if (directory / name).is_file()]
     if not found:
+        if (refusal := why_code_is_needed(directory)) is not None:
+            raise FileNotFoundError(refusal)
         others = ", ".join(VOCABULARIES)
         raise FileNotFoundError(
             f"{directory / 'tokenizer.json'} is missing, and so is what it could be made of: {others}"
@@ -77,6 +79,20 @@ def converted(directory: Path) -> Converted:
             json.dump(made, file)
         os.replace(file.name, path)
     return made
+
+
+def why_code_is_needed(directory: Path) -> str | None:
+    """A sentence if the tokenizer is code in the directory, which is not run whatever `trust_remote_code` says."""
+    path = directory / "tokenizer_config.json"
+    try:
+        code = json.loads(path.read_bytes()).get("auto_map", {}).get("AutoTokenizer")
+    except (OSError, ValueError, AttributeError):
+        return None
+    if not code:
+        return None
+    return (
+        f"{path}: auto_map.AutoTokenizer: a tokenizer that is code, {code}, is not supported; save its tokenizer.json"
+    )
 
 
 def check_packages(path: Path) -> None:

@@ -21,7 +21,7 @@ from .reference import Reference
 from .row import ModelPath, Result, Row
 from .tiny_config import model_types
 from .tiny_model import build
-from .variants import NEED_PAIR, VARIANTS, DiffersError, Setting, engine_config
+from .variants import NEED_PAIR, VARIANTS, DiffersError, NotServedError, Setting, engine_config
 
 MAX_TEXT = 400
 
@@ -54,11 +54,14 @@ def _check(row: Row, folder: Path, variants: Sequence[str], model_impl: str, pai
         return
     row.strength, row.is_strong = built.strength.as_json(), built.strength.is_strong
     row.num_parameters, row.trial = built.num_parameters, built.trial
+    reference = built.reference
     try:
-        row.unsure = built.reference.inconsistency()
+        row.unsure = reference.inconsistency()
+        if row.unsure:
+            reference = reference.without_cache()
     except Exception as error:
         row.unsure = in_short(error)
-    _serve(row, folder, variants, model_impl, pair, built.reference)
+    _serve(row, folder, variants, model_impl, pair, reference)
 
 
 def _serve(
@@ -96,6 +99,8 @@ def _try(name: str, setting: Setting) -> Result:
         VARIANTS[name](setting)
     except DiffersError as error:
         return Result("differs", cut(str(error)))
+    except NotServedError as error:
+        return Result("refused", str(error))
     except Exception as error:
         return Result("failed", in_short(error))
     return Result("equal")

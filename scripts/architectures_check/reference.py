@@ -19,8 +19,9 @@ NOISE = 2e-3  # of a log-probability: more than the order of sums can do in a ti
 class Reference:
     """`tokens` are those generated for each prompt."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, use_cache: bool = True) -> None:
         self._model: Any = model
+        self._use_cache = use_cache
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self.prompts = make_prompts()
         self.tokens = [self.generate(prompt) for prompt in self.prompts]
@@ -32,6 +33,11 @@ class Reference:
 
     def generate(self, prompt: list[int], num_tokens: int = NUM_NEW_TOKENS) -> list[int]:
         """Greedy; end tokens do not end it."""
+        if not self._use_cache:
+            tokens: list[int] = []
+            for _ in range(num_tokens):
+                tokens.append(int(self.scores(prompt, [*tokens, 0])[-1].argmax()))
+            return tokens
         with torch.inference_mode():
             output = self._model.generate(
                 torch.tensor([prompt]),
@@ -42,8 +48,12 @@ class Reference:
                 pad_token_id=0,
                 use_cache=True,
             )
-        tokens: list[int] = output[0, len(prompt) :].tolist()
-        return tokens
+        generated: list[int] = output[0, len(prompt) :].tolist()
+        return generated
+
+    def without_cache(self) -> Reference:
+        """Of the same model: all that is known of a sequence is computed anew for each token."""
+        return Reference(self._model, use_cache=False)
 
     def scores(self, prompt: list[int], tokens: list[int]) -> Tensor:
         """Logits at each of the tokens after a prompt, computed in one pass without a cache, [tokens, vocabulary]."""
@@ -55,8 +65,8 @@ class Reference:
         return logits
 
     def inconsistency(self) -> str:
-        """How generating with a cache differs from one pass without; empty if it does not. A model of which that is
-        so has no one right answer."""
+        """How generating with a cache differs from one pass without; empty if it does not. Then
+        the cache of the library is at fault."""
         for number, (prompt, tokens) in enumerate(zip(self.prompts, self.tokens, strict=True)):
             scores = self.scores(prompt, tokens)
             best = scores.max(-1).values

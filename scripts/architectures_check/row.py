@@ -22,8 +22,8 @@ class Result:
 @dataclass(slots=True)
 class Row:
     """`not_built` says why no tiny model could be made, `refused` why the engine does not serve it. `unsure` says how
-    the reference contradicts itself. `strength` are the figures of `strength.Strength`, `trial` says which of
-    `tiny_weights.TRIALS` were drawn."""
+    the reference contradicts itself with its cache; then it is the one without. `strength` are the figures of
+    `strength.Strength`, `trial` says which of `tiny_weights.TRIALS` were drawn."""
 
     model_type: str
     architecture: str

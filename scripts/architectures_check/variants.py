@@ -34,6 +34,10 @@ class DiffersError(Exception):
     """The outcome is not what it must be; the text says how."""
 
 
+class NotServedError(Exception):
+    """The engine does not do this with such a model; the text says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What the variants share. `local` and `other` are ranks of their own, each with a pool; `pair` are two ranks."""
@@ -125,12 +129,16 @@ def cached(setting: Setting) -> None:
     before = engine.stats().total_prefix_hit_tokens
     setting.generate(engine, "b")
     hits = engine.stats().total_prefix_hit_tokens - before
+    if not hits and setting.spec.kv.state_bytes:
+        raise NotServedError("its layers keep states, which are not kept for the prefix cache")
     if not hits:
         raise DiffersError("no token was found in the prefix cache")
 
 
 def preempted(setting: Setting) -> None:
     """With too few pages for all, so that sequences lose theirs and begin again: how few depends on the windows."""
+    if not setting.spec.kv.layers:
+        raise NotServedError("its sequences take no more pages as they grow, so none is ever preempted")
     for max_step_tokens in (256, 2 * PAGE_TOKENS):
         config = engine_config(setting.config.model_impl, max_step_tokens=max_step_tokens)
         for_one = page_demand(setting.spec, config).pages_for(MAX_MODEL_LEN)

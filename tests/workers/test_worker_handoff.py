@@ -268,3 +268,29 @@ def test_a_worker_that_may_only_use_ucx_gets_the_same_tokens_from_a_pool_of_its_
         here = request("here", prompt(100), max_tokens=NUM_TOKENS, salt="here")
         decode.generate(here)
         assert tokens_of([*first, *rest]) == tokens_of(decode.wait_chunks(here.request_id, NUM_TOKENS))
+
+
+def test_of_layers_with_windows_only_what_will_be_seen_is_sent(
+    tiny_model_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """One layer in three sees all keys, the others 24: page groups, over two ranks and one."""
+    model_dir = tiny_model_dir("qwen2_windowed")
+    with ScriptedRouter() as router, ExitStack() as stack:
+        stack.enter_context(WorkerProcess(tmp_path, "d", "decode", model_dir, router.port))
+        stack.enter_context(WorkerProcess(tmp_path, "p2", "prefill", model_dir, router.port, tp=2))
+        decode, prefill = router.connection("d"), router.connection("p2")
+        assert decode.hello.group_pages == (0, 9, 9)  # a window and a step of 96 tokens, in pages of 16
+        assert prefill.hello.group_pages == (0, 0, 0)
+        for num_tokens in (15, 40, 333):
+            apart = request(
+                f"apart-{num_tokens}", prompt(num_tokens), max_tokens=NUM_TOKENS, salt=f"apart-{num_tokens}"
+            )
+            tokens, handed_off = hand_off(prefill, decode, apart)
+            here = request(f"here-{num_tokens}", prompt(num_tokens), max_tokens=NUM_TOKENS, salt=f"here-{num_tokens}")
+            assert tokens == generate(decode, here)
+            num_blocks = -(-num_tokens // PAGE_TOKENS)
+            first_seen = max(0, num_tokens - 23) // PAGE_TOKENS
+            page_bytes = 4 * 2 * PAGE_TOKENS * 16 * 4  # KV heads, K and V, tokens, head_dim, float32; of one layer
+            assert handed_off.num_bytes == (num_blocks + 2 * (num_blocks - first_seen)) * page_bytes
+        decode.wait_all_free()
+        prefill.wait_all_free()

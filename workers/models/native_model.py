@@ -161,6 +161,7 @@ class NativeModel:
         self.of_pages = of_pages
         self.weights = weights  # programs point into them
         self._page_tokens: int = shape.page_tokens
+        self._num_more_groups = len(config.kv.page_groups.windows) - 1  # behind the first
         self._library = library
         self._record = record
         self._reductions = tuple(stop for stop in record.stops if stop.reduced is not None)
@@ -279,6 +280,10 @@ class NativeModel:
             raise ValueError(
                 f"kv: must be contiguous pages of {self._page_tokens} tokens in {self.of_pages}, "
                 f"got {list(kv.shape)} in {kv.dtype}"
+            )
+        if len(arrays.groups) != self._num_more_groups:
+            raise ValueError(
+                f"arrays: pages of {len(arrays.groups) + 1} groups, the model has {self._num_more_groups + 1}"
             )
         self._make_room(arrays.num_tokens, len(arrays.sample_rows))
         step.num_tokens, step.num_seqs, step.num_samples = arrays.num_tokens, arrays.num_seqs, len(arrays.sample_rows)

@@ -42,7 +42,8 @@ SPECS = {
 }
 POOL_MIB = 8
 WINDOW = 128
-NUM_REQUESTS, NUM_PROMPT, NUM_OUTPUT = 48, 600, 200
+NUM_ROUNDS = 1
+NUM_REQUESTS, NUM_PROMPT, NUM_OUTPUT = 24, 600, 100
 
 
 class NoModel:
@@ -114,7 +115,7 @@ def measure_throughput() -> None:
         print("| pages hold | output tokens a second | running at the most | preemptions |")
         print("| --- | ---: | ---: | ---: |")
         rounds: dict[str, list[tuple[float, int, int]]] = {"all layers": [], "a group": []}
-        for _ in range(3):
+        for _ in range(NUM_ROUNDS):
             for what, taken in rounds.items():
                 taken.append(throughput(Path(folder), has_groups=what == "a group"))
         for what, taken in rounds.items():

@@ -125,6 +125,9 @@ def test_files_that_are_cut_off_or_missing_are_named(copy: Path) -> None:
 def test_a_model_without_a_tokenizer_is_refused(copy: Path) -> None:
     (copy / "tokenizer.json").unlink()
     assert check_model_dir(copy) == f"no tokenizer.json in {copy}"
+    code = {"auto_map": {"AutoTokenizer": ["tokenization_own.OwnTokenizer", None]}}
+    (copy / "tokenizer_config.json").write_text(json.dumps(code))
+    assert "auto_map.AutoTokenizer: a tokenizer that is code, " in (check_model_dir(copy) or "")
 
 
 @pytest.mark.parametrize(

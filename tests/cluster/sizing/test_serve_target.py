@@ -137,9 +137,9 @@ def test_a_model_without_weights_is_refused(tmp_path: Path) -> None:
 
 def test_an_architecture_that_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:
     model = model_in(tmp_path / "m")
-    config = json.loads((model / "config.json").read_text()) | {"architectures": ["MixtralForCausalLM"]}
+    config = json.loads((model / "config.json").read_text()) | {"architectures": ["OtherLM"], "model_type": "other"}
     (model / "config.json").write_text(json.dumps(config))
-    assert "architectures: 'MixtralForCausalLM' is not supported" in problem_of(model)
+    assert "config.json: model_type: 'other' is not supported: transformers" in problem_of(model)
 
 
 def test_a_model_that_does_not_fit_is_refused_with_its_path(monkeypatch: pytest.MonkeyPatch) -> None:

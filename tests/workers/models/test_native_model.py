@@ -41,7 +41,7 @@ def load(request: pytest.FixtureRequest) -> Callable[..., NativeModel]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma3"])
 def test_a_token_gives_the_same_bits_alone_in_a_batch_and_in_a_chunk(
     family: str, dtype: torch.dtype, load: Callable[..., NativeModel], tiny_model_dir: Callable[[str], Path]
 ) -> None:
@@ -92,22 +92,24 @@ def test_greedy_tokens_are_the_best_of_the_logits(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma3"])
 def test_scores_of_sampled_rows_are_those_of_the_whole_step(
     family: str, dtype: torch.dtype, load: Callable[..., NativeModel], tiny_model_dir: Callable[[str], Path]
 ) -> None:
     model = load(tiny_model_dir(family), dtype)
+    num_groups = len(model.config.kv.page_groups.windows)
 
     def part(sequence: int, start: int, count: int, samples: bool) -> SequenceSlice:
         pages = np.arange(10 * sequence, 10 * sequence + -(-(start + count) // PAGE_TOKENS), dtype=np.int32)
-        return SequenceSlice(start, tuple(tokens(start + sequence, count)), pages.tobytes(), samples)
+        more = tuple((pages + 40 * group).tobytes() for group in range(1, num_groups))
+        return SequenceSlice(start, tuple(tokens(start + sequence, count)), pages.tobytes(), samples, more)
 
     first = [part(sequence, 0, 30, sequence == 2) for sequence in range(4)]
     # One that decodes, chunks that end a prompt and one that does not.
     second = [part(2, 30, 1, True), part(0, 30, 40, True), part(1, 30, 20, False), part(3, 30, 7, True)]
     found: list[list[torch.Tensor]] = []
     for in_one_go in (True, False):
-        kv = torch.zeros(kv_shape(model.config, model.tp, 40, PAGE_TOKENS), dtype=dtype)
+        kv = torch.zeros(kv_shape(model.config, model.tp, 40 * num_groups, PAGE_TOKENS), dtype=dtype)
         results = []
         for slices in (first, second):
             batch = StepBatch.build(slices, PAGE_TOKENS)
@@ -180,3 +182,13 @@ def test_half_precision_of_another_kind_is_left_to_torch(tiny_model_dir: Callabl
     config = ModelConfig.read(tiny_model_dir("llama"))
     assert [is_native(config, dtype) for dtype in (*DTYPES, torch.float16)] == [True, True, False]
     assert not is_native(dataclasses.replace(config, head_dim=20), torch.float32)
+
+
+def test_a_step_without_the_pages_of_all_groups_is_refused(
+    load: Callable[..., NativeModel], tiny_model_dir: Callable[[str], Path]
+) -> None:
+    model = load(tiny_model_dir("gemma3"), torch.float32)
+    kv = torch.zeros(kv_shape(model.config, model.tp, 8, PAGE_TOKENS))
+    batch = StepBatch.build([SequenceSlice(0, (1, 2), np.zeros(1, np.int32).tobytes(), True)], PAGE_TOKENS)
+    with pytest.raises(ValueError, match="pages of 1 groups, the model has"):
+        model.forward(batch, kv)

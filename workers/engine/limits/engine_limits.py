@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from slipstream.workers.engine.limits.engine_errors import EngineConfigError
 from slipstream.workers.engine.limits.page_demand import PageDemand
 
-MAX_TOKEN_PLACES = 2**31 - 1  # places of tokens in a pool are int32 numbers
-
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
@@ -50,11 +48,6 @@ class EngineLimits:
             raise EngineConfigError(
                 f"max_model_len {self.max_model_len} needs {self.pages_for(self.max_model_len)} pages of "
                 f"{self.page_tokens} tokens, the pool has num_pages {self.num_pages}"
-            )
-        if self.num_pages * self.page_tokens > MAX_TOKEN_PLACES:
-            raise EngineConfigError(
-                f"num_pages {self.num_pages} of {self.page_tokens} tokens are more places than {MAX_TOKEN_PLACES}: "
-                f"set fewer pages"
             )
 
     @property

@@ -11,6 +11,7 @@ from slipstream.workers.models.directory.rank_share import Rank
 
 ITEM_BYTES: dict[DtypeName, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 CODE_SCALE_BYTES = 4  # of a token and head in eight bits; see `pages.quantized_kv`
+MAX_TOKEN_PLACES = 2**31 - 1  # places of tokens in a pool are int32 numbers
 MIN_MODEL_LEN = 2  # a token of prompt and one of output
 
 
@@ -103,6 +104,9 @@ def longest_sequence(
     """`max_model_len`, or without it what the model allows and the pool holds. `source` is the setting that the pool
     follows from, if that is not the engine's own. `holds_prompts`: in a prefill worker. Raises EngineConfigError."""
     source = source or pool_source(config)
+    if model.kv.is_state_only and num_pages * page_tokens(model, config) > MAX_TOKEN_PLACES:
+        most = MAX_TOKEN_PLACES // page_tokens(model, config)
+        raise EngineConfigError(f"{source} makes {num_pages} pages, of which each holds a sequence; set {most} at most")
     demand, longest = page_demand(model, config, holds_prompts=holds_prompts), config.max_model_len
     num_tokens = demand.most_tokens(num_pages, model.max_position_embeddings)
     if longest is None:

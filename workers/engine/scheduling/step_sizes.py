@@ -105,5 +105,5 @@ class StepSizes:
             if room_s >= of_seq_s > 0.0:
                 wanted = min(room_s / of_seq_s, most)
         wanted = max(min(wanted, max(GROWTH * self._most_seen_seqs, FIRST_NUM_SEQS)), 1.0)
-        if not math.isclose(wanted, self.max_num_seqs, rel_tol=HYSTERESIS):
+        if wanted == most or not math.isclose(wanted, self.max_num_seqs, rel_tol=HYSTERESIS):
             self.max_num_seqs = min(int(wanted), most)

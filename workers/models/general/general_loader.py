@@ -26,6 +26,7 @@ from slipstream.workers.models.general.execution.tensor_parallel_plan import (
 from slipstream.workers.models.general.flat_attention import FlatAttention
 from slipstream.workers.models.general.flat_model import FlatModel
 from slipstream.workers.models.general.pretrained import decoder_config, load_pretrained, read_config
+from slipstream.workers.models.general.registered import set_attention
 from slipstream.workers.models.general.self_check import (
     SelfCheckError,
     check_against_eager,
@@ -60,7 +61,17 @@ def load_general(
     model.to(device)  # type: ignore[arg-type]
     if spec.mode == "cached":
         return _cached(model_dir, spec, model, page_tokens)
-    return _flat(spec, model, page_tokens, tp, library)
+    before = model.config._attn_implementation
+    try:
+        return _flat(spec, model, page_tokens, tp, library)
+    except SelfCheckError as error:
+        set_attention(model, before)
+        try:
+            cached = _cached(model_dir, spec, model, page_tokens)
+        except ModelError:
+            raise error from None
+        log.info("%s runs with a cache over pages; as one flat batch, %s", spec.architecture, error)
+        return cached
 
 
 def _load_share(

@@ -21,8 +21,7 @@ def set_dequantization(config: PreTrainedConfig, model_dir: Path) -> None:
     if stored is None:
         return
     method = stored.get("quant_method") if isinstance(stored, dict) else None
-    form = AUTO_QUANTIZATION_CONFIG_MAPPING.get(str(method))
-    if form is not None and "dequantize" in inspect.signature(form).parameters:
+    if not stays_quantized(config):
         stored["dequantize"] = True
     try:
         AutoHfQuantizer.from_config(dict(stored), pre_quantized=True).validate_environment(
@@ -34,3 +33,12 @@ def set_dequantization(config: PreTrainedConfig, model_dir: Path) -> None:
             f"{model_dir / CONFIG_FILE}: quantization_config.quant_method: {method!r} cannot be read here:"
             f" {type(error).__name__}: {shortened(reason)}"
         ) from error
+
+
+def stays_quantized(config: PreTrainedConfig) -> bool:
+    """Whether the weights are quantised in a form that transformers does not widen while it loads them."""
+    stored = getattr(config, "quantization_config", None)
+    if not isinstance(stored, dict):
+        return stored is not None
+    form = AUTO_QUANTIZATION_CONFIG_MAPPING.get(str(stored.get("quant_method")))
+    return form is None or "dequantize" not in inspect.signature(form).parameters

@@ -31,6 +31,7 @@ from slipstream.workers.models.general.pretrained import (
     read_config,
     transformers_version,
 )
+from slipstream.workers.models.general.quantized import stays_quantized
 from slipstream.workers.models.weights.weight_cache import Bytes, cached, known, loading
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ def load_shared(
 ) -> PreTrainedModel:
     """The model, with weights that are views of files as far as possible. `directory` is that of the weight cache;
     None: there is none. Raises ModelError."""
-    if directory is None:
+    if directory is None or stays_quantized(read_config(model_dir, trust_remote_code)):
         return load_pretrained(model_dir, dtype, trust_remote_code)
     key = _key(model_dir, dtype, SteadyFiles.of(model_dir) if files is None else files)
     with loading(directory, key):

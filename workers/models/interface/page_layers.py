@@ -28,7 +28,7 @@ class PageLayer:
         offsets = slots - pages * self.page_tokens
         for stored, new in ((self.keys, keys), (self.values, values)):
             units, heads = stored.shape[1:3]
-            stored[pages, :, :, offsets] = new.reshape(len(new), units, heads, -1).to(stored.dtype)
+            stored[pages, :, :, offsets] = new.reshape(len(new), units, heads, stored.shape[4]).to(stored.dtype)
 
     def gather(self, page_ids: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
         """Keys and values of the first `num_tokens` tokens of these pages: [kv_heads, num_tokens, dim] each."""

@@ -230,3 +230,12 @@ def test_a_pool_that_does_not_hold_a_state_beside_two_tokens_is_refused(made: Ca
     spec = read_spec(model_dir, "transformers")
     with pytest.raises(EngineConfigError, match="num_pages 1 holds 0 tokens"):
         engine_limits(model_dir, EngineConfig(num_pages=1, page_tokens=8), model=spec)
+
+
+@pytest.mark.parametrize("name", ["mamba2", "qwen3_5_text"])
+def test_it_runs_in_another_dtype_than_it_is_stored_in(name: str, made: Callable[[str], Made]) -> None:
+    model_dir, prompts, _ = made(name)
+    engine, runner = _engine(model_dir, dtype="bfloat16")
+    assert runner.model.dtype == torch.bfloat16
+    [tokens] = tokens_of(engine, _request("r", prompts[0]))
+    assert len(tokens) == NUM_OUTPUT

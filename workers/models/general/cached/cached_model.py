@@ -99,7 +99,7 @@ class CachedModel:
         for done in range(0, num_new, at_a_time):
             so_far = [start + done for start in starts]
             calls = [PagedCall(so_far, at_a_time, table, self._page_tokens) for table in tables]
-            open_layers(cache, self._layout.stored, self._layers, [calls[group] for group, _ in self._places])
+            open_layers(cache, self._layout, self._layers, [calls[group] for group, _ in self._places])
             if states is not None and starts[0] and not done:
                 states.load(cache, self._pages_of_states(batch)[rows])
             scores = self._call(cache, calls[0], tokens[:, done : done + at_a_time])
@@ -112,7 +112,7 @@ class CachedModel:
         arguments: dict[str, Any] = {self._layout.argument: cache}
         if len(tokens) > 1 and self._takes_mask:
             arguments["attention_mask"] = call.mask
-        if len(tokens) > 1 and self._takes_positions:
+        if self._takes_positions:  # some take them from the cache, but not all that have layers with states
             arguments["position_ids"] = call.positions
         if self._keeps_rows:
             arguments["logits_to_keep"] = 1

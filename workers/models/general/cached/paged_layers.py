@@ -19,12 +19,14 @@ from transformers.cache_utils import (
     CacheLayerMixin,
     DummyLayer,
     DynamicCache,
+    DynamicIndexedLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionAndSlidingWindowAttentionLayer,
 )
 
+from slipstream.workers.models.general.cached.cache_layout import CacheLayout
 from slipstream.workers.models.interface.page_layers import PageLayer
 
 
@@ -91,7 +93,8 @@ class _Paged(CacheLayerMixin):  # type: ignore[no-untyped-call]
         new = call.slots_from(call.num_before).flatten()
         self.pages.write(key_states.transpose(1, 2).flatten(0, 1), value_states.transpose(1, 2).flatten(0, 1), new)
         self.is_updated = True
-        return self.pages.read(call.slots_from(self._first_column))
+        keys, values = self.pages.read(call.slots_from(self._first_column))
+        return keys.contiguous(), values.contiguous()  # as the library's own: some models view them in other shapes
 
     def get_seq_length(self) -> int:
         return self.call.num_columns if self.is_updated else self.call.num_before
@@ -114,6 +117,23 @@ class PagedWindowLayer(_Paged, DynamicSlidingWindowLayer):  # type: ignore[no-un
     pass
 
 
+class PagedIndexedLayer(_Paged, DynamicIndexedLayer):  # type: ignore[no-untyped-call]
+    """It also stores keys by which it chooses the tokens that it attends to."""
+
+    indexer_pages: PageLayer
+
+    def open_indexer(self, pages: PageLayer) -> None:
+        self.indexer_pages = pages
+        self.is_indexer_initialized = True
+
+    def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
+        """Writes [sequences, num_new, dim], and returns those of all columns."""
+        new = indexer_key_states.flatten(0, 1)[:, None]
+        self.indexer_pages.write(new, new[..., :0], self.call.slots_from(self.call.num_before).flatten())
+        keys, _ = self.indexer_pages.read(self.call.slots_from(0))
+        return keys[:, 0]
+
+
 class PagedHybridLayer(  # type: ignore[no-untyped-call, misc, override]
     _Paged, LinearAttentionAndFullAttentionLayer
 ):
@@ -127,20 +147,23 @@ class PagedHybridWindowLayer(  # type: ignore[no-untyped-call, misc, override]
 
 
 def open_layers(
-    cache: DynamicCache, stored: tuple[int | None, ...], pages: tuple[PageLayer, ...], calls: Sequence[PagedCall]
+    cache: DynamicCache, layout: CacheLayout, pages: tuple[PageLayer, ...], calls: Sequence[PagedCall]
 ) -> None:
-    """Makes the layers of a cache read and write pages. `stored` is that of `CacheLayout`; `calls` say for each
-    stored layer where its page group has the sequences."""
-    while len(cache.layers) < len(stored):
+    """Makes the layers of a cache read and write pages. `calls` say for each stored layer where
+    its page group has the sequences."""
+    while len(cache.layers) < len(layout.stored):
         cache.layers.append(DynamicLayer())  # type: ignore[no-untyped-call]
     cache.layer_class_to_replicate = None
-    for at, of_pages in enumerate(stored):
+    for at, (of_pages, of_indexer) in enumerate(zip(layout.stored, layout.indexers, strict=True)):
         layer = cache.layers[at]
         if of_pages is None:
             continue
         if not isinstance(layer, _Paged):
             layer = cache.layers[at] = _with_pages(layer)
         layer.open(calls[of_pages], pages[of_pages])
+        if of_indexer is not None:
+            assert isinstance(layer, PagedIndexedLayer)
+            layer.open_indexer(pages[of_indexer])
 
 
 def _with_pages(layer: object) -> _Paged:
@@ -149,6 +172,8 @@ def _with_pages(layer: object) -> _Paged:
             return PagedHybridWindowLayer(layer.sliding_window, layer.number_of_states)
         case LinearAttentionAndFullAttentionLayer():
             return PagedHybridLayer(layer.number_of_states)
+        case DynamicIndexedLayer():
+            return PagedIndexedLayer()  # type: ignore[no-untyped-call]
         case DynamicSlidingWindowLayer():
             return PagedWindowLayer(layer.sliding_window)
         case _:

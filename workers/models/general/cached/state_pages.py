@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, LinearAttentionCacheLayerMixin
 
-from slipstream.workers.models.general.cached.cache_layout import ALIGNMENT, CacheLayout, StateTensor
+from slipstream.workers.models.general.cached.cache_layout import CacheLayout, StateTensor
 
 
 class StatePages:
@@ -19,7 +19,6 @@ class StatePages:
 
     def __init__(self, layout: CacheLayout, kv: Tensor) -> None:
         self._states = layout.states
-        self._state_bytes = layout.state_bytes
         self._pages = kv.view(*kv.shape[:2], -1).view(torch.uint8)  # [layers, pages, bytes]
         self._page_bytes = self._pages.shape[0] * self._pages.shape[2]
 
@@ -31,7 +30,7 @@ class StatePages:
         for state in self._states:
             of_state = stored[:, first : first + state.num_bytes].contiguous().view(state.dtype)
             _set(cache, state, of_state.view(num_seqs, *state.shape))
-            first += -(-state.num_bytes // ALIGNMENT) * ALIGNMENT
+            first += state.room_bytes
 
     def store(self, cache: DynamicCache, page_ids: Tensor) -> None:
         """Writes the states of the cache's sequences into their pages."""
@@ -41,7 +40,7 @@ class StatePages:
         for state in self._states:
             of_state = _get(cache, state).to(state.dtype).reshape(num_seqs, -1).contiguous()
             written[:, first : first + state.num_bytes] = of_state.view(torch.uint8)
-            first += -(-state.num_bytes // ALIGNMENT) * ALIGNMENT
+            first += state.room_bytes
         layers, _, of_layer = self._pages.shape
         self._pages[:, page_ids.flatten()] = written.view(num_seqs * num_pages, layers, of_layer).transpose(0, 1)
 

@@ -25,9 +25,21 @@ from slipstream.workers.models.directory.rank_share import Rank
 EVEN_STYLES = {"colwise": (-2, 1), "rowwise": (-1, 1), "packed_colwise": (-2, 2), "packed_rowwise": (-1, 2)}
 WHOLE_EXPERTS = "grouped_gemm"  # the style of parameters that are dealt out by experts
 
+# Plans with which several ranks do not compute what one does. The self-check does not see it: all that a rank has to
+# compare with is dealt out by the same plan. `scripts/architectures` compares with the whole model.
+WRONG_PLANS = {
+    **dict.fromkeys(
+        ("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"),
+        "its sparse activation looks at all outputs of a product that the plan of transformers deals out",
+    ),
+    "HrmTextForCausalLM": "with the plan of transformers ranks do not compute what one computes alone",
+}
+
 
 def why_no_tp(model: PreTrainedModel) -> str | None:
     """Why a model cannot be dealt out to several ranks; None: it can. A plan for the vocabulary alone is none."""
+    if type(model).__name__ in WRONG_PLANS:
+        return WRONG_PLANS[type(model).__name__]
     if any("*" in rule for rule in (*model.tp_plan, *model.ep_plan)):
         return None
     return f"transformers has no tensor-parallel plan for {type(model).__name__}"

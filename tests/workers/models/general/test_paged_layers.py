@@ -1,0 +1,92 @@
+"""Layers of a cache over pages return what those of transformers do."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache, DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
+
+from slipstream.workers.models.directory.kv_spec import LayerKv
+from slipstream.workers.models.general.cached.cache_layout import CacheLayout
+from slipstream.workers.models.general.cached.paged_layers import PagedCall, PagedIndexedLayer, open_layers
+from slipstream.workers.models.interface.page_layers import PageLayer
+
+PAGE_TOKENS = 4
+CHUNKS = (5, 3, 1, 7, 1)
+HEADS, KEY_DIM, VALUE_DIM = 2, 6, 4
+
+
+def _pages(heads: int, key_dim: int, value_dim: int) -> PageLayer:
+    """Of twelve pages, full of numbers that nobody may see."""
+    shape = (12, 1, heads, PAGE_TOKENS)
+    return PageLayer(torch.full((*shape, key_dim), torch.nan), torch.full((*shape, value_dim), torch.nan))
+
+
+def _new(num_seqs: int, num_tokens: int) -> tuple[Tensor, Tensor]:
+    return (
+        torch.randn(num_seqs, HEADS, num_tokens, KEY_DIM),
+        torch.randn(num_seqs, HEADS, num_tokens, VALUE_DIM),
+    )
+
+
+def _open(cache: DynamicCache, pages: tuple[PageLayer, ...], starts: list[int], num_new: int, table: Tensor) -> None:
+    indexers = (1,) if len(pages) > 1 else (None,)
+    layout = CacheLayout("past_key_values", (0,), indexers, (LayerKv(HEADS, KEY_DIM, VALUE_DIM),), ())
+    open_layers(cache, layout, pages, [PagedCall(starts, num_new, table, PAGE_TOKENS)] * len(pages))
+
+
+def _one_layer(layer: DynamicLayer) -> DynamicCache:
+    cache = DynamicCache()
+    cache.layers.append(layer)
+    return cache
+
+
+def test_chunks_see_the_keys_and_values_that_transformers_keeps() -> None:
+    for make in (DynamicLayer, lambda: DynamicSlidingWindowLayer(6)):
+        torch.manual_seed(1)
+        pages, expected, start = _pages(HEADS, KEY_DIM, VALUE_DIM), make(), 0
+        table = torch.tensor([[7, 2, 9, 4, 11]])
+        for num_new in CHUNKS:
+            keys, values = _new(1, num_new)
+            cache = _one_layer(make())
+            _open(cache, (pages,), [start], num_new, table)
+            assert cache.get_mask_sizes(num_new, 0) == expected.get_mask_sizes(num_new)
+            found = cache.update(keys, values, 0)
+            for own, theirs in zip(found, expected.update(keys, values), strict=True):
+                assert torch.equal(own, theirs)
+            start += num_new
+            assert cache.get_seq_length() == expected.get_seq_length() == start
+
+
+def test_a_shorter_sequence_stands_behind_padding() -> None:
+    pages = _pages(HEADS, KEY_DIM, VALUE_DIM)
+    tables = torch.tensor([[3, 1], [5, 8]])
+    before = []
+    for row, num_tokens in enumerate((6, 2)):
+        keys, values = _new(1, num_tokens)
+        cache = _one_layer(DynamicLayer())
+        _open(cache, (pages,), [0], num_tokens, tables[row : row + 1])
+        cache.update(keys, values, 0)
+        before.append(keys)
+    keys, values = _new(2, 1)
+    cache = _one_layer(DynamicLayer())
+    _open(cache, (pages,), [6, 2], 1, tables)
+    found, _ = cache.update(keys, values, 0)
+    call = PagedCall([6, 2], 1, tables, PAGE_TOKENS)
+    assert call.mask.tolist() == [[1] * 7, [0] * 4 + [1] * 3]
+    assert call.positions.tolist() == [[6], [2]]
+    for row, columns in enumerate((slice(0, 7), slice(4, 7))):
+        assert torch.equal(found[row, :, columns], torch.cat((before[row][0], keys[row]), dim=1))
+    assert torch.isfinite(found).all()
+
+
+def test_the_keys_that_choose_tokens_are_kept_beside_the_others() -> None:
+    pages = _pages(HEADS, KEY_DIM, VALUE_DIM), _pages(1, 3, 0)
+    expected, start, table = DynamicIndexedLayer(), 0, torch.tensor([[7, 2, 9, 4, 11]])
+    for num_new in CHUNKS:
+        chosen_by = torch.randn(1, num_new, 3)
+        cache = _one_layer(DynamicIndexedLayer())
+        _open(cache, pages, [start], num_new, table)
+        assert isinstance(cache.layers[0], PagedIndexedLayer)
+        assert torch.equal(cache.update_indexer(chosen_by, 0), expected.update_indexer(chosen_by))
+        start += num_new
