@@ -17,6 +17,7 @@ from slipstream.workers.models.general.cached.cached_model import CachedModel
 from slipstream.workers.models.general.describe import recorded_calls
 from slipstream.workers.models.general.execution.capture import NotCapturedError
 from slipstream.workers.models.general.execution.captured_model import captured
+from slipstream.workers.models.general.execution.native_experts import NativeExperts
 from slipstream.workers.models.general.execution.tensor_parallel_plan import (
     distributed_config,
     expert_shares,
@@ -96,7 +97,8 @@ def _flat(
     flat = FlatModel(spec, model, attention, tp)
     if library is not None and tp.size == 1:
         try:
-            graph, fused = captured(flat.run, spec, model.dtype, attention, library)
+            experts = NativeExperts(model, library)
+            graph, fused = captured(flat.run, spec, model.dtype, attention, experts, library)
             check_scores(graph, expected, page_tokens)
         except (NotCapturedError, SelfCheckError) as error:
             log.info("%s runs by its own modules: %s", spec.architecture, error)

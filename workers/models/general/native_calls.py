@@ -51,8 +51,6 @@ def _kind(
     library: ctypes.CDLL, call: AttentionCall, num_units: int, page_tokens: int, unit_numbers: int, dtype: torch.dtype
 ) -> NativeAttention:
     """Raises ValueError."""
-    if call.visibility.chunk is not None:
-        raise ValueError("chunks")
     form = PageForm(
         call.num_kv_heads,
         call.key_dim,
@@ -69,6 +67,7 @@ def _kind(
         num_heads=call.num_heads,
         scale=call.scale,
         window=call.visibility.window,
+        chunk=call.visibility.chunk,
         softcap=call.softcap,
     )
 

@@ -18,6 +18,7 @@ from slipstream.workers.models.general.execution.fuse import Fused, behind, fuse
 from slipstream.workers.models.general.execution.join_attention import joined_heads
 from slipstream.workers.models.general.execution.keep_rows import keep_rows
 from slipstream.workers.models.general.execution.leaves import leaf_op
+from slipstream.workers.models.general.execution.native_experts import NativeExperts
 from slipstream.workers.models.general.execution.program import Program, compiled
 from slipstream.workers.models.general.execution.simplify import has_effect, simplify
 from slipstream.workers.models.general.execution.step_graph import Node, StepGraph
@@ -94,27 +95,34 @@ def captured(
     spec: GeneralSpec,
     dtype: torch.dtype,
     attention: StepAttention,
+    experts: NativeExperts,
     library: ctypes.CDLL,
 ) -> tuple[CapturedModel, Fused]:
-    """`run` computes scores from token ids, positions and rows, with `attention`. Raises NotCapturedError."""
+    """`run` computes scores from token ids, positions and rows, with `attention` and `experts`. Raises
+    NotCapturedError."""
 
     def traced(token_ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
-        with attention.traced():
+        with attention.traced(), experts.traced():
             return run(token_ids, positions, rows)
 
     graph = capture(traced)
     simplify(graph)
     fused = fuse(graph, library)
-    _bind_attention(graph, attention)
+    _bind_leaves(graph, attention, experts)
+    fused.experts = len(experts)
     keep_rows(graph)
     return CapturedModel(spec, dtype, compiled(graph), attention, library), fused
 
 
-def _bind_attention(graph: StepGraph, attention: StepAttention) -> None:
+def _bind_leaves(graph: StepGraph, attention: StepAttention, experts: NativeExperts) -> None:
     num_calls = 0
     for node in graph.nodes:
         if node.target is leaf_op():
-            (query, key, value, *sinks), number, _ = node.args
+            tensors, number, _ = node.args
+            if number < 0:
+                node.target, node.args = experts.call(number), tuple(tensors)
+                continue
+            query, key, value, *sinks = tensors
             num_calls += 1
             joined = joined_heads(query, key, value) if attention.computes_joined(number) else None
             if joined is None:

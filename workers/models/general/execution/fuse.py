@@ -41,6 +41,7 @@ class Fused:
     gates: int = 0
     norms: int = 0
     rotations: int = 0
+    experts: int = 0  # layers of them
 
 
 def fuse(graph: StepGraph, library: ctypes.CDLL) -> Fused:
