@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache, DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from slipstream.workers.models.directory.kv_spec import LayerKv
 from slipstream.workers.models.general.cached.cache_layout import CacheLayout
-from slipstream.workers.models.general.cached.paged_layers import PagedCall, PagedIndexedLayer, open_layers
+from slipstream.workers.models.general.cached.paged_layers import PagedCall, open_layers
 from slipstream.workers.models.interface.page_layers import PageLayer
 
 PAGE_TOKENS = 4
@@ -30,8 +30,7 @@ def _new(num_seqs: int, num_tokens: int) -> tuple[Tensor, Tensor]:
 
 
 def _open(cache: DynamicCache, pages: tuple[PageLayer, ...], starts: list[int], num_new: int, table: Tensor) -> None:
-    indexers = (1,) if len(pages) > 1 else (None,)
-    layout = CacheLayout("past_key_values", (0,), indexers, (LayerKv(HEADS, KEY_DIM, VALUE_DIM),), ())
+    layout = CacheLayout("past_key_values", (0,), (LayerKv(HEADS, KEY_DIM, VALUE_DIM),), ())
     open_layers(cache, layout, pages, [PagedCall(starts, num_new, table, PAGE_TOKENS)] * len(pages))
 
 
@@ -78,15 +77,3 @@ def test_a_shorter_sequence_stands_behind_padding() -> None:
     for row, columns in enumerate((slice(0, 7), slice(4, 7))):
         assert torch.equal(found[row, :, columns], torch.cat((before[row][0], keys[row]), dim=1))
     assert torch.isfinite(found).all()
-
-
-def test_the_keys_that_choose_tokens_are_kept_beside_the_others() -> None:
-    pages = _pages(HEADS, KEY_DIM, VALUE_DIM), _pages(1, 3, 0)
-    expected, start, table = DynamicIndexedLayer(), 0, torch.tensor([[7, 2, 9, 4, 11]])
-    for num_new in CHUNKS:
-        chosen_by = torch.randn(1, num_new, 3)
-        cache = _one_layer(DynamicIndexedLayer())
-        _open(cache, pages, [start], num_new, table)
-        assert isinstance(cache.layers[0], PagedIndexedLayer)
-        assert torch.equal(cache.update_indexer(chosen_by, 0), expected.update_indexer(chosen_by))
-        start += num_new

@@ -14,7 +14,6 @@ from transformers.cache_utils import (
     CacheLayerMixin,
     DummyLayer,
     DynamicCache,
-    DynamicIndexedLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionAndFullAttentionLayer,
@@ -30,7 +29,6 @@ CACHE_ARGUMENTS = ("past_key_values", "cache_params")  # of a model's forward, t
 KNOWN_LAYERS = (
     DynamicLayer,
     DynamicSlidingWindowLayer,
-    DynamicIndexedLayer,
     LinearAttentionLayer,
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionAndSlidingWindowAttentionLayer,
@@ -69,12 +67,10 @@ class StateTensor:
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
     """`argument` is the one of the model's forward that takes the cache. `stored` has for each layer of the cache the
-    layer of `keys_values` that it is; None: it stores no keys. `indexers` has the same for the keys by which a layer
-    chooses the tokens that it attends to: these are one head without values."""
+    layer of `keys_values` that it is; None: it stores no keys."""
 
     argument: str
     stored: tuple[int | None, ...]
-    indexers: tuple[int | None, ...]
     keys_values: tuple[LayerKv, ...]
     states: tuple[StateTensor, ...]
 
@@ -130,23 +126,18 @@ def _filled(model: PreTrainedModel, argument: str, chunks: tuple[int, ...]) -> D
 
 def _layout(argument: str, cache: DynamicCache, num_tokens: int) -> CacheLayout:
     stored: list[int | None] = []
-    indexers: list[int | None] = []
     keys_values: list[LayerKv] = []
     states: list[StateTensor] = []
     for at, layer in enumerate(cache.layers):
         if type(layer) not in KNOWN_LAYERS:
             raise NotCachedError(f"its cache has layers that are not supported ({type(layer).__name__})")
         stored.append(None)
-        indexers.append(None)
         if isinstance(layer, CacheLayerMixin) and layer.keys is not None:
             stored[-1] = len(keys_values)
             keys_values.append(_layer_kv(layer, num_tokens))
-        if isinstance(layer, DynamicIndexedLayer) and layer.indexer_keys is not None:
-            indexers[-1] = len(keys_values)
-            keys_values.append(_indexer_kv(layer, num_tokens))
         if isinstance(layer, LinearAttentionCacheLayerMixin):
             states += _states(at, layer)
-    return CacheLayout(argument, tuple(stored), tuple(indexers), tuple(keys_values), tuple(states))
+    return CacheLayout(argument, tuple(stored), tuple(keys_values), tuple(states))
 
 
 def _layer_kv(layer: CacheLayerMixin, num_tokens: int) -> LayerKv:
@@ -161,14 +152,6 @@ def _layer_kv(layer: CacheLayerMixin, num_tokens: int) -> LayerKv:
             f"after {num_tokens} tokens"
         )
     return LayerKv(keys.shape[1], keys.shape[3], values.shape[3], window)
-
-
-def _indexer_kv(layer: DynamicIndexedLayer, num_tokens: int) -> LayerKv:
-    keys = layer.indexer_keys
-    assert keys is not None
-    if keys.ndim != 3 or keys.shape[:2] != (1, num_tokens) or layer.indexer_position_ids is not None:
-        raise NotCachedError("it keeps more than keys for the choice of tokens that it attends to")
-    return LayerKv(1, keys.shape[2], 0)
 
 
 def _states(at: int, layer: LinearAttentionCacheLayerMixin) -> Iterator[StateTensor]:

@@ -19,7 +19,6 @@ from transformers.cache_utils import (
     CacheLayerMixin,
     DummyLayer,
     DynamicCache,
-    DynamicIndexedLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionAndFullAttentionLayer,
@@ -117,23 +116,6 @@ class PagedWindowLayer(_Paged, DynamicSlidingWindowLayer):  # type: ignore[no-un
     pass
 
 
-class PagedIndexedLayer(_Paged, DynamicIndexedLayer):  # type: ignore[no-untyped-call]
-    """It also stores keys by which it chooses the tokens that it attends to."""
-
-    indexer_pages: PageLayer
-
-    def open_indexer(self, pages: PageLayer) -> None:
-        self.indexer_pages = pages
-        self.is_indexer_initialized = True
-
-    def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
-        """Writes [sequences, num_new, dim], and returns those of all columns."""
-        new = indexer_key_states.flatten(0, 1)[:, None]
-        self.indexer_pages.write(new, new[..., :0], self.call.slots_from(self.call.num_before).flatten())
-        keys, _ = self.indexer_pages.read(self.call.slots_from(0))
-        return keys[:, 0]
-
-
 class PagedHybridLayer(  # type: ignore[no-untyped-call, misc, override]
     _Paged, LinearAttentionAndFullAttentionLayer
 ):
@@ -154,16 +136,13 @@ def open_layers(
     while len(cache.layers) < len(layout.stored):
         cache.layers.append(DynamicLayer())  # type: ignore[no-untyped-call]
     cache.layer_class_to_replicate = None
-    for at, (of_pages, of_indexer) in enumerate(zip(layout.stored, layout.indexers, strict=True)):
+    for at, of_pages in enumerate(layout.stored):
         layer = cache.layers[at]
         if of_pages is None:
             continue
         if not isinstance(layer, _Paged):
             layer = cache.layers[at] = _with_pages(layer)
         layer.open(calls[of_pages], pages[of_pages])
-        if of_indexer is not None:
-            assert isinstance(layer, PagedIndexedLayer)
-            layer.open_indexer(pages[of_indexer])
 
 
 def _with_pages(layer: object) -> _Paged:
@@ -172,8 +151,6 @@ def _with_pages(layer: object) -> _Paged:
             return PagedHybridWindowLayer(layer.sliding_window, layer.number_of_states)
         case LinearAttentionAndFullAttentionLayer():
             return PagedHybridLayer(layer.number_of_states)
-        case DynamicIndexedLayer():
-            return PagedIndexedLayer()  # type: ignore[no-untyped-call]
         case DynamicSlidingWindowLayer():
             return PagedWindowLayer(layer.sliding_window)
         case _:
