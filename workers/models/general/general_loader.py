@@ -29,7 +29,6 @@ from slipstream.workers.models.general.pretrained import decoder_config, load_pr
 from slipstream.workers.models.general.registered import set_attention
 from slipstream.workers.models.general.self_check import (
     SelfCheckError,
-    check_against_eager,
     check_scores,
     eager_scores,
 )
@@ -114,19 +113,21 @@ def _cached(model_dir: Path, spec: GeneralSpec, model: PreTrainedModel, page_tok
     layout = recorded_layout(model)
     if layout.kv_spec != spec.kv:
         raise ModelError(f"{model_dir}: the loaded model keeps something else than its configuration says")
+    expected = eager_scores(model, spec)
     cached = CachedModel(spec, model, layout, page_tokens)
     ways = [(True, True), (False, True)]
     if layout.states:
         ways += [(True, False), (False, False)]
     for cached.can_batch, cached.can_continue in ways:
         try:
-            check_against_eager(cached, page_tokens)
+            check_scores(cached, expected, page_tokens)
             break
         except SelfCheckError as error:
             failure = error
     else:
         raise failure
-    if not cached.can_batch or not cached.can_continue:
-        how = "sequences" if cached.can_continue else "tokens of a prompt, after its first chunk,"
-        log.info("%s computes %s one by one", spec.architecture, how)
+    if not cached.can_batch:
+        log.info("%s computes sequences that decode one by one", spec.architecture)
+    if not cached.can_continue:
+        log.info("%s computes the tokens of a prompt, after its first chunk, one by one", spec.architecture)
     return cached

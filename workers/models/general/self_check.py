@@ -42,12 +42,6 @@ class GeneralModel(Model, Protocol):
     tp: TensorParallel
 
 
-class ModuleModel(GeneralModel, Protocol):
-    """One that computes with the modules of transformers."""
-
-    model: PreTrainedModel
-
-
 @dataclass(frozen=True, slots=True)
 class _Prompt:
     tokens: tuple[int, ...]
@@ -60,15 +54,9 @@ class _Prompt:
         return list(pairwise(bounds))
 
 
-def check_against_eager(general: ModuleModel, page_tokens: int) -> None:
-    """Computes a few sequences in chunks over pages, and each by itself with the model's own attention, and compares
-    the scores. Raises SelfCheckError."""
-    check_scores(general, eager_scores(general.model, general.spec), page_tokens)
-
-
 def check_scores(general: GeneralModel, expected: Tensor, page_tokens: int) -> None:
-    """Compares scores over pages with `eager_scores` of the model that `general` was made from. Raises
-    SelfCheckError."""
+    """Computes a few sequences in chunks over pages, and compares their scores with `eager_scores` of the model that
+    `general` was made from. Raises SelfCheckError."""
     try:
         found = _paged_scores(general, _prompts(general.spec), page_tokens)
     except Exception as failure:  # whatever the model's class raises

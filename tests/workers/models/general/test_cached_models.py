@@ -19,6 +19,9 @@ from slipstream.workers.engine.limits.engine_errors import EngineConfigError
 from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.plan.step_plan import PageSend, SendProgress
 from slipstream.workers.models.directory.model_spec import GeneralSpec
+from slipstream.workers.models.general import general_loader
+from slipstream.workers.models.general.cached.cached_model import CachedModel
+from slipstream.workers.models.general.self_check import GeneralModel, SelfCheckError, check_scores
 from slipstream.workers.models.spec_reader import read_spec
 from tests.support.workers.engine_driver import make_request, make_ticket, owned, tokens_of
 
@@ -77,6 +80,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {**NARROW, **LINEAR},
     "lfm2": {**NARROW, "layer_types": ["conv", "full_attention"], "conv_L_cache": 3},
 }
+FLAT = {"gpt2": {"vocab_size": VOCAB_SIZE, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}}
 STATEFUL = ("mamba2", "jamba", "qwen3_5_text", "lfm2")
 MOVED = ("gptj", "mamba2", "qwen3_5_text")
 
@@ -97,7 +101,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
 
 def _make(name: str, model_dir: Path) -> Made:
     torch.manual_seed(3)
-    config = CONFIG_MAPPING[name.split()[0]](**CONFIGS[name], bos_token_id=1, eos_token_id=2, pad_token_id=0)
+    config = CONFIG_MAPPING[name.split()[0]](**(CONFIGS | FLAT)[name], bos_token_id=1, eos_token_id=2, pad_token_id=0)
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     for parameter, weight in model.named_parameters():
         if weight.ndim > 1:  # wide layers behind a narrow embedding: the next token depends on those far back
@@ -142,11 +146,28 @@ def test_it_generates_what_transformers_generates(name: str, made: Callable[[str
     spec = runner.model.config
     assert isinstance(spec, GeneralSpec)
     assert spec.mode == "cached"
+    assert isinstance(runner.model, CachedModel)
     assert (spec.kv.state_bytes > 0) == (name in STATEFUL)
     assert engine.limits.prefix_caching == (name not in STATEFUL)
     requests = [_request(str(number), prompt) for number, prompt in enumerate(prompts)]
     assert tokens_of(engine, *requests) == follows
     assert owned(engine) == 0
+
+
+def test_a_class_that_fails_the_self_check_as_a_flat_batch_runs_with_a_cache(
+    made: Callable[[str], Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model_dir, prompts, follows = made("gpt2")
+
+    def check(general: GeneralModel, expected: Tensor, page_tokens: int) -> None:
+        if not isinstance(general, CachedModel):
+            raise SelfCheckError("its scores would be off")
+        check_scores(general, expected, page_tokens)
+
+    monkeypatch.setattr(general_loader, "check_scores", check)
+    engine, runner = _engine(model_dir)
+    assert isinstance(runner.model, CachedModel)
+    assert tokens_of(engine, _request("r", prompts[0])) == follows[:1]
 
 
 @pytest.mark.parametrize("name", ["bloom", "qwen3_5_text"])
