@@ -15,6 +15,7 @@ import torch
 import transformers
 
 from slipstream.workers.models.directory.json_keys import ModelError
+from slipstream.workers.models.general.cached.cached_model import CachedModel
 
 from .rank_group import ForkedRanks, LocalRanks, RankFailedError
 from .reference import Reference
@@ -107,11 +108,10 @@ def _try(name: str, setting: Setting) -> Result:
 
 
 def path_of(ranks: LocalRanks) -> ModelPath:
-    """Which of this project's ways computes the model, by the module that its class is in."""
-    module = type(ranks.runner.model).__module__
-    if ".general." not in module:
+    """Which of this project's ways computes the model."""
+    if ".general." not in type(ranks.runner.model).__module__:
         return "native"
-    return "flat" if "flat" in module else "cached"
+    return "cached" if isinstance(ranks.runner.model, CachedModel) else "flat"
 
 
 def in_short(error: Exception) -> str:
