@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from slipstream.kv_transfer.api.ticket import PeerId
-from slipstream.router.protocol.messages import Drain, Hello, RouterMessage, Welcome, WorkerMessage
+from slipstream.router.protocol.messages import Drain, Hello, RouterMessage, ServiceLevel, Welcome, WorkerMessage
 from slipstream.router.protocol.messages import Role as RoleName
 from slipstream.workers.interface.engine import SteppedEngine
 from slipstream.workers.process.inbox import Inbox
@@ -169,10 +169,12 @@ class EngineLoop:
                     self._out += protocol.transfer_ended(ended, self.clock())
             case GrammarReady():
                 self.engine.grammar_ready()
-            case Welcome(itl_ms=itl_ms):
+            case Welcome():
                 self._connected, self._connecting = True, False
-                self.engine.follow_level(itl_ms / 1000 if itl_ms is not None else None)
+                self.engine.follow_level(None)  # until the router says otherwise
                 self.show("draining" if protocol.is_draining else "ready", "")
+            case ServiceLevel(itl_ms):
+                self.engine.follow_level(itl_ms / 1000)
             case LinkLost():
                 self._connected = self._connecting = False
                 protocol.role.abandon()

@@ -27,9 +27,11 @@ from slipstream.router.protocol.messages import (
     Rejected,
     Role,
     RouterMessage,
+    ServiceLevel,
     Welcome,
     WorkerMessage,
 )
+from slipstream.router.protocol.older_peers import VERSION_OF_0_1_0, for_0_1_0
 from slipstream.router.protocol.wire import FrameProtocol, Message, WireError
 from slipstream.router.registry.hello_check import UnknownModel, why_refused
 from slipstream.router.registry.page_exchange import about_newcomer
@@ -219,7 +221,9 @@ class WorkerPort:
         self._workers[hello.worker] = connection
         self._peers[hello.worker.name] = hello.worker
         log.info("%s worker %s has joined (pid %d)", hello.role, hello.worker, hello.pid)
-        connection.send(Welcome(self._router_id, model.dispatcher.slo.itl_ms))
+        connection.send(Welcome(self._router_id))
+        if (itl_ms := model.dispatcher.slo.itl_ms) is not None and hello.version > VERSION_OF_0_1_0:
+            connection.send(ServiceLevel(itl_ms))
         model.num_decode_joins += hello.role == "decode"
         self.perform(model, model.dispatcher.worker_joined(hello, now))
         self._joined.set()  # wakes the present waiters; later ones wait for the next worker
@@ -297,7 +301,9 @@ class _Connection:
         self.heard_s = time.monotonic()
         self.protocol = FrameProtocol(self._received, self._lost, self._opened, max_frame_bytes=MAX_HELLO_BYTES)
 
-    def send(self, message: Message) -> None:
+    def send(self, message: RouterMessage) -> None:
+        if self.hello is not None and self.hello.version == VERSION_OF_0_1_0:
+            message = for_0_1_0(message)
         try:
             self.protocol.send(message)
         except WireError as error:

@@ -80,6 +80,7 @@ TYPE_CODES: dict[type, int] = {
     messages.Resume: 46,
     messages.Postponed: 47,
     messages.PageLimit: 48,
+    messages.ServiceLevel: 49,
 }
 
 

@@ -25,6 +25,7 @@ from slipstream.router.protocol.messages import (
     Rejected,
     Role,
     RouterMessage,
+    ServiceLevel,
     Welcome,
     WorkerMessage,
 )
@@ -166,6 +167,8 @@ class _Serving:
                 if not self._welcome.done():
                     self._welcome.set_result(None)
                 self._take_turn_soon()
+            case ServiceLevel():
+                pass  # a profile's steps are what they are
             case Postponed(reason):
                 if not self._welcome.done():
                     self._welcome.set_exception(ConnectionRefusedError(f"rejected: {reason}"))

@@ -49,6 +49,7 @@ from slipstream.router.protocol.messages.presence import (
     Rejected,
     ResyncBlocks,
     Role,
+    ServiceLevel,
     Stats,
     StepBuckets,
     StepTime,
@@ -104,6 +105,7 @@ __all__ = [
     "Role",
     "RouterMessage",
     "SamplingParams",
+    "ServiceLevel",
     "Start",
     "Stats",
     "StepBuckets",
@@ -162,4 +164,5 @@ RouterMessage = (
     | Ping
     | Drain
     | PageLimit
+    | ServiceLevel
 )

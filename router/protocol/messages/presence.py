@@ -177,10 +177,7 @@ class Pong:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """`itl_ms` is the level of the worker's model for the mean time between tokens; None: the router does not say."""
-
     router_id: str
-    itl_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +214,13 @@ class PageLimit:
 
     seq: int
     num_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLevel:
+    """Behind `Welcome`, where the worker's model has a level for the mean time between tokens."""
+
+    itl_ms: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,21 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from slipstream.kernels.attention.device_inputs import DeviceInputs
 from slipstream.kernels.gpu.triton_ops import TritonOps, check_pool
 from slipstream.kernels.ops import TorchOps
-from slipstream.kernels.pages.quantized_kv import head_bytes
 from slipstream.kernels.quantization.quantized_weight import quantize_fp8
 from slipstream.workers.engine.execution.gpu.gpu_inputs import DecodeInputs
 from slipstream.workers.models.gemma import Gemma
+from slipstream.workers.models.interface.kv_shape import kv_shape
 from slipstream.workers.models.interface.step_arrays import SequenceSlice, StepArrays
 from slipstream.workers.models.interface.step_batch import StepBatch
 from slipstream.workers.models.llama import Llama
 from slipstream.workers.models.model_loader import load_model
 from slipstream.workers.models.ops_model import OpsModel
 
-PAGE_TOKENS, NUM_PAGES = 8, 24
+PAGE_TOKENS, NUM_PAGES = 8, 32
 
 
 def scores(model: OpsModel, kv: torch.Tensor) -> list[torch.Tensor]:
@@ -31,16 +32,20 @@ def scores(model: OpsModel, kv: torch.Tensor) -> list[torch.Tensor]:
     The pool starts out as whatever it is."""
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, 256, 40).tolist()
-    pages = rng.permutation(NUM_PAGES).astype(np.int32)
-    mine, other = pages[:6], pages[6:9]
+    num_groups = len(model.config.kv.page_groups.windows)
+    pages = rng.permutation(NUM_PAGES)[: 6 * num_groups].astype(np.int32).reshape(num_groups, 6)
+    mine, other = pages[:, :4], pages[:, 4:]
+
+    def part(start: int, token_ids: list[int], of_groups: NDArray[np.int32]) -> SequenceSlice:
+        num_pages = -(-(start + len(token_ids)) // PAGE_TOKENS)
+        first, *more = (group[:num_pages].tobytes() for group in of_groups)
+        return SequenceSlice(start, tuple(token_ids), first, True, tuple(more))
+
     steps = [
-        [SequenceSlice(0, tuple(tokens[:19]), mine[:3].tobytes(), True)],
-        [SequenceSlice(0, tuple(tokens[30:39]), other[:2].tobytes(), True)],
-        [
-            SequenceSlice(9, (tokens[39],), other[:2].tobytes(), True),
-            SequenceSlice(19, tuple(tokens[19:29]), mine[:4].tobytes(), True),
-        ],
-        [SequenceSlice(10, (3,), other[:2].tobytes(), True), SequenceSlice(29, (4,), mine[:4].tobytes(), True)],
+        [part(0, tokens[:19], mine)],
+        [part(0, tokens[30:39], other)],
+        [part(9, [tokens[39]], other), part(19, tokens[19:29], mine)],
+        [part(10, [3], other), part(29, [4], mine)],
     ]
     found = []
     for slices in steps:
@@ -52,11 +57,9 @@ def scores(model: OpsModel, kv: torch.Tensor) -> list[torch.Tensor]:
 
 
 def pool(model: OpsModel, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    config = model.config
+    shape = kv_shape(model.config, model.tp, NUM_PAGES, PAGE_TOKENS, dtype)
     if dtype in (torch.int8, torch.float8_e4m3fn):
-        shape = (config.num_layers, NUM_PAGES, config.num_kv_heads, head_bytes(PAGE_TOKENS, config.head_dim))
         return torch.zeros(shape, dtype=torch.uint8, device=device).view(dtype)
-    shape = (config.num_layers, NUM_PAGES, config.num_kv_heads, 2, PAGE_TOKENS, config.head_dim)
     return torch.full(shape, float("nan"), dtype=dtype, device=device)
 
 
@@ -114,8 +117,8 @@ def test_padding_stores_nothing_and_leaves_the_other_rows_alone(
     kv = torch.randn(pool(model, torch.float32, device).shape, device=device)
     before = kv.clone()
 
-    def run(inputs: DeviceInputs, num_rows: int, kv: torch.Tensor) -> torch.Tensor:
-        decoder = model.decoder
+    def run(groups: tuple[DeviceInputs, ...], num_rows: int, kv: torch.Tensor) -> torch.Tensor:
+        decoder, (inputs,) = model.decoder, groups
         step = decoder.ops.begin_device_step(inputs, decoder.attention, kv)  # type: ignore[attr-defined]
         return decoder.run(memory.token_ids(num_rows), step)
 

@@ -23,6 +23,7 @@ from tests.support.workers.engine_driver import Generated, make_request, make_ti
 from tests.support.workers.tiny_models import EOS_ID, FAMILIES, PAD_ID
 
 NUM_PROMPTS = 52
+NUM_PAGES = 1024  # of the pools
 NUM_NEW_TOKENS = 10
 PAGE_TOKENS = 8
 MAX_PROMPT = 90
@@ -63,11 +64,16 @@ class Reference:
 
     def new_runner(self) -> ModelRunner:
         """With a pool of its own."""
-        return build_runner(self.model_dir, EngineConfig(dtype="float32", page_tokens=PAGE_TOKENS), 512)
+        return build_runner(self.model_dir, EngineConfig(dtype="float32", page_tokens=PAGE_TOKENS), NUM_PAGES)
 
     def engine(self, **overrides: Any) -> NativeEngine:
         """A fresh engine on the family's own runner; all engines of a family share model and memory."""
-        values: dict[str, Any] = {"num_pages": 512, "max_model_len": 128, "max_num_seqs": 16, "max_step_tokens": 256}
+        values: dict[str, Any] = {
+            "num_pages": NUM_PAGES,
+            "max_model_len": 128,
+            "max_num_seqs": 16,
+            "max_step_tokens": 256,
+        }
         config = EngineConfig(dtype="float32", page_tokens=PAGE_TOKENS, **{**values, **overrides})
         return NativeEngine(engine_limits(self.model_dir, config), self.runner)
 
@@ -124,10 +130,14 @@ def test_small_chunks_change_nothing(family: str, max_step_tokens: int, referenc
     assert tokens_of(engine, *requests()) == known.tokens
 
 
-@pytest.mark.parametrize(("family", "prefix_caching"), [("llama_biased", False), ("qwen2", True), ("mistral", True)])
-def test_preemption_changes_nothing(family: str, prefix_caching: bool, reference: Callable[[str], Reference]) -> None:
+@pytest.mark.parametrize(
+    ("family", "prefix_caching", "num_pages"), [("llama_biased", False, 24), ("qwen2", True, 24), ("mistral", True, 17)]
+)
+def test_preemption_changes_nothing(
+    family: str, prefix_caching: bool, num_pages: int, reference: Callable[[str], Reference]
+) -> None:
     known = reference(family)
-    engine = known.engine(num_pages=24, prefix_caching=prefix_caching)
+    engine = known.engine(num_pages=num_pages, prefix_caching=prefix_caching)
     assert tokens_of(engine, *requests()) == known.tokens
     assert engine.stats().total_preemptions > 0
 

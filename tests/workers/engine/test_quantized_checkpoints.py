@@ -101,4 +101,4 @@ def test_an_unknown_method_is_refused_in_a_sentence(tiny_model_dir: Callable[[st
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "hqq"}}))
     with pytest.raises(ModelError, match=r"quant_method: 'hqq' is not supported, only fp8, compressed-tensors, awq"):
-        engine_limits(directory, EngineConfig())
+        engine_limits(directory, EngineConfig(model_impl="native"))
