@@ -173,7 +173,7 @@ class NewerWorker:
 
     async def next(self, kind: type) -> Any:
         while type(message := await self.inbox.get()) is not kind:
-            assert isinstance(message, messages.Ping), message
+            assert isinstance(message, messages.Ping | messages.ServiceLevel), message
         return message
 
 

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 
 from slipstream.kv_transfer.api.ticket import PeerId
-from slipstream.router.protocol.messages import Credits, Ping, Pong, StepOutput, TokenChunk, Welcome
+from slipstream.router.protocol.messages import Credits, Ping, Pong, ServiceLevel, StepOutput, TokenChunk, Welcome
 from slipstream.router.protocol.wire import FrameProtocol
 from tests.support.router.greetings import make_hello
 
@@ -21,8 +21,12 @@ class WorkerEnd:
     def __init__(self):
         self.inbox = asyncio.Queue()
         self.lost = asyncio.get_running_loop().create_future()
-        self.protocol = FrameProtocol(self.inbox.put_nowait, self.lost.set_result)
+        self.protocol = FrameProtocol(self._received, self.lost.set_result)
         self.send = self.protocol.send
+
+    def _received(self, message):
+        if not isinstance(message, ServiceLevel):
+            self.inbox.put_nowait(message)
 
     @classmethod
     async def connect(cls, service, greeting=None):
