@@ -1,6 +1,5 @@
-"""One cluster with three models, of a native family, with experts and a latent that transformers computes, and with
-attention of its own: their clients go on while models come and go, and processes die. Every answer is that of its model
-alone."""
+"""One cluster with three models, whose clients go on while models come and go, and processes die: every answer is that
+of its model alone."""
 
 from __future__ import annotations
 
@@ -10,10 +9,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -23,13 +21,11 @@ from tests.e2e.conftest import SMALL
 from tests.support.e2e.reference import Reference
 from tests.support.e2e.serving_cluster import DEMO_MODEL, ServingCluster
 from tests.support.e2e.streams import BackgroundStream
-from tests.support.workers.general_models import build_general_model
-from tests.support.workers.tiny_models import BOS_ID, EOS_ID, PAD_ID, VOCAB_SIZE, byte_tokenizer
 
 PROMPTS = ("def read(path):", "Once upon a time", "The model says 42 to")
 NUM_TOKENS = 250
 PAUSE_S = 0.05  # of each client after an answer, so that the workers that start get their share of the cores
-SPECIAL_IDS = {"demo": range(9), "deepseek": range(256, 259), "falcon": range(256, 259)}
+SPECIAL_IDS = {"demo": range(9), "qwen": range(256, 259), "mistral": range(256, 259)}
 
 
 def alone(model_dir: Path) -> dict[str, str]:
@@ -102,15 +98,8 @@ def worker_of(cluster: ServingCluster, model: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    ids: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "bos_token_id": BOS_ID, "eos_token_id": EOS_ID}
-    alibi = {"alibi": True, "new_decoder_architecture": False, "num_kv_heads": 1}
-    of_kind = {"deepseek": ("deepseek_v3", {}), "falcon": ("falcon", alibi)}
-    dirs = {"demo": DEMO_MODEL}
-    for name, (kind, settings) in of_kind.items():
-        dirs[name] = build_general_model(kind, tmp_path_factory.mktemp(name), **ids, pad_token_id=PAD_ID, **settings)
-        byte_tokenizer().save_pretrained(dirs[name])
-    return dirs
+def models(tiny_model_dir: Callable[[str], Path]) -> dict[str, Path]:
+    return {"demo": DEMO_MODEL, "qwen": tiny_model_dir("qwen3"), "mistral": tiny_model_dir("mistral")}
 
 
 def test_clients_of_all_models_get_right_answers_while_models_and_processes_come_and_go(
@@ -122,17 +111,17 @@ def test_clients_of_all_models_get_right_answers_while_models_and_processes_come
         "name": "e2e-models",
         "models": [
             {"name": "demo", "path": str(models["demo"]), "prefill": {"replicas": 1}},
-            {"name": "deepseek", "path": str(models["deepseek"]), "engine": {"page_tokens": 8, "kv_cache_mib": 16}},
+            {"name": "qwen", "path": str(models["qwen"]), "engine": {"page_tokens": 8, "kv_cache_mib": 16}},
         ],
     }
-    added = tmp_path / "falcon.yaml"
-    added.write_text(yaml.safe_dump({"name": "falcon", "path": str(models["falcon"]), "aliases": ["mini"]}))
+    added = tmp_path / "mistral.yaml"
+    added.write_text(yaml.safe_dump({"name": "mistral", "path": str(models["mistral"]), "aliases": ["mini"]}))
     with ServingCluster(tmp_path / "cluster", settings) as cluster:
-        demo, deepseek, falcon = (Client(cluster, name, expected[name]) for name in models)
-        with demo.asking(), deepseek.asking():
-            assert command(cluster, "models", "add", str(added)) == "added falcon\n"
-            assert model_names(cluster) == ["demo", "deepseek", "falcon", "mini"]
-            with falcon.asking():
+        demo, qwen, mistral = (Client(cluster, name, expected[name]) for name in models)
+        with demo.asking(), qwen.asking():
+            assert command(cluster, "models", "add", str(added)) == "added mistral\n"
+            assert model_names(cluster) == ["demo", "qwen", "mistral", "mini"]
+            with mistral.asking():
                 decode = [f"decode-{number}" for number in range(3)]
                 assert {cluster.member(name).model for name in decode} == set(models)
                 old = {name: cluster.pids(name) for name in (*decode, "router")}
@@ -142,24 +131,24 @@ def test_clients_of_all_models_get_right_answers_while_models_and_processes_come
                     cluster.wait_until_restarted(name, old[name])
                 os.kill(old["router"][0], signal.SIGKILL)
                 cluster.wait_until_restarted("router", old["router"])
-                moved = command(cluster, "move", "prefill-0", "deepseek", "--role", "decode")  # with the same process
+                moved = command(cluster, "move", "prefill-0", "qwen", "--role", "decode")  # with the same process
                 assert "ready" in moved
-                assert (cluster.member("prefill-0").model, cluster.member("prefill-0").restarts) == ("deepseek", 0)
-            worker = worker_of(cluster, "deepseek")
+                assert (cluster.member("prefill-0").model, cluster.member("prefill-0").restarts) == ("qwen", 0)
+            worker = worker_of(cluster, "qwen")
             pids = cluster.pids(worker)
-            for model in ("falcon", "deepseek"):  # meanwhile, the requests of a model without workers wait
+            for model in ("mistral", "qwen"):  # meanwhile, the requests of a model without workers wait
                 command(cluster, "move", worker, model)
                 assert (cluster.member(worker).model, cluster.pids(worker)) == (model, pids)
-            last = falcon.stream(PROMPTS[0])
+            last = mistral.stream(PROMPTS[0])
             last.start()
             last.wait_for_pieces(1)
-            assert command(cluster, "models", "remove", "falcon") == "removed falcon\n"
-            assert last.join() == expected["falcon"][PROMPTS[0]]
-            status, body = cluster.get("/v1/models/falcon")
-            assert (status, "'demo', 'deepseek'" in body.decode()) == (404, True)
-            assert "falcon" not in command(cluster, "models", "list")
-        assert [*demo.failures, *deepseek.failures, *falcon.failures] == []
-        assert min(demo.num_right, deepseek.num_right, falcon.num_right) >= len(PROMPTS)
+            assert command(cluster, "models", "remove", "mistral") == "removed mistral\n"
+            assert last.join() == expected["mistral"][PROMPTS[0]]
+            status, body = cluster.get("/v1/models/mistral")
+            assert (status, "'demo', 'qwen'" in body.decode()) == (404, True)
+            assert "mistral" not in command(cluster, "models", "list")
+        assert [*demo.failures, *qwen.failures, *mistral.failures] == []
+        assert min(demo.num_right, qwen.num_right, mistral.num_right) >= len(PROMPTS)
         state = cluster.state
         assert state is not None
-        assert [model.model for model in state.models] == ["demo", "deepseek"]
+        assert [model.model for model in state.models] == ["demo", "qwen"]
