@@ -131,6 +131,7 @@ def test_clients_of_all_models_get_right_answers_while_models_and_processes_come
                     cluster.wait_until_restarted(name, old[name])
                 os.kill(old["router"][0], signal.SIGKILL)
                 cluster.wait_until_restarted("router", old["router"])
+                cluster.wait_for(lambda: cluster.member("prefill-0").state == "ready", 60.0)  # at the new router
                 moved = command(cluster, "move", "prefill-0", "qwen", "--role", "decode")  # with the same process
                 assert "ready" in moved
                 assert (cluster.member("prefill-0").model, cluster.member("prefill-0").restarts) == ("qwen", 0)
