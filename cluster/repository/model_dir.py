@@ -30,11 +30,11 @@ from slipstream.workers.models.directory.end_tokens import end_token_ids
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.model_config import CONFIG_FILE, ModelConfig
 from slipstream.workers.models.directory.model_spec import GeneralSpec, ModelImpl, ModelSpec, check_tp
-from slipstream.workers.models.directory.rank_share import Rank
 from slipstream.workers.models.directory.stored_quantization import int4_group
-from slipstream.workers.models.directory.tensor_check import check_ranks, check_tensors
 from slipstream.workers.models.directory.token_ids import TOKENIZER_FILE, token_ids
 from slipstream.workers.models.directory.weight_files import WeightFiles, pickled_file_names
+from slipstream.workers.models.sharding.rank_share import Rank
+from slipstream.workers.models.sharding.tensor_check import check_ranks, check_tensors
 from slipstream.workers.models.spec_reader import NOT_NATIVE, read_spec, why_not_native
 
 PATH: Key = ("model", "path")

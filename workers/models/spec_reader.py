@@ -7,8 +7,9 @@ from pathlib import Path
 from slipstream.workers.models.description.describing import RemoteCode, describe, examine_apart
 from slipstream.workers.models.description.model_description import Found
 from slipstream.workers.models.directory.json_keys import ModelError, NotNativeError
-from slipstream.workers.models.directory.model_config import ModelConfig, UnknownFamilyError
+from slipstream.workers.models.directory.model_config import ModelConfig
 from slipstream.workers.models.directory.model_spec import ModelImpl, ModelSpec
+from slipstream.workers.models.directory.native_family import UnknownFamilyError
 from slipstream.workers.models.directory.weight_files import check_not_pickled
 
 # What it costs that a model of a native family is computed by transformers; follows the reason.
