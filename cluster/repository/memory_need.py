@@ -78,7 +78,7 @@ def _pool_mib(config: ClusterConfig, engine: EngineConfig, tp: int) -> tuple[str
 
 
 def _spec(config: ClusterConfig, engine: EngineConfig) -> ModelSpec:
-    return read_spec(Path(config.model.path), engine.model_impl, code_of(config), apart=True)
+    return read_spec(Path(config.model.path), engine.model_impl, code_of(config), in_subprocess=True)
 
 
 def _weight_bytes(config: ClusterConfig, engines: Sequence[EngineConfig]) -> int:

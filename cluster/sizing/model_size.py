@@ -56,7 +56,7 @@ class ModelFacts:
     @staticmethod
     def read(model_dir: Path) -> ModelFacts:
         """Raises ModelError."""
-        model = read_spec(model_dir, apart=True)
+        model = read_spec(model_dir, in_subprocess=True)
         if isinstance(model, ModelConfig):
             return ModelFacts.of(model)
         return ModelFacts.of_general(describe(model_dir))
