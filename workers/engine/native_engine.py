@@ -228,7 +228,7 @@ class NativeEngine:
     def capacity(self) -> Capacity:
         scheduler, num_state_pages = self._scheduler, self.limits.state_pages
         free_slots, free_pages = scheduler.num_free_slots, scheduler.num_free_pages
-        if num_state_pages:  # which those who count pages by tokens leave out
+        if num_state_pages:  # the router counts the pages of tokens alone
             free_slots = min(free_slots, free_pages // (num_state_pages + 1))
             free_pages -= free_slots * num_state_pages
         return Capacity(

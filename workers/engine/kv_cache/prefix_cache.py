@@ -29,11 +29,11 @@ class PrefixCache:
     """Maps digests to pages, and knows which of the pages without owners was used least recently.
 
     It does not count owners. `PagePool`, which does, calls `idle` when a known page loses its last owner, and `busy`
-    when it gets one again. `changes` is for those who want to follow the cache.
+    when it gets one again. `changes` are what the worker reports to the router.
 
-    A block has a page in each page group, which comes and goes by itself. Those who follow the cache hear of the first
-    group's alone. That is one without a window if there is any, so it is needed for every hit; where pages of other
-    groups are gone, a hit is shorter than they expect.
+    A block has a page in each page group, which comes and goes by itself. `changes` are those of the first
+    group alone: that is one without a window if there is any, so it is needed for every hit. Where pages of other
+    groups are gone, a hit is shorter than the router expects.
     """
 
     def __init__(self, num_groups: int = 1) -> None:
