@@ -148,7 +148,7 @@ def test_it_generates_what_transformers_generates(name: str, made: Callable[[str
     assert spec.mode == "cached"
     assert isinstance(runner.model, CachedModel)
     assert (spec.kv.state_bytes > 0) == (name in STATEFUL)
-    assert engine.limits.prefix_caching == (name not in STATEFUL)
+    assert engine.limits.has_states == (name in STATEFUL)
     requests = [_request(str(number), prompt) for number, prompt in enumerate(prompts)]
     assert tokens_of(engine, *requests) == follows
     assert owned(engine) == 0
@@ -168,6 +168,22 @@ def test_a_class_that_fails_the_self_check_as_a_flat_batch_runs_with_a_cache(
     engine, runner = _engine(model_dir)
     assert isinstance(runner.model, CachedModel)
     assert tokens_of(engine, _request("r", prompts[0])) == follows[:1]
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_prefix_with_a_kept_state_is_computed_once(name: str, made: Callable[[str], Made]) -> None:
+    model_dir, prompts, follows = made(name)
+    engine, _ = _engine(model_dir)
+    assert tokens_of(engine, _request("first", prompts[0])) == follows[:1]
+    computed = engine.stats().total_computed_tokens
+    assert tokens_of(engine, _request("again", prompts[0])) == follows[:1]
+    num_cached = 32  # of 37 tokens, in blocks of 8
+    assert engine.stats().total_prefix_hit_tokens == num_cached
+    assert engine.stats().total_computed_tokens - computed == computed - num_cached
+    answered = [*prompts[0], *follows[0][:5]]  # the next turn: 42 tokens, of which 40 have been computed
+    assert tokens_of(engine, _request("next", answered))[0][:5] == follows[0][5:]
+    assert engine.stats().total_prefix_hit_tokens == num_cached + 40
+    assert owned(engine) == 0
 
 
 @pytest.mark.parametrize("name", ["bloom", "qwen3_5_text"])
