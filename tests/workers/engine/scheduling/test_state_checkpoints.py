@@ -1,13 +1,20 @@
-"""Which states are kept for the prefix cache, what later prompts find of them, and what is left when pages are short."""
+"""Which states are kept for the prefix cache, what later prompts find of them, and which go when pages are short."""
 
 from __future__ import annotations
 
+from array import array
+from random import Random
 from typing import Any
 
 import pytest
 
+from slipstream.router.placement.prefix.index import PrefixIndex
 from slipstream.router.protocol.block_hash import HashChain, root_digest
+from slipstream.router.registry.worker_registry import WorkerState
 from slipstream.workers.engine.native_engine import NativeEngine
+from slipstream.workers.telemetry.block_events import BlockEvents
+from tests.support.router.greetings import make_hello
+from tests.support.router.placed_workers import request as waiting_request
 from tests.support.workers.engine_driver import make_limits, make_request, make_ticket, owned, run
 from tests.support.workers.fake_executor import STATE, FakeExecutor, next_token
 from tests.support.workers.kept_states import kept_without_kv
@@ -60,11 +67,8 @@ class World:
 
     def kept(self, tokens: list[int]) -> list[int]:
         """After how many blocks of these tokens a state is kept."""
-        chain = HashChain(root_digest(self.limits.model_id, ""), 4 * BLOCK)
-        packed = make_request("", tokens).prompt_ids
-        from array import array
-
-        chain.extend(array("i", packed), len(tokens) // BLOCK)
+        chain = HashChain(root_digest(self.limits.model_id, ""), BLOCK)
+        chain.extend(array("i", tokens), len(tokens) // BLOCK)
         known = set(self.engine.prefix_cache.digests())
         return [at + 1 for at, digest in enumerate(chain.digests) if digest in known]
 
@@ -113,7 +117,7 @@ def test_long_prompts_keep_a_bounded_number_of_states(world: World, monkeypatch:
     assert world.serve([*prompt[:270], 1, 2, 3], 1) == 64 * BLOCK
     short = [at * 5 % 90 for at in range(60)]
     world.serve(short, 1)
-    assert world.kept(short) == ([4, 8, 12, 14] if world.limits.state_pages < 2 else [4, 8, 12, 14])
+    assert world.kept(short) == [4, 8, 12, 14]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -121,34 +125,13 @@ def test_under_pressure_a_state_goes_before_the_kv_that_it_needs(layout: str) ->
     world = World(layout, num_pages=24, max_model_len=40)
     hits = 0
     for number in range(40):
-        of_chat = [number % 5 * 10 + at for at in range(17)]
+        chat = number // 4 % 5 if number % 2 else 5
+        of_chat = [chat * 10 + at for at in range(17)]
         hits += world.serve([*of_chat, number % 3, 1, 2, 3, number % 2], 3) > 0
         world.engine.check_integrity()
     assert 0 < hits < 40
     counts = world.engine.page_counts()
     assert counts["free"] + counts["cached"] == 24
-
-
-def test_a_preempted_sequence_goes_on_from_a_kept_state() -> None:
-    world = World(num_pages=24, max_model_len=60, max_step_tokens=40)
-    prompts = [list(range(11, 28)), list(range(31, 48))]
-    for number, prompt in enumerate(prompts):
-        world.engine.add(make_request(f"r{number}", prompt, max_tokens=24, ignore_eos=True))
-    generated = run(world.engine)
-    for number, prompt in enumerate(prompts):
-        assert generated[f"r{number}", 0].token_ids == world.follows(prompt, 24)
-    stats = world.engine.stats()
-    assert stats.total_preemptions > 0
-    assert any(len(plan.state_copies) and not plan.arrays.positions[0] == 0 for plan in world.executor.plans)
-    resumed = [plan for plan in world.executor.plans if _begins_in_the_middle(plan)]
-    assert resumed, "what was preempted was computed again from its first token"
-
-
-def _begins_in_the_middle(plan: Any) -> bool:
-    """Whether a step has a chunk of several tokens of which the first is the first of a later block."""
-    starts = plan.arrays.query_starts.tolist()
-    positions = plan.arrays.positions
-    return any(end - at > 1 and positions[at] >= 5 * BLOCK for at, end in zip(starts, starts[1:], strict=False))
 
 
 def test_a_prompt_that_is_handed_over_is_wanted_without_the_blocks_that_are_cached() -> None:
@@ -203,9 +186,72 @@ def test_a_worker_reports_the_blocks_that_a_state_stands_behind_and_their_end(wo
     assert world.serve(prompt) == 0
 
 
+@pytest.mark.parametrize("layout", ["hybrid", "state only"])
+def test_the_router_credits_what_the_engine_finds(layout: str) -> None:
+    world, rng = World(layout, num_pages=40, max_model_len=60), Random(5)
+    limits = world.limits
+    hello = make_hello(
+        model=limits.model_id,
+        page_tokens=limits.page_tokens,
+        num_pages=limits.num_pages,
+        keeps_states=True,
+        block_tokens=limits.state_block_tokens or 0,
+    )
+    index, worker, events = PrefixIndex(), WorkerState(hello, 0.0), BlockEvents(world.engine.prefix_cache)
+    index.add(worker)
+    chats = [[rng.randrange(90) for _ in range(40)] for _ in range(3)]
+    found = []
+    for number in range(90):
+        prompt = chats[number % 3][: rng.randrange(3, 40)] + [99] * rng.randrange(8)
+        for message in events.due(float(number)):
+            assert not index.apply(worker, message)
+        credited = index.cached_tokens(worker, waiting_request(len(prompt), tokens=prompt, request_id=str(number)))
+        found.append(world.serve(prompt))
+        assert found[-1] == credited
+    assert 20 < sum(map(bool, found)) < 90
+
+
 def test_without_a_prefix_cache_nothing_is_kept_and_no_chunk_is_cut(world: World) -> None:
     world = World("hybrid", prefix_caching=False, max_step_tokens=64)
     assert world.serve(list(range(11, 26)), 8) == 0
     assert world.engine.page_counts()["cached"] == 0
     assert [plan.arrays.num_tokens for plan in world.executor.plans] == [15, *[1] * 7]
     assert not any(plan.state_copies for plan in world.executor.plans)
+
+
+def _evict(world: World, num_pages: int) -> None:
+    """Takes the oldest pages of the cache away, and allows as many again."""
+    counts = world.engine.page_counts()
+    world.engine.set_page_limit(world.limits.num_pages - counts["free"] - num_pages)
+    world.engine.set_page_limit(world.limits.num_pages)
+    assert world.engine.page_counts()["cached"] == counts["cached"] - num_pages
+
+
+def test_a_state_is_not_younger_than_kv_that_was_left_without_one() -> None:
+    world = World()
+    prompt = list(range(11, 26))
+    world.serve(prompt)
+    _evict(world, 2)
+    assert world.kept(prompt) == []
+    world.engine.add(make_request("again", prompt, max_tokens=8, ignore_eos=True))
+    while not world.kept(prompt):
+        world.engine.step()
+    _evict(world, 1)
+    assert kept_without_kv(world.engine) == []
+    assert world.kept(prompt) == []
+    assert run_tokens(world) == world.follows(prompt, 8)[1:]
+    world.engine.check_integrity()
+
+
+def test_what_a_sequence_leaves_is_as_young_as_its_end() -> None:
+    world = World()
+    long, short = list(range(11, 26)), list(range(41, 56))
+    world.engine.add(make_request("long", long, max_tokens=30, ignore_eos=True))
+    world.engine.add(make_request("short", short, max_tokens=2, ignore_eos=True))
+    run(world.engine)
+    assert world.kept(long) == world.kept(short) == [3]
+    _evict(world, 5)  # all of the short one
+    assert world.kept(short) == []
+    assert world.kept(long) == [3]
+    _evict(world, 2)  # the state behind the long one's answer
+    assert world.kept([*long, *world.follows(long, 30)]) == [3]
