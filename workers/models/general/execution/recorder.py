@@ -48,9 +48,9 @@ def recorded(run: Callable[..., Tensor], inputs: tuple[Tensor, Tensor, Tensor]) 
 
 
 # Torch takes only modes of its own at this key.
-class _Recorder(SchemaCheckMode):
+class _Recorder(SchemaCheckMode):  # type: ignore[no-untyped-call]
     def __init__(self, inputs: tuple[Tensor, Tensor, Tensor]) -> None:
-        TorchDispatchMode.__init__(self, torch._C.DispatchKey.PreDispatch)
+        TorchDispatchMode.__init__(self, torch._C.DispatchKey.PreDispatch)  # type: ignore[no-untyped-call]
         self.nodes: list[Node] = []
         self.looked: NotCapturedError | None = None
         # Nodes by the identity of their tensors, which are kept alive. Torch wraps what some functions return (`zeros`)
