@@ -131,10 +131,9 @@ class Scheduler:
         """Compute a reserved sequence here after all. If its KV has landed already, all full pages of it are in the
         prefix cache: it queues as if it were new, because its last token has to be computed once more and that must
         not write into pages that others may share by now. So does one whose layers have windows: it has no pages for
-        what its last token does not see."""
-        if sequence.state is SequenceState.RESERVED and not self._limits.has_windows:
-            if self._limits.state_pages:
-                sequence.num_computed = 0  # pages that have been copied are of no use without the state after them
+        what its last token does not see. And so does one that has a state, without which its cached pages are of no
+        use."""
+        if sequence.state is SequenceState.RESERVED and not (self._limits.has_windows or self._limits.has_states):
             self._run(sequence)
         else:
             self._requeue(sequence)
@@ -200,6 +199,7 @@ class Scheduler:
         if self._starved or self._unready:
             decoding = [s for s in decoding if s not in self._starved and s not in self._unready]
         step = ScheduledStep(decoding[:max_tokens])
+        self.pages.before_step(step.decoding)
         has_prompts = len(step.decoding) < len(self._running) or bool(self._waiting)
         if has_prompts and self._limits.auto_step_tokens:
             context_tokens = sum([len(sequence.tokens) for sequence in step.decoding])
@@ -210,10 +210,12 @@ class Scheduler:
                 if sequence in self._unready:
                     continue
                 if budget and (sequence.num_uncomputed > 1 or sequence.ticket is not None):
+                    self.pages.before_step((sequence,))
                     budget -= step.add_chunk(sequence, budget, page_tokens, begins=False)
         while budget and (admitted := self._next_waiting()) is not None and self._admit(admitted):
             insort(self._running, admitted, key=_order)
             budget -= step.add_chunk(admitted, budget, page_tokens, begins=True)
+        step.state_copies = self.pages.take_copies()
         self._is_stuck = not step
         return step
 
