@@ -360,6 +360,7 @@ class Worker:
             page_limit=engine.page_use().num_held if engine.has_elastic_pages else None,
             reserves_output=limits.reserves_output and role == "decode",
             group_pages=() if limits.windows == (None,) else tuple(most or 0 for most in limits.most_blocks),
+            state_pages=limits.state_pages,
         )
 
     def _transfer_ended(self, rank: int, outcome: RankOutcome) -> None:

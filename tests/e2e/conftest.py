@@ -31,7 +31,7 @@ TIMEOUT_S = 300.0  # of a test with the start of its cluster, on a machine that 
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Where tests run side by side, those of the clusters of all stay in one process, and those of another file in one."""
+    """Side by side, tests of the clusters of all stay in one process, and those of each other file in one."""
     item.add_marker(pytest.mark.xdist_group("clusters of all" if _shares_a_cluster(item) else item.path.stem))
     if item.get_closest_marker("timeout") is None:
         item.add_marker(pytest.mark.timeout(TIMEOUT_S))

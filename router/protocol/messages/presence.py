@@ -96,6 +96,7 @@ class Hello:
     group_pages: tuple[
         int, ...
     ] = ()  # by page group: the most pages that a sequence holds (0: one each block; (): (0,))
+    state_pages: int = 0  # of a sequence, beside those of its tokens
 
 
 class Credits(NamedTuple):
