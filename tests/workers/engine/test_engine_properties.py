@@ -235,7 +235,7 @@ class EngineMachine(RuleBasedStateMachine):
         """Credits can be spent: the router counts pages for the prompt and one token more, or for the
         whole answer."""
         limits = self.engine.limits
-        return limits.pages_for(num_prompt + (max_tokens if self.reserves_output else 1)) - limits.state_pages
+        return limits.pages_for(num_prompt + (max_tokens if self.reserves_output else 1))
 
     @rule(prompt=prompts, num_output=st.integers(1, 4), max_tokens=st.integers(6, 10), room=st.integers(0, 3))
     def adopt(self, prompt: list[int], num_output: int, max_tokens: int, room: int) -> None:
