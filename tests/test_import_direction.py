@@ -39,7 +39,7 @@ router/dispatch
 router/api router/api/openai/body router/api/openai router/api/admin router/api/pages
 router/frontends router
 
-workers/models/directory workers/config workers/models/description workers/models/interface
+workers/models/directory workers/models/sharding workers/config workers/models/description workers/models/interface
 workers/models/weights workers/models/general/execution workers/models/general/cached workers/models/general
 workers/models/general/examination
 workers/models

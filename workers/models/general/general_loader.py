@@ -16,9 +16,9 @@ from slipstream.workers.models.directory.steady_files import SteadyFiles
 from slipstream.workers.models.general.cached.cache_layout import recorded_layout
 from slipstream.workers.models.general.cached.cached_model import CachedModel
 from slipstream.workers.models.general.describe import recorded_calls
-from slipstream.workers.models.general.execution.capture import NotCapturedError
 from slipstream.workers.models.general.execution.captured_model import captured
 from slipstream.workers.models.general.execution.native_experts import NativeExperts
+from slipstream.workers.models.general.execution.recorder import NotCapturedError
 from slipstream.workers.models.general.execution.tensor_parallel_plan import (
     distributed_config,
     expert_shares,

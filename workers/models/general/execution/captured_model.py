@@ -13,13 +13,14 @@ from torch import Tensor
 
 from slipstream.kernels.cpu.native_rows import NativeRotation, best_of_rows
 from slipstream.workers.models.directory.model_spec import GeneralSpec
-from slipstream.workers.models.general.execution.capture import NotCapturedError, capture
+from slipstream.workers.models.general.execution.capture import capture
 from slipstream.workers.models.general.execution.fuse import Fused, behind, fuse
 from slipstream.workers.models.general.execution.join_attention import joined_heads
 from slipstream.workers.models.general.execution.keep_rows import keep_rows
 from slipstream.workers.models.general.execution.leaves import leaf_op
 from slipstream.workers.models.general.execution.native_experts import NativeExperts
 from slipstream.workers.models.general.execution.program import Program, compiled
+from slipstream.workers.models.general.execution.recorder import NotCapturedError
 from slipstream.workers.models.general.execution.simplify import has_effect, simplify
 from slipstream.workers.models.general.execution.step_graph import Node, StepGraph
 from slipstream.workers.models.interface.model import GreedyTokens

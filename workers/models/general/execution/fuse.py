@@ -110,8 +110,10 @@ class _Products:
         self._graph, self._library = graph, library
         self._packers = {dtype: LinearPacker(library, dtype) for dtype in DTYPES}
         self._places: dict[torch.dtype, list[Node]] = {dtype: [] for dtype in DTYPES}
+        self._users: dict[Node, list[Node]] = {}
 
     def run(self) -> tuple[int, int]:
+        self._users = self._graph.users()
         gates = sum(self._fuse_gate(node) for node in list(self._graph.nodes) if node.target is aten.mul.Tensor)
         self._graph.drop_unused(has_effect)
         by_input: dict[tuple[Node, bool], list[Node]] = {}
@@ -129,7 +131,7 @@ class _Products:
         return len(by_input) + gates, gates
 
     def _fuse_gate(self, node: Node) -> bool:
-        users = self._graph.users()
+        users = self._users
         for opening, up in (node.args, node.args[::-1]):
             gate = _gate(opening)
             if gate is None or not isinstance(up, Node) or len(users[opening]) != 1:

@@ -44,8 +44,6 @@ def _drop_identities(graph: StepGraph) -> None:
     kept = []
     for node in graph.nodes:
         node.replace_inputs(new)
-        if node.target is not None and not isinstance(node.target, torch._ops.OpOverload) and not node.inputs:
-            continue  # a switch of torch, for gradients or autocast
         if node.target is not None and _is_identity(node):
             new[node] = node.args[0]
         else:
