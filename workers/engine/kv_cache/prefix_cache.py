@@ -33,8 +33,8 @@ class PrefixCache:
 
     A block has a page in each page group, which comes and goes by itself. `changes` are those of one group alone,
     `followed`. That is the first: one without a window if there is any, so it is needed for every hit. Where pages of
-    other groups are gone, a hit is shorter than the router expects. Where sequences have states, further groups have the
-    pages of those that were kept, at some blocks, and the last of them is followed (see `StateCheckpoints`).
+    other groups are gone, a hit is shorter than the router expects. Where sequences have states, further groups have
+    the pages of those that were kept, at some blocks, and the last of them is followed (see `StateCheckpoints`).
     """
 
     def __init__(self, num_groups: int = 1, followed: int = 0) -> None:
