@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from slipstream.workers.models.description.config_check import check_config
 from slipstream.workers.models.description.model_description import (
     CodeNeededError,
     CodeNotRunError,
@@ -13,8 +14,9 @@ from slipstream.workers.models.description.model_description import (
     ModelDescription,
 )
 from slipstream.workers.models.description.module_process import run_in_subprocess
+from slipstream.workers.models.description.own_code import check_own_code
 from slipstream.workers.models.description.result_cache import ResultCache, key_of
-from slipstream.workers.models.directory.json_keys import ModelError, read_json
+from slipstream.workers.models.directory.json_keys import Keys, ModelError, read_json
 from slipstream.workers.models.directory.model_config import CONFIG_FILE
 
 EXAMINE = "slipstream.workers.models.general.examination.examine"  # what runs in that process
@@ -43,6 +45,7 @@ def describe(
     try:
         return _found(model_dir, examine, runs_code=False).result(model_dir)
     except CodeNeededError as error:
+        check_own_code(Keys(model_dir / CONFIG_FILE, read_json(model_dir / CONFIG_FILE)))
         if code == "refused":
             raise
         if code == "elsewhere":
@@ -51,7 +54,7 @@ def describe(
 
 
 def _found(model_dir: Path, examine: Examine, *, runs_code: bool) -> Found:
-    read_json(model_dir / CONFIG_FILE)  # says what is wrong with the file in our own words
+    check_config(model_dir)  # says what is wrong with the file in our own words
     cache, key = ResultCache(), key_of("description", model_parts(model_dir, runs_code=runs_code))
     known = cache.get(key)
     if known is not None:

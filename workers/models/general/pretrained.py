@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import inspect
 import logging
+import pickle
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 import transformers
+from huggingface_hub import constants
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from slipstream.workers.models.directory.json_keys import ModelError
+from slipstream.workers.models.directory.weight_files import pickled_file_names
 from slipstream.workers.models.general.quantized import set_dequantization
 
 log = logging.getLogger(__name__)
@@ -21,13 +25,25 @@ POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length"
 UNBOUNDED_POSITIONS = 1 << 20  # what we say of models whose configuration bounds no length
 
 
+@contextmanager
+def offline() -> Iterator[None]:
+    """Within it, `huggingface_hub` asks no server, whatever a model's directory refers to."""
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+@offline()
 def read_config(model_dir: Path, trust_remote_code: bool = False) -> PreTrainedConfig:
     """Raises ModelError."""
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             model_dir, trust_remote_code=trust_remote_code, local_files_only=True
         )
-    except Exception as error:  # whatever a configuration class makes of the file
+    except (Exception, SystemExit) as error:  # whatever a configuration class makes of the file
         raise ModelError(f"{model_dir / 'config.json'}: transformers cannot read it: {sentence(error)}") from error
     text = decoder_config(config)
     if getattr(text, "use_bidirectional_attention", None) == "vision":
@@ -58,6 +74,7 @@ def _short_positions(rope: dict[str, Any]) -> Iterator[int]:
             yield positions
 
 
+@offline()
 def empty_model(
     config: PreTrainedConfig, dtype: torch.dtype, device: str, trust_remote_code: bool = False
 ) -> PreTrainedModel:
@@ -70,11 +87,12 @@ def empty_model(
         if device != "meta":
             model = model.to_empty(device=device)
             model.init_weights()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ModelError(f"transformers cannot build the model: {sentence(error)}") from error
     return cast(PreTrainedModel, model.eval())
 
 
+@offline()
 def load_pretrained(
     model_dir: Path, dtype: torch.dtype, trust_remote_code: bool = False, **options: Any
 ) -> PreTrainedModel:
@@ -93,7 +111,8 @@ def load_pretrained(
         )
     except ModelError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        check_plain(model_dir)
         raise ModelError(f"{model_dir}: transformers cannot load it: {sentence(error)}") from error
     model, report = loaded
     if report["missing_keys"]:
@@ -103,6 +122,25 @@ def load_pretrained(
     if report["unexpected_keys"]:
         log.warning("%s: %s does not read %s", model_dir, type(model).__name__, _some(report["unexpected_keys"]))
     return cast(PreTrainedModel, model.eval())
+
+
+def check_plain(model_dir: Path) -> None:
+    """Raises ModelError if a file in PyTorch's own form, a pickle, cannot be read as tensors alone."""
+    for name in pickled_file_names(model_dir):
+        load_plain(model_dir / name)
+
+
+def load_plain(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a file in PyTorch's own form, without their numbers. Raises ModelError."""
+    try:
+        found = torch.load(path, map_location="meta", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ModelError(f"{path} holds other things than tensors, or is damaged; only tensors are loaded") from error
+    except (Exception, SystemExit) as error:  # whatever torch makes of a damaged file
+        raise ModelError(f"{path} cannot be read: {sentence(error)}") from error
+    if not isinstance(found, dict) or not all(isinstance(one, torch.Tensor) for one in found.values()):
+        raise ModelError(f"{path} holds other things than tensors by their names")
+    return found
 
 
 def missing_sentence(model_dir: Path, names: Iterable[str]) -> str:
@@ -124,7 +162,7 @@ def transformers_version() -> str:
     return transformers.__version__
 
 
-def sentence(error: Exception) -> str:
+def sentence(error: BaseException) -> str:
     """The first line of an error's text."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}"

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.model_spec import GeneralSpec
+from slipstream.workers.models.general.execution.tensor_parallel_plan import local
 from slipstream.workers.models.general.pretrained import sentence, takes
 from slipstream.workers.models.general.registered import attention_of
 from slipstream.workers.models.interface.kv_shape import kv_shape
@@ -103,7 +104,20 @@ def eager_scores(model: PreTrainedModel, spec: GeneralSpec) -> Tensor:
                 rows.append(scores[[end - 1 for _, end in prompt.chunks]])
     except Exception as failure:  # whatever the model's class raises
         raise _does_not_run(spec, failure) from failure
-    return torch.cat(rows)[:, : spec.vocab_size].float()
+    scores = torch.cat(rows)[:, : spec.vocab_size].float()
+    if scores.isnan().any():
+        raise SelfCheckError(
+            f"{spec.architecture} cannot be served: its scores are not numbers (NaN){_first_without_numbers(model)}"
+        )
+    return scores
+
+
+def _first_without_numbers(model: PreTrainedModel) -> str:
+    for name, parameter in model.named_parameters():
+        tensor = local(parameter)
+        if tensor.dtype in (torch.float32, torch.bfloat16, torch.float16) and tensor.isnan().any():
+            return f", nor are those of the weight {name}"
+    return ""
 
 
 def _paged_scores(general: GeneralModel, prompts: list[_Prompt], page_tokens: int) -> Tensor | None:

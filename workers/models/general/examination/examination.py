@@ -12,17 +12,19 @@ from typing import Any
 import torch
 import transformers
 from transformers import PreTrainedModel
+from transformers.activations import ACT2FN
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from slipstream.workers.models.description.model_description import CodeNeededError, ModelDescription
-from slipstream.workers.models.directory.json_keys import Keys, read_json
+from slipstream.workers.models.directory.json_keys import Keys, ModelError, read_json
 from slipstream.workers.models.directory.model_config import CONFIG_FILE
 from slipstream.workers.models.directory.native_family import keys_of_other_families
 from slipstream.workers.models.general.describe import describe
 from slipstream.workers.models.general.pretrained import empty_model, read_config, transformers_version
 from slipstream.workers.models.general.quantized import set_dequantization
 
+ACTIVATION_KEYS = ("hidden_act", "hidden_activation", "activation_function", "activation")
 ROPE_KEYS = ("rope_parameters", "rope_scaling")
 
 
@@ -42,10 +44,15 @@ def examined(model_dir: Path, runs_code: bool) -> ModelDescription:
                 )
             )
         )
-    _refuse_contradiction(keys)
+    _refuse_contradiction(keys, trust)
     config = read_config(model_dir, trust)
     set_dequantization(config, model_dir)
-    model = empty_model(config, torch.float32, "meta", trust)
+    try:
+        model = empty_model(config, torch.float32, "meta", trust)
+    except ModelError:
+        _refuse_activation(keys)
+        _refuse_activation(keys.section("text_config") or keys)
+        raise
     _refuse_keys_that_are_not_read(keys.section("text_config") or keys, model)
     spec = replace(describe(model_dir, trust), runs_code=trust)
     tied: Any = getattr(model, "all_tied_weights_keys", None) or {}
@@ -55,6 +62,14 @@ def examined(model_dir: Path, runs_code: bool) -> ModelDescription:
         tied=tuple(sorted(tied)),
         num_parameters=sum(one.numel() for one in model.parameters()),
     )
+
+
+def _refuse_activation(keys: Keys) -> None:
+    """Where a model could not be built. Raises ModelError."""
+    for key in ACTIVATION_KEYS:
+        value = keys.get(key)
+        if value is not None and (not isinstance(value, str) or value not in ACT2FN):
+            raise keys.error(key, f"{value!r} is not supported: transformers has no such activation")
 
 
 def _refuse_encoder_decoder(keys: Keys) -> None:
@@ -87,13 +102,18 @@ def needs_code(keys: Keys) -> bool:
     )
 
 
-def _refuse_contradiction(keys: Keys) -> None:
-    """vLLM goes by `architectures`, transformers by `model_type`: a class of transformers of another type is refused.
-    Raises ModelError."""
+def _refuse_contradiction(keys: Keys, runs_code: bool) -> None:
+    """vLLM goes by `architectures`, transformers by `model_type`: a class of transformers of another type is refused,
+    and a name that transformers does not know, unless the directory has the code. Without any name, `model_type` alone
+    decides. Raises ModelError."""
     model_type, names = str(keys.get("model_type")), keys.get("architectures", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise keys.error("architectures", f"must be a list of names, got {names!r}")
     for name in names:
+        if not runs_code and not hasattr(transformers, name):
+            raise keys.error(
+                "architectures", f"{name!r} is not supported: transformers {transformers_version()} has no such class"
+            )
         known = getattr(getattr(transformers, name, None), "config_class", None)
         if known is None or known.model_type == model_type or known.model_type.startswith(f"{model_type}_"):
             continue

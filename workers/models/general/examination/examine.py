@@ -43,7 +43,11 @@ def weights(model_dir: Path, *, runs_code: bool) -> bytes:
     """What is wrong with the checkpoint, as a sentence with `DIRECTORY`; "" if nothing is."""
     from slipstream.workers.models.general.examination.weights_report import weights_problem
 
-    return (weights_problem(model_dir, runs_code) or "").replace(str(model_dir), DIRECTORY).encode()
+    try:
+        problem = weights_problem(model_dir, runs_code) or ""
+    except ModelError as error:
+        problem = str(error)
+    return problem.replace(str(model_dir), DIRECTORY).encode()
 
 
 def _anywhere(error: ModelError, model_dir: Path) -> str:

@@ -19,6 +19,7 @@ from slipstream.workers.models.directory.weight_files import WeightFiles, pickle
 from slipstream.workers.models.general.examination.examination import needs_code
 from slipstream.workers.models.general.pretrained import (
     empty_model,
+    load_plain,
     mismatched_sentence,
     missing_sentence,
     read_config,
@@ -48,7 +49,7 @@ def _stored(model_dir: Path) -> dict[str, Tensor]:
     pickled = pickled_file_names(model_dir)
     tensors: dict[str, Tensor] = {}
     for file in pickled:
-        tensors |= torch.load(model_dir / file, map_location="meta", weights_only=True)
+        tensors |= load_plain(model_dir / file)
     if not pickled:
         for name, tensor in WeightFiles.read(model_dir).tensors.items():
             tensors[name] = torch.empty(tensor.shape, device="meta")
