@@ -106,7 +106,7 @@ class EngineLoop:
         except WorkerFailed as error:
             self._say_goodbye(str(error))
             raise
-        except Exception as error:
+        except BaseException as error:  # code of a model's own may leave by sys.exit
             log.exception("the engine failed")
             reason = f"engine failed: {error!r}"
             self._say_goodbye(reason)

@@ -206,7 +206,9 @@ class Worker:
             error = WorkerFailed(self._broken_reason) if by_rank else failure
         except SETUP_ERRORS as failure:
             error = WorkerFailed(str(failure))
-        except Exception as failure:
+        except (
+            BaseException
+        ) as failure:  # code of a model's own may leave by sys.exit, which would end this thread alone
             log.exception("%s could not start", self._config.name)
             error = WorkerFailed(f"{type(failure).__name__}: {failure}")
         with contextlib.suppress(RuntimeError):  # the loop is closed, because `run` did not wait for us

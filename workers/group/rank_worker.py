@@ -44,7 +44,7 @@ from slipstream.workers.group.group_messages import (
 from slipstream.workers.group.rank_parts import RankParts, rank_parts
 from slipstream.workers.process.compute_thread import ComputeThread
 from slipstream.workers.process.memory_release import release_memory
-from slipstream.workers.telemetry.worker_report import WorkerFailed, WorkerReport, WorkerState
+from slipstream.workers.telemetry.worker_report import LEADER_GONE, WorkerFailed, WorkerReport, WorkerState
 from slipstream.workers.transfers.group_transfers import RankOutcome
 
 LEADER_GONE_GRACE_S = 2.0
@@ -86,7 +86,7 @@ class RankWorker:
         try:
             self._run()
             self._show("stopped", "")
-        except Exception as error:
+        except BaseException as error:  # code of a model's own may leave by sys.exit
             reason = _reason_of(error)
             self._show("failed", reason)
             raise WorkerFailed(f"rank {self._rank} of {self._config.name}: {reason}") from error
@@ -112,8 +112,8 @@ class RankWorker:
                     role = self._compute_as(role, link, parts)
                 leave_process_group()
         except LinkClosed as error:
-            raise WorkerFailed(f"the leader is gone: {error}") from error
-        except Exception as error:
+            raise WorkerFailed(f"{LEADER_GONE}: {error}") from error
+        except BaseException as error:
             link.send_last(RankFailed(_reason_of(error)))
             raise
         finally:
@@ -175,7 +175,7 @@ class RankWorker:
         log.info("%s rank %d: %s", self._config.name, self._rank, f"{state} ({progress})" if progress else state)
 
 
-def _reason_of(error: Exception) -> str:
+def _reason_of(error: BaseException) -> str:
     """Errors that are sentences already need no type to be understood."""
     return (
         str(error)

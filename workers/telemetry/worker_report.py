@@ -22,6 +22,9 @@ WorkerState = Literal[
 ]
 
 
+LEADER_GONE = "the leader is gone"  # begins what a rank says that has ended because of its leader
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
     """`new -> gathering (tp > 1: waiting for the other ranks) -> fetching (if the model is not on its host) -> loading

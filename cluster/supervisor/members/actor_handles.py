@@ -11,9 +11,11 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTa
 
 from slipstream.cluster.supervisor.members.actors import ProcessHost
 from slipstream.cluster.supervisor.members.deployment import Deployment
+from slipstream.workers.telemetry.worker_report import LEADER_GONE
 
 STOP_PATIENCE_S = 2.0
 LEAVE_PATIENCE_S = 10.0
+REASON_PATIENCE_S = 1.0  # the leader says what it has heard of a rank that died after half a second
 ENDED = "ended by itself"  # why a group is gone whose processes have returned from `run`
 
 
@@ -32,15 +34,29 @@ def start_actor(
 
 
 async def first_death(runs: Sequence[Awaitable[object]]) -> str:
-    """Waits until the first of some pending `run` calls ends, and says why."""
+    """Waits until the first of some pending `run` calls ends, and says why. When one rank dies, the others die of that.
+    One with a reason of its own says more than "is gone", and gets a moment to say it."""
     waiting = [asyncio.ensure_future(_end_of(run)) for run in runs]
     try:
-        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        # When one rank dies, the others die of that. The one with a reason of its own says more than "is gone".
-        return min((task.result() for task in done), key=lambda reason: reason.startswith("process"))
+        done, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        until_s = asyncio.get_running_loop().time() + REASON_PATIENCE_S
+        while pending and all(_is_consequence(task.result()) for task in done):
+            more, pending = await asyncio.wait(
+                pending,
+                timeout=until_s - asyncio.get_running_loop().time(),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if not more:
+                break
+            done |= more
+        return min((task.result() for task in done), key=_is_consequence)
     finally:
         for task in waiting:
             task.cancel()
+
+
+def _is_consequence(reason: str) -> bool:
+    return reason.startswith("process") or LEADER_GONE in reason
 
 
 async def _end_of(run: Awaitable[object]) -> str:

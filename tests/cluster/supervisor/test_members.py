@@ -193,11 +193,20 @@ def test_of_ranks_that_die_together_the_one_with_a_reason_speaks() -> None:
     async def failed() -> None:
         raise task_error(WorkerFailed("out of memory"))
 
+    async def orphaned() -> None:
+        raise task_error(WorkerFailed("rank 1 of decode-0: the leader is gone: the connection is closed"))
+
+    async def fails_later() -> None:
+        await asyncio.sleep(0.01)
+        await failed()
+
     async def lives() -> None:
         await asyncio.Event().wait()
 
     async def check() -> None:
         assert await first_death([gone(), failed(), lives()]) == "out of memory"
+        assert await first_death([gone(), fails_later(), lives()]) == "out of memory"
+        assert await first_death([orphaned(), fails_later(), lives()]) == "out of memory"
         assert await first_death([lives(), gone()]) == "process is gone (killed, or crashed in native code)"
 
     asyncio.run(check())

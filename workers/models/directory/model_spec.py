@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal, Protocol
 
 from slipstream.workers.models.directory.json_keys import ModelError
@@ -63,3 +64,8 @@ def check_tp(model: ModelSpec, size: int) -> None:
     for name, count in model.divided:
         if count % size:
             raise ModelError(f"tensor parallel degree {size} does not divide {name} = {count}")
+    if isinstance(model, GeneralSpec) and find_spec("accelerate") is None:
+        raise ModelError(
+            f"tensor parallel degree {size}: for a model that transformers computes it needs the package accelerate: "
+            "pip install 'slipstream[parallel]'"
+        )
