@@ -109,7 +109,8 @@ def model_warnings(config: ClusterConfig) -> Iterator[str]:
     the key."""
     model_dir, impl = Path(config.model.path), config.decode.engine.model_impl
     try:
-        vocab_size = read_spec(model_dir, impl, code_of(config), in_subprocess=True).vocab_size
+        model = read_spec(model_dir, impl, code_of(config), in_subprocess=True)
+        vocab_size = model.vocab_size
         unknown = unknown_tokens(token_ids(model_dir), vocab_size)
         ends = [token_id for token_id in end_token_ids(model_dir) if token_id >= vocab_size]
         reason = why_not_native(model_dir) if impl == "auto" else None
@@ -118,6 +119,10 @@ def model_warnings(config: ClusterConfig) -> Iterator[str]:
         return
     except ModelError:  # the files have changed since they were checked, which the workers will report
         return
+    if isinstance(model, ModelConfig) and model.moe is None:
+        for role, pool in config.pools():
+            if pool.engine.expert_parallel:
+                yield f"{role}.engine.expert_parallel: true changes nothing: the model has no experts"
     if reason is not None:
         yield f"model.path: {reason}: {NOT_NATIVE}"
     if unknown:
@@ -187,7 +192,8 @@ def _pool_problems(
         yield from _native_problems(pool, model, model_dir)
     if isinstance(model, GeneralSpec):
         yield from (
-            (("engine", key), f"{reason}, got {getattr(engine, key)}") for key, reason in not_general(engine, model)
+            (("engine", key), f"{reason}, got {str(getattr(engine, key)).lower()}")
+            for key, reason in not_general(engine, model)
         )
     longest = model.max_position_embeddings
     if (engine.max_model_len or 0) > longest:

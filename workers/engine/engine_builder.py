@@ -259,7 +259,7 @@ def _load_general(
     if reason is not None and tp.rank == 0:
         log.warning("%s: %s", reason, NOT_NATIVE)
     for key, reason in not_general(config, spec):
-        raise EngineConfigError(f"{key} {reason}, got {getattr(config, key)}")
+        raise EngineConfigError(f"{key} {reason}, got {str(getattr(config, key)).lower()}")
     # Imported here, as transformers takes seconds, which native models do not need.
     from slipstream.workers.models.general.general_loader import load_general
 

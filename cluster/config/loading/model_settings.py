@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -52,8 +52,24 @@ def resolve_models(file: SettingsFile, config: ClusterConfig, files: ModelFiles)
 def problems_of_models(config: ClusterConfig) -> Iterator[tuple[Key, str]]:
     """The mistakes in the files of all models, and in what their pools demand of them, with their keys."""
     for prefix, alone in models_by_key(config):
-        for key, problem in model_problems(Path(alone.model.path), alone):
+        for key, problem in _once(alone, model_problems(Path(alone.model.path), alone)):
             yield (*prefix, *(key[1:] if prefix and key[0] == "model" else key)), problem
+
+
+def _once(alone: ClusterConfig, problems: Iterable[tuple[Key, str]]) -> Iterator[tuple[Key, str]]:
+    """What is wrong with a setting that both pools have of the shared `engine` is reported once, with its key there."""
+    pools, found = dict(alone.pools()), list(problems)
+    shared: set[tuple[Key, str]] = set()
+    for key, problem in found:
+        if len(key) == 3 and key[0] in pools and key[1] == "engine":
+            of_engine, setting = key[1:], key[2]
+            ours = {repr(getattr(one, setting)) for one in (alone.engine, *(pool.engine for pool in pools.values()))}
+            if len(ours) == 1 and all(((role, *of_engine), problem) in found for role in pools):
+                if (of_engine, problem) not in shared:
+                    yield of_engine, problem
+                shared.add((of_engine, problem))
+                continue
+        yield key, problem
 
 
 def models_by_key(config: ClusterConfig) -> Iterator[tuple[Key, ClusterConfig]]:

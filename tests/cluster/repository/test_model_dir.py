@@ -186,6 +186,12 @@ def test_a_model_that_only_transformers_computes_is_warned_about(
     assert "hidden_act: only 'silu' is supported, got 'gelu': transformers computes the model in place of" in warning
 
 
+def test_experts_that_a_model_does_not_have_are_warned_about(tiny_model_dir: Callable[[str], Path]) -> None:
+    warnings = list(model_warnings(config_of(tiny_model_dir("llama"), expert_parallel=True)))
+    assert any("engine.expert_parallel: true changes nothing" in warning for warning in warnings)
+    assert not list(model_warnings(config_of(tiny_model_dir("qwen3_moe"), expert_parallel=True)))
+
+
 def test_the_command_checks_such_a_model_without_torch(mixtral: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FREE_OF_TORCH, str(mixtral)], capture_output=True, text=True, check=False, timeout=300

@@ -16,4 +16,4 @@ def not_general(config: EngineConfig, model: GeneralSpec) -> Iterator[tuple[str,
         ("expert_parallel", config.expert_parallel, False),
     ):
         if value != plain:
-            yield key, f"must be {plain}, because transformers computes {model.architecture}"
+            yield key, f"must be {str(plain).lower()}, because transformers computes {model.architecture}"

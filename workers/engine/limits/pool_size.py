@@ -61,6 +61,8 @@ def stated_num_pages(model: ModelSpec, config: EngineConfig, rank: Rank) -> int 
     num_pages = config.kv_cache_mib * 2**20 // of_page
     if num_pages < 1:
         raise EngineConfigError(f"{pool_source(config)} does not hold a single page of {of_page} bytes")
+    if model.kv.is_state_only:  # small states: the pool takes less memory than it may
+        return min(num_pages, MAX_TOKEN_PLACES // page_tokens(model, config))
     return num_pages
 
 
@@ -110,7 +112,10 @@ def longest_sequence(
     source = source or pool_source(config)
     if model.kv.is_state_only and num_pages * page_tokens(model, config) > MAX_TOKEN_PLACES:
         most = MAX_TOKEN_PLACES // page_tokens(model, config)
-        raise EngineConfigError(f"{source} makes {num_pages} pages, of which each holds a sequence; set {most} at most")
+        raise EngineConfigError(
+            f"{source} makes {num_pages} pages, of which each holds a sequence of up to {page_tokens(model, config)} "
+            f"tokens; set num_pages to {most} at most"
+        )
     demand, longest = page_demand(model, config, holds_prompts=holds_prompts), config.max_model_len
     num_tokens = demand.most_tokens(num_pages, model.max_position_embeddings)
     if longest is None:

@@ -85,7 +85,7 @@ def _load_share(
         model = load_pretrained(model_dir, dtype, trust_remote_code=spec.runs_code, distributed_config=config)
     held, experts = expert_shares(model)
     if experts:
-        log.info("rank %d of %d holds %d of %d experts", tp.rank, tp.size, held, experts)
+        log.info("rank %d of %d holds %d of the %d experts of each layer", tp.rank, tp.size, held, experts)
     return model
 
 

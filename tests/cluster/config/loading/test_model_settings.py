@@ -41,6 +41,15 @@ def problems(folder: Path, text: str) -> list[str]:
     return [problem.replace(f"{folder}/", "") for problem in caught.value.problems]
 
 
+def test_a_mistake_in_the_engine_of_both_pools_is_named_once(folder: Path) -> None:
+    shared = "  - {path: DEMO, name: x, engine: {max_model_len: 999999}}"
+    (problem,) = problems(folder, TWO + shared)
+    assert problem.startswith("c.yaml:6: models.2.engine.max_model_len: must be at most the model's")
+    of_one = "  - {path: DEMO, name: x, prefill: {engine: {max_model_len: 999999}}}"
+    (problem,) = problems(folder, TWO + of_one)
+    assert problem.startswith("c.yaml:6: models.2.prefill.engine.max_model_len: must be at most the model's")
+
+
 def test_each_model_gets_its_path_and_a_name(folder: Path) -> None:
     config = load_config(written(folder, TWO))
     assert [(entry.name, entry.path) for entry in config.models] == [
@@ -63,7 +72,7 @@ def test_each_model_gets_its_path_and_a_name(folder: Path) -> None:
         ),
         (
             "  - path: DEMO\n    name: x\n    engine:\n      max_model_len: 999999",
-            "c.yaml:9: models.2.decode.engine.max_model_len: must be at most the model's",
+            "c.yaml:9: models.2.engine.max_model_len: must be at most the model's",
         ),
         (
             "budget: {workers: 2}",

@@ -17,7 +17,9 @@ from slipstream.workers.engine.limits.pool_size import (
     page_bytes,
     stated_num_pages,
 )
+from slipstream.workers.models.directory.kv_spec import KvSpec
 from slipstream.workers.models.directory.model_config import ModelConfig
+from slipstream.workers.models.directory.model_spec import GeneralSpec
 from slipstream.workers.models.directory.stored_quantization import KvCacheDtype
 from slipstream.workers.models.interface.kv_shape import kv_dtype, kv_shape
 from slipstream.workers.models.model_loader import TORCH_DTYPES
@@ -81,3 +83,13 @@ def test_windows_make_pages_smaller_and_sequences_longer(tiny_model_dir: Callabl
     assert longest_sequence(model, config, 1000) == 512
     with pytest.raises(EngineConfigError, match="max_model_len 300 is over the 232 tokens that num_pages 80 holds"):
         longest_sequence(model, EngineConfig(page_tokens=4, max_step_tokens=16, max_model_len=300, num_pages=80), 80)
+
+
+def test_a_pool_of_small_states_has_no_more_pages_than_places_can_be_counted() -> None:
+    model = GeneralSpec("Recurrent", 8, 1 << 20, "float32", KvSpec((), state_bytes=1024))
+    num_pages = stated_num_pages(model, EngineConfig(kv_cache_mib=256), Rank())
+    assert num_pages == 2047
+    assert longest_sequence(model, EngineConfig(kv_cache_mib=256), num_pages) == 1 << 20
+    asked = EngineConfig(num_pages=2048)
+    with pytest.raises(EngineConfigError, match=r"^num_pages 2048 makes 2048 pages, .* set num_pages to 2047 at most$"):
+        longest_sequence(model, asked, 2048)

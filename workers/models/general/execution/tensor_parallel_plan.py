@@ -89,11 +89,10 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def expert_shares(model: nn.Module) -> tuple[int, int]:
-    """How many experts this rank holds whole, and how many there are, over all layers."""
-    held = whole = 0
+    """How many experts of a layer this rank holds whole, and how many a layer has; 0 if none are dealt out whole. All
+    layers with experts have as many."""
     for module in model.modules():
         if getattr(module, "_is_expert_parallel", False):
             parameters: Any = [one for one in module.parameters(recurse=False) if isinstance(one, DTensor)]
-            held += parameters[0].to_local().shape[0]
-            whole += parameters[0].shape[0]
-    return held, whole
+            return parameters[0].to_local().shape[0], parameters[0].shape[0]
+    return 0, 0
