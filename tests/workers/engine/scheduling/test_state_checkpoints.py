@@ -255,3 +255,19 @@ def test_what_a_sequence_leaves_is_as_young_as_its_end() -> None:
     assert world.kept(long) == [3]
     _evict(world, 2)  # the state behind the long one's answer
     assert world.kept([*long, *world.follows(long, 30)]) == [3]
+
+
+def test_what_is_left_of_an_evicted_state_is_no_part_of_the_next_one() -> None:
+    world = World()
+    prompt = list(range(11, 26))
+    world.serve(prompt)
+    _evict(world, 1)
+    assert world.kept(prompt) == []
+    world.engine.add(make_request("again", prompt, max_tokens=2, ignore_eos=True))
+    while not world.kept(prompt):
+        world.engine.step()
+    _evict(world, 1)
+    world.engine.check_integrity()
+    run(world.engine)
+    assert world.serve(prompt) == 0
+    assert world.serve(prompt) == 3 * BLOCK
