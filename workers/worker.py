@@ -362,6 +362,7 @@ class Worker:
             keeps_states=limits.has_states,
             block_tokens=limits.state_block_tokens or 0,
             group_pages=() if limits.windows == (None,) else tuple(most or 0 for most in limits.most_blocks),
+            state_pages=limits.state_pages,
         )
 
     def _transfer_ended(self, rank: int, outcome: RankOutcome) -> None:

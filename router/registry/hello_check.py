@@ -65,6 +65,8 @@ def _invalid_field(hello: Hello) -> str | None:
         return f"block_tokens must not be negative, got {hello.block_tokens}"
     if min(hello.group_pages, default=0) < 0:
         return f"group_pages must not be negative, got {hello.group_pages}"
+    if hello.state_pages < 0:
+        return f"state_pages must not be negative, got {hello.state_pages}"
     if len(hello.addresses) != hello.tp:
         return f"{len(hello.addresses)} transfer addresses for tp {hello.tp}"
     return None

@@ -232,10 +232,10 @@ class EngineMachine(RuleBasedStateMachine):
         self._accept((name, 0), expected)
 
     def _pages_to_reserve(self, num_prompt: int, max_tokens: int) -> int:
-        """What is told to be free can be had: the router counts pages for the prompt and one token more, or for the
+        """Credits can be spent: the router counts pages for the prompt and one token more, or for the
         whole answer."""
         limits = self.engine.limits
-        return limits.pages_for(num_prompt + (max_tokens if self.reserves_output else 1)) - limits.state_pages
+        return limits.pages_for(num_prompt + (max_tokens if self.reserves_output else 1))
 
     @rule(prompt=prompts, num_output=st.integers(1, 4), max_tokens=st.integers(6, 10), room=st.integers(0, 3))
     def adopt(self, prompt: list[int], num_output: int, max_tokens: int, room: int) -> None:

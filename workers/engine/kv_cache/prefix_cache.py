@@ -29,12 +29,12 @@ class PrefixCache:
     """Maps digests to pages, and knows which of the pages without owners was used least recently.
 
     It does not count owners. `PagePool`, which does, calls `idle` when a known page loses its last owner, and `busy`
-    when it gets one again. `changes` is for those who want to follow the cache.
+    when it gets one again. `changes` are what the worker reports to the router.
 
-    A block has a page in each page group, which comes and goes by itself. Those who follow the cache hear of one
-    group's alone, `followed`. That is the first: one without a window if there is any, so it is needed for every hit;
-    where pages of other groups are gone, a hit is shorter than they expect. Where sequences have states, further groups
-    have the pages of those that were kept, at some blocks, and the last of them is followed (see `StateCheckpoints`).
+    A block has a page in each page group, which comes and goes by itself. `changes` are those of one group alone,
+    `followed`. That is the first: one without a window if there is any, so it is needed for every hit. Where pages of
+    other groups are gone, a hit is shorter than the router expects. Where sequences have states, further groups have
+    the pages of those that were kept, at some blocks, and the last of them is followed (see `StateCheckpoints`).
     """
 
     def __init__(self, num_groups: int = 1, followed: int = 0) -> None:

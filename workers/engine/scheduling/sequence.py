@@ -57,6 +57,8 @@ _TRANSITIONS: dict[SequenceState, frozenset[SequenceState]] = {
     _S.DRAINING: frozenset({_S.FINISHED}),
     _S.FINISHED: frozenset(),
 }
+# The states that have a slot without being in the batch.
+RESERVED_STATES = (_S.RESERVED, _S.LANDED, _S.STARTED, _S.FROZEN)
 
 _OWNERS: dict[SequenceState, PageState] = {
     _S.RUNNING: PageState.ACTIVE,
