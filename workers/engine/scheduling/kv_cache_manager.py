@@ -127,6 +127,11 @@ class KvCacheManager:
             for sequence in sequences:
                 self._checkpoints.before_step(sequence)
 
+    def num_resumable(self, sequence: Sequence) -> int:
+        """Tokens with which a sequence could begin now if it were computed here. For models with states."""
+        assert self._checkpoints is not None
+        return self._checkpoints.match(sequence).num_blocks * self._limits.block_tokens
+
     def take_copies(self) -> tuple[StateCopy, ...]:
         """The copies of states to be made before the next step."""
         return () if self._checkpoints is None else self._checkpoints.take_copies()
