@@ -61,7 +61,7 @@ class KvCacheManager:
         firsts = [limits.first_block(window, position) for window in limits.windows]
         ends = self._ends(sequence, num_tokens, position, owner)
         shared = [page for pages in hit.pages for page in pages]
-        num_new = [end - max(hit.num_blocks, first) for first, end in zip(firsts, ends, strict=True)]
+        num_new = [end - first - len(of_hit) for first, of_hit, end in zip(firsts, hit.pages, ends, strict=True)]
         pages = self.pool.acquire(shared, sum(num_new) + limits.state_pages, owner, spare)
         if pages is None:
             return False
