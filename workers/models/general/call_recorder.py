@@ -12,7 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from slipstream.workers.models.general.attention_call import AttentionCall, AttentionCalls, NotFlatError, Visibility
+from slipstream.workers.models.general.attention_call import (
+    AttentionCall,
+    AttentionCalls,
+    NoDecoderError,
+    NotFlatError,
+    Visibility,
+)
 
 PROBE = 1 << 18  # positions: a window that is longer than this is none
 NUM_COMPARED = 96  # positions, close together and far apart, at which a mask is compared with what we take it for
@@ -112,7 +118,9 @@ class CallRecorder:
 
 def visibility_of(mask_function: Callable[..., Any]) -> Visibility:
     """What a mask function of transformers allows: a function of batch, head, query and key index. Raises
-    NotFlatError."""
+    NotFlatError, and NoDecoderError if a token sees even those far behind it."""
+    if bool(_seen(mask_function, torch.tensor([[0]]), torch.tensor([[PROBE]]))):
+        raise NoDecoderError("it attends to later tokens, too: it is no decoder (is_decoder, is_causal)")
     seen = _seen(mask_function, torch.tensor([[PROBE]]), torch.arange(PROBE + 1)[None])[0]
     first = int(seen.long().argmax())
     found = Visibility()
