@@ -165,7 +165,7 @@ def test_a_checkpoint_with_an_encoder_is_refused_by_its_name(name: str, tmp_path
     expected = f"config.json: is_encoder_decoder: true: {name} is an encoder-decoder model, which is not supported"
     for in_own_process in (False, True):
         with pytest.raises(ModelError, match=expected):
-            read_spec(tmp_path, apart=in_own_process)
+            read_spec(tmp_path, in_subprocess=in_own_process)
 
 
 def test_the_decoder_of_such_a_checkpoint_is_a_model_of_its_own(tmp_path: Path) -> None:
