@@ -161,12 +161,17 @@ def open_layers(
 ) -> None:
     """Makes the layers of a cache read and write pages. `calls` say for each stored layer where
     its page group has the sequences."""
+    if not layout.stored:
+        return
     while len(cache.layers) < len(layout.stored):
         cache.layers.append(DynamicLayer())  # type: ignore[no-untyped-call]
     cache.layer_class_to_replicate = None
     for at, of_pages in enumerate(layout.stored):
         layer = cache.layers[at]
         if of_pages is None:
+            if type(layer) in (DynamicLayer, PagedLayer):  # never written to, but some models ask it how long texts are
+                cache.layers[at] = unused = PagedLayer()  # type: ignore[no-untyped-call]
+                unused.open(calls[0], pages[0])
             continue
         if not isinstance(layer, _Paged):
             layer = cache.layers[at] = _with_pages(layer)
