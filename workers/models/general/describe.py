@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from slipstream.workers.models.general.pretrained import (
     max_positions,
     read_config,
     sentence,
+    stated_positions,
     takes,
 )
 from slipstream.workers.models.general.registered import register_attention, set_attention, unregister_attention
@@ -86,7 +88,27 @@ def spec_of(config: PreTrainedConfig, model: PreTrainedModel, mode: GeneralMode,
         if mode == "flat"
         else f"{type(model).__name__} computes attention or states in its own way",
         mode=mode,
+        notes=tuple(_notes(config, mode, kv, model.dtype.itemsize)),
     )
+
+
+def _notes(config: PreTrainedConfig, mode: GeneralMode, kv: KvSpec, item_bytes: int) -> Iterator[str]:
+    """Limits that the configuration does not lead one to expect."""
+    stated, longest = stated_positions(config), max_positions(config)
+    if longest < stated:
+        yield (
+            f"texts of up to {longest} tokens, not {stated}: longrope turns the keys of a longer text by other angles, "
+            f"also those that are stored"
+        )
+    text = decoder_config(config).to_dict()
+    rank, rotated = text.get("kv_lora_rank"), text.get("qk_rope_head_dim")
+    if mode == "flat" and isinstance(rank, int) and isinstance(rotated, int):
+        stored = sum(layer.numbers for layer in kv.layers) * item_bytes
+        latent = len(kv.layers) * (rank + rotated) * item_bytes
+        yield (
+            f"keys and values are stored expanded, {stored} bytes for each token; their latent form "
+            f"would have {latent} bytes"
+        )
 
 
 def _recorded_layout(config: PreTrainedConfig, model: PreTrainedModel, trust_remote_code: bool) -> CacheLayout:
