@@ -52,6 +52,11 @@ def describe(model_dir: Path, trust_remote_code: bool = False) -> GeneralSpec:
             f"{model_dir / 'config.json'}: dtype: {dtype} is not supported, only {', '.join(DTYPES.values())}"
         )
     model = empty_model(config, dtype, "meta", trust_remote_code)
+    if takes(model, "shared_kv_states"):
+        raise ModelError(
+            f"{type(model).__name__} cannot be served: it is a drafting head, which reads the keys and values of "
+            f"another model (shared_kv_states)"
+        )
     with suppress(ValueError):  # the one way of computing experts that looks at no numbers, where there are experts
         model.set_experts_implementation("batched_mm")
     try:
@@ -125,7 +130,7 @@ def _recorded_layout(config: PreTrainedConfig, model: PreTrainedModel, trust_rem
     except NotCachedError:
         raise
     except Exception as error:  # whatever the model's class raises
-        raise NotCachedError(f"it does not run: {sentence(error)}") from error
+        raise NotCachedError(f"it does not run with one of transformers ({sentence(error)})") from error
 
 
 @torch.inference_mode()
@@ -148,11 +153,9 @@ def recorded_calls(model: PreTrainedModel) -> AttentionCalls:
         # With a mask, transformers does not look into the positions for where sequences begin: there are no numbers.
         mask = torch.ones_like(tokens) if model.device.type == "meta" else None
         model(input_ids=tokens, position_ids=tokens, attention_mask=mask, use_cache=False)
-    except NotFlatError:
+    except (ModelError, NoNumbersError):
         raise
-    except NotImplementedError as error:  # an operation that the meta device lacks
-        raise NoNumbersError(str(error)) from error
-    except RuntimeError as error:
+    except Exception as error:  # whatever the model's class raises
         if model.device.type == "meta":
             raise NoNumbersError(str(error)) from error
         raise NotFlatError(f"it does not run: {sentence(error)}") from error
