@@ -106,9 +106,11 @@ def _notes(config: PreTrainedConfig, mode: GeneralMode, kv: KvSpec, item_bytes: 
             f"also those that are stored"
         )
     text = decoder_config(config).to_dict()
+    stored = sum(layer.numbers for layer in kv.layers) * item_bytes
     rank, rotated = text.get("kv_lora_rank"), text.get("qk_rope_head_dim")
+    if kv.has_indexers and "compress_rates" in text:
+        yield f"what compressed entries are made of is stored in place of them, {stored} bytes for each token"
     if mode == "flat" and isinstance(rank, int) and isinstance(rotated, int):
-        stored = sum(layer.numbers for layer in kv.layers) * item_bytes
         latent = len(kv.layers) * (rank + rotated) * item_bytes
         yield (
             f"keys and values are stored expanded, {stored} bytes for each token; their latent form "

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import (
     CacheLayerMixin,
@@ -121,7 +120,7 @@ def _layout(model: PreTrainedModel, argument: str, cache: Any, num_tokens: int) 
     stored: list[int | None] = []
     keys_values: list[LayerKv] = []
     for layer in getattr(cache, "layers", ()):
-        if type(layer) not in KNOWN_LAYERS and not is_block_indexed(layer):
+        if not (type(layer) in KNOWN_LAYERS or is_block_indexed(layer) or is_compressed(layer)):
             raise NotCachedError(f"its cache has layers that are not supported ({type(layer).__name__})")
         stored.append(None)
         if isinstance(layer, CacheLayerMixin) and layer.keys is not None:
@@ -145,8 +144,9 @@ def _layer_kv(layer: CacheLayerMixin, num_tokens: int) -> LayerKv:
             f"its cache has keys of shape {tuple(keys.shape)} and values of shape {tuple(values.shape)} "
             f"after {num_tokens} tokens"
         )
-    index_keys = index_keys_of(layer)
-    index_dim = 0 if index_keys is None else -(-index_keys.shape[-1] // keys.shape[1])
+    if is_compressed(layer):
+        window = None  # of what it compresses, all must stay
+    index_dim = -(-_index_numbers(layer) // keys.shape[1])
     return LayerKv(keys.shape[1], keys.shape[3], values.shape[3], window, index_dim)
 
 
@@ -155,7 +155,15 @@ def is_block_indexed(layer: object) -> bool:
     return type(layer).__bases__ == (DynamicLayer,) and hasattr(layer, "update_index")
 
 
-def index_keys_of(layer: CacheLayerMixin) -> Tensor | None:
-    """The keys of an indexer, [sequences, ..., tokens, numbers]."""
-    keys: Tensor | None = getattr(layer, "idx_keys" if is_block_indexed(layer) else "indexer_keys", None)
-    return keys
+def is_compressed(layer: object) -> bool:
+    """Whether it is a layer like those of DeepSeek V4, which their modelling file defines: with a window, and with
+    entries for runs of all tokens."""
+    return isinstance(layer, DynamicSlidingWindowLayer) and hasattr(layer, "store_compression_weights")
+
+
+def _index_numbers(layer: Any) -> int:
+    """What a layer keeps of a token beside keys and values."""
+    if is_compressed(layer):
+        return sum(2 * kept.shape[-1] for kept in layer.buffer_kv.values())
+    keys = getattr(layer, "idx_keys" if is_block_indexed(layer) else "indexer_keys", None)
+    return 0 if keys is None else int(keys.shape[-1])
