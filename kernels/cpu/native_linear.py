@@ -68,6 +68,23 @@ class NativeLinear:
         self._type = int(SCALARS[dtype])
         self._product = library.slipstream_product
 
+    @classmethod
+    def of_layer(
+        cls,
+        library: ctypes.CDLL,
+        contents: Bytes,
+        dtype: torch.dtype,
+        *,
+        outputs: int,
+        inputs: int,
+        has_bias: bool,
+        gate: Gate | None,
+    ) -> NativeLinear:
+        """From the contents of a `LinearPacker` that has one layer, of `outputs` x `inputs` weights."""
+        shape = WeightShape(KINDS[dtype], gate is not None, outputs, inputs, 0)
+        end = _aligned(library.slipstream_packed_bytes(shape))
+        return cls(library, shape, contents, 0, end if has_bias else None, dtype, gate)
+
     def __call__(self, x: Tensor) -> Tensor:
         """[.., inputs] to [.., outputs], both in `dtype`. Raises ValueError."""
         if x.dtype != self.dtype or x.shape[-1] != self.inputs:
@@ -165,8 +182,12 @@ class LinearPacker:
 
     def _take(self, num_bytes: int) -> int:
         offset = self.num_bytes
-        self.num_bytes += -(-num_bytes // ALIGNMENT) * ALIGNMENT
+        self.num_bytes += _aligned(num_bytes)
         return offset
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def aligned_bytes(num_bytes: int) -> Bytes:

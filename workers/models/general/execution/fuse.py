@@ -14,11 +14,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from slipstream.kernels.cpu.native_linear import LinearPacker, NativeLinear, aligned_bytes
-from slipstream.kernels.cpu.native_rows import NativeNorm, NativeRotation
+from slipstream.kernels.cpu.native_linear import LinearPacker
 from slipstream.kernels.elementwise.gated import Gate
-from slipstream.workers.models.general.execution.simplify import END, has_effect
-from slipstream.workers.models.general.execution.step_graph import Node, StepGraph, Target
+from slipstream.workers.models.general.graph.kernel_calls import Behind, Norm, Product, Rotation
+from slipstream.workers.models.general.graph.simplify import END, has_effect
+from slipstream.workers.models.general.graph.step_graph import Node, StepGraph, Target
 
 aten = torch.ops.aten
 DTYPES = (torch.float32, torch.bfloat16)
@@ -46,9 +46,9 @@ class Fused:
 
 def fuse(graph: StepGraph, library: ctypes.CDLL) -> Fused:
     fused = Fused()
-    fused.norms = _Norms(graph, library).run()
+    fused.norms = _Norms(graph).run()
     fused.products, fused.gates = _Products(graph, library).run()
-    fused.rotations = _Rotations(graph, library).run()
+    fused.rotations = _Rotations(graph).run()
     graph.drop_unused(has_effect)
     return fused
 
@@ -56,8 +56,8 @@ def fuse(graph: StepGraph, library: ctypes.CDLL) -> Fused:
 class _Norms:
     """x * rsqrt(mean(x^2) + eps), before or behind casts and with a weight or without."""
 
-    def __init__(self, graph: StepGraph, library: ctypes.CDLL) -> None:
-        self._graph, self._library = graph, library
+    def __init__(self, graph: StepGraph) -> None:
+        self._graph = graph
         self._users = graph.users()
 
     def run(self) -> int:
@@ -83,10 +83,10 @@ class _Norms:
         end, weight = self._end(product)
         if end.dtype != x.dtype or x.dtype not in DTYPES or len(x.shape) == 0:
             return False
-        _becomes(end, NativeNorm(self._library, x.shape[-1], weight, float(total.args[1]), x.dtype), (x,))
+        _becomes(end, Norm(float(total.args[1])), (x,) if weight is None else (x, weight))
         return True
 
-    def _end(self, node: Node) -> tuple[Node, Tensor | None]:
+    def _end(self, node: Node) -> tuple[Node, Node | None]:
         """The last node of the norm that begins with `node`, and its weight."""
         weight = None
         while (user := _only(self._users[node])) is not None:
@@ -99,7 +99,7 @@ class _Norms:
             factor = others[0]
             if not isinstance(factor, Node) or factor.value is None or factor.shape != node.shape[-1:]:
                 break
-            weight, node = factor.value, user
+            weight, node = factor, user
         return node, weight
 
 
@@ -108,8 +108,6 @@ class _Products:
 
     def __init__(self, graph: StepGraph, library: ctypes.CDLL) -> None:
         self._graph, self._library = graph, library
-        self._packers = {dtype: LinearPacker(library, dtype) for dtype in DTYPES}
-        self._places: dict[torch.dtype, list[Node]] = {dtype: [] for dtype in DTYPES}
         self._users: dict[Node, list[Node]] = {}
 
     def run(self) -> tuple[int, int]:
@@ -122,12 +120,6 @@ class _Products:
                 by_input.setdefault((node.args[0], _bias(node) is not None), []).append(node)
         for group in by_input.values():
             self._fuse_group(group)
-        for dtype, packer in self._packers.items():
-            if packer.num_bytes:
-                contents = aligned_bytes(packer.num_bytes)
-                packer.fill(contents)
-                for node, linear in zip(self._places[dtype], packer.linears(contents), strict=True):
-                    node.target = linear
         return len(by_input) + gates, gates
 
     def _fuse_gate(self, node: Node) -> bool:
@@ -164,16 +156,20 @@ class _Products:
     def _add(self, node: Node, x: Node, products: Sequence[Node], gate: Gate | None) -> None:
         dtype = cast(torch.dtype, x.dtype)
         biases = [bias for one in products if (bias := _bias(one)) is not None]
-        self._packers[dtype].add([_weight(one) for one in products], biases or None, gate=gate)
-        self._places[dtype].append(node)
-        _becomes(node, _unpacked, (x,))
+        weights = [_weight(one) for one in products]
+        packer = LinearPacker(self._library, dtype)
+        packer.add(weights, biases or None, gate=gate)
+        packed = Node(None, shape=(packer.num_bytes,), dtype=torch.uint8, fill=packer.fill)
+        self._graph.nodes.insert(0, packed)
+        outputs = sum(len(weight) for weight in weights)
+        _becomes(node, Product(dtype, outputs, weights[0].shape[1], bool(biases), gate), (x, packed))
 
 
 class _Rotations:
     """x * cos + rotate_half(x) * sin, in place where nothing else reads x."""
 
-    def __init__(self, graph: StepGraph, library: ctypes.CDLL) -> None:
-        self._graph, self._library = graph, library
+    def __init__(self, graph: StepGraph) -> None:
+        self._graph = graph
         self._users = graph.users()
 
     def run(self) -> int:
@@ -205,7 +201,7 @@ class _Rotations:
             copy = Node(aten.clone.default, (x,), {}, x.shape, x.dtype)
             self._graph.insert_before(node, copy)
             x = copy
-        _becomes(node, NativeRotation(self._library, 2 * half, cast(torch.dtype, x.dtype)), (x, cosines, sines))
+        _becomes(node, Rotation(2 * half, cast(torch.dtype, x.dtype)), (x, cosines, sines))
         return True
 
     def _is_fresh(self, x: Node) -> bool:
@@ -216,12 +212,12 @@ class _Rotations:
             if not is_part and len(self._users[source]) > 1:
                 return False
             x = source
-        return isinstance(x.target, NativeNorm | NativeLinear)
+        return isinstance(x.target, Norm | Product)
 
     def _join(self, node: Node) -> None:
         """Where a part of a head was rotated in place, and is put together with the rest, that is the head."""
         parts = node.args[0]
-        if len(parts) != 2 or not isinstance(parts[0].target, NativeRotation):
+        if len(parts) != 2 or not isinstance(parts[0].target, Rotation):
             return
         rotated, rest = parts
         part = rotated.args[0]
@@ -229,17 +225,7 @@ class _Rotations:
         if part.target is not aten.slice.Tensor or not _is_slice(rest, part.args[0], width, END):
             return
         if _is_slice(part, part.args[0], 0, width) and self._users[rotated] == [node]:
-            _becomes(node, behind, (part.args[0], rotated))
-
-
-def behind(x: Tensor, done: Tensor) -> Tensor:
-    """`x`, once `done` has been computed."""
-    del done
-    return x
-
-
-def _unpacked(x: Tensor) -> Tensor:
-    raise RuntimeError(f"a product of {list(x.shape)} before its weights were packed")
+            _becomes(node, Behind(), (part.args[0], rotated))
 
 
 def _becomes(node: Node, target: Target, args: tuple[Any, ...]) -> None:

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from slipstream.kernels.cpu.native_library import native_library
 from slipstream.workers.models.general.describe import describe
-from slipstream.workers.models.general.execution.capture import capture
 from slipstream.workers.models.general.execution.captured_model import CapturedModel
-from slipstream.workers.models.general.execution.recorder import NotCapturedError
 from slipstream.workers.models.general.flat_model import FlatModel
 from slipstream.workers.models.general.general_loader import load_general
+from slipstream.workers.models.general.graph.capture import capture
+from slipstream.workers.models.general.graph.recorder import NotCapturedError
 from slipstream.workers.models.general.self_check import GeneralModel
 from slipstream.workers.models.interface.kv_shape import kv_shape
 from slipstream.workers.models.interface.model import GreedyModel
@@ -36,7 +36,12 @@ def library() -> ctypes.CDLL:
     return found
 
 
-def load(model_dir: Path, library: ctypes.CDLL | None, dtype: torch.dtype = torch.float32) -> GeneralModel:
+def load(
+    model_dir: Path,
+    library: ctypes.CDLL | None,
+    dtype: torch.dtype = torch.float32,
+    cache_dir: Path | None = None,
+) -> GeneralModel:
     model = load_general(
         model_dir,
         describe(model_dir),
@@ -45,6 +50,7 @@ def load(model_dir: Path, library: ctypes.CDLL | None, dtype: torch.dtype = torc
         page_tokens=PAGE_TOKENS,
         tp=TensorParallel(),
         library=library,
+        cache_dir=cache_dir,
     )
     assert isinstance(model, CapturedModel if library else FlatModel)
     return model

@@ -16,7 +16,7 @@ from torch._dispatch.python import enable_python_dispatcher, no_python_dispatche
 from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from slipstream.workers.models.general.execution.step_graph import Node, StepGraph
+from slipstream.workers.models.general.graph.step_graph import Node, StepGraph
 
 aten = torch.ops.aten
 
@@ -48,9 +48,9 @@ def recorded(run: Callable[..., Tensor], inputs: tuple[Tensor, Tensor, Tensor]) 
 
 
 # Torch takes only modes of its own at this key.
-class _Recorder(SchemaCheckMode):
+class _Recorder(SchemaCheckMode):  # type: ignore[no-untyped-call]
     def __init__(self, inputs: tuple[Tensor, Tensor, Tensor]) -> None:
-        TorchDispatchMode.__init__(self, torch._C.DispatchKey.PreDispatch)
+        TorchDispatchMode.__init__(self, torch._C.DispatchKey.PreDispatch)  # type: ignore[no-untyped-call]
         self.nodes: list[Node] = []
         self.looked: NotCapturedError | None = None
         # Nodes by the identity of their tensors, which are kept alive. Torch wraps what some functions return (`zeros`)
