@@ -20,8 +20,8 @@ from slipstream.workers.models.description.model_description import CodeNotRunEr
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.model_config import ModelConfig
 from slipstream.workers.models.directory.model_spec import ModelSpec
-from slipstream.workers.models.directory.rank_share import Rank
 from slipstream.workers.models.directory.weight_files import pickled_file_names, weight_file_names
+from slipstream.workers.models.sharding.rank_share import Rank
 from slipstream.workers.models.spec_reader import read_spec
 
 MIB = 2**20
@@ -78,7 +78,7 @@ def _pool_mib(config: ClusterConfig, engine: EngineConfig, tp: int) -> tuple[str
 
 
 def _spec(config: ClusterConfig, engine: EngineConfig) -> ModelSpec:
-    return read_spec(Path(config.model.path), engine.model_impl, code_of(config), apart=True)
+    return read_spec(Path(config.model.path), engine.model_impl, code_of(config), in_subprocess=True)
 
 
 def _weight_bytes(config: ClusterConfig, engines: Sequence[EngineConfig]) -> int:

@@ -30,11 +30,11 @@ from slipstream.workers.models.directory.end_tokens import end_token_ids
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.model_config import CONFIG_FILE, ModelConfig
 from slipstream.workers.models.directory.model_spec import GeneralSpec, ModelImpl, ModelSpec, check_tp
-from slipstream.workers.models.directory.rank_share import Rank
 from slipstream.workers.models.directory.stored_quantization import int4_group
-from slipstream.workers.models.directory.tensor_check import check_ranks, check_tensors
 from slipstream.workers.models.directory.token_ids import TOKENIZER_FILE, token_ids
 from slipstream.workers.models.directory.weight_files import WeightFiles, pickled_file_names
+from slipstream.workers.models.sharding.rank_share import Rank
+from slipstream.workers.models.sharding.tensor_check import check_ranks, check_tensors
 from slipstream.workers.models.spec_reader import NOT_NATIVE, read_spec, why_not_native
 
 PATH: Key = ("model", "path")
@@ -60,7 +60,7 @@ def check_model_dir(model_dir: Path, impl: ModelImpl = "auto", code: RemoteCode 
 def _check_weights(model_dir: Path, impl: ModelImpl, code: RemoteCode) -> None:
     """Raises ModelError, also if config.json is wrong."""
     try:
-        spec = read_spec(model_dir, impl, code, apart=True)
+        spec = read_spec(model_dir, impl, code, in_subprocess=True)
     except CodeNotRunError:
         if not pickled_file_names(model_dir):
             WeightFiles.read(model_dir)
@@ -88,7 +88,7 @@ def model_problems(model_dir: Path, config: ClusterConfig) -> Iterator[tuple[Key
     except GenerationConfigError as error:
         yield PATH, str(error)
     try:
-        model = read_spec(model_dir, impl, code, apart=True)
+        model = read_spec(model_dir, impl, code, in_subprocess=True)
     except CodeNotRunError:  # the workers find out what is wrong with the pools
         return
     for role, pool in config.pools():
@@ -109,7 +109,7 @@ def model_warnings(config: ClusterConfig) -> Iterator[str]:
     the key."""
     model_dir, impl = Path(config.model.path), config.decode.engine.model_impl
     try:
-        vocab_size = read_spec(model_dir, impl, code_of(config), apart=True).vocab_size
+        vocab_size = read_spec(model_dir, impl, code_of(config), in_subprocess=True).vocab_size
         unknown = unknown_tokens(token_ids(model_dir), vocab_size)
         ends = [token_id for token_id in end_token_ids(model_dir) if token_id >= vocab_size]
         reason = why_not_native(model_dir) if impl == "auto" else None

@@ -54,12 +54,14 @@ def config_text(choice: SizingChoice, machine: MachineFacts, model: Target) -> s
 def table(choice: SizingChoice, machine: MachineFacts, model: ModelFacts) -> list[str]:
     """What was chosen, a line for each part."""
     prefill = _pool_in_words(choice.prefill, choice) if choice.prefill.replicas else "none: decode computes prompts"
-    tokens = choice.decode.kv_cache_mib * choice.tp * 2**20 // model.kv_token_bytes
+    pool_bytes = choice.decode.kv_cache_mib * choice.tp * 2**20
+    room = f"{pool_bytes // model.kv_token_bytes:,} tokens" if model.kv_token_bytes else ""
+    room = room or f"{pool_bytes // model.state_bytes:,} sequences"
     rows = [
         ("machine", machine_in_words(machine)),
         ("weights", f"{_size(model.weight_bytes)}, {model.dtype}"),
         ("prefill", prefill),
-        ("decode", f"{_pool_in_words(choice.decode, choice)}, {tokens:,} tokens"),
+        ("decode", f"{_pool_in_words(choice.decode, choice)}, {room}"),
         ("context", f"{choice.max_model_len:,} tokens; {choice.max_num_seqs} sequences at a time in a worker"),
         *(("note", note) for note in choice.notes),
     ]

@@ -10,33 +10,53 @@ from slipstream.workers.models.description.describing import describe
 from slipstream.workers.models.description.model_description import ModelDescription
 from slipstream.workers.models.directory.model_config import DtypeName, ModelConfig
 from slipstream.workers.models.directory.stored_quantization import Fp8Stored
-from slipstream.workers.models.spec_reader import read_spec
+from slipstream.workers.models.spec_reader import NOT_NATIVE, read_spec
 
 CODE_BYTES_8 = 1.02  # a weight in eight bits, with its part of the scales
 CODE_BYTES_4 = 0.57  # in four bits, with scale and zero point for every 64 to 128 weights
-NATIVE_DTYPES: tuple[DtypeName, ...] = ("float32", "bfloat16")  # as in `workers.models.native`, which imports torch
-MAX_NATIVE_HEAD_DIM = 256
+# As in `workers.models.native_model`, which imports torch.
+NATIVE_DTYPES: tuple[DtypeName, ...] = ("float32", "bfloat16")
+HEAD_DIM_STEP, MAX_HEAD_DIM = 8, 512
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """`weight_bytes` are the weights in the form that is kept in memory, `widened_bytes` those of a quantised
     checkpoint whose codes are widened (where the native CPU kernels do not serve), `int4_bytes` what
-    `engine.quantization: int4` would leave. `shared_out` are the numbers that a tensor-parallel group must divide."""
+    `engine.quantization: int4` would leave. `not_native` says why the native kernels do not compute the model on a CPU;
+    empty: they do. `shared_out` are the numbers that a tensor-parallel group must divide."""
 
     weight_bytes: int
     widened_bytes: int
     int4_bytes: int
-    kv_token_bytes: int  # of all layers
+    kv_token_bytes: int  # of all layers; 0 where a sequence has a state alone
     max_positions: int
     dtype: DtypeName
-    is_native: bool  # the native CPU kernels can compute it
+    not_native: str = ""
     shared_out: tuple[int, ...] = ()
+    state_bytes: int = 0  # of a sequence, of any length
+
+    @property
+    def is_native(self) -> bool:
+        return not self.not_native
+
+    def kv_bytes(self, num_tokens: int) -> int:
+        """What a sequence of so many tokens keeps."""
+        return num_tokens * self.kv_token_bytes + self.state_bytes
+
+    def most_tokens(self, num_bytes: int, page_tokens: int) -> int:
+        """The longest sequence whose pages are no more than that."""
+        if num_bytes < self.state_bytes:
+            return 0
+        if not self.kv_token_bytes:
+            return self.max_positions
+        pages = (num_bytes - self.state_bytes) // (page_tokens * self.kv_token_bytes)
+        return min(self.max_positions, pages * page_tokens)
 
     @staticmethod
     def read(model_dir: Path) -> ModelFacts:
         """Raises ModelError."""
-        model = read_spec(model_dir, apart=True)
+        model = read_spec(model_dir, in_subprocess=True)
         if isinstance(model, ModelConfig):
             return ModelFacts.of(model)
         return ModelFacts.of_general(describe(model_dir))
@@ -53,8 +73,9 @@ class ModelFacts:
             kv_token_bytes=len(model.kv.layers) * model.kv.num_units * model.kv.unit_numbers * item_bytes,
             max_positions=model.max_position_embeddings,
             dtype=model.dtype,
-            is_native=False,
+            not_native=NOT_NATIVE,
             shared_out=(1,) if model.why_no_tp else tuple(count for _, count in model.divided) or (1,),
+            state_bytes=model.kv.state_bytes,
         )
 
     @staticmethod
@@ -75,8 +96,15 @@ class ModelFacts:
             kv_token_bytes=model.num_layers * 2 * kv_heads * item_bytes,
             max_positions=model.max_position_embeddings,
             dtype=model.dtype,
-            is_native=model.dtype in NATIVE_DTYPES
-            and model.head_dim % 8 == 0
-            and model.head_dim <= MAX_NATIVE_HEAD_DIM,
+            not_native=_why_not_native(model),
             shared_out=tuple(count for _, count in model.divided),
         )
+
+
+def _why_not_native(model: ModelConfig) -> str:
+    why = "PyTorch computes, which is much slower: the native kernels have no form for"
+    if model.dtype not in NATIVE_DTYPES:
+        return f"{why} {model.dtype}; with engine.dtype: bfloat16 they have"
+    if model.head_dim % HEAD_DIM_STEP or model.head_dim > MAX_HEAD_DIM:
+        return f"{why} attention heads of {model.head_dim} numbers"
+    return ""

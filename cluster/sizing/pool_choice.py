@@ -76,11 +76,11 @@ def _on_cpu(machine: MachineFacts, model: ModelFacts) -> SizingChoice:
         num_workers = num_prefill + 1
         taken = CLUSTER_BYTES + num_workers * WORKER_BYTES + weight_bytes * (1 if is_shared else num_workers)
         for_pages = int(HOST_SHARE * max(0, machine.memory_bytes - taken))
-        useful = max(model.max_positions, NUM_SEQS * TYPICAL_TOKENS) * model.kv_token_bytes
+        useful = max(model.kv_bytes(model.max_positions), NUM_SEQS * model.kv_bytes(TYPICAL_TOKENS), MIB)
         decode_mib = _mib(min(useful, for_pages // 2 if num_prefill else for_pages))
         prefill_mib = _mib(min(useful, for_pages // 2 // num_prefill)) if num_prefill else 0
         smallest_mib = min(decode_mib, prefill_mib) if num_prefill else decode_mib
-        context = _context(smallest_mib * MIB, model)
+        context = model.most_tokens(smallest_mib * MIB, PAGE_TOKENS)
         if context >= min(model.max_positions, GOOD_CONTEXT if num_prefill else LEAST_CONTEXT):
             of_prefill = prefill_threads[0] if prefill_threads else None
             return SizingChoice(
@@ -95,10 +95,10 @@ def _on_cpu(machine: MachineFacts, model: ModelFacts) -> SizingChoice:
     text = (
         f"it does not fit into memory: of {_gib(machine.memory_bytes)} that are free, its weights take "
         f"{_gib(weight_bytes)} and the processes {_gib(CLUSTER_BYTES + WORKER_BYTES)}; of what is left, half is for KV "
-        f"pages, and {least} tokens take {_gib(least * model.kv_token_bytes)}"
+        f"pages, and {least} tokens take {_gib(model.kv_bytes(least))}"
     )
     taken = CLUSTER_BYTES + WORKER_BYTES + model.int4_bytes
-    if is_shared and HOST_SHARE * (machine.memory_bytes - taken) >= least * model.kv_token_bytes:
+    if is_shared and HOST_SHARE * (machine.memory_bytes - taken) >= model.kv_bytes(least):
         text += f" (with engine.quantization: int4 in a configuration of your own: {_gib(model.int4_bytes)} of weights)"
     raise CannotServe(text)
 
@@ -107,7 +107,7 @@ def _on_gpus(machine: MachineFacts, model: ModelFacts) -> SizingChoice:
     if not machine.has_ucx:
         raise CannotServe(f"with a GPU, KV pages travel by UCX; {MISSING}")
     num_gpus, free = len(machine.gpu_bytes), min(machine.gpu_bytes)
-    least = min(model.max_positions, LEAST_CONTEXT) * model.kv_token_bytes
+    least = model.kv_bytes(min(model.max_positions, LEAST_CONTEXT))
     rooms = {tp: _gpu_room(free, model, tp) for tp in _tensor_parallel(num_gpus, model)}
     fitting = [tp for tp, room in rooms.items() if room * tp >= least]
     if not fitting:
@@ -120,8 +120,9 @@ def _on_gpus(machine: MachineFacts, model: ModelFacts) -> SizingChoice:
     tp = next((tp for tp in fitting if rooms[tp] >= free // 4), fitting[-1])
     groups = num_gpus // tp
     num_prefill = 0 if groups == 1 else max(1, groups // 4)
-    kv_mib = _mib(rooms[tp])
-    context = _context(kv_mib * MIB * tp, model)
+    states = max(GPU_NUM_SEQS * model.state_bytes, MIB)  # all that is of use where a sequence has nothing else
+    kv_mib = _mib(rooms[tp] if model.kv_token_bytes else min(rooms[tp], states))
+    context = model.most_tokens(kv_mib * MIB * tp, PAGE_TOKENS)
     idle = num_gpus - groups * tp
     notes = (f"{idle} of {num_gpus} GPUs stay idle: a group takes {tp}",) if idle else ()
     return SizingChoice(
@@ -162,19 +163,12 @@ def _mib(num_bytes: int) -> int:
     return mib - mib % 16 if mib >= 128 else mib
 
 
-def _context(pool_bytes: int, model: ModelFacts) -> int:
-    """The longest sequence that a pool holds, in whole pages."""
-    pages = pool_bytes // (PAGE_TOKENS * model.kv_token_bytes)
-    return min(model.max_positions, pages * PAGE_TOKENS)
-
-
 def _cpu_notes(machine: MachineFacts, model: ModelFacts) -> list[str]:
     notes = []
     if machine.num_unused_gpus:
         notes.append(f"{machine.num_unused_gpus} NVIDIA GPU not used: this PyTorch is built for the CPU")
     if machine.has_kernels and not model.is_native:
-        hint = "; engine.dtype: bfloat16 would have the native kernels" if model.dtype == "float16" else ""
-        notes.append(f"PyTorch computes, which is much slower: the native kernels have no form for this model{hint}")
+        notes.append(model.not_native)
     return notes
 
 

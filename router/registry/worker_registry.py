@@ -50,6 +50,13 @@ class WorkerState:
             return num_blocks
         return sum([min(most, num_blocks) if most else num_blocks for most in of_groups])
 
+    def pages_a_block(self, num_tokens: int) -> tuple[int, float]:
+        """Of a sequence of so many tokens: the pages that its next block of `page_tokens` tokens takes, and the mean of
+        those that it holds for each block so far."""
+        num_blocks = max(-(-num_tokens // self.hello.page_tokens), 1)
+        num_growing = sum(not most or num_blocks < most for most in self.hello.group_pages or (0,))
+        return num_growing, max(self.pages_for(num_tokens) / num_blocks, 1 / num_blocks)
+
     def decode_pages(self, num_tokens: int, most_tokens: int) -> int:
         """Pages that it sets aside for a sequence of so many tokens before it takes it: with room for one more, or for
         all that it may come to have."""

@@ -176,7 +176,9 @@ class WorkerSignals:
         """The share in use: of slots or pages (whichever is larger) for decode, of the queue for prefill."""
         if self.role == "prefill":
             return 1.0 - min(max(self.free_tokens / self.max_queued_tokens, 0.0), 1.0)
-        return 1.0 - min(max(min(self.free_slots / self.max_slots, self.free_pages / self.num_pages), 0.0), 1.0)
+        # Not of `max_slots`: a worker that sizes its steps by the ITL level may offer far fewer.
+        num_slots = max(self.num_seqs + self.free_slots, 1)
+        return 1.0 - min(max(min(self.free_slots / num_slots, self.free_pages / self.num_pages), 0.0), 1.0)
 
     @classmethod
     def of(cls, worker: WorkerState, now: float) -> WorkerSignals:

@@ -20,8 +20,8 @@ from slipstream.workers.models.general.cached.cached_model import CachedModel
 from .rank_group import ForkedRanks, LocalRanks, RankFailedError
 from .reference import Reference
 from .row import ModelPath, Result, Row
-from .tiny_config import model_types
-from .tiny_model import build
+from .tiny_models.tiny_config import model_types
+from .tiny_models.tiny_model import build
 from .variants import NEED_PAIR, VARIANTS, DiffersError, NotServedError, Setting, engine_config
 
 MAX_TEXT = 400

@@ -27,7 +27,7 @@ from typing import Any
 from .check_one import check
 from .document import write_page
 from .row import Result, Row, Rows, read_rows, write_rows
-from .tiny_config import model_types
+from .tiny_models.tiny_config import model_types
 from .variants import VARIANTS
 
 ROOT = Path(__file__).resolve().parents[2]

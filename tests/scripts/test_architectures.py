@@ -21,7 +21,7 @@ CHOSEN = {
     "gemma2": "soft-capped scores, windows in every other layer",
     "gpt_oss": "sinks",
     "gemma4_text": "sizes by layer, layers that share keys and values",
-    "cohere": "attention and MLP side by side",
+    "deepseek_v32": "latent keys and values, attention to tokens that an indexer chooses",
     "mimo_v2_flash": "unequal widths and windows",
     "opt": "learned positions",
     "gpt_bigcode": "one head of keys and values",

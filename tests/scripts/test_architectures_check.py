@@ -13,7 +13,7 @@ from scripts.architectures_check.main import merge, report_losses
 from scripts.architectures_check.reference import TIE, Reference
 from scripts.architectures_check.row import Result, Row
 from scripts.architectures_check.strength import strength
-from scripts.architectures_check.tiny_config import model_types, tiny_configs
+from scripts.architectures_check.tiny_models.tiny_config import model_types, tiny_configs
 from scripts.architectures_check.variants import VARIANTS
 
 VOCAB_SIZE = 300

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from slipstream.kernels.ops import AttentionShape, AttentionStep, Ops, Rotary, Weight
 from slipstream.workers.models.directory.model_config import ModelConfig
-from slipstream.workers.models.directory.rank_share import LayerShare, RankShare
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
 from slipstream.workers.models.interface.weight_source import Linear, WeightSource
 from slipstream.workers.models.llama import read_qk_norm
 from slipstream.workers.models.rope import rotary_frequencies
+from slipstream.workers.models.sharding.rank_share import LayerShare, RankShare
 
 FULL, WINDOWED = 0, 1  # numbers of rotary frequencies
 

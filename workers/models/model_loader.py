@@ -14,13 +14,13 @@ from slipstream.kernels.moe.grouped_experts import ExpertWeights
 from slipstream.kernels.ops import TorchOps, Weight
 from slipstream.kernels.quantization.quantized_weight import QuantizedWeight, dequantize
 from slipstream.workers.models.directory.model_config import DtypeName, ModelConfig
-from slipstream.workers.models.directory.rank_share import ExpertsShare, LinearShare, RankShare, TensorPart
 from slipstream.workers.models.directory.stored_quantization import OnLoad
-from slipstream.workers.models.directory.tensor_check import checked_names
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
 from slipstream.workers.models.interface.weight_source import Linear
 from slipstream.workers.models.ops_model import OpsModel
 from slipstream.workers.models.registry import FAMILIES
+from slipstream.workers.models.sharding.rank_share import ExpertsShare, LinearShare, RankShare, TensorPart
+from slipstream.workers.models.sharding.tensor_check import checked_names
 from slipstream.workers.models.weights.checkpoint import Checkpoint, open_checkpoint
 from slipstream.workers.models.weights.quantized_reader import QuantizedReader, quantized_on_load
 

@@ -24,16 +24,16 @@ from slipstream.kernels.ops import StepInputs
 from slipstream.kernels.pages.quantized_kv import page_tokens_of
 from slipstream.workers.models.directory.model_config import ModelConfig
 from slipstream.workers.models.directory.page_groups import PageGroups
-from slipstream.workers.models.directory.rank_share import RankShare
 from slipstream.workers.models.directory.steady_files import SteadyFiles
 from slipstream.workers.models.directory.stored_quantization import OnLoad
-from slipstream.workers.models.directory.tensor_check import checked_names
 from slipstream.workers.models.interface.decoder import Decoder
 from slipstream.workers.models.interface.model import GreedyTokens
 from slipstream.workers.models.interface.step_arrays import StepArrays
 from slipstream.workers.models.interface.step_batch import StepBatch
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
 from slipstream.workers.models.registry import FAMILIES
+from slipstream.workers.models.sharding.rank_share import RankShare
+from slipstream.workers.models.sharding.tensor_check import checked_names
 from slipstream.workers.models.weights.packed_form import SCALARS
 from slipstream.workers.models.weights.packed_weights import PackedWeights, load_packed
 

@@ -19,10 +19,10 @@ from slipstream.kernels.moe.grouped_experts import Routing
 from slipstream.kernels.ops import AttentionStep, MoeWeights, Ops, Weight
 from slipstream.workers.models.directory.model_config import ModelConfig
 from slipstream.workers.models.directory.moe_config import MoeConfig
-from slipstream.workers.models.directory.rank_share import ExpertsShare, LayerShare, RankShare
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
 from slipstream.workers.models.interface.weight_source import Linear, WeightSource
 from slipstream.workers.models.llama import attention_shape, read_qk_norm
+from slipstream.workers.models.sharding.rank_share import ExpertsShare, LayerShare, RankShare
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""Which module has which model family. `directory.model_config` knows the architectures, and refuses all others."""
+"""Which module has which model family. `directory.native_family` knows the architectures, and refuses all others."""
 
 from __future__ import annotations
 
-from slipstream.workers.models.directory.model_config import Family
+from slipstream.workers.models.directory.native_family import Family
 from slipstream.workers.models.gemma import Gemma
 from slipstream.workers.models.gpt_oss import GptOss
 from slipstream.workers.models.interface.decoder import DecoderFamily

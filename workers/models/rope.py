@@ -7,19 +7,14 @@ import math
 import torch
 from torch import Tensor
 
-from slipstream.workers.models.directory.model_config import (
-    LinearScaling,
-    Llama3Scaling,
-    ModelConfig,
-    Rope,
-    YarnScaling,
-)
+from slipstream.workers.models.directory.model_config import ModelConfig
+from slipstream.workers.models.directory.rope_config import LinearScaling, Llama3Scaling, Rope, YarnScaling
 
 
 def rotary_frequencies(config: ModelConfig, rope: Rope | None = None) -> tuple[Tensor, float]:
     """([head_dim / 2] angle per position in float32, factor on cosines and sines). `rope` None: that of the layers
     without a window."""
-    rope = Rope(config.rope_theta, config.rope_scaling) if rope is None else rope
+    rope = config.rope if rope is None else rope
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     inv_freq = 1.0 / rope.theta**exponents
     match rope.scaling:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slipstream.workers.models.description.describing import RemoteCode, describe, examine_apart
+from slipstream.workers.models.description.describing import RemoteCode, describe, examine_in_subprocess
 from slipstream.workers.models.description.model_description import Found
 from slipstream.workers.models.directory.json_keys import ModelError, NotNativeError
-from slipstream.workers.models.directory.model_config import ModelConfig, UnknownFamilyError
+from slipstream.workers.models.directory.model_config import ModelConfig
 from slipstream.workers.models.directory.model_spec import ModelImpl, ModelSpec
+from slipstream.workers.models.directory.native_family import UnknownFamilyError
 from slipstream.workers.models.directory.weight_files import check_not_pickled
 
 # What it costs that a model of a native family is computed by transformers; follows the reason.
@@ -16,13 +17,13 @@ NOT_NATIVE = "transformers computes the model in place of native code, so steps 
 
 
 def read_spec(
-    model_dir: Path, impl: ModelImpl = "auto", code: RemoteCode = "refused", *, apart: bool = False
+    model_dir: Path, impl: ModelImpl = "auto", code: RemoteCode = "refused", *, in_subprocess: bool = False
 ) -> ModelSpec:
     """A `ModelConfig` if a native family computes the model, else a `GeneralSpec`. `code` is what may be done with code
     in the directory, which native models do not need.
 
-    The first call for a general model takes some seconds, in this process or `apart`, in one of its own; later ones, in
-    any process of this user, read what it found. Raises ModelError, CodeNeededError, CodeNotRunError."""
+    The first call for a general model takes some seconds, in this process, or with `in_subprocess` in one of its own.
+    Later ones, in any process of this user, read what it found. Raises ModelError, CodeNeededError, CodeNotRunError."""
     if impl != "transformers":
         try:
             return _read_native(model_dir)
@@ -32,7 +33,7 @@ def read_spec(
         except NotNativeError as error:
             if impl == "native":
                 raise ModelError(str(error)) from error
-    return describe(model_dir, code, examine_apart if apart else _examine_here).spec
+    return describe(model_dir, code, examine_in_subprocess if in_subprocess else _examine_here).spec
 
 
 def _examine_here(model_dir: Path, runs_code: bool) -> Found:

@@ -87,22 +87,25 @@ def estimate_decode(worker: WorkerState, job: PlacementJob, now: float) -> Decod
     own_pages = -(-(num_tokens + 1) // page_tokens)
     if hello.group_pages or hello.reserves_output:
         own_pages = worker.decode_pages(num_tokens, job.most_tokens)
+    grown, held = 1, 1.0  # pages: what one more block of tokens takes, and what a sequence holds for each of its blocks
+    if hello.group_pages:
+        grown, held = worker.pages_a_block((context + num_tokens) // (num_here + 1))
     # As `fits_decode`, without repeated lookups.
     fits = worker is job.placed_on or (ledger.free_slots >= 1 and free_pages >= own_pages)
     if not fits:
         if num_here == 0:
             room_s = NEVER_S
         else:
-            pages_a_seq = max(context / num_here / page_tokens, 1.0)
+            pages_a_seq = max(context / num_here / page_tokens * held, 1.0)
             num_to_end = max(1 - ledger.free_slots, math.ceil((own_pages - free_pages) / pages_a_seq), 1)
             # Of n that have r tokens left on average, evenly spread, the k-th is through after 2 r k / (n + 1).
             room_s = 2.0 * theirs * min(num_to_end / (num_here + 1), 1.0) * step_before_s
             room_s *= 1 + job.num_waiting_before
     # Some end while others grow: about half of what is to come is there at once.
-    to_come = 0.5 * (remaining + job_remaining) / page_tokens + own_pages - free_pages
+    to_come = 0.5 * (remaining + job_remaining) / page_tokens * grown + own_pages - free_pages
     if hello.reserves_output:
         to_come = 0.0  # none will have to give way
-    overflow_s = to_come * page_tokens * times.coefficients("prefill")[1] if to_come > 0.0 else 0.0
+    overflow_s = to_come / held * page_tokens * times.coefficients("prefill")[1] if to_come > 0.0 else 0.0
     num_streams = num_here - load.num_pending
     return _decode_estimate(
         (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,12 @@ MAX_NUM_SEQS = 64
 
 
 class Slipstream:
+    """`model_impl` as in the configuration: with `transformers`, it is the general path that is measured."""
+
     version = ""
+
+    def __init__(self, model_impl: str = "auto") -> None:
+        self._model_impl = model_impl
 
     def start(self, model_dir: Path, num_threads: int, kv_cache_gib: int) -> None:
         config_module = import_module("slipstream.workers.config.worker_config")
@@ -27,6 +33,7 @@ class Slipstream:
             kv_cache_mib=1024 * kv_cache_gib,
             prefix_caching=False,
             num_threads=num_threads,
+            model_impl=self._model_impl,
         )
         limits = build.engine_limits(model_dir, config)
         self._engine = build.build_engine(limits, build.build_runner(model_dir, config, limits.num_pages))
@@ -124,4 +131,9 @@ class OpenVino:
         return stamps
 
 
-ADAPTERS = {"slipstream": Slipstream, "vllm": Vllm, "openvino": OpenVino}
+ADAPTERS = {
+    "slipstream": Slipstream,
+    "slipstream-general": partial(Slipstream, "transformers"),
+    "vllm": Vllm,
+    "openvino": OpenVino,
+}

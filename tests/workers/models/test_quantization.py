@@ -17,13 +17,13 @@ from slipstream.kernels.cpu.native_library import native_library
 from slipstream.kernels.quantization.quantized_weight import Fp8Weight, Int4Weight, Int8Weight, dequantize
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.model_config import ModelConfig
-from slipstream.workers.models.directory.rank_share import LinearShare, RankShare
 from slipstream.workers.models.directory.stored_quantization import AwqStored, Fp8Stored, GptqStored
-from slipstream.workers.models.directory.tensor_check import check_ranks
 from slipstream.workers.models.directory.weight_files import WeightFiles
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
 from slipstream.workers.models.model_loader import load_model
 from slipstream.workers.models.native_model import load_native
+from slipstream.workers.models.sharding.rank_share import LinearShare, RankShare
+from slipstream.workers.models.sharding.tensor_check import check_ranks
 from slipstream.workers.models.weights.checkpoint import open_checkpoint
 from slipstream.workers.models.weights.quantized_reader import QuantizedReader
 from tests.support.kernels.stored_codes import awq_tensors, gptq_tensors

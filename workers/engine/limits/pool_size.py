@@ -7,7 +7,7 @@ from slipstream.workers.engine.limits.engine_errors import EngineConfigError
 from slipstream.workers.engine.limits.page_demand import PageDemand
 from slipstream.workers.models.directory.model_config import DtypeName
 from slipstream.workers.models.directory.model_spec import ModelSpec
-from slipstream.workers.models.directory.rank_share import Rank
+from slipstream.workers.models.sharding.rank_share import Rank
 
 ITEM_BYTES: dict[DtypeName, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 CODE_SCALE_BYTES = 4  # of a token and head in eight bits; see `pages.quantized_kv`

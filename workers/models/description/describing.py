@@ -6,13 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from slipstream.workers.models.description.apart import ResultCache, key_of, run_apart
 from slipstream.workers.models.description.model_description import (
     CodeNeededError,
     CodeNotRunError,
     Found,
     ModelDescription,
 )
+from slipstream.workers.models.description.module_process import run_in_subprocess
+from slipstream.workers.models.description.result_cache import ResultCache, key_of
 from slipstream.workers.models.directory.json_keys import ModelError, read_json
 from slipstream.workers.models.directory.model_config import CONFIG_FILE
 
@@ -25,16 +26,18 @@ RemoteCode = Literal["refused", "elsewhere", "here"]
 Examine = Callable[[Path, bool], Found]  # of a directory, whose code may be run or not
 
 
-def examine_apart(model_dir: Path, runs_code: bool) -> Found:
+def examine_in_subprocess(model_dir: Path, runs_code: bool) -> Found:
     """In a process of its own. Raises ModelError if that fails."""
-    printed = run_apart(EXAMINE, ("describe", str(model_dir.absolute()), str(int(runs_code))), model_dir)
+    printed = run_in_subprocess(EXAMINE, ("describe", str(model_dir.absolute()), str(int(runs_code))), model_dir)
     try:
         return Found.of_json(printed)
     except ValueError as error:
         raise ModelError(f"{model_dir}: the process that describes the model printed something else") from error
 
 
-def describe(model_dir: Path, code: RemoteCode = "refused", examine: Examine = examine_apart) -> ModelDescription:
+def describe(
+    model_dir: Path, code: RemoteCode = "refused", examine: Examine = examine_in_subprocess
+) -> ModelDescription:
     """What `examine` finds, or has found before. Raises ModelError: CodeNeededError if the model needs code that is
     refused, CodeNotRunError if its code may be run, but not here."""
     try:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slipstream.workers.models.description.apart import ResultCache, key_of, run_apart
 from slipstream.workers.models.description.describing import EXAMINE, model_parts
 from slipstream.workers.models.description.model_description import DIRECTORY, ModelDescription
+from slipstream.workers.models.description.module_process import run_in_subprocess
+from slipstream.workers.models.description.result_cache import ResultCache, key_of
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.weight_files import WeightFiles, pickled_file_names
 
@@ -26,7 +27,7 @@ def check_general_weights(model_dir: Path, description: ModelDescription, *, run
     problem = cache.get(key)
     if problem is None:
         arguments = ("weights", str(model_dir.absolute()), str(int(runs_code)))
-        problem = run_apart(EXAMINE, arguments, model_dir)
+        problem = run_in_subprocess(EXAMINE, arguments, model_dir)
         cache.put(key, problem)
     if problem:
         raise ModelError(problem.decode("utf-8", "replace").replace(DIRECTORY, str(model_dir)))

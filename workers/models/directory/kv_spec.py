@@ -7,6 +7,8 @@ A layer that stores less than the largest leaves a gap at the end of its units.
 
     unit of a layer   | head 0: K of page_tokens tokens, then V | head 1: K, V | ... | gap |
 
+A layer that chooses the tokens it attends to keeps the keys that it chooses by behind the values of each head.
+
 A sequence may have a state, too, of layers whose memory does not grow with the text (convolutions, recurrent layers).
 It lies in pages of the same pool: where layers store keys, in as many beside those of its tokens as it fills; where no
 layer does, a page is as large as a state, and a sequence has one.
@@ -23,17 +25,19 @@ from slipstream.workers.models.directory.page_groups import PageGroups
 @dataclass(frozen=True, slots=True)
 class LayerKv:
     """What a layer stores of a token, over all ranks: `num_heads` keys of `key_dim` numbers and as many values of
-    `value_dim`. No query of it sees keys that are `window` or more tokens before it (None: it may see all)."""
+    `value_dim`. No query of it sees keys that are `window` or more tokens before it (None: it may see all). With an
+    indexer, which chooses the tokens that it attends to, each head holds `index_dim` numbers of the indexer's keys."""
 
     num_heads: int
     key_dim: int
     value_dim: int
     window: int | None = None
+    index_dim: int = 0
 
     @property
     def numbers(self) -> int:
         """Of a token, in all heads."""
-        return self.num_heads * (self.key_dim + self.value_dim)
+        return self.num_heads * (self.key_dim + self.value_dim + self.index_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,11 @@ class KvSpec:
         return not self.layers
 
     @property
+    def has_indexers(self) -> bool:
+        """Whether layers choose, by keys that they keep for it, the tokens that they attend to."""
+        return any(layer.index_dim for layer in self.layers)
+
+    @property
     def unit_numbers(self) -> int:
         """Numbers that a unit holds of a token, in the largest layer."""
         return max((layer.numbers for layer in self.layers), default=0) // (self.num_units or 1)
@@ -62,9 +71,8 @@ class KvSpec:
     @property
     def is_uniform(self) -> bool:
         """Whether all layers store heads of the same number and one size, as the native kernels ask for."""
-        return len({(one.num_heads, one.key_dim, one.value_dim) for one in self.layers}) == 1 and (
-            self.layers[0].key_dim == self.layers[0].value_dim
-        )
+        sizes = {(one.num_heads, one.key_dim, one.value_dim, one.index_dim) for one in self.layers}
+        return len(sizes) == 1 and self.layers[0].key_dim == self.layers[0].value_dim and not self.layers[0].index_dim
 
     @property
     def page_groups(self) -> PageGroups:

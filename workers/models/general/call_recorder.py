@@ -12,7 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from slipstream.workers.models.general.attention_call import AttentionCall, AttentionCalls, NotFlatError, Visibility
+from slipstream.workers.models.general.attention.attention_call import (
+    AttentionCall,
+    AttentionCalls,
+    NotFlatError,
+    Visibility,
+)
 
 PROBE = 1 << 18  # positions: a window that is longer than this is none
 NUM_COMPARED = 96  # positions, close together and far apart, at which a mask is compared with what we take it for

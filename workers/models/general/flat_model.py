@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from slipstream.workers.models.directory.model_spec import GeneralSpec
-from slipstream.workers.models.general.flat_attention import FlatAttention
+from slipstream.workers.models.general.attention.flat_attention import FlatAttention
 from slipstream.workers.models.general.pretrained import takes
 from slipstream.workers.models.general.registered import register_attention, set_attention
 from slipstream.workers.models.interface.step_batch import StepBatch

@@ -20,14 +20,14 @@ import numpy as np
 import torch
 from pydantic import TypeAdapter
 
-from slipstream.workers.models.description.apart import key_of
+from slipstream.workers.models.description.result_cache import key_of
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.model_config import CONFIG_FILE
 from slipstream.workers.models.directory.model_spec import GeneralSpec
 from slipstream.workers.models.directory.steady_files import SteadyFiles
-from slipstream.workers.models.general.attention_call import AttentionCalls
+from slipstream.workers.models.general.attention.attention_call import AttentionCalls
+from slipstream.workers.models.general.attention.flat_attention import FlatAttention
 from slipstream.workers.models.general.execution.captured_model import CapturedModel
-from slipstream.workers.models.general.flat_attention import FlatAttention
 from slipstream.workers.models.general.graph.graph_file import (
     GraphFileError,
     fill_constants,

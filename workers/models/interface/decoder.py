@@ -9,9 +9,9 @@ from torch import Tensor
 
 from slipstream.kernels.ops import AttentionShape, AttentionStep, Ops
 from slipstream.workers.models.directory.model_config import ModelConfig
-from slipstream.workers.models.directory.rank_share import RankShare
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
 from slipstream.workers.models.interface.weight_source import WeightSource
+from slipstream.workers.models.sharding.rank_share import RankShare
 
 
 class Decoder(Protocol):

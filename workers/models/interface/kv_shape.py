@@ -8,8 +8,8 @@ from torch import Tensor
 from slipstream.kernels.pages.quantized_kv import head_bytes, page_tokens_of
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.model_spec import ModelSpec
-from slipstream.workers.models.directory.rank_share import Rank
 from slipstream.workers.models.directory.stored_quantization import KvCacheDtype
+from slipstream.workers.models.sharding.rank_share import Rank
 
 CODES: dict[KvCacheDtype, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 

@@ -13,10 +13,11 @@ from slipstream.workers.models.directory.kv_spec import KvSpec, LayerKv
 
 @dataclass(frozen=True, slots=True)
 class PageLayer:
-    """Views of one layer of the pool: [pages, units, heads of a unit, page_tokens, key_dim or value_dim]."""
+    """Views of one layer of the pool: [pages, units, heads of a unit, page_tokens, key_dim, value_dim or index_dim]."""
 
     keys: Tensor
     values: Tensor
+    index_keys: Tensor
 
     @property
     def page_tokens(self) -> int:
@@ -24,11 +25,14 @@ class PageLayer:
 
     def write(self, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         """Stores [tokens, kv_heads, dim] each at `slots` [tokens]: page id * page_tokens + offset."""
-        pages = torch.div(slots, self.page_tokens, rounding_mode="floor")
-        offsets = slots - pages * self.page_tokens
-        for stored, new in ((self.keys, keys), (self.values, values)):
-            units, heads = stored.shape[1:3]
-            stored[pages, :, :, offsets] = new.reshape(len(new), units, heads, stored.shape[4]).to(stored.dtype)
+        self._write(((self.keys, keys), (self.values, values)), slots)
+
+    def write_index(self, index_keys: Tensor, slots: Tensor) -> None:
+        """Stores an indexer's keys [tokens, numbers] at `slots`: a run of them in each head."""
+        units, heads, dim = self.index_keys.shape[1], self.index_keys.shape[2], self.index_keys.shape[4]
+        padding = units * heads * dim - index_keys.shape[1]
+        new = torch.nn.functional.pad(index_keys, (0, padding)).view(-1, units * heads, dim)
+        self._write(((self.index_keys, new),), slots)
 
     def gather(self, page_ids: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
         """Keys and values of the first `num_tokens` tokens of these pages: [kv_heads, num_tokens, dim] each."""
@@ -40,12 +44,23 @@ class PageLayer:
 
     def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values at `slots` [sequences, tokens]: [sequences, kv_heads, tokens, dim] each."""
+        return self._read(self.keys, slots).transpose(1, 2), self._read(self.values, slots).transpose(1, 2)
+
+    def read_index(self, slots: Tensor, numbers: int) -> Tensor:
+        """An indexer's keys at `slots` [sequences, tokens]: [sequences, tokens, numbers]."""
+        return self._read(self.index_keys, slots).flatten(2)[..., :numbers]
+
+    def _write(self, pairs: Sequence[tuple[Tensor, Tensor]], slots: Tensor) -> None:
         pages = torch.div(slots, self.page_tokens, rounding_mode="floor")
         offsets = slots - pages * self.page_tokens
-        keys, values = (
-            stored[pages, :, :, offsets].flatten(2, 3).transpose(1, 2) for stored in (self.keys, self.values)
-        )
-        return keys, values
+        for stored, new in pairs:
+            units, heads = stored.shape[1:3]
+            stored[pages, :, :, offsets] = new.reshape(len(new), units, heads, stored.shape[4]).to(stored.dtype)
+
+    def _read(self, stored: Tensor, slots: Tensor) -> Tensor:
+        """[sequences, tokens, kv_heads, dim]"""
+        pages = torch.div(slots, self.page_tokens, rounding_mode="floor")
+        return stored[pages, :, :, slots - pages * self.page_tokens].flatten(2, 3)
 
 
 def page_layers(kv: Tensor, layers: Sequence[LayerKv], num_units: int, page_tokens: int) -> tuple[PageLayer, ...]:
@@ -56,14 +71,11 @@ def page_layers(kv: Tensor, layers: Sequence[LayerKv], num_units: int, page_toke
     views = []
     for (_, slot), stored in zip(KvSpec(tuple(layers)).page_groups.places, layers, strict=True):
         layer = flat[slot]
-        of_keys, of_head = page_tokens * stored.key_dim, page_tokens * (stored.key_dim + stored.value_dim)
-        shape = (layer.shape[0], num_units, stored.num_heads // num_units, page_tokens)
-        strides = (*layer.stride()[:2], of_head)
-        first = layer.storage_offset()
-        views.append(
-            PageLayer(
-                layer.as_strided((*shape, stored.key_dim), (*strides, stored.key_dim, 1), first),
-                layer.as_strided((*shape, stored.value_dim), (*strides, stored.value_dim, 1), first + of_keys),
-            )
-        )
+        of_head = page_tokens * (stored.key_dim + stored.value_dim + stored.index_dim)
+        parts, first = [], layer.storage_offset()
+        for dim in (stored.key_dim, stored.value_dim, stored.index_dim):
+            shape = (layer.shape[0], num_units, stored.num_heads // num_units, page_tokens, dim)
+            parts.append(layer.as_strided(shape, (*layer.stride()[:2], of_head, dim, 1), first))
+            first += page_tokens * dim
+        views.append(PageLayer(*parts))
     return tuple(views)

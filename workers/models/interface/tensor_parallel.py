@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from slipstream.workers.models.directory.rank_share import Rank
+from slipstream.workers.models.sharding.rank_share import Rank
 
 
 @dataclass(frozen=True, slots=True)

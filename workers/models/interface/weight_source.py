@@ -10,7 +10,7 @@ from torch import Tensor
 from slipstream.kernels.moe.gate import ExpertGate
 from slipstream.kernels.moe.grouped_experts import ExpertWeights
 from slipstream.kernels.ops import Weight
-from slipstream.workers.models.directory.rank_share import ExpertsShare, LinearShare, TensorPart
+from slipstream.workers.models.sharding.rank_share import ExpertsShare, LinearShare, TensorPart
 
 
 @dataclass(frozen=True, slots=True)

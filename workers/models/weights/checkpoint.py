@@ -14,9 +14,9 @@ from torch import Tensor
 
 from slipstream.kernels.quantization.mxfp4 import from_mxfp4
 from slipstream.workers.models.directory.json_keys import ModelError
-from slipstream.workers.models.directory.rank_share import TensorPart
 from slipstream.workers.models.directory.stored_quantization import MXFP4_BLOCK
 from slipstream.workers.models.directory.weight_files import weight_file_names
+from slipstream.workers.models.sharding.rank_share import TensorPart
 
 READABLE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 

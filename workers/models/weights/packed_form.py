@@ -11,8 +11,8 @@ from torch import Tensor
 
 from slipstream.kernels.cpu.c_interface import Scalar, SourceRows, WeightKind
 from slipstream.kernels.quantization.quantized_weight import Fp8Weight, Int8Weight, QuantizedWeight, dequantize
-from slipstream.workers.models.directory.rank_share import LinearShare
 from slipstream.workers.models.directory.stored_quantization import INT4_GROUP, AwqStored, Fp8Stored, GptqStored, OnLoad
+from slipstream.workers.models.sharding.rank_share import LinearShare
 from slipstream.workers.models.weights.checkpoint import Checkpoint
 from slipstream.workers.models.weights.quantized_reader import QuantizedReader, quantized_on_load
 

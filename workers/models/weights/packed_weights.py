@@ -23,10 +23,10 @@ from slipstream.kernels.cpu.native_ops import NativeExperts, NativeTensor, Nativ
 from slipstream.kernels.moe.gate import ExpertGate
 from slipstream.kernels.moe.grouped_experts import ExpertWeights
 from slipstream.kernels.ops import Weight
-from slipstream.workers.models.directory.rank_share import ExpertsShare, LinearShare, TensorPart
 from slipstream.workers.models.directory.steady_files import SteadyFiles
 from slipstream.workers.models.directory.stored_quantization import OnLoad, Stored
 from slipstream.workers.models.interface.weight_source import Linear, WeightSource
+from slipstream.workers.models.sharding.rank_share import ExpertsShare, LinearShare, TensorPart
 from slipstream.workers.models.weights.checkpoint import Checkpoint, open_checkpoint
 from slipstream.workers.models.weights.packed_form import KINDS, LinearReader, PackedForm
 from slipstream.workers.models.weights.quantized_reader import QuantizedReader

@@ -19,8 +19,6 @@ from slipstream.kernels.quantization.quantized_weight import (
     quantize_int8,
 )
 from slipstream.workers.models.directory.json_keys import ModelError
-from slipstream.workers.models.directory.quantized_shares import check_share, columns_of, reordered_sentence
-from slipstream.workers.models.directory.rank_share import LinearShare, TensorPart
 from slipstream.workers.models.directory.stored_quantization import (
     AwqStored,
     Fp8Stored,
@@ -29,6 +27,8 @@ from slipstream.workers.models.directory.stored_quantization import (
     Stored,
     int4_group,
 )
+from slipstream.workers.models.sharding.quantized_shares import check_share, columns_of, reordered_sentence
+from slipstream.workers.models.sharding.rank_share import LinearShare, TensorPart
 from slipstream.workers.models.weights.checkpoint import READABLE_DTYPES, Checkpoint
 
 

@@ -20,8 +20,8 @@ from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.router import Router
 from slipstream.router.text.tokenizer import TokenizerError
 from slipstream.workers.models.directory.model_config import ModelConfig
-from slipstream.workers.models.directory.rank_share import Rank, RankShare
-from slipstream.workers.models.directory.tensor_check import parts_of
+from slipstream.workers.models.sharding.rank_share import Rank, RankShare
+from slipstream.workers.models.sharding.tensor_check import parts_of
 
 ROOT = Path(__file__).resolve().parents[4]
 MODEL_CONFIG = {

@@ -18,10 +18,10 @@ from slipstream.workers.engine.limits.pool_size import (
     stated_num_pages,
 )
 from slipstream.workers.models.directory.model_config import ModelConfig
-from slipstream.workers.models.directory.rank_share import Rank
 from slipstream.workers.models.directory.stored_quantization import KvCacheDtype
 from slipstream.workers.models.interface.kv_shape import kv_dtype, kv_shape
 from slipstream.workers.models.model_loader import TORCH_DTYPES
+from slipstream.workers.models.sharding.rank_share import Rank
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

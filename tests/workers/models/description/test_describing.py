@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from slipstream.workers.models.description import apart
-from slipstream.workers.models.description.describing import describe, examine_apart
+from slipstream.workers.models.description import module_process, result_cache
+from slipstream.workers.models.description.describing import describe, examine_in_subprocess
 from slipstream.workers.models.description.model_description import (
     CodeNeededError,
     CodeNotRunError,
     Found,
     ModelDescription,
 )
+from slipstream.workers.models.description.result_cache import ResultCache
 from slipstream.workers.models.description.weights_check import check_general_weights
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.kv_spec import KvSpec
@@ -56,7 +58,7 @@ def altered(model_dir: Path, copy: Path, **keys: object) -> Path:
 
 
 def test_a_process_of_its_own_finds_what_this_one_finds_and_it_is_kept(phi3: Path) -> None:
-    found = describe(phi3, examine=examine_apart)
+    found = describe(phi3, examine=examine_in_subprocess)
     assert found == found_in(phi3, False).description
     assert (found.spec.architecture, found.spec.vocab_size) == ("Phi3ForCausalLM", 203)
     assert found.tensors["lm_head.weight"] == (203, 64)
@@ -77,9 +79,28 @@ def test_a_refusal_names_the_directory_and_is_not_kept(phi3: Path) -> None:
 
 
 def test_a_process_that_takes_too_long_is_ended(phi3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apart, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(module_process, "TIMEOUT_S", 0.1)
     with pytest.raises(ModelError, match=r"phi3\w*: transformers has not described the model within 0.1 s"):
-        describe(phi3, examine=examine_apart)
+        describe(phi3, examine=examine_in_subprocess)
+
+
+def test_the_cache_forgets_what_was_used_longest_ago(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(result_cache, "MOST_RESULTS", 3)
+    cache, now = ResultCache(), time.time()
+    for days, key in enumerate(("today", "yesterday", "before", "old")):
+        cache.put(key, key.encode())
+        os.utime(tmp_path / "cache" / "slipstream" / "descriptions" / f"{key}.json", (now, now - days * 24 * 3600))
+    assert cache.get("yesterday") == b"yesterday", "which counts as used now"
+    cache.put("new", b"new")
+    assert [key for key in ("today", "yesterday", "before", "old", "new") if cache.get(key)] == [
+        "today",
+        "yesterday",
+        "new",
+    ]
+    for path in (tmp_path / "cache" / "slipstream" / "descriptions").iterdir():
+        os.utime(path, (0, 0))
+    cache.put("newer", b"newer")
+    assert cache.get("new") is None
 
 
 def test_code_in_the_directory_runs_only_where_it_may(tmp_path: Path) -> None:

@@ -18,10 +18,10 @@ from transformers import AutoModelForCausalLM
 
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.model_config import ModelConfig
-from slipstream.workers.models.directory.rank_share import RankShare
-from slipstream.workers.models.directory.tensor_check import check_tensors
 from slipstream.workers.models.directory.weight_files import INDEX_FILE, SINGLE_FILE, WeightFiles
 from slipstream.workers.models.model_loader import load_model
+from slipstream.workers.models.sharding.rank_share import RankShare
+from slipstream.workers.models.sharding.tensor_check import check_tensors
 from tests.support.workers.any_model import KINDS, load
 from tests.support.workers.paged_run import PagedRun
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from slipstream.workers.models.directory.json_keys import ModelError
-from slipstream.workers.models.directory.model_config import LinearScaling, Llama3Scaling, ModelConfig, Rope
+from slipstream.workers.models.directory.model_config import ModelConfig
+from slipstream.workers.models.directory.rope_config import LinearScaling, Llama3Scaling, Rope
 
 PLAIN: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -54,8 +55,8 @@ def test_absent_keys_mean_what_the_family_means(tmp_path: Path) -> None:
     assert config.num_kv_heads == 8
     assert config.head_dim == 8
     assert config.rms_norm_eps == 1e-6
-    assert config.rope_theta == 10000
-    assert config.rope_scaling is None
+    assert config.rope.theta == 10000
+    assert config.rope.scaling is None
     assert config.max_position_embeddings == 2048
     assert config.layer_windows == (None, None)
     assert config.dtype == "float32"
@@ -85,8 +86,8 @@ def test_every_directory_that_transformers_saves_is_read(tiny_model_dir: Callabl
 )
 def test_old_and_new_spellings_of_rope_mean_the_same(keys: dict[str, Any], tmp_path: Path) -> None:
     config = read(tmp_path, **keys)
-    assert config.rope_theta == 5e5
-    assert config.rope_scaling == Llama3Scaling(8.0, 1.0, 4.0, 8192)
+    assert config.rope.theta == 5e5
+    assert config.rope.scaling == Llama3Scaling(8.0, 1.0, 4.0, 8192)
 
 
 @pytest.mark.parametrize(("stated", "window"), [(..., 4096), (None, None), (100, 100)])
@@ -118,14 +119,14 @@ def test_mistral_without_a_number_of_kv_heads_has_its_default_and_with_null_one_
 def test_gemma_3_has_windows_with_frequencies_of_their_own(tmp_path: Path) -> None:
     config = read(tmp_path, **GEMMA3_1B)
     assert config.layer_windows == ((512,) * 5 + (None,)) * 4 + (512, 512)
-    assert (config.rope_theta, config.rope_scaling, config.window_rope) == (1e6, None, Rope(1e4))
+    assert (config.rope.theta, config.rope.scaling, config.window_rope) == (1e6, None, Rope(1e4))
     assert (config.gate, config.query_scalar, config.qk_norm, config.post_norms) == ("gelu_tanh", 256, True, True)
     assert config.tie_word_embeddings
     assert (config.attention_softcap, config.final_softcap) == (None, None)
     stretched = read(tmp_path, **GEMMA3_1B | {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}})
-    assert (stretched.rope_scaling, stretched.window_rope) == (LinearScaling(8.0), Rope(1e4))
+    assert (stretched.rope.scaling, stretched.window_rope) == (LinearScaling(8.0), Rope(1e4))
     absent = read(tmp_path, architectures=["Gemma3ForCausalLM"])
-    assert (absent.rope_theta, absent.window_rope, absent.layer_windows) == (1e6, Rope(1e4), (4096, 4096))
+    assert (absent.rope.theta, absent.window_rope, absent.layer_windows) == (1e6, Rope(1e4), (4096, 4096))
 
 
 def test_gemma_2_caps_scores_unless_null_says_otherwise(tmp_path: Path) -> None:

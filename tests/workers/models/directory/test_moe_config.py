@@ -9,7 +9,7 @@ import pytest
 
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.model_config import ModelConfig
-from slipstream.workers.models.directory.rank_share import Rank, RankShare
+from slipstream.workers.models.sharding.rank_share import Rank, RankShare
 
 QWEN3_MOE = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -72,7 +72,7 @@ def test_gpt_oss_defaults(tmp_path: Path) -> None:
     assert config.moe is not None
     assert config.moe.swiglu == (1.702, 7.0)
     assert config.layer_windows == (128, None, 128, None)
-    assert (config.head_dim, config.rope_theta, config.rms_norm_eps) == (64, 150000.0, 1e-5)
+    assert (config.head_dim, config.rope.theta, config.rms_norm_eps) == (64, 150000.0, 1e-5)
     assert (config.qkv_bias, config.output_bias, config.attention_sinks) == (True, True, True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicCache, DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
 
 from slipstream.workers.models.directory.kv_spec import LayerKv
 from slipstream.workers.models.general.cached.cache_layout import CacheLayout
@@ -13,13 +13,13 @@ from slipstream.workers.models.interface.page_layers import PageLayer
 
 PAGE_TOKENS = 4
 CHUNKS = (5, 3, 1, 7, 1)
-HEADS, KEY_DIM, VALUE_DIM = 2, 6, 4
+HEADS, KEY_DIM, VALUE_DIM, INDEX_DIM = 2, 6, 4, 3
 
 
 def _pages(heads: int, key_dim: int, value_dim: int) -> PageLayer:
     """Of twelve pages, full of numbers that nobody may see."""
     shape = (12, 1, heads, PAGE_TOKENS)
-    return PageLayer(torch.full((*shape, key_dim), torch.nan), torch.full((*shape, value_dim), torch.nan))
+    return PageLayer(*(torch.full((*shape, dim), torch.nan) for dim in (key_dim, value_dim, INDEX_DIM)))
 
 
 def _new(num_seqs: int, num_tokens: int) -> tuple[Tensor, Tensor]:
@@ -55,6 +55,20 @@ def test_chunks_see_the_keys_and_values_that_transformers_keeps() -> None:
                 assert torch.equal(own, theirs)
             start += num_new
             assert cache.get_seq_length() == expected.get_seq_length() == start
+
+
+def test_keys_of_indexers_lie_beside_keys_and_values() -> None:
+    torch.manual_seed(2)
+    pages, expected, start = _pages(HEADS, KEY_DIM, VALUE_DIM), DynamicIndexedLayer(), 0
+    table = torch.tensor([[7, 2, 9, 4, 11]])
+    for num_new in CHUNKS:
+        index_keys = torch.randn(1, num_new, HEADS * INDEX_DIM - 1)  # not a multiple of the heads
+        cache = _one_layer(DynamicIndexedLayer())
+        _open(cache, (pages,), [start], num_new, table)
+        keys, values = _new(1, num_new)
+        assert torch.equal(cache.update(keys, values, 0)[0], expected.update(keys, values)[0])
+        assert torch.equal(cache.update_indexer(index_keys, 0), expected.update_indexer(index_keys))
+        start += num_new
 
 
 def test_a_shorter_sequence_stands_behind_padding() -> None:

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import (
     CacheLayerMixin,
     DummyLayer,
     DynamicCache,
+    DynamicIndexedLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionAndFullAttentionLayer,
@@ -29,6 +31,7 @@ CACHE_ARGUMENTS = ("past_key_values", "cache_params")  # of a model's forward, t
 KNOWN_LAYERS = (
     DynamicLayer,
     DynamicSlidingWindowLayer,
+    DynamicIndexedLayer,
     LinearAttentionLayer,
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionAndSlidingWindowAttentionLayer,
@@ -129,7 +132,7 @@ def _layout(argument: str, cache: DynamicCache, num_tokens: int) -> CacheLayout:
     keys_values: list[LayerKv] = []
     states: list[StateTensor] = []
     for at, layer in enumerate(cache.layers):
-        if type(layer) not in KNOWN_LAYERS:
+        if type(layer) not in KNOWN_LAYERS and not is_block_indexed(layer):
             raise NotCachedError(f"its cache has layers that are not supported ({type(layer).__name__})")
         stored.append(None)
         if isinstance(layer, CacheLayerMixin) and layer.keys is not None:
@@ -151,7 +154,20 @@ def _layer_kv(layer: CacheLayerMixin, num_tokens: int) -> LayerKv:
             f"its cache has keys of shape {tuple(keys.shape)} and values of shape {tuple(values.shape)} "
             f"after {num_tokens} tokens"
         )
-    return LayerKv(keys.shape[1], keys.shape[3], values.shape[3], window)
+    index_keys = index_keys_of(layer)
+    index_dim = 0 if index_keys is None else -(-index_keys.shape[-1] // keys.shape[1])
+    return LayerKv(keys.shape[1], keys.shape[3], values.shape[3], window, index_dim)
+
+
+def is_block_indexed(layer: object) -> bool:
+    """Whether it is a layer like that of MiniMax M3, which its modelling file defines."""
+    return type(layer).__bases__ == (DynamicLayer,) and hasattr(layer, "update_index")
+
+
+def index_keys_of(layer: CacheLayerMixin) -> Tensor | None:
+    """The keys of an indexer, [sequences, ..., tokens, numbers]."""
+    keys: Tensor | None = getattr(layer, "idx_keys" if is_block_indexed(layer) else "indexer_keys", None)
+    return keys
 
 
 def _states(at: int, layer: LinearAttentionCacheLayerMixin) -> Iterator[StateTensor]:

@@ -19,14 +19,17 @@ from transformers.cache_utils import (
     CacheLayerMixin,
     DummyLayer,
     DynamicCache,
+    DynamicIndexedLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionAndSlidingWindowAttentionLayer,
 )
 
-from slipstream.workers.models.general.cached.cache_layout import CacheLayout
+from slipstream.workers.models.general.cached.cache_layout import CacheLayout, is_block_indexed
 from slipstream.workers.models.interface.page_layers import PageLayer
+
+POSITION_DIMS = 3  # of the positions that Qwen4-Exp keeps beside the keys of its indexers: time, height, width
 
 
 class PagedCall:
@@ -49,6 +52,12 @@ class PagedCall:
     def positions(self) -> Tensor:
         """[sequences, num_new] of the tokens of this call"""
         return self._starts + torch.arange(self.num_new, device=self._starts.device)
+
+    @property
+    def positions_before(self) -> Tensor:
+        """[sequences, columns] of the tokens before this call; 0 for padding"""
+        columns = torch.arange(self.num_before, device=self._starts.device)
+        return (columns - (self.num_before - self._starts)).clamp_min(0)
 
     @property
     def mask(self) -> Tensor:
@@ -116,6 +125,25 @@ class PagedWindowLayer(_Paged, DynamicSlidingWindowLayer):  # type: ignore[no-un
     pass
 
 
+class PagedIndexedLayer(_Paged, DynamicIndexedLayer):  # type: ignore[no-untyped-call]
+    """Of a model that chooses by the keys of an indexer which tokens it attends to."""
+
+    def open(self, call: PagedCall, pages: PageLayer) -> None:
+        super().open(call, pages)
+        before = call.positions_before
+        self.indexer_position_ids = before.expand(POSITION_DIMS, *before.shape) if call.num_before else None
+
+    def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
+        """Writes [sequences, num_new, dim], and returns the keys of all tokens."""
+        call, dim = self.call, indexer_key_states.shape[-1]
+        self.pages.write_index(indexer_key_states.flatten(0, 1), call.slots_from(call.num_before).flatten())
+        return self.pages.read_index(call.slots_from(0), dim).to(indexer_key_states.dtype)
+
+    def update_index(self, idx_k: Tensor) -> Tensor:
+        """`update_indexer` for layers like those of MiniMax M3, whose keys have a dimension of heads."""
+        return self.update_indexer(idx_k[:, 0])[:, None]
+
+
 class PagedHybridLayer(  # type: ignore[no-untyped-call, misc, override]
     _Paged, LinearAttentionAndFullAttentionLayer
 ):
@@ -151,6 +179,8 @@ def _with_pages(layer: object) -> _Paged:
             return PagedHybridWindowLayer(layer.sliding_window, layer.number_of_states)
         case LinearAttentionAndFullAttentionLayer():
             return PagedHybridLayer(layer.number_of_states)
+        case _ if isinstance(layer, DynamicIndexedLayer) or is_block_indexed(layer):
+            return PagedIndexedLayer()  # type: ignore[no-untyped-call]
         case DynamicSlidingWindowLayer():
             return PagedWindowLayer(layer.sliding_window)
         case _:

@@ -17,7 +17,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from slipstream.workers.models.description.model_description import CodeNeededError, ModelDescription
 from slipstream.workers.models.directory.json_keys import Keys, read_json
-from slipstream.workers.models.directory.model_config import CONFIG_FILE, keys_of_other_families
+from slipstream.workers.models.directory.model_config import CONFIG_FILE
+from slipstream.workers.models.directory.native_family import keys_of_other_families
 from slipstream.workers.models.general.describe import describe
 from slipstream.workers.models.general.pretrained import empty_model, read_config, transformers_version
 from slipstream.workers.models.general.quantized import set_dequantization

@@ -1,4 +1,4 @@
-"""Describes a general model, in a process that is started for it (see `models.description.apart`), or in a worker.
+"""Describes a general model, in a process that is started for it (see `description.module_process`), or in a worker.
 
     python -m slipstream.workers.models.general.examination.examine describe DIRECTORY 0
     python -m slipstream.workers.models.general.examination.examine weights DIRECTORY 0

@@ -23,7 +23,7 @@ LayerDone = Callable[[int], None]
 
 
 class StepAttention(AttentionOfStep, Protocol):
-    """`general.flat_attention`."""
+    """`general.attention.flat_attention`."""
 
     def step(self, batch: StepBatch, kv: Tensor, layer_done: LayerDone | None) -> AbstractContextManager[None]: ...
 

@@ -22,7 +22,7 @@ from slipstream.workers.models.general.graph.step_graph import Node, StepGraph
 
 
 class TracedAttention(Protocol):
-    """`general.flat_attention`."""
+    """`general.attention.flat_attention`."""
 
     @property
     def num_calls(self) -> int: ...

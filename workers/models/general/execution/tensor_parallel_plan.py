@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from slipstream.workers.models.directory.kv_spec import KvSpec
-from slipstream.workers.models.directory.rank_share import Rank
+from slipstream.workers.models.sharding.rank_share import Rank
 
 # Styles by which a dimension is dealt out that has to come out even, and how many parts lie side by side in it.
 EVEN_STYLES = {"colwise": (-2, 1), "rowwise": (-1, 1), "packed_colwise": (-2, 2), "packed_rowwise": (-1, 2)}

@@ -26,7 +26,7 @@ Bound = tuple[Target, tuple[Any, ...]]
 
 
 class AttentionOfStep(Protocol):
-    """`general.flat_attention`, as far as graphs call it."""
+    """`general.attention.flat_attention`, as far as graphs call it."""
 
     def compute_joined(
         self,

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.model_config import CONFIG_FILE, ModelConfig
-from slipstream.workers.models.directory.quantized_shares import check_share, reordered_sentence
-from slipstream.workers.models.directory.rank_share import Rank, RankShare, StoredNames, TensorPart
 from slipstream.workers.models.directory.stored_quantization import (
     CODES_PER_WORD,
     MXFP4_BLOCK,
@@ -24,6 +22,8 @@ from slipstream.workers.models.directory.stored_quantization import (
     GptqStored,
 )
 from slipstream.workers.models.directory.weight_files import StoredTensor, WeightFiles
+from slipstream.workers.models.sharding.quantized_shares import check_share, reordered_sentence
+from slipstream.workers.models.sharding.rank_share import Rank, RankShare, StoredNames, TensorPart
 
 FLOATS = ("F64", "F32", "BF16", "F16")
 MAX_DIGITS = 10  # of a layer's number; Python converts no text of thousands

@@ -161,6 +161,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention", "minimax_m3_sparse"] * 2,
         "index_block_size": 8,
         "index_topk_blocks": 2,
+        "index_n_heads": 2,
     },
     "ministral": {"head_dim": 16, "layer_types": SLIDING},
     "mixtral": {"intermediate_size": 32, "sliding_window": WINDOW},

@@ -61,7 +61,7 @@ SIZES: dict[str, Any] = {
     "linear_num_value_heads": 4,
     **dict.fromkeys(("linear_key_head_dim", "linear_head_dim", "linear_value_head_dim"), 16),
     "index_topk": 512,
-    "index_n_heads": 2,
+    "index_n_heads": 16,
     "index_head_dim": 16,
     "conv_L_cache": 3,
 }

@@ -6,8 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from slipstream.workers.models.directory.json_keys import ModelError
-from slipstream.workers.models.directory.rank_share import TensorPart
 from slipstream.workers.models.directory.stored_quantization import CODES_PER_WORD, Fp8Stored, Stored
+from slipstream.workers.models.sharding.rank_share import TensorPart
 
 
 def columns_of(part: TensorPart) -> slice:

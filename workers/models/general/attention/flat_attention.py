@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.kernels.cpu.native_rows import NativeRotation
-from slipstream.workers.models.general.attention_call import AttentionCall, AttentionCalls
+from slipstream.workers.models.general.attention.attention_call import AttentionCall, AttentionCalls
+from slipstream.workers.models.general.attention.native_calls import NativeCalls, heads_of
 from slipstream.workers.models.general.graph.leaves import leaf
-from slipstream.workers.models.general.native_calls import NativeCalls, heads_of
 from slipstream.workers.models.interface.page_layers import PageLayer, page_layers
 from slipstream.workers.models.interface.step_batch import StepBatch
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel

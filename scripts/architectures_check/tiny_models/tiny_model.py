@@ -9,8 +9,9 @@ import torch
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .reference import Reference
-from .strength import Strength, strength
+from scripts.architectures_check.reference import Reference
+from scripts.architectures_check.strength import Strength, strength
+
 from .tiny_config import model_types, tiny_configs
 from .tiny_tokenizer import save_tokenizer
 from .tiny_weights import FIRST_IF_TIED, FIRST_TRIAL, TRIALS, fill

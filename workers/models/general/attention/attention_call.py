@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.kv_spec import KvSpec, LayerKv
-from slipstream.workers.models.directory.rank_share import Rank
+from slipstream.workers.models.sharding.rank_share import Rank
 
 
 class NotFlatError(ModelError):
