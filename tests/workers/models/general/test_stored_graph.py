@@ -68,7 +68,7 @@ import sys
 from pathlib import Path
 from slipstream.workers.config.worker_config import EngineConfig
 from slipstream.workers.engine.engine_builder import build_runner, read_spec
-spec = read_spec(Path({str(model_dir)!r}), "transformers", apart=True)
+spec = read_spec(Path({str(model_dir)!r}), "transformers", in_subprocess=True)
 cache = {str(tmp_path / "cache")!r}
 config = EngineConfig(model_impl="transformers", page_tokens={PAGE_TOKENS}, weight_cache_dir=cache)
 print(type(build_runner({str(model_dir)!r}, config, 9, spec=spec).model).__name__, "transformers" in sys.modules)
