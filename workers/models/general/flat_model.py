@@ -28,6 +28,8 @@ class FlatModel:
         self._attention = attention
         self._keeps_rows = takes(model, "logits_to_keep")
         set_attention(model, register_attention(attention))
+        # Transformers would look for it in each step's tokens, to warn of a mask that is missing.
+        model.config.pad_token_id = None
 
     @property
     def config(self) -> GeneralSpec:

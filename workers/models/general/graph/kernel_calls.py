@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.cpu.grouped_experts import PackedExperts, PackedStack, grouped_experts
-from slipstream.kernels.cpu.native_linear import NativeLinear
-from slipstream.kernels.cpu.native_rows import NativeNorm, NativeRotation
+from slipstream.kernels.cpu.native_linear import Activation, NativeLinear
+from slipstream.kernels.cpu.native_rows import NativeLayerNorm, NativeNorm, NativeRotation
 from slipstream.kernels.elementwise.gated import Gate
 from slipstream.kernels.moe.gate import ExpertGate
 from slipstream.workers.models.general.graph.step_graph import Node, Target
@@ -54,13 +54,14 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """`x @ weight.T + bias`, with a gate or without, of x and the bytes of a `LinearPacker` with this one layer."""
+    """`x @ weight.T + bias`, with a gate, an activation or neither. Of x and the bytes of a `LinearPacker`."""
 
     dtype: torch.dtype
     outputs: int  # of the weights, with those of the gate
     inputs: int
     has_bias: bool
     gate: Gate | None
+    activation: Activation | None = None
 
     def bound(self, node: Node, kernels: Kernels) -> Bound:
         x, contents = node.args
@@ -72,6 +73,7 @@ class Product:
             inputs=self.inputs,
             has_bias=self.has_bias,
             gate=self.gate,
+            activation=self.activation,
         )
         return linear, (x,)
 
@@ -87,6 +89,19 @@ class Norm:
         assert x.dtype is not None
         value = weight[0].value if weight else None
         return NativeNorm(kernels.library, x.shape[-1], value, self.eps, x.dtype), (x,)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """`NativeLayerNorm` of x, its weight and its bias, each of which may be None."""
+
+    eps: float
+
+    def bound(self, node: Node, kernels: Kernels) -> Bound:
+        x, *parts = node.args
+        weight, bias = (None if one is None else one.value for one in parts)
+        assert x.dtype is not None
+        return NativeLayerNorm(kernels.library, x.shape[-1], weight, bias, self.eps, x.dtype), (x,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +177,7 @@ class Experts:
 KERNEL_CALLS: tuple[type[Any], ...] = (
     Product,
     Norm,
+    LayerNorm,
     Rotation,
     Behind,
     Attention,

@@ -79,7 +79,9 @@ def pool(model: GeneralModel) -> Tensor:
 STEPS = ({0: (0, 30), 1: (0, 7)}, {0: (30, 45), 1: (7, 8), 2: (0, 9)}, {0: (45, 46), 1: (8, 9), 2: (9, 10)})
 
 
-@pytest.mark.parametrize("kind", ["llama", "phi", "gemma2", "gpt_oss", "deepseek_v3", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "kind", ["llama", "phi", "phi3", "gpt2", "gpt_neox", "gemma2", "gpt_oss", "deepseek_v3", "qwen3_moe"]
+)
 def test_a_graph_computes_what_the_modules_do(kind: str, library: ctypes.CDLL, tmp_path: Path) -> None:
     model_dir = build_general_model(kind, tmp_path)
     modules, graph = load(model_dir, None), load(model_dir, library)
