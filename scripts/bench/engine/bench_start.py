@@ -70,6 +70,7 @@ def start(model_dir: Path, impl: Any) -> Times:
     now = time.process_time()
     from slipstream.workers.config.worker_config import EngineConfig
     from slipstream.workers.engine.engine_builder import build_engine, build_runner, engine_limits
+    from slipstream.workers.models.description.no_collection import no_collection
     from slipstream.workers.models.general import general_loader, stored_graph
     from slipstream.workers.models.spec_reader import read_spec
 
@@ -83,7 +84,8 @@ def start(model_dir: Path, impl: Any) -> Times:
 
     def loaded(*args: Any) -> Any:
         now = time.process_time()
-        from slipstream.workers.models.general import checked_model
+        with no_collection():
+            from slipstream.workers.models.general import checked_model
 
         times["import of transformers"] = time.process_time() - now
         time_parts(times, {"checked_model": checked_model})

@@ -57,9 +57,10 @@ class Products:
 
     def run(self) -> tuple[int, int, int]:
         """How many products were put in place, how many of them with a gate, and with an activation."""
-        nodes = list(self._graph.nodes)
-        gates = sum(self._fuse_gate(node) for node in nodes if node.target is aten.mul.Tensor)
-        activations = sum(self._fuse_activation(node) for node in nodes if is_product(node))
+        gates = sum(self._fuse_gate(node) for node in list(self._graph.nodes) if node.target is aten.mul.Tensor)
+        self._graph.drop_unused(has_effect)  # such as the products that the gates are made of
+        self._users = self._graph.users()
+        activations = sum(self._fuse_activation(node) for node in list(self._graph.nodes) if is_product(node))
         self._graph.drop_unused(has_effect)
         by_input: dict[tuple[Node, bool], list[Node]] = {}
         for node in self._graph.nodes:

@@ -133,3 +133,11 @@ def test_a_step_that_depends_on_its_size_is_not_captured() -> None:
 
     with pytest.raises(NotCapturedError, match="in steps of"):
         capture(run)
+
+
+def test_what_a_gate_is_made_of_is_not_computed_beside_it(
+    library: ctypes.CDLL, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        load(build_general_model("llama", tmp_path), library)
+    assert "products=13, gates=3, activations=0, norms=7, rotations=6" in caplog.text  # four a layer, and the last
