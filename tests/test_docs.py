@@ -21,7 +21,17 @@ ROOT = Path(__file__).resolve().parents[1]
 WHERE = ROOT / "docs/design/where.md"
 PACKAGES = ("router", "workers", "cluster", "kv_transfer", "kernels")
 FOLDERS = (*PACKAGES, "scripts", "tests", "configs", "docs")
-OTHER_NAMES = {"OpenAI", "OpenTelemetry", "MessagePack", "GenAI", "KiB", "MiB", "LlamaTokenizer"}  # no classes of ours
+OTHER_NAMES = {
+    "OpenAI",
+    "OpenTelemetry",
+    "MessagePack",
+    "GenAI",
+    "KiB",
+    "MiB",
+    "LlamaTokenizer",
+    "DeepSeek",
+    "MiniMax",
+}  # no classes of ours
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)

@@ -359,7 +359,10 @@ class Worker:
             layout=self._layout,
             page_limit=engine.page_use().num_held if engine.has_elastic_pages else None,
             reserves_output=limits.reserves_output and role == "decode",
+            keeps_states=limits.has_states,
+            block_tokens=limits.state_block_tokens or 0,
             group_pages=() if limits.windows == (None,) else tuple(most or 0 for most in limits.most_blocks),
+            state_pages=limits.state_pages,
         )
 
     def _transfer_ended(self, rank: int, outcome: RankOutcome) -> None:

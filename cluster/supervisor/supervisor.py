@@ -14,13 +14,14 @@ from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.fleet.fleet_port import MemberState
 from slipstream.cluster.ray.bundles import PoolResources
 from slipstream.cluster.state.run_state import MemberStatus
-from slipstream.cluster.supervisor.group_monitor import GIVE_UP_S, SERVING_S, SILENT_S, GroupMonitor
+from slipstream.cluster.supervisor.group_monitor import GroupMonitor
 from slipstream.cluster.supervisor.managed import Managed, ManagedGroup, Observer, PendingChange
 from slipstream.cluster.supervisor.managed_router import ManagedRouter
 from slipstream.cluster.supervisor.members.actor_handles import reason_of
 from slipstream.cluster.supervisor.members.deployment import Deployment
 from slipstream.cluster.supervisor.members.members import Group, Member, RouterControl
 from slipstream.cluster.supervisor.restart_policy import GiveUp, RestartPolicy
+from slipstream.cluster.supervisor.router_monitor import RouterMonitor
 from slipstream.cluster.supervisor.supervised_model import SupervisedModel
 from slipstream.router.process.addresses import Endpoint
 from slipstream.router.protocol.messages import Role
@@ -31,7 +32,6 @@ M = TypeVar("M", bound=Member)
 
 NOT_SERVING: tuple[MemberState, ...] = ("new", "pending", "starting", "dead", "failed")
 PENDING_AFTER_S = 1.0
-LOOK_AT_ROUTER_S = 5.0
 OVERDUE_S = 15.0  # on top of `drain_timeout_s`, at which a worker ends its drain by itself
 
 
@@ -56,6 +56,7 @@ class Supervisor:
         self._models = {one.name: SupervisedModel(one.decode.engine.max_model_len) for one in config.entries()}
         self.router = ManagedRouter(router, *self._fresh(router))
         self._monitor = GroupMonitor(self.router, self._serves, self._note)
+        self._router_monitor = RouterMonitor(self.router, self._note)
         self._groups: dict[str, ManagedGroup] = {}
         self._is_settled = False
         self._spares_others = False
@@ -319,37 +320,15 @@ class Supervisor:
         self._observer.listening(addresses)
         self._serves(managed, "listening")
         await self.router.expect(self.expected)  # the numbers may have changed while the router started
-        death, silence = (asyncio.ensure_future(end) for end in (managed.member.death(), self._silence_of_router()))
+        death, silence = (
+            asyncio.ensure_future(end) for end in (managed.member.death(), self._router_monitor.silence())
+        )
         try:
             done, _ = await asyncio.wait([death, silence], return_when=asyncio.FIRST_COMPLETED)
             return await (death if death in done else silence)
         finally:
             death.cancel()
             silence.cancel()
-
-    async def _silence_of_router(self) -> str:
-        """Returns when the router has not answered for `GIVE_UP_S`: the next one goes on with its clients."""
-        managed = self.router
-        while True:
-            asked = asyncio.ensure_future(managed.member.ping())
-            asked_s = time.monotonic()
-            try:
-                while not asked.done():
-                    await asyncio.wait([asked], timeout=SERVING_S)
-                    waited_s = time.monotonic() - asked_s
-                    if asked.done() or waited_s < SILENT_S:
-                        continue
-                    if waited_s >= GIVE_UP_S:
-                        return f"did not answer for {GIVE_UP_S:g} s"
-                    if managed.status.state == "ready":
-                        why = f"has not answered for {SILENT_S:g} s; after {GIVE_UP_S:g} another one takes its place"
-                        self._note(managed, "silent", why)
-            finally:
-                asked.cancel()
-                await asyncio.gather(asked, return_exceptions=True)  # an error shows in its death, too
-            if managed.status.state == "silent":
-                self._note(managed, "ready", "answers again")
-            await asyncio.sleep(LOOK_AT_ROUTER_S)
 
     async def _live_as_group(self, managed: ManagedGroup) -> str:
         group = managed.member

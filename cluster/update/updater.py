@@ -11,8 +11,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ray.exceptions import RayError
-
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.config_changes import changes_between
 from slipstream.cluster.config.settings_file import ConfigError
@@ -20,14 +18,10 @@ from slipstream.cluster.fleet.author import OPERATOR, Author
 from slipstream.cluster.fleet.fleet_port import FleetError
 from slipstream.cluster.fleet.update_plan import (
     AddGroup,
-    RemoveGroup,
-    SetMirror,
-    SetSplit,
     UpdateAction,
     UpdateEvent,
     UpdateOptions,
     UpdatePlan,
-    VersionLoad,
 )
 from slipstream.cluster.fleet.versioned_fleet import VersionedFleet, VersionRouter
 from slipstream.cluster.ray.bundles import CannotPlace
@@ -35,17 +29,14 @@ from slipstream.cluster.repository.model_content import ModelContent, content_of
 from slipstream.cluster.repository.model_dir import model_problems
 from slipstream.cluster.update.release import Release, other_text
 from slipstream.cluster.update.rolling_update import RollingUpdate
+from slipstream.cluster.update.update_port import UpdatePort
 from slipstream.cluster.update.update_status import UpdateStatus
 from slipstream.router.config.router_config import check_split
 from slipstream.router.model_files.file_digest import DigestCache
-from slipstream.router.protocol.generation import ErrorKind
 from slipstream.router.protocol.messages import ROLES, Role
-from slipstream.router.status.version_status import VersionStatus
 
 LOOK_EVERY_S = 0.5
 LOOK_AT_FILES_EVERY_S = 5.0
-ROUTER_PATIENCE_S = 5.0
-FAILED_ENDS: tuple[ErrorKind, ...] = ("worker_failed", "request_timeout", "queue_timeout")  # of requests let in
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +73,7 @@ class Updater:
         self._previous: Release | None = None
         self._fleet = fleet
         self._router = router
+        self._port = UpdatePort(fleet, router)
         self._load = load
         self._show = show
         self._latest: _Running | None = None
@@ -320,15 +312,16 @@ class Updater:
                 if time.monotonic() - looked_s >= LOOK_AT_FILES_EVERY_S:
                     await self._look_at_files(running)
                     looked_s = time.monotonic()
-                loads, split, mirror = await self._look_at_router(machine.plan.new)
-                actions = machine.step(self._fleet.state(), loads, split, time.monotonic(), mirror)
+                seen = await self._port.look(machine.plan.new)
+                actions = machine.step(self._fleet.state(), seen.loads, seen.split, time.monotonic(), seen.mirror)
                 for action in actions:
                     await self._perform(machine, action)
                 num_to_show = len(machine.events) - machine.is_over  # the last event is shown when everything is done
                 for event in machine.events[num_shown:num_to_show]:
                     self._tell(event)
                 num_shown = num_to_show
-                if machine.is_over and loads is not None and (split, mirror) == (machine.split, machine.mirror):
+                is_done = (seen.split, seen.mirror) == (machine.split, machine.mirror)
+                if machine.is_over and seen.loads is not None and is_done:
                     break
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(running.wake.wait(), LOOK_EVERY_S)
@@ -372,35 +365,9 @@ class Updater:
         """Whether groups of the old version can still be started."""
         running.machine.old_files_gone = await asyncio.to_thread(running.old.files_gone, self._cache)
 
-    async def _look_at_router(
-        self, new: str
-    ) -> tuple[dict[str, VersionLoad] | None, dict[str, float] | None, float | None]:
-        """The loads by version, the split, and the share of requests that are copied to the new version. The loads are
-        None if the router does not answer."""
-        try:
-            async with asyncio.timeout(ROUTER_PATIENCE_S):
-                versions = await self._router.versions()
-        except OSError:
-            return None, None, None
-        split = {version.name: version.weight for version in versions if version.weight is not None}
-        mirror = next((one.mirror.percent for one in versions if one.name == new and one.mirror is not None), None)
-        return {version.name: load_of(version) for version in versions}, split or None, mirror
-
     async def _perform(self, machine: RollingUpdate, action: UpdateAction) -> None:
         try:
-            match action:
-                case SetSplit(split):
-                    async with asyncio.timeout(ROUTER_PATIENCE_S):
-                        await self._router.set_split(split)
-                case SetMirror(version, percent):
-                    async with asyncio.timeout(ROUTER_PATIENCE_S):
-                        await self._router.set_mirror(version, percent)
-                case AddGroup(role, version):
-                    await self._fleet.add(role, 1, version)
-                case RemoveGroup(name):
-                    await self._fleet.retire(name)
-        except (RayError, OSError) as error:
-            log.warning("update: %s: %s; it is tried again", action.reason, error)
+            await self._port.perform(action)
         except FleetError as error:
             log.warning("update: %s: %s", action.reason, error.reason)
             if isinstance(action, AddGroup) and not machine.is_over:
@@ -417,16 +384,3 @@ def _read_content(config: ClusterConfig) -> ModelContent:
         return content_of(config, is_fresh=True)
     except (OSError, ValueError) as error:
         raise FleetError("invalid", "config", f"model.path: {error}") from None
-
-
-def load_of(status: VersionStatus) -> VersionLoad:
-    counts = status.counts
-    return VersionLoad(
-        num_requests=counts.num_requests + counts.num_moved_in,
-        num_failed_attempts=counts.num_failed_attempts,
-        num_ended=sum(counts.ends.values()),
-        num_errors=sum(counts.ends[kind] for kind in FAILED_ENDS),
-        ttft=counts.ttft_moments,
-        itl=counts.itl_moments,
-        mirror=status.mirror,
-    )

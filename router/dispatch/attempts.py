@@ -207,7 +207,7 @@ class AttemptFlow:
         session = state.request.session
         for worker in (decode, group):
             if worker is not None:
-                self._index.expect(worker, state, now)
+                self._index.expect(worker, state, now, is_computed=worker is (group or decode))
                 if session:
                     self._sessions.note(session, worker, state.request.tenant)
         return num_predicted_cached

@@ -48,6 +48,8 @@ def fits_prefill(worker: WorkerState, num_tokens: int, most_tokens: int = 0) -> 
 
 
 def _longest(worker: WorkerState) -> int:
-    """The most tokens that a sequence of the worker can have. With page groups, it says so itself."""
+    """The most tokens that a sequence of the worker can have. With page groups or states, it says so itself."""
     hello = worker.hello
-    return hello.max_model_len if hello.group_pages else min(hello.max_model_len, hello.num_pages * hello.page_tokens)
+    if hello.group_pages or hello.state_pages:
+        return hello.max_model_len
+    return min(hello.max_model_len, hello.num_pages * hello.page_tokens)

@@ -61,8 +61,12 @@ def _invalid_field(hello: Hello) -> str | None:
     ):
         if value < 1:
             return f"{field} must be at least 1, got {value}"
+    if hello.block_tokens < 0:
+        return f"block_tokens must not be negative, got {hello.block_tokens}"
     if min(hello.group_pages, default=0) < 0:
         return f"group_pages must not be negative, got {hello.group_pages}"
+    if hello.state_pages < 0:
+        return f"state_pages must not be negative, got {hello.state_pages}"
     if len(hello.addresses) != hello.tp:
         return f"{len(hello.addresses)} transfer addresses for tp {hello.tp}"
     return None
@@ -72,8 +76,13 @@ def _conflict(hello: Hello, other: Hello) -> str | None:
     """Why a greeting conflicts with a connected worker."""
     peer = other.worker
     if peer.name != hello.worker.name:
-        is_other_size = other.page_tokens != hello.page_tokens
-        return f"page_tokens {hello.page_tokens}, but {peer.name} has {other.page_tokens}" if is_other_size else None
+        for field, ours, theirs in (
+            ("page_tokens", hello.page_tokens, other.page_tokens),
+            ("block_tokens", hello.cached_block_tokens, other.cached_block_tokens),
+        ):
+            if ours != theirs:
+                return f"{field} {ours}, but {peer.name} has {theirs}"
+        return None
     # The same process may have to repeat its hello; another process must have a later epoch.
     is_newer = hello.worker.epoch > peer.epoch
     is_repeat = (hello.worker.epoch, hello.pid) == (peer.epoch, other.pid)

@@ -45,10 +45,11 @@ class WorkerState:
 
     def pages_for(self, num_tokens: int) -> int:
         """The most pages that a sequence of so many tokens takes."""
-        num_blocks, of_groups = -(-num_tokens // self.hello.page_tokens), self.hello.group_pages
+        hello = self.hello
+        num_blocks, of_groups = -(-num_tokens // hello.page_tokens), hello.group_pages
         if not of_groups:
-            return num_blocks
-        return sum([min(most, num_blocks) if most else num_blocks for most in of_groups])
+            return num_blocks + hello.state_pages
+        return sum([min(most, num_blocks) if most else num_blocks for most in of_groups]) + hello.state_pages
 
     def pages_a_block(self, num_tokens: int) -> tuple[int, float]:
         """Of a sequence of so many tokens: the pages that its next block of `page_tokens` tokens takes, and the mean of

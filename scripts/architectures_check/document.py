@@ -8,6 +8,7 @@ from pathlib import Path
 import transformers
 
 from .row import Row
+from .tiny_models.tiny_config import is_decoder_of_more, is_encoder
 from .variants import VARIANTS
 
 KEPT = "## Quantised checkpoints"  # from this heading on, the page is written by hand
@@ -22,8 +23,10 @@ float32), served by the engine and compared with what {library} itself generates
 attention and its own cache. `scripts/architectures` makes this page; `scripts/architectures --only gemma2` checks one.
 
 {num_equal} of {num_all} give the same tokens in every variant that they are served in, {num_all_variants} of them in
-all {num_variants} variants. {num_refused} are refused, {num_differing} are served and are not equal, and
-of {num_unbuilt} no tiny model can be made.
+all {num_variants} variants. Beside these, {num_decoders} decoders of encoder-decoder models do, served alone, and
+{num_encoders} encoders that `is_decoder` makes causal. {num_refused} are refused, {num_differing} are served and
+not equal, and of {num_unbuilt} no tiny model can be made. A checkpoint of a whole encoder-decoder model
+(`is_encoder_decoder: true`) is refused.
 
 The variants:
 
@@ -39,6 +42,15 @@ SERVED = """## Served
 
 Paths: `native` is a family of this project. `flat` is the library's class over our pages, all sequences of a step in
 one batch. `cached` is the library's class, sequence by sequence, with a cache that reads and writes our pages.
+"""
+DECODERS = """## Decoders of encoder-decoder models, served alone
+
+Classes for the decoder of a model that has an encoder, too. A checkpoint of the whole model is refused; one of such a
+class is served, with texts that no encoder has seen.
+"""
+ENCODERS = """## Encoders that are made causal
+
+Classes for encoders, which compute a causal model if config.json has `is_decoder: true`. Without it they are refused.
 """
 
 WHAT = {
@@ -56,10 +68,13 @@ WHAT = {
 def page(rows: dict[str, Row], before: str) -> str:
     """The whole text. `before` is the page as it was: what stands by hand at its end stays."""
     ordered = [rows[name] for name in sorted(rows)]
-    equal = [row for row in ordered if row.is_equal]
+    all_equal = [row for row in ordered if row.is_equal]
+    decoders = [row for row in all_equal if is_decoder_of_more(row.model_type)]
+    encoders = [row for row in all_equal if row not in decoders and is_encoder(row.model_type)]
+    equal = [row for row in all_equal if row not in decoders and row not in encoders]
     unbuilt = [row for row in ordered if row.not_built]
     refused = [row for row in ordered if row.refused]
-    others = [row for row in ordered if row not in equal and row not in unbuilt and row not in refused]
+    others = [row for row in ordered if row not in all_equal and row not in unbuilt and row not in refused]
     parts = [
         INTRO.format(
             library=LIBRARY,
@@ -68,12 +83,16 @@ def page(rows: dict[str, Row], before: str) -> str:
             num_equal=len(equal),
             num_all_variants=sum(_is_whole(row) for row in equal),
             num_variants=len(VARIANTS),
+            num_decoders=len(decoders),
+            num_encoders=len(encoders),
             num_refused=len(refused),
             num_differing=len(others),
             num_unbuilt=len(unbuilt),
             variants="\n".join(f"- **{NAMES[name]}**: {WHAT[name]}" for name in VARIANTS),
         ),
-        _served(equal),
+        _served(SERVED, equal),
+        _served(DECODERS, decoders),
+        _served(ENCODERS, encoders),
     ]
     if others:
         parts.append(_differing(others))
@@ -88,8 +107,8 @@ def _is_whole(row: Row) -> bool:
     return all(name in row.variants and row.variants[name].outcome == "equal" for name in VARIANTS)
 
 
-def _served(rows: list[Row]) -> str:
-    lines = [SERVED, "| architecture | model type | path | equal in | refused |", "|---|---|---|---|---|"]
+def _served(heading: str, rows: list[Row]) -> str:
+    lines = [heading, "| architecture | model type | path | equal in | refused |", "|---|---|---|---|---|"]
     for row in rows:
         refused = _grouped(
             (NAMES[name], result.why) for name, result in row.variants.items() if result.outcome != "equal"

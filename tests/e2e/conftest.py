@@ -31,14 +31,21 @@ TIMEOUT_S = 300.0  # of a test with the start of its cluster, on a machine that 
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
+    """Side by side, tests of the clusters of all stay in one process, and those of each other file in one."""
+    item.add_marker(pytest.mark.xdist_group("clusters of all" if _shares_a_cluster(item) else item.path.stem))
     if item.get_closest_marker("timeout") is None:
         item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Last come the tests that end the clusters of all others."""
-    items.sort(key=lambda item: item.path.name == "test_ends.py")
+    """First come the tests of the clusters of all, which take longest, and of these last those that end them."""
+    items.sort(key=lambda item: (not _shares_a_cluster(item), item.path.name == "test_ends.py"))
+
+
+def _shares_a_cluster(item: pytest.Item) -> bool:
+    names = item.fixturenames if isinstance(item, pytest.Function) else ()
+    return not {"launched", "either_cluster"}.isdisjoint(names)
 
 
 EITHER = ("cluster", "tp2_cluster")

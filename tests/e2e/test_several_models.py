@@ -1,5 +1,6 @@
-"""One cluster with three models, whose clients go on while models come and go, and processes die: every answer is that
-of its model alone."""
+"""One cluster with models of each kind: a native family, experts and a latent that transformers computes as a flat
+batch, recurrent layers beside attention, code of the model's own, and attention of its own. Clients go on while models
+come and go, and processes die. Every answer is that of the model alone."""
 
 from __future__ import annotations
 
@@ -9,37 +10,78 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import httpx
+import openai
 import pytest
 import yaml
 
 from slipstream.cluster.cli import main as cli
 from tests.e2e.conftest import SMALL
+from tests.support.e2e.observation import Scrape, moved, wait_until_at_rest
 from tests.support.e2e.reference import Reference
 from tests.support.e2e.serving_cluster import DEMO_MODEL, ServingCluster
-from tests.support.e2e.streams import BackgroundStream
+from tests.support.e2e.streams import BackgroundStream, client_of, streaming
+from tests.support.workers.custom_code import build_custom_code_model, processes_that_ran
+from tests.support.workers.general_models import build_general_model
+from tests.support.workers.tiny_models import BOS_ID, EOS_ID, PAD_ID, VOCAB_SIZE, build_tiny_model, byte_tokenizer
 
-PROMPTS = ("def read(path):", "Once upon a time", "The model says 42 to")
-NUM_TOKENS = 250
+LONG = "A long one, which a prefill worker computes, so that its pages and states go to a decode worker."
+PROMPTS = ("def read(path):", LONG, "The model says 42 to")
+NUM_TOKENS = 150
 PAUSE_S = 0.05  # of each client after an answer, so that the workers that start get their share of the cores
-SPECIAL_IDS = {"demo": range(9), "qwen": range(256, 259), "mistral": range(256, 259)}
+ADDED = "falcon"  # while the others serve
+# Pages go from prefill to decode workers of one model, states of another.
+POOLS: dict[str, dict[str, Any]] = {
+    "demo": {},
+    "deepseek": {"prefill": {"replicas": 1}},
+    "next": {"prefill": {"replicas": 1}, "engine": {"page_tokens": 8}},
+    "twisted": {"trust_remote_code": True},
+}
+TOKENIZER: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "bos_token_id": BOS_ID,
+    "eos_token_id": EOS_ID,
+    "pad_token_id": PAD_ID,
+}
+GENERAL: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek": ("deepseek_v3", {}),
+    "next": ("qwen3_next", {}),
+    "falcon": ("falcon", {"alibi": True, "new_decoder_architecture": False, "num_kv_heads": 1}),
+}
 
 
-def alone(model_dir: Path) -> dict[str, str]:
-    """What a model says to each prompt, according to transformers."""
-    reference = Reference(model_dir)
-    return {prompt: reference.text(reference.encode(prompt), NUM_TOKENS) for prompt in PROMPTS}
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    dirs = {"demo": DEMO_MODEL, "twisted": build_custom_code_model(folder / "twisted")}
+    for name, (kind, settings) in GENERAL.items():
+        dirs[name] = build_general_model(kind, folder / name, **TOKENIZER, **settings)
+        byte_tokenizer().save_pretrained(dirs[name])
+    return dirs
+
+
+@pytest.fixture(scope="module")
+def expected(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """What each model says to each prompt, according to `generate` of transformers."""
+    references = {name: Reference(path) for name, path in models.items() if name != "twisted"}
+    references["twisted"] = Reference(build_tiny_model("llama", tmp_path_factory.mktemp("llama")))  # without its code
+    return {
+        name: {prompt: reference.text(reference.encode(prompt), NUM_TOKENS) for prompt in PROMPTS}
+        for name, reference in references.items()
+    }
 
 
 class Client:
-    """Asks a model for one answer after the other, and compares each."""
+    """Asks a model for one answer after the other, with the openai client, and compares each."""
 
     def __init__(self, cluster: ServingCluster, model: str, expected: dict[str, str]) -> None:
         self._cluster = cluster
-        self._model = model
+        self.model = model
         self._expected = expected
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -47,22 +89,32 @@ class Client:
         self.failures: list[str] = []
 
     def stream(self, prompt: str) -> BackgroundStream:
-        bias = {str(token_id): -100 for token_id in SPECIAL_IDS[self._model]}
-        return BackgroundStream(self._cluster, prompt, NUM_TOKENS, model=self._model, logit_bias=bias)
+        return BackgroundStream(self._cluster, prompt, NUM_TOKENS, **self._fields)
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        special_ids = range(9) if self.model == "demo" else range(256, VOCAB_SIZE)
+        return {"model": self.model, "logit_bias": {str(token_id): -100 for token_id in special_ids}}
 
     def _run(self) -> None:
-        while not self._ends.is_set():
-            for prompt, expected in self._expected.items():
-                stream = self.stream(prompt)
-                stream.start()
-                text = stream.join()
-                if stream.error is not None:
-                    self.failures.append(f"{self._model}: {stream.error}")
-                elif text != expected:
-                    self.failures.append(f"{self._model}: {text!r} instead of {expected!r}")
-                else:
-                    self.num_right += 1
-                self._ends.wait(PAUSE_S)
+        with client_of(self._cluster) as client:
+            while not self._ends.is_set():
+                for prompt, expected in self._expected.items():
+                    self._ask(client, prompt, expected)
+                    self._ends.wait(PAUSE_S)
+
+    def _ask(self, client: openai.OpenAI, prompt: str, expected: str) -> None:
+        asked = {**self._fields, "prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0}
+        try:
+            with client.completions.create(stream=True, **asked) as chunks:
+                text = "".join(choice.text for chunk in chunks for choice in chunk.choices)
+        except (openai.OpenAIError, httpx.HTTPError) as error:
+            self.failures.append(f"{self.model}: {error!r}")
+            return
+        if text == expected:
+            self.num_right += 1
+        else:
+            self.failures.append(f"{self.model}: {text!r} instead of {expected!r}")
 
     @contextmanager
     def asking(self) -> Iterator[None]:
@@ -74,7 +126,7 @@ class Client:
             self._thread.join()
 
 
-def command(cluster: ServingCluster, *arguments: str, code: int = 0) -> str:
+def command(cluster: ServingCluster, *arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", cli.__module__, *arguments],
         env=cluster.environment,
@@ -83,7 +135,7 @@ def command(cluster: ServingCluster, *arguments: str, code: int = 0) -> str:
         timeout=120,
         check=False,
     )
-    assert done.returncode == code, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
@@ -91,65 +143,75 @@ def model_names(cluster: ServingCluster) -> list[str]:
     return [model["id"] for model in json.loads(cluster.get("/v1/models")[1])["data"]]
 
 
-def worker_of(cluster: ServingCluster, model: str) -> str:
+def worker_of(cluster: ServingCluster, model: str, role: str = "decode") -> str:
+    """The first one."""
     state = cluster.state
     assert state is not None
-    return next(member.name for member in state.members if member.model == model)
+    return next(member.name for member in state.members if (member.model, member.role) == (model, role))
 
 
-@pytest.fixture(scope="module")
-def models(tiny_model_dir: Callable[[str], Path]) -> dict[str, Path]:
-    return {"demo": DEMO_MODEL, "qwen": tiny_model_dir("qwen3"), "mistral": tiny_model_dir("mistral")}
+def kill_while_they_stream(cluster: ServingCluster, clients: list[Client], expected: dict[str, dict[str, str]]) -> None:
+    """The decode worker of each of these models, in the middle of an answer to the long prompt; then the router."""
+    before = Scrape.of(cluster)
+    streams = {client.model: client.stream(LONG) for client in clients}
+    workers = [worker_of(cluster, model) for model in streams]
+    old = {name: cluster.pids(name) for name in (*workers, "router")}
+    with streaming(list(streams.values())):
+        for stream in streams.values():
+            stream.wait_for_pieces(3)
+        for name in workers:
+            os.kill(old[name][0], signal.SIGKILL)
+        assert {model: stream.join() for model, stream in streams.items()} == {
+            model: expected[model][LONG] for model in streams
+        }
+    assert moved(before, Scrape.of(cluster), "slipstream:retries_total") > 0
+    for name in workers:
+        cluster.wait_until_restarted(name, old[name])
+    os.kill(old["router"][0], signal.SIGKILL)
+    cluster.wait_until_restarted("router", old["router"])
 
 
 def test_clients_of_all_models_get_right_answers_while_models_and_processes_come_and_go(
-    models: dict[str, Path], tmp_path: Path
+    models: dict[str, Path], expected: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:
-    expected = {name: alone(path) for name, path in models.items()}
-    settings = {
-        **SMALL,
-        "name": "e2e-models",
-        "models": [
-            {"name": "demo", "path": str(models["demo"]), "prefill": {"replicas": 1}},
-            {"name": "qwen", "path": str(models["qwen"]), "engine": {"page_tokens": 8, "kv_cache_mib": 16}},
-        ],
-    }
-    added = tmp_path / "mistral.yaml"
-    added.write_text(yaml.safe_dump({"name": "mistral", "path": str(models["mistral"]), "aliases": ["mini"]}))
-    with ServingCluster(tmp_path / "cluster", settings) as cluster:
-        demo, qwen, mistral = (Client(cluster, name, expected[name]) for name in models)
-        with demo.asking(), qwen.asking():
-            assert command(cluster, "models", "add", str(added)) == "added mistral\n"
-            assert model_names(cluster) == ["demo", "qwen", "mistral", "mini"]
-            with mistral.asking():
-                decode = [f"decode-{number}" for number in range(3)]
-                assert {cluster.member(name).model for name in decode} == set(models)
-                old = {name: cluster.pids(name) for name in (*decode, "router")}
-                for name in decode:
-                    os.kill(old[name][0], signal.SIGKILL)
-                for name in decode:
-                    cluster.wait_until_restarted(name, old[name])
-                os.kill(old["router"][0], signal.SIGKILL)
-                cluster.wait_until_restarted("router", old["router"])
-                cluster.wait_for(lambda: cluster.member("prefill-0").state == "ready", 60.0)  # at the new router
-                moved = command(cluster, "move", "prefill-0", "qwen", "--role", "decode")  # with the same process
-                assert "ready" in moved
-                assert (cluster.member("prefill-0").model, cluster.member("prefill-0").restarts) == ("qwen", 0)
-            worker = worker_of(cluster, "qwen")
+    entries = [{"name": name, "path": str(models[name]), **pools} for name, pools in POOLS.items()]
+    added = tmp_path / "falcon.yaml"
+    added.write_text(yaml.safe_dump({"name": ADDED, "path": str(models[ADDED]), "aliases": ["bird"]}))
+    with ServingCluster(tmp_path / "cluster", {**SMALL, "name": "e2e-models", "models": entries}) as cluster:
+        demo, deepseek, hybrid, falcon = (
+            Client(cluster, name, expected[name]) for name in ("demo", "deepseek", "next", ADDED)
+        )
+        with demo.asking(), deepseek.asking(), hybrid.asking():
+            assert command(cluster, "models", "add", str(added)) == "added falcon\n"
+            assert model_names(cluster) == [*POOLS, ADDED, "bird"]
+            with falcon.asking():
+                kill_while_they_stream(cluster, [deepseek, hybrid, falcon], expected)
+                worker = worker_of(cluster, "deepseek", "prefill")
+                cluster.wait_for(lambda: cluster.member(worker).state == "ready", 60.0)  # at the new router
+                moved_there = command(cluster, "move", worker, "next", "--role", "decode")  # with the same process
+                assert "ready" in moved_there
+                assert (cluster.member(worker).model, cluster.member(worker).restarts) == ("next", 0)
+            worker = worker_of(cluster, "next")
             pids = cluster.pids(worker)
-            for model in ("mistral", "qwen"):  # meanwhile, the requests of a model without workers wait
+            for model in (ADDED, "next"):
                 command(cluster, "move", worker, model)
                 assert (cluster.member(worker).model, cluster.pids(worker)) == (model, pids)
-            last = mistral.stream(PROMPTS[0])
-            last.start()
-            last.wait_for_pieces(1)
-            assert command(cluster, "models", "remove", "mistral") == "removed mistral\n"
-            assert last.join() == expected["mistral"][PROMPTS[0]]
-            status, body = cluster.get("/v1/models/mistral")
-            assert (status, "'demo', 'qwen'" in body.decode()) == (404, True)
-            assert "mistral" not in command(cluster, "models", "list")
-        assert [*demo.failures, *qwen.failures, *mistral.failures] == []
-        assert min(demo.num_right, qwen.num_right, mistral.num_right) >= len(PROMPTS)
+            last = falcon.stream(PROMPTS[0])
+            with streaming([last]):
+                last.wait_for_pieces(1)
+                assert command(cluster, "models", "remove", ADDED) == "removed falcon\n"
+                assert last.join() == expected[ADDED][PROMPTS[0]]
+            status, body = cluster.get(f"/v1/models/{ADDED}")
+            assert (status, "'demo', 'deepseek', 'next', 'twisted'" in body.decode()) == (404, True)
+            assert ADDED not in command(cluster, "models", "list")
+        assert [*demo.failures, *deepseek.failures, *hybrid.failures, *falcon.failures] == []
+        assert min(one.num_right for one in (demo, deepseek, hybrid, falcon)) >= len(PROMPTS)
+        twisted = Client(cluster, "twisted", expected["twisted"])
+        streams = [twisted.stream(prompt) for prompt in PROMPTS]
+        with streaming(streams):
+            assert [stream.join() for stream in streams] == list(expected["twisted"].values())
+        assert processes_that_ran(models["twisted"]) == set(cluster.pids(worker_of(cluster, "twisted")))
+        wait_until_at_rest(cluster)
         state = cluster.state
         assert state is not None
-        assert [model.model for model in state.models] == ["demo", "qwen"]
+        assert [model.model for model in state.models] == list(POOLS)

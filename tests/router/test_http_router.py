@@ -182,8 +182,10 @@ class Exchange:
         return exchange
 
     async def end(self) -> tuple[int, bytes]:
-        answer = await self.reader.read()
-        self.writer.close()
+        try:
+            answer = await self.reader.read()
+        finally:
+            self.writer.close()
         with contextlib.suppress(ConnectionError):
             await self.writer.wait_closed()
         head, _, rest = answer.partition(b"\r\n\r\n")

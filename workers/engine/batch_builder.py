@@ -12,6 +12,7 @@ cost several times what they cost in a tight loop.
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 
 import numpy as np
 
@@ -49,6 +50,10 @@ class BatchBuilder:
 
     def compose(self, step: ScheduledStep) -> tuple[StepPlan, list[SamplingRow]]:
         """`step` has at least one token. There are no sampling rows where the plan is greedy."""
+        plan, rows = self._compose(step)
+        return (replace(plan, state_copies=step.state_copies) if step.state_copies else plan), rows
+
+    def _compose(self, step: ScheduledStep) -> tuple[StepPlan, list[SamplingRow]]:
         num_pages = self._lay_out_decoding(step.decoding)
         sampling = step.decoding
         if step.chunks:

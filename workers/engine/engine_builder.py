@@ -99,13 +99,14 @@ def engine_limits(
         vocab_size=model.vocab_size,
         eos_token_ids=end_token_ids(Path(model_dir)),
         model_id=model_id or f"{Path(model_dir).resolve()}:{dtype}:{config.quantization}:{of_pages}",
-        prefix_caching=config.prefix_caching and not model.kv.state_bytes,
+        prefix_caching=config.prefix_caching,
         windows=model.kv.page_groups.windows,
         holds_prompts=holds_prompts,
         auto_step_tokens=config.max_step_tokens == "auto",
         auto_num_seqs=config.max_num_seqs == "auto",
         reserves_output=config.scheduler_policy == "guaranteed_no_evict",
         state_pages=num_state_pages(model, config),
+        state_block_tokens=config.page_tokens if model.kv.is_state_only else None,
     )
 
 

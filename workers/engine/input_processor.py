@@ -73,7 +73,7 @@ class InputProcessor:
     def _chain(self, cache_salt: str) -> HashChain | None:
         if not self.limits.prefix_caching:
             return None
-        return HashChain(root_digest(self.limits.model_id, cache_salt), self.limits.page_tokens)
+        return HashChain(root_digest(self.limits.model_id, cache_salt), self.limits.block_tokens)
 
 
 def _token_ids(field: str, packed: bytes, vocab_size: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

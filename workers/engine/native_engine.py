@@ -226,14 +226,10 @@ class NativeEngine:
         return None if sequence is None else sequence.state
 
     def capacity(self) -> Capacity:
-        scheduler, num_state_pages = self._scheduler, self.limits.state_pages
-        free_slots, free_pages = scheduler.num_free_slots, scheduler.num_free_pages
-        if num_state_pages:  # which those who count pages by tokens leave out
-            free_slots = min(free_slots, free_pages // (num_state_pages + 1))
-            free_pages -= free_slots * num_state_pages
+        scheduler = self._scheduler
         return Capacity(
-            free_slots,
-            free_pages,
+            scheduler.num_free_slots,
+            scheduler.num_free_pages,
             max(0, self.limits.max_queued_tokens - scheduler.num_uncomputed_tokens),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -30,7 +31,7 @@ from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.limits.pool_size import longest_sequence, page_demand
 from slipstream.workers.engine.plan.step_plan import PageSend, SendProgress
 from slipstream.workers.models.description.describing import RemoteCode
-from slipstream.workers.models.directory.model_spec import ModelSpec
+from slipstream.workers.models.directory.model_spec import GeneralSpec, ModelSpec
 from slipstream.workers.models.directory.steady_files import SteadyFiles
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
 from slipstream.workers.models.spec_reader import read_spec
@@ -38,6 +39,8 @@ from slipstream.workers.models.weights.recent_weights import keep_recent
 from slipstream.workers.transfers.device_staging import device_page_pool
 from slipstream.workers.transfers.group_transfers import RankOutcome
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer
+
+log = logging.getLogger(__name__)
 
 
 class RankAgent:
@@ -247,6 +250,12 @@ def rank_parts(config: WorkerConfig, tp: TensorParallel, ended: Callable[[RankOu
         config.model_dir, for_both_roles(config), limits.num_pages, tp=tp, memory=memory, files=files, spec=model
     )
     files.check()
+    loaded = runner.model.config
+    if limits.prefix_caching and isinstance(loaded, GeneralSpec) and loaded.continues_singly:
+        log.info(
+            "%s has no prefix cache: it would compute all that follows a prefix token by token", loaded.architecture
+        )
+        limits = dataclasses.replace(limits, prefix_caching=False)
     cache_dir = weight_cache_dir(engine) if tp.rank == 0 else None
     if cache_dir is not None and config.weight_memory_bytes is not None:
         keep_recent(cache_dir, config.weight_memory_bytes)

@@ -126,7 +126,7 @@ def grouped_experts(x: Tensor, experts: Tensor, weights: Tensor, layer: ExpertWe
     blocks = PairBlocks.of(experts, layer.first, len(layer.gate_up))
     inner = torch.empty(num_rows * top_k, layer.down.shape[2], dtype=x.dtype, device=x.device)
     _product(x, top_k, layer.gate_up, layer.gate_up_bias, inner, blocks, layer)
-    # Pairs of experts that are elsewhere are written by nobody here, and must add nothing.
+    # Pairs of experts on other ranks are not written here, and must add nothing.
     y = torch.zeros(num_rows * top_k, layer.down.shape[1], dtype=torch.float32, device=x.device)
     _product(inner, 1, layer.down, layer.down_bias, y, blocks, None)
     return (y.view(num_rows, top_k, -1) * weights.float()[..., None]).sum(dim=1)

@@ -205,7 +205,7 @@ class MigrationFlow:
         state.handed_off = migration.has_landed
         state.paused_since_s = migration.frozen_s
         state.num_output_at_migration = len(state.output)
-        self._index.expect(destination, state, now)
+        self._index.expect(destination, state, now, is_computed=False)
         self._sessions.note(state.request.session, destination, state.request.tenant)
         how = f"{migration.num_bytes} bytes in {migration.num_rounds} rounds"
         detail = f"moved from {source.name} to {destination.name}: {how}"

@@ -85,10 +85,10 @@ def estimate_decode(worker: WorkerState, job: PlacementJob, now: float) -> Decod
     room_s = 0.0
     page_tokens, free_pages = hello.page_tokens, ledger.free_pages
     own_pages = -(-(num_tokens + 1) // page_tokens)
-    if hello.group_pages or hello.reserves_output:
+    if hello.group_pages or hello.state_pages or hello.reserves_output:
         own_pages = worker.decode_pages(num_tokens, job.most_tokens)
     grown, held = 1, 1.0  # pages: what one more block of tokens takes, and what a sequence holds for each of its blocks
-    if hello.group_pages:
+    if hello.group_pages or hello.state_pages:
         grown, held = worker.pages_a_block((context + num_tokens) // (num_here + 1))
     # As `fits_decode`, without repeated lookups.
     fits = worker is job.placed_on or (ledger.free_slots >= 1 and free_pages >= own_pages)

@@ -53,6 +53,20 @@ class BlockMap:
         hits.reverse()
         return hits
 
+    def last_hits(self, ids: Sequence[int], num_ids: int, workers: int) -> list[tuple[int, int]]:
+        """As `hits`, for workers of which a block stands for all before it: the number of leading blocks up to the last
+        one that a worker holds."""
+        masks = self._masks
+        hits: list[tuple[int, int]] = []
+        for at in range(num_ids - 1, -1, -1):
+            mask = masks.get(ids[at], 0) & workers
+            if mask:
+                hits.append((at + 1, mask))
+                workers ^= mask
+                if not workers:
+                    break
+        return hits
+
     def check_integrity(self, holders: Iterable[tuple[int, Iterable[int]]]) -> None:
         """Raises AssertionError if the map does not hold what `holders`, pairs of a bit and its blocks, say. Slow."""
         masks: dict[int, int] = {}

@@ -5,6 +5,9 @@ The knowledge comes from two sources. Workers report which pages their prefix ca
 for `EXPECTED_S` at most, they count as *expected* there. Without that, a burst of requests with a common prefix would
 scatter over all workers.
 
+Where a model has recurrent states, a worker reports the blocks behind which it keeps a state. One of these stands for
+all blocks before it, and others are of no use.
+
 An error here costs a worse placement, never a wrong answer, because workers look into their caches themselves. Sans-IO.
 """
 
@@ -48,6 +51,7 @@ class PrefixIndex:
         self._holders: dict[WorkerState, Holder] = {}
         self._by_bit: dict[int, Holder] = {}
         self._role_masks: dict[Role, int] = {"prefill": 0, "decode": 0}
+        self._state_mask = 0  # of the workers that keep states
         self._lost: list[Holder] = []  # their entries no longer count, and are removed bit by bit
         self._placements: deque[tuple[float, Holder, list[int]]] = deque()  # expected blocks, soonest to expire first
         self._num_entries = 0  # blocks times their holders
@@ -64,6 +68,8 @@ class PrefixIndex:
         holder = Holder(worker, next(1 << number for number in range(len(taken) + 1) if 1 << number not in taken))
         self._holders[worker] = self._by_bit[holder.bit] = holder
         self._role_masks[worker.hello.role] |= holder.bit
+        if worker.hello.keeps_states:
+            self._state_mask |= holder.bit
 
     def remove(self, worker: WorkerState) -> None:
         """A worker was lost, and with it all it held. Unknown workers are ignored."""
@@ -74,6 +80,7 @@ class PrefixIndex:
         holder.expected.clear()  # a placement may still point here
         del self._by_bit[holder.bit]
         self._role_masks[worker.hello.role] &= ~holder.bit
+        self._state_mask &= ~holder.bit
         self._lost.append(holder)
         self._sweep()
 
@@ -111,14 +118,18 @@ class PrefixIndex:
             raise BlockEventError(f"BlocksChanged: {len(holder.held)} blocks in {num_pages} pages")
         return False
 
-    def expect(self, worker: WorkerState, state: RequestState, now: float) -> None:
-        """A request was placed so that the worker will have the KV of all its tokens."""
+    def expect(self, worker: WorkerState, state: RequestState, now: float, *, is_computed: bool = True) -> None:
+        """A request was placed so that the worker will have the KV of all its tokens. Where it `is_computed`, a worker
+        that keeps states will have the one behind the last full block before the last token."""
         holder = self._holders.get(worker)
         if holder is None:
             return
         held, expected = holder.held, holder.expected
         self._sweep()
         ids = self._chain(state, state.num_tokens).ids
+        if worker.hello.keeps_states:
+            end = (state.num_tokens - 1) // worker.hello.cached_block_tokens if is_computed else 0
+            ids = ids[max(end - 1, 0) : end]
         room = max(min(self._max_entries - self._num_entries, worker.hello.num_pages - len(expected)), 0)
         new = ids[:room] if held.isdisjoint(ids) else [block for block in ids if block not in held][:room]
         if not new:
@@ -166,7 +177,7 @@ class PrefixIndex:
         bit = holder.bit
         for num_blocks, mask in self._hits(state):
             if mask & bit:
-                return num_blocks * worker.hello.page_tokens
+                return num_blocks * worker.hello.cached_block_tokens
         return 0
 
     def best(self, state: RequestState, role: Role, limit: int) -> list[tuple[WorkerState, int]]:
@@ -181,7 +192,7 @@ class PrefixIndex:
                 mask ^= bit
                 worker = self._by_bit[bit].worker
                 if not worker.draining:
-                    found.append((worker, num_blocks * worker.hello.page_tokens))
+                    found.append((worker, num_blocks * worker.hello.cached_block_tokens))
                     if len(found) >= limit:
                         return found
         return found
@@ -189,15 +200,17 @@ class PrefixIndex:
     def held_tokens(self, worker: WorkerState, state: RequestState) -> int:
         """How many of `cached_tokens` the worker holds already. Blocks that are only expected are of no use to a
         prefill that begins before they exist. Caches evict the ends of prefixes first, so bisection finds the
-        boundary."""
-        holder = self._holders.get(worker)
-        most = self.cached_tokens(worker, state) // worker.hello.page_tokens
+        boundary; not where states are kept, which end a prefix each."""
+        holder, block_tokens = self._holders.get(worker), worker.hello.cached_block_tokens
+        most = self.cached_tokens(worker, state) // block_tokens
         if holder is None or not most:
             return 0
         ids, held = self._chain(state, state.num_tokens).ids, holder.held
         if ids[most - 1] in held:
-            return most * worker.hello.page_tokens
-        return bisect_left(range(most), True, key=lambda at: ids[at] not in held) * worker.hello.page_tokens
+            return most * block_tokens
+        if worker.hello.keeps_states:
+            return next((at for at in range(most, 0, -1) if ids[at - 1] in held), 0) * block_tokens
+        return bisect_left(range(most), True, key=lambda at: ids[at] not in held) * block_tokens
 
     @property
     def status(self) -> PrefixIndexStatus:
@@ -236,9 +249,9 @@ class PrefixIndex:
         """The request's blocks, up to the last full page of its present `num_tokens`."""
         hello = next(iter(self._holders)).hello  # all have the same model name and page size
         chain = self._chains.get(state.request_id)
-        if chain is None or chain.page_tokens != hello.page_tokens:
+        if chain is None or chain.page_tokens != hello.cached_block_tokens:
             chain = self._chains[state.request_id] = self._name_pages(state, hello)
-        if len(chain.ids) != num_tokens // hello.page_tokens:
+        if len(chain.ids) != num_tokens // hello.cached_block_tokens:
             chain.extend(state.prompt_ids + state.output.packed_ids)
         return chain
 
@@ -257,7 +270,10 @@ class PrefixIndex:
         # The last token is always computed, because the next one is sampled from its scores.
         num_usable = (num_tokens - 1) // chain.page_tokens
         connected = self._role_masks["prefill"] | self._role_masks["decode"]
-        hits = self._map.hits(chain.ids, num_usable, connected)
+        hits = self._map.hits(chain.ids, num_usable, connected & ~self._state_mask)
+        if self._state_mask:
+            hits += self._map.last_hits(chain.ids, num_usable, self._state_mask)
+            hits.sort(key=lambda hit: -hit[0])
         self._latest = chain, num_tokens, self._map.version, hits
         return hits
 
@@ -310,4 +326,4 @@ class PrefixIndex:
 def hash_pages(state: RequestState, hello: Hello) -> BlockChain:
     """The chain of a request's blocks, none of them hashed yet, as the workers' prefix caches name them."""
     root = root_digest(model_key(hello.model, state.version), state.request.cache_salt)
-    return BlockChain(root, hello.page_tokens)
+    return BlockChain(root, hello.cached_block_tokens)

@@ -96,6 +96,14 @@ class Hello:
     group_pages: tuple[
         int, ...
     ] = ()  # by page group: the most pages that a sequence holds (0: one each block; (): (0,))
+    keeps_states: bool = False  # of its cached prefixes, only those that end with a block that it reports are of use
+    block_tokens: int = 0  # of its prefix cache; 0: as many as `page_tokens`
+    state_pages: int = 0  # of a sequence, beside those of its tokens
+
+    @property
+    def cached_block_tokens(self) -> int:
+        """Tokens of a block that it reports."""
+        return self.block_tokens or self.page_tokens
 
 
 class Credits(NamedTuple):

@@ -86,6 +86,16 @@ def model_types() -> dict[str, str]:
     return dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
+def is_decoder_of_more(model_type: str) -> bool:
+    """Whether the causal class of this type is the decoder of a model that has an encoder, too."""
+    return getattr(CONFIG_MAPPING[model_type], "is_encoder_decoder", False) is True or model_type == "trocr"
+
+
+def is_encoder(model_type: str) -> bool:
+    """Whether the models of this type are encoders, unless the configuration makes them causal."""
+    return OVERRIDES.get(model_type, {}).get("is_decoder") is True and not is_decoder_of_more(model_type)
+
+
 def tiny_configs(model_type: str) -> tuple[PreTrainedConfig, PreTrainedConfig]:
     """The configuration that the class of this type takes, and the one that a checkpoint of this type has: where the
     class is for text alone, that of a model which also sees or hears. Raises whatever the configuration's class

@@ -11,8 +11,7 @@ import pytest
 from slipstream.cluster.config.cluster_config import RestartConfig
 from slipstream.cluster.config.model_entry import ModelEntry
 from slipstream.cluster.ray.bundles import PoolResources
-from slipstream.cluster.supervisor import group_monitor
-from slipstream.cluster.supervisor import supervisor as supervisor_module
+from slipstream.cluster.supervisor import group_monitor, router_monitor
 from slipstream.cluster.supervisor.members.deployment import Deployment
 from slipstream.cluster.supervisor.supervisor import StartFailed, Supervisor
 from slipstream.router.model_files.manifest import REFUSES
@@ -74,7 +73,7 @@ def test_a_group_that_says_nothing_any_more_is_ended_in_time(
     monkeypatch: pytest.MonkeyPatch, next_role: Role | None
 ) -> None:
     """It has frozen, or its machine has: what it is drained for has an end all the same."""
-    monkeypatch.setattr(supervisor_module, "OVERDUE_S", 0.0)
+    monkeypatch.setattr(router_monitor, "OVERDUE_S", 0.0)
     monkeypatch.setattr(group_monitor, "SERVING_S", 0.001)
 
     async def run() -> None:
@@ -125,10 +124,10 @@ def test_a_group_that_hangs_is_called_silent_and_started_again_if_it_stays_so(
 def test_a_router_that_hangs_is_called_silent_and_another_one_takes_its_place_if_it_stays_so(
     monkeypatch: pytest.MonkeyPatch, thaws: bool
 ) -> None:
-    monkeypatch.setattr(supervisor_module, "LOOK_AT_ROUTER_S", 0.001)
-    monkeypatch.setattr(supervisor_module, "SERVING_S", 0.001)
-    monkeypatch.setattr(supervisor_module, "SILENT_S", 0.0)
-    monkeypatch.setattr(supervisor_module, "GIVE_UP_S", 60.0)
+    monkeypatch.setattr(router_monitor, "LOOK_AT_ROUTER_S", 0.001)
+    monkeypatch.setattr(router_monitor, "SERVING_S", 0.001)
+    monkeypatch.setattr(router_monitor, "SILENT_S", 0.0)
+    monkeypatch.setattr(router_monitor, "GIVE_UP_S", 60.0)
 
     async def run() -> None:
         async with serving("decode") as it:
@@ -140,7 +139,7 @@ def test_a_router_that_hangs_is_called_silent_and_another_one_takes_its_place_if
                 it.router.hangs = False
                 it.router.thawed.set()
             else:
-                monkeypatch.setattr(supervisor_module, "GIVE_UP_S", 0.0)
+                monkeypatch.setattr(router_monitor, "GIVE_UP_S", 0.0)
                 await it.until(lambda: router.status.state == "dead")
                 assert "did not answer" in router.status.detail
             await it.until(lambda: router.status.state == "ready")

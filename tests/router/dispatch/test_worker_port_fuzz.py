@@ -45,7 +45,7 @@ T = TypeVar("T")
 TOKEN = "secret"
 CONFIG = RouterConfig(dispatch=DispatchConfig(worker_lease_s=20.0, max_attempts=4, request_timeout_s=30.0))
 RELAXED = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=40)
-LIMIT_S = 20.0
+LIMIT_S = 60.0  # of a hang: a busy machine takes seconds for what takes tenths of one
 
 
 def hello(name: str, epoch: int, **changes: Any) -> Hello:
@@ -354,7 +354,7 @@ def test_requests_are_served_beside_a_flood(port: Port, frame: bytes) -> None:
         attacker = await port.attack()
         attacker.write(encode_frame(hello("flood", next(NUMBERS) + 2, role="prefill")))
         await attacker.heard.wait()
-        for _ in range(20):
+        for _ in range(8):
             attacker.write(frame * max(1, 200_000 // len(frame)))
             with suppress(AdmissionError):
                 await port.check()

@@ -46,6 +46,7 @@ def test_a_worker_of_this_model_with_the_token_may_join() -> None:
         ({"max_slots": 0}, "max_slots must be at least 1, got 0"),
         ({"max_queued_tokens": 0}, "max_queued_tokens must be at least 1, got 0"),
         ({"max_model_len": 0}, "max_model_len must be at least 1, got 0"),
+        ({"block_tokens": -1}, "block_tokens must not be negative, got -1"),
         ({"tp": 2}, "1 transfer addresses for tp 2"),
     ],
 )
@@ -92,6 +93,7 @@ def test_a_stranger_is_told_nothing_but_that_its_token_is_wrong() -> None:
 
 def test_all_workers_have_pages_of_one_size() -> None:
     assert why(greeting("new", page_tokens=32), greeting("a"), greeting("b")) == "page_tokens 32, but a has 16"
+    assert why(greeting("new", block_tokens=8), greeting("a")) == "block_tokens 8, but a has 16"
     assert why(greeting("a", epoch=2, page_tokens=32), greeting("a")) is None  # which it takes the place of
 
 

@@ -1,4 +1,4 @@
-"""The router counts pages of workers whose layers have windows as these workers do themselves."""
+"""The router counts pages of workers whose layers have windows or states as these workers do themselves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.router.placed_workers import worker as make_worker
 from tests.support.workers.engine_driver import make_limits
 
 
-def worker(group_pages: tuple[int, ...], **fields: int) -> WorkerState:
+def worker(group_pages: tuple[int, ...] = (), **fields: int) -> WorkerState:
     return WorkerState(make_hello(page_tokens=16, group_pages=group_pages, **fields), 0.0)
 
 
@@ -29,6 +29,22 @@ def test_a_group_with_a_window_takes_no_more_than_its_window() -> None:
     assert decode_charge(windowed, 159, 0) == Charge(slots=1, pages=19)
     assert prefill_charge(windowed, 16000) == Charge(pages=1009, tokens=16000)
     assert worker(()).pages_for(16000) == 1000
+
+
+def test_a_state_takes_its_pages_beside_those_of_the_tokens() -> None:
+    stateful = worker(state_pages=6)
+    assert [stateful.pages_for(num_tokens) for num_tokens in (1, 16, 160)] == [7, 7, 16]
+    assert decode_charge(stateful, 159, 0) == Charge(slots=1, pages=16)
+    assert prefill_charge(stateful, 160) == Charge(pages=16, tokens=160)
+
+
+def test_a_long_prompt_has_all_pages_of_an_idle_worker_whose_states_are_large() -> None:
+    """States of as many sequences as there are slots would leave no page for tokens."""
+    stateful = worker(state_pages=20, num_pages=120, max_model_len=1600, max_slots=8)
+    stateful.ledger.report(Credits(0, 8, 120, 10_000))
+    assert can_ever_hold(stateful, 1599)
+    assert fits_decode(stateful, 1599, 0)
+    assert refusal(1600, [stateful]) == "a sequence of 1600 tokens leaves no room for output: at most 1600 tokens fit"
 
 
 def test_a_worker_is_not_smaller_than_it_is() -> None:
@@ -64,12 +80,19 @@ def test_what_sequences_will_take_is_counted_in_pages_of_all_groups_that_still_g
     st.booleans(),
     st.booleans(),
     st.integers(1, 2000),
+    st.integers(0, 9),
 )
 def test_router_and_worker_count_alike(
-    windows: list[int], num_full: int, max_step_tokens: int, holds: bool, reserves: bool, num_tokens: int
+    windows: list[int],
+    num_full: int,
+    max_step_tokens: int,
+    holds: bool,
+    reserves: bool,
+    num_tokens: int,
+    state_pages: int,
 ) -> None:
     groups = (*[None] * (num_full or not windows), *sorted(windows, reverse=True))
     limits = make_limits(num_pages=10**6, page_tokens=16, max_step_tokens=max_step_tokens, windows=groups)
-    limits = replace(limits, holds_prompts=holds, reserves_output=reserves)
-    counted = worker(tuple(most or 0 for most in limits.most_blocks))
+    limits = replace(limits, holds_prompts=holds, reserves_output=reserves, state_pages=state_pages)
+    counted = worker(tuple(most or 0 for most in limits.most_blocks), state_pages=state_pages)
     assert counted.pages_for(num_tokens) == limits.pages_for(num_tokens)

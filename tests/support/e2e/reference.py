@@ -27,14 +27,10 @@ class Reference:
     @torch.inference_mode()
     def continue_greedily(self, prompt_ids: Sequence[int], num_tokens: int) -> list[int]:
         """So many tokens, none of them a special one."""
-        step, cache, output = torch.tensor([list(prompt_ids)]), None, []
-        for _ in range(num_tokens):
-            result = self._model(step, past_key_values=cache, use_cache=True)
-            logits, cache = result.logits[0, -1], result.past_key_values
-            logits[self._special_ids] = -torch.inf
-            output.append(int(logits.argmax()))
-            step = torch.tensor([output[-1:]])
-        return output
+        ids = torch.tensor([list(prompt_ids)])
+        asked = {"max_new_tokens": num_tokens, "do_sample": False, "suppress_tokens": self._special_ids}
+        tokens: list[int] = self._model.generate(ids, attention_mask=torch.ones_like(ids), **asked)[0].tolist()
+        return tokens[len(prompt_ids) :]
 
     def text(self, prompt_ids: Sequence[int], num_tokens: int) -> str:
         return self.decode(self.continue_greedily(prompt_ids, num_tokens))

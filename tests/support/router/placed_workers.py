@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.config.router_config import DispatchConfig, SloConfig
 from slipstream.router.placement.placed_request import PlacedRequests
@@ -83,9 +85,11 @@ def job(num_tokens: int, output: int = 100, **fields: object) -> PlacementJob:
     return PlacementJob(num_tokens, forecast, float(output), 0.5, 0.05, **fields)  # type: ignore[arg-type]
 
 
-def request(num_tokens: int, *, request_id: str = "r", now: float = 0.0, **fields: object) -> RequestState:
+def request(
+    num_tokens: int, *, tokens: Iterable[int] | None = None, request_id: str = "r", now: float = 0.0, **fields: object
+) -> RequestState:
     """A waiting request."""
-    prompt = pack_ids(range(num_tokens))
+    prompt = pack_ids(range(num_tokens) if tokens is None else tokens)
     asked = GenerateRequest(request_id, prompt, SamplingParams(max_tokens=1000), **fields)  # type: ignore[arg-type]
     record = RequestRecord(request_id, "", 0, num_tokens, Timeline(now))
     levels, deadline = asked.slo.or_default(SloConfig().levels), Deadline("request_timeout_s", 600.0)

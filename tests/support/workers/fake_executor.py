@@ -24,7 +24,7 @@ class FakeExecutor:
     shared wrongly, taken away too early, not filled or filled twice leads to other tokens than `next_token` says.
 
     With `num_state_pages` a sequence has a state, too, a hash of all its tokens that each step reads, and writes into
-    all of these pages.
+    all of these pages. If `is_state_only`, nothing else is stored: the only page of a sequence holds its state.
     """
 
     def __init__(
@@ -34,6 +34,8 @@ class FakeExecutor:
         vocab_size: int,
         windows: tuple[int | None, ...] = (None,),
         num_state_pages: int = 0,
+        *,
+        is_state_only: bool = False,
     ) -> None:
         self.kv = np.full((num_pages, page_tokens, 2), -1, np.int32)
         self.plans: list[StepPlan] = []  # with arrays of their own
@@ -42,12 +44,26 @@ class FakeExecutor:
         self._vocab_size = vocab_size
         self._windows = windows
         self._num_state_pages = num_state_pages
+        self._is_state_only = is_state_only
 
     def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> SampledTokens:
         arrays = dataclasses.replace(plan.arrays.pack().unpack(), state_pages=plan.arrays.state_pages.copy())
         self.plans.append(dataclasses.replace(plan, arrays=arrays))
+        for copy in plan.state_copies:
+            assert not any(self.pinned[page] for page in copy.to), "a page belongs to a transfer"
+            assert len(copy.source) == len(copy.to)
+            self.kv[copy.to.tolist()] = self.kv[copy.source.tolist()]
         groups = [slices_of(of_group, self.kv.shape[1]) for of_group in by_group(arrays)]
         assert len(groups) == len(self._windows)
+        if self._is_state_only:
+            states = self._continue_states(groups[0], arrays.page_table[:, :1].tolist())
+            return SampledTokens(
+                [
+                    int(xxh3_64_intdigest(state) % self._vocab_size)
+                    for s, state in zip(groups[0], states, strict=True)
+                    if s.samples
+                ]
+            )
         self._write(groups)
         states = self._continue_states(groups[0], arrays.state_pages.tolist())
         if self._windows != (None,):  # else the next token says it
@@ -163,11 +179,16 @@ def state_after(tokens: Sequence[int], state: int = 0) -> int:
 
 
 def next_token(
-    tokens: Sequence[int], vocab_size: int, windows: tuple[int | None, ...] = (None,), *, has_state: bool = False
+    tokens: Sequence[int],
+    vocab_size: int,
+    windows: tuple[int | None, ...] = (None,),
+    *,
+    has_state: bool = False,
+    is_state_only: bool = False,
 ) -> int:
     """What the executor must say after `tokens`."""
     seen = b""
-    for group, window in enumerate(windows):
+    for group, window in enumerate(() if is_state_only else windows):
         first = 0 if window is None else max(0, len(tokens) - window)
         positions = np.arange(first, len(tokens), dtype=np.int32) + GROUP * group
         of_group = np.stack([np.array(tokens[first:], np.int32), positions.astype(np.int32)], axis=1)

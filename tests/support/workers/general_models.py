@@ -44,6 +44,18 @@ KINDS: dict[str, dict[str, Any]] = {
     "deepseek_v3": MLA,  # keys wider than values
     "llama4_text": {"head_dim": 16, "attention_chunk_size": 32, "num_local_experts": 4, "intermediate_size_mlp": 96},
     "qwen3_moe": {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
+    "qwen3_next": {  # states of linear attention beside pages
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+    },
     "gpt2": {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 512},  # has no plan for tensor parallelism
 }
 

@@ -19,8 +19,10 @@ from slipstream.workers.engine.scheduling.sequence import SequenceState
 from slipstream.workers.interface.engine import AttemptKey, EngineRequestError, Reservation
 from tests.support.workers.engine_driver import make_limits, make_request, make_ticket
 from tests.support.workers.fake_executor import GROUP, STATE, FakeExecutor, next_token, state_after
+from tests.support.workers.kept_states import kept_without_kv
 
 VOCAB_SIZE = 30
+SALTS = ("", "moved")
 EOS_ID = 5
 WINDOWS: tuple[tuple[int | None, ...], ...] = ((None,), (None, 6), (5,), (None, 9, 3))
 PREFIX = [11, 12, 13, 14, 15, 16, 17, 18, 19]  # prompts share its beginning, so that they share pages
@@ -59,6 +61,8 @@ class Expected:
 
 def wanted_places(limits: EngineLimits, first_block: int, num_tokens: int) -> list[tuple[int, int]]:
     """Block and group of the pages that a prompt is sent with, in their order."""
+    if limits.state_block_tokens is not None:
+        return [(STATE, 0)]
     last_block = (num_tokens - 1) // limits.page_tokens
     return [
         (block, group)
@@ -71,6 +75,8 @@ def wanted_places(limits: EngineLimits, first_block: int, num_tokens: int) -> li
 def moved_places(limits: EngineLimits, reservation: Reservation, num_tokens: int, room: int) -> list[tuple[int, int]]:
     """Block and group of the pages that are wanted of a sequence that moves: of groups without a window those that are
     full, or in the last round (with `room`) all that are seen, and the state."""
+    if limits.state_block_tokens is not None:
+        return [(STATE, 0)] * len(reservation.page_ids)
     places: list[tuple[int, int]] = []
     state = [(STATE, at) for at in range(limits.state_pages if room else 0)]
     for block in range(20):
@@ -111,6 +117,7 @@ class EngineMachine(RuleBasedStateMachine):
     @initialize(
         windows=st.sampled_from(WINDOWS),
         state_pages=st.sampled_from((0, 0, 1, 3)),
+        is_state_only=st.sampled_from((False, False, False, True)),
         num_spare_pages=st.integers(0, 13),
         max_step_tokens=st.integers(1, 12),
         max_num_seqs=st.integers(1, 5),
@@ -121,20 +128,25 @@ class EngineMachine(RuleBasedStateMachine):
         self,
         windows: tuple[int | None, ...],
         state_pages: int,
+        is_state_only: bool,
         num_spare_pages: int,
         max_step_tokens: int,
         max_num_seqs: int,
         prefix_caching: bool,
         sizes_itself: bool,
     ) -> None:
+        if is_state_only:
+            windows, state_pages = (None,), 0
         limits = make_limits(
             num_pages=100,
+            page_tokens=32 if is_state_only else 4,
+            state_block_tokens=4 if is_state_only else None,
             max_model_len=28,
             max_num_seqs=max_num_seqs,
             max_step_tokens=max_step_tokens,
             vocab_size=VOCAB_SIZE,
             eos_token_ids=(EOS_ID,),
-            prefix_caching=prefix_caching and not state_pages,
+            prefix_caching=prefix_caching,
             windows=windows,
             state_pages=state_pages,
             reserves_output=self.reserves_output,
@@ -142,12 +154,25 @@ class EngineMachine(RuleBasedStateMachine):
             auto_num_seqs=sizes_itself,
         )
         limits = replace(limits, num_pages=limits.pages_for(limits.max_model_len) + num_spare_pages)
-        self.executor = FakeExecutor(limits.num_pages, limits.page_tokens, VOCAB_SIZE, windows, state_pages)
+        self.executor = FakeExecutor(
+            limits.num_pages,
+            limits.page_tokens,
+            VOCAB_SIZE,
+            windows,
+            limits.checkpoint_pages,
+            is_state_only=is_state_only,
+        )
         self.engine = NativeEngine(limits, self.executor, memory=PoisonedMemory(self.executor))
 
     def _next_token(self, tokens: Sequence[int]) -> int:
         limits = self.engine.limits
-        return next_token(tokens, VOCAB_SIZE, limits.windows, has_state=limits.state_pages > 0)
+        return next_token(
+            tokens,
+            VOCAB_SIZE,
+            limits.windows,
+            has_state=limits.has_states,
+            is_state_only=limits.state_block_tokens is not None,
+        )
 
     def _name(self) -> str:
         self.num_names += 1
@@ -207,10 +232,10 @@ class EngineMachine(RuleBasedStateMachine):
         self._accept((name, 0), expected)
 
     def _pages_to_reserve(self, num_prompt: int, max_tokens: int) -> int:
-        """What is told to be free can be had: the router counts pages for the prompt and one token more, or for the
+        """Credits can be spent: the router counts pages for the prompt and one token more, or for the
         whole answer."""
         limits = self.engine.limits
-        return limits.pages_for(num_prompt + (max_tokens if self.reserves_output else 1)) - limits.state_pages
+        return limits.pages_for(num_prompt + (max_tokens if self.reserves_output else 1))
 
     @rule(prompt=prompts, num_output=st.integers(1, 4), max_tokens=st.integers(6, 10), room=st.integers(0, 3))
     def adopt(self, prompt: list[int], num_output: int, max_tokens: int, room: int) -> None:
@@ -220,7 +245,7 @@ class EngineMachine(RuleBasedStateMachine):
         for _ in range(num_output):
             tokens.append(self._next_token(tokens))
         request = make_request(
-            name, prompt, tokens[len(prompt) :], max_tokens=max_tokens, ignore_eos=True, cache_salt="moved"
+            name, prompt, tokens[len(prompt) :], max_tokens=max_tokens, ignore_eos=True, cache_salt=SALTS[1]
         )
         reservation = self.engine.adopt(request, room)
         if reservation is not None:
@@ -448,6 +473,8 @@ class EngineMachine(RuleBasedStateMachine):
             return
         self.engine.check_integrity()
         assert sum(self.engine.page_counts().values()) == self.engine.limits.num_pages
+        if self.engine.limits.has_states:
+            assert kept_without_kv(self.engine, SALTS) == []
         assert set(self.engine.keys()) == self.live.keys() | self.draining.keys()
         capacity = self.engine.capacity()
         assert min(capacity.free_slots, capacity.free_pages, capacity.free_tokens) >= 0

@@ -45,6 +45,8 @@ class ModelRunner:
 
     def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> SampledTokens:
         """A token for each sequence that samples, in order; none on ranks other than 0."""
+        for copy in plan.state_copies:
+            self.kv[:, copy.to.tolist()] = self.kv[:, copy.source.tolist()]
         layer_done = self._begin_sends(plan)
         batch = StepBatch(plan.arrays, self._page_tokens, self._device)
         if self._greedy_model is not None and plan.greedy and len(plan.arrays.sample_rows):

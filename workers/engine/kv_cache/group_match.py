@@ -11,6 +11,7 @@ that the next query sees:
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from slipstream.router.protocol.block_hash import HashChain
@@ -61,8 +62,45 @@ def match_groups(
     for group in range(len(full), num_groups):
         seen = range(first_of(limits.windows[group]), num_blocks)
         found = [cache.find(chain, tokens, at, group) for at in seen]
-        pages.append([page for page in found if page is not None])
+        pages.append(_all(found))
     return GroupMatch(num_blocks, tuple(pages))
+
+
+def match_checkpoint(
+    cache: PrefixCache,
+    limits: EngineLimits,
+    chain: HashChain,
+    tokens: array[int],
+    max_blocks: int,
+    state_groups: range,
+) -> tuple[GroupMatch, list[int], int]:
+    """The longest hit of at most `max_blocks` blocks behind which a state is kept, the pages of the state, and how many
+    blocks groups without a window have: all where there is no such group. Where nothing is stored but states, the hit
+    has no other pages."""
+    chain.extend(tokens, max_blocks)
+    num_shared, full = max_blocks, list[list[int]]()
+    if limits.state_pages:
+        for group in range(limits.windows.count(None)):
+            full.append(cache.match(chain, tokens, num_shared, group))
+            num_shared = len(full[-1])
+    for num_blocks in range(num_shared, 0, -1):
+        at = num_blocks - 1
+        if cache.page_of(chain.digests[at], state_groups[-1]) is None:
+            continue
+        state = [cache.find(chain, tokens, at, group) for group in state_groups]
+        pages: list[list[int | None]] = [[*of_group[:num_blocks]] for of_group in full]
+        for group in range(len(full), len(limits.windows)):
+            first = limits.first_block(limits.windows[group], num_blocks * limits.page_tokens)
+            seen = range(min(first, num_blocks), num_blocks) if limits.state_pages else ()
+            pages.append([cache.find(chain, tokens, block, group) for block in seen])
+        if None not in state and not any(None in of_group for of_group in pages):
+            return GroupMatch(num_blocks, tuple(_all(of_group) for of_group in pages)), _all(state), num_shared
+    none = GroupMatch(0, tuple([] for _ in limits.windows))
+    return none, [], num_shared
+
+
+def _all(pages: Iterable[int | None]) -> list[int]:
+    return [page for page in pages if page is not None]
 
 
 def match_full_groups(

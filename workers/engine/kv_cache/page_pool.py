@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from slipstream.router.protocol.block_hash import HashChain
 from slipstream.workers.engine.kv_cache.page_states import PageState, PageStates
@@ -29,10 +29,10 @@ class PagePool:
     The memory of withheld pages is returned to the system by the caller of `take_returnable`.
     """
 
-    def __init__(self, num_pages: int, num_groups: int = 1) -> None:
+    def __init__(self, num_pages: int, num_groups: int = 1, followed: int = 0) -> None:
         self.num_pages = num_pages
         self._states = PageStates(num_pages)
-        self.cache = PrefixCache(num_groups)
+        self.cache = PrefixCache(num_groups, followed)
         self._free = list(range(num_pages - 1, -1, -1))  # a stack: recently freed (warm) pages first, then low numbers
         self._limit = num_pages
         self._withheld: set[int] = set()
@@ -123,7 +123,13 @@ class PagePool:
             self._states.disown(page, owner)
 
     def remember(
-        self, pages: Sequence[int], chain: HashChain, tokens: array[int], first: int, end: int, group: int = 0
+        self,
+        pages: Sequence[int] | Mapping[int, int],
+        chain: HashChain,
+        tokens: array[int],
+        first: int,
+        end: int,
+        group: int = 0,
     ) -> None:
         """Pages `first .. end` of a sequence now hold their KV: put them into the prefix cache. Where another page
         holds the same prefix already, that one stays and ours is freed with its sequence."""
@@ -131,12 +137,36 @@ class PagePool:
             if self.cache.insert(pages[at], chain, tokens, at, group):
                 self._states.set_cached(pages[at], True)
 
+    def remember_instead(
+        self, pages: Sequence[int], chain: HashChain, tokens: array[int], first: int, end: int, group: int
+    ) -> None:
+        """As `remember`, but idle pages that hold the same prefix are dropped for ours."""
+        chain.extend(tokens, end)
+        for at in range(first, end):
+            known = self.cache.page_of(chain.digests[at], group)
+            if known is not None and self.is_idle(known):
+                self.drop(known)
+        self.remember(pages, chain, tokens, first, end, group)
+
     def forget(self, pages: Iterable[int]) -> None:
         """Remove these pages, which are owned, from the prefix cache."""
         for page in pages:
             assert self._states.is_owned(page)
             if self._states.is_cached(page):
                 self._uncache(page)
+
+    def is_idle(self, page: int) -> bool:
+        """Whether it is cached and nothing owns it."""
+        return self._states.state(page) is PageState.CACHED
+
+    def drop(self, page: int) -> None:
+        """Remove an idle page from the prefix cache."""
+        self.cache.busy(page)
+        self._uncache(page)
+        if self._num_over > 0:
+            self._withhold(page)
+        else:
+            self._free.append(page)
 
     def _uncache(self, page: int) -> None:
         """Remove a page that is not idle from the prefix cache."""

@@ -29,15 +29,17 @@ class PrefixCache:
     """Maps digests to pages, and knows which of the pages without owners was used least recently.
 
     It does not count owners. `PagePool`, which does, calls `idle` when a known page loses its last owner, and `busy`
-    when it gets one again. `changes` is for those who want to follow the cache.
+    when it gets one again. `changes` are what the worker reports to the router.
 
-    A block has a page in each page group, which comes and goes by itself. Those who follow the cache hear of the first
-    group's alone. That is one without a window if there is any, so it is needed for every hit; where pages of other
-    groups are gone, a hit is shorter than they expect.
+    A block has a page in each page group, which comes and goes by itself. `changes` are those of one group alone,
+    `followed`. That is the first: one without a window if there is any, so it is needed for every hit. Where pages of
+    other groups are gone, a hit is shorter than the router expects. Where sequences have states, further groups have
+    the pages of those that were kept, at some blocks, and the last of them is followed (see `StateCheckpoints`).
     """
 
-    def __init__(self, num_groups: int = 1) -> None:
+    def __init__(self, num_groups: int = 1, followed: int = 0) -> None:
         self.changes = CacheChanges()
+        self._followed = followed
         self._pages_of: tuple[dict[bytes, int], ...] = tuple({} for _ in range(num_groups))  # by group
         self._entries: dict[int, CachedPage] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
@@ -49,8 +51,8 @@ class PrefixCache:
         return len(self._entries)
 
     def digests(self) -> Collection[bytes]:
-        """The digests of all pages of the first group that can be found."""
-        return self._pages_of[0].keys()
+        """The digests of all pages of the followed group that can be found."""
+        return self._pages_of[self._followed].keys()
 
     def match(self, chain: HashChain, tokens: array[int], max_pages: int, group: int = 0) -> list[int]:
         """Pages of the longest known prefix of `tokens` in a group, at most `max_pages` of them, in order."""
@@ -88,7 +90,7 @@ class PrefixCache:
         content = memoryview(tokens).cast("B")[at * chain.page_bytes : (at + 1) * chain.page_bytes]
         page_of[digest] = page
         self._entries[page] = CachedPage(digest, chain.parent(at), bytes(content), group)
-        if not group:
+        if group == self._followed:
             self.changes.store(digest)
         return True
 
@@ -97,6 +99,15 @@ class PrefixCache:
 
     def busy(self, page: int) -> None:
         del self._idle[page]
+
+    def page_of(self, digest: bytes, group: int) -> int | None:
+        """The page of a group that is known under a digest, whatever its tokens."""
+        return self._pages_of[group].get(digest)
+
+    def touch(self, page: int) -> None:
+        """It counts as used just now, if it is idle."""
+        if page in self._idle:
+            self._idle.move_to_end(page)
 
     def evict_oldest(self) -> int:
         """Forget the idle page that was used least recently and return it. Raises KeyError if none is idle."""
@@ -108,7 +119,7 @@ class PrefixCache:
         """Forget a page that is not idle."""
         entry = self._entries.pop(page)
         del self._pages_of[entry.group][entry.digest]
-        if not entry.group:
+        if entry.group == self._followed:
             self.changes.remove(entry.digest)
 
     def check_integrity(self, idle_pages: Sequence[int]) -> None:

@@ -21,7 +21,8 @@ class EngineLimits:
     are promised counts all their pages, too, given back or not.
 
     Where the model has states that do not grow with the text, a sequence takes `state_pages` pages beside those of its
-    tokens. If it stores nothing else, it has one page, of as many tokens as there can be, and no `state_pages`.
+    tokens. If it stores nothing else, it has one page, of as many tokens as there can be, and no `state_pages`; then
+    `state_block_tokens` are the tokens of a block of the prefix cache.
     """
 
     num_pages: int
@@ -40,6 +41,7 @@ class EngineLimits:
     windows: tuple[int | None, ...] = (None,)
     holds_prompts: bool = False
     state_pages: int = 0
+    state_block_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_model_len < 2:
@@ -64,6 +66,21 @@ class EngineLimits:
     def has_windows(self) -> bool:
         """Whether sequences give back pages before they end."""
         return self.windows[-1] is not None
+
+    @property
+    def has_states(self) -> bool:
+        """Whether a cached prefix is of use only together with the state behind it."""
+        return self.state_pages > 0 or self.state_block_tokens is not None
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block of the prefix cache: those of a page, where pages hold tokens."""
+        return self.state_block_tokens or self.page_tokens
+
+    @property
+    def checkpoint_pages(self) -> int:
+        """Pages of the copy of a state."""
+        return self.state_pages or (1 if self.has_states else 0)
 
     @property
     def most_blocks(self) -> tuple[int | None, ...]:

@@ -78,9 +78,13 @@ def page_demand(model: ModelSpec, config: EngineConfig, *, holds_prompts: bool =
 
 
 def most_useful_pages(model: ModelSpec, config: EngineConfig) -> int:
-    """More pages than `max_num_seqs` sequences of full length can fill are of no use."""
+    """More pages than `max_num_seqs` sequences of full length can fill are of no use. Where a sequence is one page, as
+    many are of use for the states that the prefix cache keeps."""
     longest = config.max_model_len or model.max_position_embeddings
-    return config.most_num_seqs * page_demand(model, config, holds_prompts=True).pages_for(longest)
+    num_pages = config.most_num_seqs * page_demand(model, config, holds_prompts=True).pages_for(longest)
+    if model.kv.is_state_only and config.prefix_caching:
+        return max(num_pages, min(2 * num_pages, MAX_TOKEN_PLACES // page_tokens(model, config)))
+    return num_pages
 
 
 def elastic_num_pages(model: ModelSpec, config: EngineConfig, rank: Rank, kv_budget_bytes: int) -> int:

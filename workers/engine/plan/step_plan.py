@@ -10,6 +10,7 @@ token arrays (`StepArrays`), decoding ones first:
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,15 +43,25 @@ class SendProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class StateCopy:
+    """The pages `source` are copied to `to`, as many, before a step: a sequence's state that is kept for the prefix
+    cache, or one from there that a sequence goes on from."""
+
+    source: array[int]
+    to: array[int]
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The plan of a step. `sends` must be passed to the transport before the first layer of the step is done. `greedy`:
-    each token is simply the best one, and nothing else is wanted of the scores. The arrays are valid until the next
-    step."""
+    """The plan of a step. `state_copies` come first, one by one. `sends` must be passed to the transport before the
+    first layer of the step is done. `greedy`: each token is simply the best one, and nothing else is wanted of the
+    scores. The arrays are valid until the next step."""
 
     arrays: StepArrays
     greedy: bool = False
     sends: tuple[PageSend, ...] = ()
     progress: tuple[SendProgress, ...] = ()
+    state_copies: tuple[StateCopy, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,9 @@ from slipstream.workers.engine.kv_cache.group_match import GroupMatch, match_ful
 from slipstream.workers.engine.kv_cache.page_pool import PagePool
 from slipstream.workers.engine.kv_cache.page_states import PageState
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
+from slipstream.workers.engine.plan.step_plan import StateCopy
 from slipstream.workers.engine.scheduling.sequence import Sequence, SequenceState
+from slipstream.workers.engine.scheduling.state_checkpoints import StateCheckpoints
 
 
 class KvCacheManager:
@@ -27,14 +29,19 @@ class KvCacheManager:
     def __init__(self, limits: EngineLimits) -> None:
         self._limits = limits
         self._most_blocks = limits.most_blocks
-        self.pool = PagePool(limits.num_pages, len(limits.windows))
+        num_groups = len(limits.windows) + limits.checkpoint_pages
+        self.pool = PagePool(limits.num_pages, num_groups, num_groups - 1 if limits.has_states else 0)
+        self._checkpoints = StateCheckpoints(limits, self.pool) if limits.has_states else None
         self.num_queried_tokens = 0  # looked up in the prefix cache when a sequence first took pages
         self.num_hit_tokens = 0
 
     def change_limits(self, limits: EngineLimits) -> None:
         """Changes the limits; the pages stay the same."""
         assert limits.windows == self._limits.windows
+        assert limits.checkpoint_pages == self._limits.checkpoint_pages
         self._limits = limits
+        if limits.has_states:
+            self._checkpoints = StateCheckpoints(limits, self.pool)
         self._most_blocks = limits.most_blocks
 
     def take(self, sequence: Sequence, num_tokens: int, owner: PageState, spare: int) -> bool:
@@ -43,8 +50,13 @@ class KvCacheManager:
         with nothing taken, if there are too few."""
         limits = self._limits
         next_position = _next_position(sequence, owner)
-        hit = self._match(sequence, next_position)
-        num_computed = hit.num_blocks * limits.page_tokens
+        checkpoint = None
+        if self._checkpoints is not None and owner is PageState.ACTIVE:
+            checkpoint = self._checkpoints.match(sequence)
+            hit, num_computed = checkpoint.kv, checkpoint.num_blocks * limits.block_tokens
+        else:
+            hit = self._match(sequence, next_position)
+            num_computed = hit.num_blocks * limits.page_tokens
         position = max(num_computed, next_position)
         firsts = [limits.first_block(window, position) for window in limits.windows]
         ends = self._ends(sequence, num_tokens, position, owner)
@@ -61,7 +73,9 @@ class KvCacheManager:
         sequence.more_pages, sequence.first_blocks = tuple(more), tuple(firsts)
         sequence.state_pages = pages[at:]
         sequence.num_computed = num_computed
-        sequence.num_remembered = hit.num_blocks
+        sequence.num_remembered = num_computed // limits.block_tokens
+        if checkpoint is not None and self._checkpoints is not None:
+            self._checkpoints.begin(sequence, checkpoint)
         if sequence.num_cached is None:
             sequence.num_cached = sequence.num_computed
             self.num_queried_tokens += sequence.num_tokens
@@ -107,8 +121,21 @@ class KvCacheManager:
                 self.pool.release(table[held_from:first], owner)
         sequence.first_blocks = tuple(map(max, firsts, sequence.first_blocks))
 
+    def before_step(self, sequences: Iterable[Sequence]) -> None:
+        """More of these sequences is computed in the next step: states are kept that are there to be kept."""
+        if self._checkpoints is not None:
+            for sequence in sequences:
+                self._checkpoints.before_step(sequence)
+
+    def take_copies(self) -> tuple[StateCopy, ...]:
+        """The copies of states to be made before the next step."""
+        return () if self._checkpoints is None else self._checkpoints.take_copies()
+
     def remember(self, sequence: Sequence) -> None:
-        """Put pages that have become full into the prefix cache."""
+        """Put pages that have become full into the prefix cache; where there are states, this is done when one is
+        kept."""
+        if self._checkpoints is not None:
+            return
         num_full = sequence.num_computed // self._limits.page_tokens
         if sequence.chain is not None and num_full > sequence.num_remembered:
             for group, table in enumerate(sequence.tables):
@@ -122,7 +149,7 @@ class KvCacheManager:
         if is_whole and self._limits.has_windows:
             self.give_back_unseen(sequence)
         chain, num_full = sequence.chain, sequence.num_computed // self._limits.page_tokens
-        if chain is None:
+        if chain is None or self._checkpoints is not None:
             return
         for group, window in enumerate(self._limits.windows):
             if window is None or is_whole:
@@ -133,6 +160,8 @@ class KvCacheManager:
     def forget(self, sequence: Sequence) -> None:
         """Remove the KV of a sequence, which cannot be trusted, from the prefix cache."""
         self.pool.forget(sequence.held_pages)
+        if self._checkpoints is not None:
+            self._checkpoints.forget(sequence)
 
     def rebook(self, sequence: Sequence, to: SequenceState) -> None:
         """Change the state of the sequence, and with it that of its pages in the pool."""
@@ -150,6 +179,9 @@ class KvCacheManager:
             for table, first in zip(sequence.tables, sequence.first_blocks, strict=True):
                 self.pool.release(table[first:] if first else table, owner)
             self.pool.release(sequence.state_pages, owner)
+            if self._checkpoints is not None:
+                self._checkpoints.ended(sequence)
+        sequence.stops.clear()
         del sequence.pages[:]
         del sequence.state_pages[:]
         sequence.more_pages = sequence.first_blocks = ()
@@ -173,10 +205,12 @@ class KvCacheManager:
                 assert sequence.num_computed <= len(table) * limits.page_tokens
                 assert first <= limits.first_block(window, position), f"{sequence.key} gave back what a query will see"
         self.pool.check_integrity(owned)
+        if self._checkpoints is not None:
+            self._checkpoints.check_integrity()
 
     def _match(self, sequence: Sequence, next_position: int) -> GroupMatch:
         limits, chain = self._limits, sequence.chain
-        if chain is None:
+        if chain is None or limits.state_block_tokens is not None:
             return GroupMatch(0, tuple([] for _ in limits.windows))
         max_blocks = (sequence.num_tokens - 1) // limits.page_tokens
         cache, tokens = self.pool.cache, sequence.tokens

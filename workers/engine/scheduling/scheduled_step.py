@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from slipstream.workers.engine.plan.step_plan import StateCopy
 from slipstream.workers.engine.scheduling.sequence import Sequence
 
 
@@ -25,11 +26,14 @@ class ScheduledStep:
     decoding: list[Sequence]
     chunks: list[ScheduledChunk] = field(default_factory=list)
     num_chunk_tokens: int = 0
+    state_copies: tuple[StateCopy, ...] = ()
 
     def add_chunk(self, sequence: Sequence, budget: int, page_tokens: int, *, begins: bool) -> int:
         """The next chunk of a sequence, of `budget` tokens at most; returns its length. A chunk that is not the last
         ends with a page, so that pages are complete (and sent) early, unless that would leave more than half the budget
-        unused."""
+        unused. It ends where the state is to be kept for the prefix cache."""
+        if sequence.stops:
+            budget = min(budget, sequence.stops[-1] - sequence.num_computed)
         num_tokens = sequence.num_uncomputed
         if num_tokens > budget:
             over = (sequence.num_computed + budget) % page_tokens

@@ -7,15 +7,11 @@ from bisect import bisect_left, insort
 from slipstream.workers.engine.kv_cache.page_states import PageState
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.scheduling.kv_cache_manager import KvCacheManager
+from slipstream.workers.engine.scheduling.promised_pages import PromisedPages
 from slipstream.workers.engine.scheduling.scheduled_step import ScheduledStep
-from slipstream.workers.engine.scheduling.sequence import Sequence, SequenceState
+from slipstream.workers.engine.scheduling.sequence import RESERVED_STATES, Sequence, SequenceState
 from slipstream.workers.engine.scheduling.step_sizes import StepSizes
 from slipstream.workers.interface.engine import AttemptKey
-
-# The states that have a slot without being in the batch.
-_RESERVED_STATES = (SequenceState.RESERVED, SequenceState.LANDED, SequenceState.STARTED, SequenceState.FROZEN)
-# The states in which a sequence owns pages and may come to need more.
-_GROWING_STATES = frozenset({SequenceState.RUNNING, *_RESERVED_STATES})
 
 
 class Scheduler:
@@ -52,7 +48,7 @@ class Scheduler:
         self._num_reserved = 0
         self._starved: list[Sequence] = []  # running, but without a page for their next token
         self._unready: list[Sequence] = []  # running, but their grammar is still being compiled
-        self._page_limit = limits.num_pages  # as it was set; the pool's own may be higher for what is promised
+        self._promised = PromisedPages(limits, self.pages.pool, self._sequences)
         self._is_stuck = False  # the last step had nothing to do and nothing has changed since
         self.num_preemptions = 0  # of sequences, since the beginning
 
@@ -62,6 +58,7 @@ class Scheduler:
         assert (limits.num_pages, limits.page_tokens) == (self._limits.num_pages, self._limits.page_tokens)
         self._limits = limits
         self.pages.change_limits(limits)
+        self._promised.change_limits(limits)
         self.sizes.change_limits(limits)
 
     def get(self, key: AttemptKey) -> Sequence | None:
@@ -99,7 +96,7 @@ class Scheduler:
     def skip_to(self, sequence: Sequence, position: int) -> None:
         """The first query of a reservation will be at `position` or later."""
         self.pages.give_back_unseen(sequence, position)
-        self._withhold_pages()
+        self._promised.withhold()
 
     def copied(self, sequence: Sequence) -> None:
         """Full pages of a reservation have landed; others are still to come."""
@@ -134,10 +131,9 @@ class Scheduler:
         """Compute a reserved sequence here after all. If its KV has landed already, all full pages of it are in the
         prefix cache: it queues as if it were new, because its last token has to be computed once more and that must
         not write into pages that others may share by now. So does one whose layers have windows: it has no pages for
-        what its last token does not see."""
-        if sequence.state is SequenceState.RESERVED and not self._limits.has_windows:
-            if self._limits.state_pages:
-                sequence.num_computed = 0  # pages that have been copied are of no use without the state after them
+        what its last token does not see. And so does one that has a state, without which its cached pages are of no
+        use."""
+        if sequence.state is SequenceState.RESERVED and not (self._limits.has_windows or self._limits.has_states):
             self._run(sequence)
         else:
             self._requeue(sequence)
@@ -167,7 +163,7 @@ class Scheduler:
         self._detach(sequence)
         self.pages.give_up(sequence)
         self._end(sequence)
-        self._withhold_pages()
+        self._promised.withhold()
 
     def abort(self, sequence: Sequence, keep_pages: bool) -> bool:
         """End a sequence in any state. With `keep_pages`, or where they are being sent, its pages, if any, drain until
@@ -177,17 +173,16 @@ class Scheduler:
         self._detach(sequence)
         if (keep_pages or sequence.num_sends) and sequence.pages:
             self.pages.rebook(sequence, SequenceState.DRAINING)
-            self._withhold_pages()
+            self._promised.withhold()
             return True
         self.pages.give_up(sequence)
         self._end(sequence)
-        self._withhold_pages()
+        self._promised.withhold()
         return False
 
     def set_page_limit(self, num_pages: int) -> None:
         """See `PagePool.set_limit`. Promised pages are withheld when they are neither taken nor promised any more."""
-        self._page_limit = num_pages
-        self.pages.pool.set_limit(max(num_pages, self._num_bound_pages()))
+        self._promised.set_limit(num_pages)
         self._is_stuck = False
 
     def look_again(self) -> None:
@@ -204,6 +199,7 @@ class Scheduler:
         if self._starved or self._unready:
             decoding = [s for s in decoding if s not in self._starved and s not in self._unready]
         step = ScheduledStep(decoding[:max_tokens])
+        self.pages.before_step(step.decoding)
         has_prompts = len(step.decoding) < len(self._running) or bool(self._waiting)
         if has_prompts and self._limits.auto_step_tokens:
             context_tokens = sum([len(sequence.tokens) for sequence in step.decoding])
@@ -214,10 +210,12 @@ class Scheduler:
                 if sequence in self._unready:
                     continue
                 if budget and (sequence.num_uncomputed > 1 or sequence.ticket is not None):
+                    self.pages.before_step((sequence,))
                     budget -= step.add_chunk(sequence, budget, page_tokens, begins=False)
         while budget and (admitted := self._next_waiting()) is not None and self._admit(admitted):
             insort(self._running, admitted, key=_order)
             budget -= step.add_chunk(admitted, budget, page_tokens, begins=True)
+        step.state_copies = self.pages.take_copies()
         self._is_stuck = not step
         return step
 
@@ -236,7 +234,7 @@ class Scheduler:
                 self.pages.give_back_unseen(sequence)
             for chunk in step.chunks:
                 self.pages.give_back_unseen(chunk.sequence)
-            self._withhold_pages()
+            self._promised.withhold()
 
     def finish(self, sequence: Sequence) -> None:
         """A running sequence is done: its full pages become prefix cache. Where they are being sent they drain first,
@@ -247,7 +245,7 @@ class Scheduler:
         else:
             self.pages.give_up(sequence)
             self._end(sequence)
-        self._withhold_pages()
+        self._promised.withhold()
 
     def hold(self, sequence: Sequence) -> None:
         """A running sequence is done, but its pages stay as they are until `release`."""
@@ -297,13 +295,11 @@ class Scheduler:
         by_state = {state: [s for s in self._sequences.values() if s.state is state] for state in SequenceState}
         assert self._running == sorted(by_state[SequenceState.RUNNING], key=_order)
         assert self._waiting == sorted(by_state[SequenceState.WAITING], key=_order)
-        assert self._num_reserved == sum(len(by_state[state]) for state in _RESERVED_STATES)
+        assert self._num_reserved == sum(len(by_state[state]) for state in RESERVED_STATES)
         assert len(self._running) + self._num_reserved <= self._limits.max_num_seqs
         if self._limits.reserves_output:
-            assert self.pages.pool.num_available >= self._num_promised(), "more is promised than there is"
             assert self.num_preemptions == 0
-            limit = max(self._page_limit, self._num_bound_pages())
-            assert self.pages.pool.limit == min(limit, self._limits.num_pages), "pages are withheld too late"
+            self._promised.check_integrity()
         self.pages.check_integrity(self._sequences.values())
 
     def _secure_pages(self) -> None:
@@ -342,7 +338,7 @@ class Scheduler:
         self.pages.give_up(sequence)
         sequence.move(SequenceState.WAITING)
         insort(self._waiting, sequence, key=_order)
-        self._withhold_pages()
+        self._promised.withhold()
 
     def _next_waiting(self) -> Sequence | None:
         return next((sequence for sequence in self._waiting if sequence.is_ready), None)
@@ -368,14 +364,14 @@ class Scheduler:
         will soon need one, so that taking in another does not at once lead to a preemption. Those are at most 1/64 of
         the pool; none is left where nothing runs, so the first always fits."""
         if self._limits.reserves_output:
-            return self._num_promised()
+            return self._promised.num_pages
         return min(len(self._running) * len(self._limits.windows), 1 + self._limits.num_pages // 64)
 
     def _received(self, sequence: Sequence) -> None:
         """The KV of a reservation is here, all of it."""
         sequence.num_computed = sequence.num_to_land
         self.pages.remember_received(sequence, is_whole=True)
-        self._withhold_pages()
+        self._promised.withhold()
 
     def _run(self, sequence: Sequence) -> None:
         """Move a sequence from a reserved state into the batch, in the slot that it has."""
@@ -392,7 +388,7 @@ class Scheduler:
             _remove(self._waiting, sequence)
         elif sequence.state is SequenceState.RUNNING:
             _remove(self._running, sequence)
-        elif sequence.state in _RESERVED_STATES:
+        elif sequence.state in RESERVED_STATES:
             self._num_reserved -= 1
         self._is_stuck = False
 
@@ -409,24 +405,6 @@ class Scheduler:
         """Pages that a queued sequence waits for, those of its next token or of its whole answer included."""
         wants_all = self._limits.reserves_output
         return self._limits.pages_for(sequence.most_tokens if wants_all else sequence.num_tokens + 1)
-
-    def _num_promised(self) -> int:
-        """Pages that sequences have not taken yet and will get without fail."""
-        if not self._limits.reserves_output:
-            return 0
-        blocks_for, growing, num_groups = self._limits.blocks_for, _GROWING_STATES, len(self._limits.windows)
-        growing_sequences = [s for s in self._sequences.values() if s.state in growing]
-        return num_groups * sum([max(blocks_for(s.most_tokens) - len(s.pages), 0) for s in growing_sequences])
-
-    def _num_bound_pages(self) -> int:
-        """Pages below which a limit cannot go now: what is in use is withheld once it is given back, so this is 0 where
-        nothing is promised."""
-        return self.pages.pool.num_used + self._num_promised() if self._limits.reserves_output else 0
-
-    def _withhold_pages(self) -> None:
-        """A sequence has ended, with which a promise may have ended that kept pages from being withheld."""
-        if self.pages.pool.limit > self._page_limit:
-            self.pages.pool.set_limit(max(self._page_limit, self._num_bound_pages()))
 
 
 def _order(sequence: Sequence) -> tuple[int, int]:

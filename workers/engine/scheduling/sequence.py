@@ -57,6 +57,8 @@ _TRANSITIONS: dict[SequenceState, frozenset[SequenceState]] = {
     _S.DRAINING: frozenset({_S.FINISHED}),
     _S.FINISHED: frozenset(),
 }
+# The states that have a slot without being in the batch.
+RESERVED_STATES = (_S.RESERVED, _S.LANDED, _S.STARTED, _S.FROZEN)
 
 _OWNERS: dict[SequenceState, PageState] = {
     _S.RUNNING: PageState.ACTIVE,
@@ -94,7 +96,7 @@ class Sequence:
     pages: array[int] = field(default_factory=lambda: array("i"))  # those of the first page group, block by block
     state_pages: array[int] = field(default_factory=lambda: array("i"))  # of the state after `num_computed` tokens
     num_computed: int = 0  # tokens whose KV is in the pages
-    num_remembered: int = 0  # pages offered to the prefix cache
+    num_remembered: int = 0  # blocks offered to the prefix cache
     num_sends: int = 0  # transfers to another worker that read its pages while it decodes
     is_adopted: bool = False  # it decoded elsewhere and goes on here
     num_cached: int | None = None  # tokens found in the prefix cache when pages were first taken
@@ -103,6 +105,8 @@ class Sequence:
     max_tokens: int = field(init=False)  # it ends when it has so many tokens
     more_pages: tuple[array[int], ...] = ()  # those of other page groups
     first_blocks: tuple[int, ...] = ()  # by page group: entries of its pages before this block stand for no page
+    stops: list[int] = field(default_factory=list)  # numbers of tokens after which to keep the state, the next one last
+    output_checkpoint: int | None = None  # blocks before the state that was last kept while it decoded
 
     def __post_init__(self) -> None:
         self.num_to_land = self.num_tokens

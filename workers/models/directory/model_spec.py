@@ -39,7 +39,8 @@ class ModelSpec(Protocol):
 class GeneralSpec:
     """`mode` is how a step is computed: `flat`, all sequences as one batch with our attention, or `cached`, with
     transformers' `Cache` over our pages and the model's own attention. `why_no_tp` says why the model cannot be dealt
-    out to several ranks; None: it can. `runs_code`: it is computed by code in its directory, which its entry allows."""
+    out to several ranks; None: it can. `runs_code`: it is computed by code in its directory, which its entry allows.
+    `continues_singly`: behind a state, tokens are computed one by one; this shows when the weights are loaded."""
 
     architecture: str
     vocab_size: int
@@ -50,6 +51,7 @@ class GeneralSpec:
     why_no_tp: str | None = None
     mode: GeneralMode = "flat"
     runs_code: bool = False
+    continues_singly: bool = False
 
 
 def check_tp(model: ModelSpec, size: int) -> None:

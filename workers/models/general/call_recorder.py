@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from slipstream.workers.models.general.attention.attention_call import (
     AttentionCall,
     AttentionCalls,
+    NoDecoderError,
     NotFlatError,
     Visibility,
 )
@@ -117,7 +118,9 @@ class CallRecorder:
 
 def visibility_of(mask_function: Callable[..., Any]) -> Visibility:
     """What a mask function of transformers allows: a function of batch, head, query and key index. Raises
-    NotFlatError."""
+    NotFlatError, and NoDecoderError if a token sees even those far behind it."""
+    if bool(_seen(mask_function, torch.tensor([[0]]), torch.tensor([[PROBE]]))):
+        raise NoDecoderError("it attends to later tokens, too: it is no decoder (is_decoder, is_causal)")
     seen = _seen(mask_function, torch.tensor([[PROBE]]), torch.arange(PROBE + 1)[None])[0]
     first = int(seen.long().argmax())
     found = Visibility()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -133,6 +134,7 @@ def _cached(model_dir: Path, spec: GeneralSpec, model: PreTrainedModel, page_tok
     if not cached.can_batch:
         log.info("%s computes sequences that decode one by one", spec.architecture)
     if not cached.can_continue:
+        cached.spec = replace(spec, continues_singly=True)
         log.info("%s computes the tokens of a prompt, after its first chunk, one by one", spec.architecture)
     return cached
 

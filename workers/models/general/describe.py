@@ -13,7 +13,7 @@ from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.kv_spec import KvSpec
 from slipstream.workers.models.directory.model_config import DtypeName
 from slipstream.workers.models.directory.model_spec import GeneralMode, GeneralSpec
-from slipstream.workers.models.general.attention.attention_call import AttentionCalls, NotFlatError
+from slipstream.workers.models.general.attention.attention_call import AttentionCalls, NoDecoderError, NotFlatError
 from slipstream.workers.models.general.cached.cache_layout import (
     CacheLayout,
     NotCachedError,
@@ -59,6 +59,8 @@ def describe(model_dir: Path, trust_remote_code: bool = False) -> GeneralSpec:
             model = empty_model(config, dtype, "cpu", trust_remote_code)
             calls = recorded_calls(model)
         return spec_of(config, model, "flat", calls.kv_spec())
+    except NoDecoderError as error:
+        raise ModelError(f"{type(model).__name__} cannot be served: {error}") from error
     except NotFlatError as why_not_flat:
         try:
             layout = _recorded_layout(config, model, trust_remote_code)

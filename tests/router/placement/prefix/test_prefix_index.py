@@ -6,6 +6,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterable
 from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -28,12 +29,10 @@ NUMBERS = count()
 
 
 def make_worker(
-    name: str = "d", role: Role = "decode", num_pages: int = 64, prefix_caching: bool = True
+    name: str = "d", role: Role = "decode", num_pages: int = 64, prefix_caching: bool = True, **fields: Any
 ) -> WorkerState:
-    return WorkerState(
-        make_hello(name, role, page_tokens=PAGE_TOKENS, num_pages=num_pages, prefix_caching=prefix_caching),
-        0.0,
-    )
+    values = {"page_tokens": PAGE_TOKENS, "num_pages": num_pages, "prefix_caching": prefix_caching, **fields}
+    return WorkerState(make_hello(name, role, **values), 0.0)
 
 
 def make_request(prompt: Iterable[int], salt: str = "") -> RequestState:
@@ -97,6 +96,42 @@ def test_a_hole_in_the_middle_ends_the_hit() -> None:
     index.apply(worker, BlocksChanged(1, False, packed, b""))
     index.apply(worker, BlocksChanged(2, False, b"", packed[8:16]))
     assert index.cached_tokens(worker, make_request(range(20))) == 4
+
+
+@pytest.mark.parametrize("page_tokens", [PAGE_TOKENS, 4096])
+def test_where_states_are_kept_a_block_stands_for_all_before_it_and_for_no_part_of_them(page_tokens: int) -> None:
+    fields = {"page_tokens": page_tokens, "keeps_states": True, "block_tokens": PAGE_TOKENS}
+    worker, other, dense = make_worker("a", **fields), make_worker("b", **fields), make_worker("c")
+    index = make_index(worker, other) if page_tokens != PAGE_TOKENS else make_index(worker, other, dense)
+    packed = blocks(range(20))
+    index.apply(worker, BlocksChanged(1, False, packed[8:16] + packed[32:40], b""))  # behind 2 and 5 blocks
+    index.apply(other, BlocksChanged(1, False, packed[24:32], b""))  # behind 4
+    assert index.best(make_request(range(23)), "decode", 8) == [(worker, 20), (other, 16)]
+    assert index.best(make_request(range(20)), "decode", 8) == [(other, 16), (worker, 8)]
+    assert index.cached_tokens(worker, make_request(range(16))) == 8
+    assert index.cached_tokens(worker, make_request(range(8))) == 0
+    index.apply(worker, BlocksChanged(2, False, b"", packed[32:40]))
+    assert index.cached_tokens(worker, make_request(range(23))) == 8
+    assert index.held_tokens(worker, make_request(range(23))) == 8
+    if page_tokens == PAGE_TOKENS:
+        index.apply(dense, BlocksChanged(1, False, packed[:24], b""))
+        assert index.best(make_request(range(23)), "decode", 8) == [(other, 16), (dense, 12), (worker, 8)]
+    index.check_integrity()
+
+
+def test_of_a_request_only_the_state_behind_its_last_full_block_is_expected() -> None:
+    worker, receiver = make_worker("a", keeps_states=True), make_worker("b", keeps_states=True)
+    index = make_index(worker, receiver)
+    index.expect(worker, make_request(range(18)), 0.0)
+    index.expect(receiver, make_request(range(18)), 0.0, is_computed=False)  # its state comes at another place
+    index.expect(worker, make_request(range(100, 103)), 0.0)  # no full block
+    assert index.cached_tokens(worker, make_request(range(30))) == 16
+    assert index.held_tokens(worker, make_request(range(30))) == 0
+    assert index.cached_tokens(worker, make_request(range(15))) == 0
+    assert index.cached_tokens(receiver, make_request(range(30))) == 0
+    index.expire(EXPECTED_S)
+    assert index.cached_tokens(worker, make_request(range(30))) == 0
+    index.check_integrity()
 
 
 def test_salts_do_not_see_each_other() -> None:

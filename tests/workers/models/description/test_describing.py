@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import transformers
+from transformers import BartConfig, BertConfig
 
 from slipstream.workers.models.description import module_process, result_cache
 from slipstream.workers.models.description.describing import describe, examine_in_subprocess
@@ -145,7 +147,8 @@ def test_a_family_that_does_not_compute_a_config_leaves_it_to_transformers(
         ({"architectures": ["Phi3ForCausalLM"]}, "model_type: 'llama' contradicts architectures: Phi3ForCausalLM"),
         ({"architectures": None, "model_type": "unheard"}, "model_type: 'unheard' is not supported: transformers"),
         ({"architectures": None, "model_type": None}, "model_type"),
-        ({"architectures": None, "model_type": "t5"}, "'t5' is not supported: transformers .* no such causal"),
+        ({"architectures": None, "model_type": "vit"}, "'vit' is not supported: transformers .* no such causal"),
+        ({"architectures": None, "model_type": "t5"}, "is_encoder_decoder: true: t5 is an encoder-decoder model"),
     ],
 )
 def test_what_neither_computes_is_refused(
@@ -153,6 +156,29 @@ def test_what_neither_computes_is_refused(
 ) -> None:
     with pytest.raises(ModelError, match=rf"config.json: .*{expected}"):
         read_spec(altered(tiny_model_dir("llama"), tmp_path / "altered", **keys))
+
+
+@pytest.mark.parametrize("name", ["BartForConditionalGeneration", "T5ForConditionalGeneration"])
+def test_a_checkpoint_with_an_encoder_is_refused_by_its_name(name: str, tmp_path: Path) -> None:
+    config = getattr(transformers, name).config_class(architectures=[name])
+    config.save_pretrained(tmp_path)
+    expected = f"config.json: is_encoder_decoder: true: {name} is an encoder-decoder model, which is not supported"
+    for in_own_process in (False, True):
+        with pytest.raises(ModelError, match=expected):
+            read_spec(tmp_path, apart=in_own_process)
+
+
+def test_the_decoder_of_such_a_checkpoint_is_a_model_of_its_own(tmp_path: Path) -> None:
+    BartConfig(is_encoder_decoder=False, is_decoder=True, d_model=32, vocab_size=64).save_pretrained(tmp_path)
+    spec = read_spec(tmp_path)
+    assert isinstance(spec, GeneralSpec)
+    assert spec.architecture == "BartForCausalLM"
+
+
+def test_a_model_whose_tokens_see_later_ones_is_refused(tmp_path: Path) -> None:
+    BertConfig(architectures=["BertForMaskedLM"], num_hidden_layers=1).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"BertLMHeadModel cannot be served: it attends to later tokens, too"):
+        read_spec(tmp_path)
 
 
 def test_a_native_family_whose_weights_are_pickled_is_left_to_transformers(

@@ -12,16 +12,18 @@ import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from slipstream.workers.config.worker_config import EngineConfig
+from slipstream.workers.config.worker_config import EngineConfig, RoleSettings, WorkerConfig
 from slipstream.workers.engine.engine_builder import build_runner, engine_limits
 from slipstream.workers.engine.execution.model_runner import ModelRunner
 from slipstream.workers.engine.limits.engine_errors import EngineConfigError
 from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.plan.step_plan import PageSend, SendProgress
+from slipstream.workers.group.rank_parts import rank_parts
 from slipstream.workers.models.directory.model_spec import GeneralSpec
 from slipstream.workers.models.general import general_loader
 from slipstream.workers.models.general.cached.cached_model import CachedModel
 from slipstream.workers.models.general.self_check import GeneralModel, SelfCheckError, check_scores
+from slipstream.workers.models.interface.tensor_parallel import TensorParallel
 from slipstream.workers.models.spec_reader import read_spec
 from tests.support.workers.engine_driver import make_request, make_ticket, owned, tokens_of
 
@@ -148,7 +150,7 @@ def test_it_generates_what_transformers_generates(name: str, made: Callable[[str
     assert spec.mode == "cached"
     assert isinstance(runner.model, CachedModel)
     assert (spec.kv.state_bytes > 0) == (name in STATEFUL)
-    assert engine.limits.prefix_caching == (name not in STATEFUL)
+    assert engine.limits.has_states == (name in STATEFUL)
     requests = [_request(str(number), prompt) for number, prompt in enumerate(prompts)]
     assert tokens_of(engine, *requests) == follows
     assert owned(engine) == 0
@@ -168,6 +170,35 @@ def test_a_class_that_fails_the_self_check_as_a_flat_batch_runs_with_a_cache(
     engine, runner = _engine(model_dir)
     assert isinstance(runner.model, CachedModel)
     assert tokens_of(engine, _request("r", prompts[0])) == follows[:1]
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_prefix_with_a_kept_state_is_computed_once(name: str, made: Callable[[str], Made]) -> None:
+    model_dir, prompts, follows = made(name)
+    engine, _ = _engine(model_dir)
+    assert tokens_of(engine, _request("first", prompts[0])) == follows[:1]
+    computed = engine.stats().total_computed_tokens
+    assert tokens_of(engine, _request("again", prompts[0])) == follows[:1]
+    num_cached = 32  # of 37 tokens, in blocks of 8
+    assert engine.stats().total_prefix_hit_tokens == num_cached
+    assert engine.stats().total_computed_tokens - computed == computed - num_cached
+    answered = [*prompts[0], *follows[0][:5]]  # the next turn: 42 tokens, of which 40 have been computed
+    assert tokens_of(engine, _request("next", answered))[0][:5] == follows[0][5:]
+    assert engine.stats().total_prefix_hit_tokens == num_cached + 40
+    assert owned(engine) == 0
+
+
+@pytest.mark.parametrize(("name", "has_cache"), [("jamba", False), ("lfm2", True)])
+def test_a_worker_keeps_no_states_where_tokens_behind_one_are_computed_singly(
+    name: str, has_cache: bool, made: Callable[[str], Made]
+) -> None:
+    engine = EngineConfig(model_impl="transformers", num_pages=60, page_tokens=8, max_model_len=64, num_threads=1)
+    config = WorkerConfig(
+        "d", "decode", "m", str(made(name)[0]), "127.0.0.1", 1, engine=engine, other_role=RoleSettings(64, engine)
+    )
+    with rank_parts(config, TensorParallel(), lambda outcome: None) as parts:
+        assert parts.limits.prefix_caching == has_cache
+        assert parts.limits_in_role(config, "prefill").prefix_caching == has_cache
 
 
 @pytest.mark.parametrize("name", ["bloom", "qwen3_5_text"])

@@ -17,7 +17,7 @@ HEADS, KEY_DIM, VALUE_DIM, INDEX_DIM = 2, 6, 4, 3
 
 
 def _pages(heads: int, key_dim: int, value_dim: int) -> PageLayer:
-    """Of twelve pages, full of numbers that nobody may see."""
+    """Of twelve pages, full of numbers that must not be read."""
     shape = (12, 1, heads, PAGE_TOKENS)
     return PageLayer(*(torch.full((*shape, dim), torch.nan) for dim in (key_dim, value_dim, INDEX_DIM)))
 

@@ -13,6 +13,10 @@ class NotFlatError(ModelError):
     """The model cannot run over a flat batch with our attention function. The text says why."""
 
 
+class NoDecoderError(ModelError):
+    """The model's tokens see those that come after them. The text says so."""
+
+
 @dataclass(frozen=True, slots=True)
 class Visibility:
     """Which keys a query sees, all of them at its position or before: those less than `window` tokens before it, or

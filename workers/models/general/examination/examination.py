@@ -30,6 +30,7 @@ def examined(model_dir: Path, runs_code: bool) -> ModelDescription:
     """Raises ModelError; CodeNeededError if only code in the directory can compute the model, and `runs_code` is
     false."""
     keys = Keys(model_dir / CONFIG_FILE, read_json(model_dir / CONFIG_FILE))
+    _refuse_encoder_decoder(keys)
     trust = needs_code(keys)
     if trust and not runs_code:
         raise CodeNeededError(
@@ -54,6 +55,18 @@ def examined(model_dir: Path, runs_code: bool) -> ModelDescription:
         tied=tuple(sorted(tied)),
         num_parameters=sum(one.numel() for one in model.parameters()),
     )
+
+
+def _refuse_encoder_decoder(keys: Keys) -> None:
+    """Some of these have a class for their decoder alone, which would be another model. Raises ModelError."""
+    model_type, key = keys.get("model_type"), "is_encoder_decoder"
+    by_default = model_type in CONFIG_MAPPING and getattr(CONFIG_MAPPING[model_type], key, False) is True
+    if keys.get(key, by_default) is True:
+        names = keys.get("architectures")
+        name = names[0] if isinstance(names, list) and names else model_type
+        raise keys.error(
+            key, f"true: {name} is an encoder-decoder model, which is not supported: only decoders are served"
+        )
 
 
 def needs_code(keys: Keys) -> bool:

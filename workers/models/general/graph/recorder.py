@@ -39,7 +39,7 @@ def recorded(run: Callable[..., Tensor], inputs: tuple[Tensor, Tensor, Tensor]) 
     except Exception as error:  # whatever a model does that cannot be recorded
         lines = str(error).strip().splitlines()
         raise NotCapturedError(f"{type(error).__name__}: {lines[0] if lines else ''}") from error
-    if recorder.looked is not None:  # and whoever has called it went on after the error
+    if recorder.looked is not None:  # and the model went on after the error
         raise recorder.looked
     output = recorder.found(scores) if isinstance(scores, Tensor) else None
     if output is None:
