@@ -14,7 +14,7 @@ from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.kv_spec import KvSpec
 from slipstream.workers.models.directory.model_config import DtypeName
 from slipstream.workers.models.directory.model_spec import GeneralMode, GeneralSpec
-from slipstream.workers.models.general.attention_call import AttentionCalls, NoDecoderError, NotFlatError
+from slipstream.workers.models.general.attention.attention_call import AttentionCalls, NoDecoderError, NotFlatError
 from slipstream.workers.models.general.cached.cache_layout import (
     CacheLayout,
     NotCachedError,
