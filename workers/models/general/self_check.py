@@ -91,7 +91,7 @@ def _prompts(spec: GeneralSpec) -> list[_Prompt]:
 @torch.inference_mode()
 def eager_scores(model: PreTrainedModel, spec: GeneralSpec) -> Tensor:
     """[tokens at the ends of chunks, vocab_size] with the model's own attention, each sequence by itself. Raises
-    SelfCheckError if the model does not run."""
+    SelfCheckError if the model does not run, or if its scores are no numbers."""
     rows = []
     try:
         with attention_of(model, "eager"):
@@ -103,7 +103,10 @@ def eager_scores(model: PreTrainedModel, spec: GeneralSpec) -> Tensor:
                 rows.append(scores[[end - 1 for _, end in prompt.chunks]])
     except Exception as failure:  # whatever the model's class raises
         raise _does_not_run(spec, failure) from failure
-    return torch.cat(rows)[:, : spec.vocab_size].float()
+    found = torch.cat(rows)[:, : spec.vocab_size].float()
+    if not found.isfinite().all():
+        raise SelfCheckError(f"{spec.architecture}: its scores are no numbers; are its weights damaged?")
+    return found
 
 
 def _paged_scores(general: GeneralModel, prompts: list[_Prompt], page_tokens: int) -> Tensor | None:

@@ -80,10 +80,19 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mamba_dt_rank": 4,
     },
     "qwen3_5_text": {**NARROW, **LINEAR},
+    "minimax": {  # a cache of its own
+        **NARROW,
+        "head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention"],
+        "block_size": 16,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+    },
+    "rwkv": {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "num_hidden_layers": 2},  # a list of states
     "lfm2": {**NARROW, "layer_types": ["conv", "full_attention"], "conv_L_cache": 3},
 }
 FLAT = {"gpt2": {"vocab_size": VOCAB_SIZE, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}}
-STATEFUL = ("mamba2", "jamba", "qwen3_5_text", "lfm2")
+STATEFUL = ("mamba2", "jamba", "qwen3_5_text", "minimax", "rwkv", "lfm2")
 MOVED = ("gptj", "mamba2", "qwen3_5_text")
 
 Made = tuple[Path, list[list[int]], list[list[int]]]  # the model, prompts and what follows them
