@@ -20,7 +20,7 @@ from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.plan.step_plan import PageSend, SendProgress
 from slipstream.workers.group.rank_parts import rank_parts
 from slipstream.workers.models.directory.model_spec import GeneralSpec
-from slipstream.workers.models.general import general_loader
+from slipstream.workers.models.general import checked_model
 from slipstream.workers.models.general.cached.cached_model import CachedModel
 from slipstream.workers.models.general.self_check import GeneralModel, SelfCheckError, check_scores
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
@@ -175,7 +175,7 @@ def test_a_class_that_fails_the_self_check_as_a_flat_batch_runs_with_a_cache(
             raise SelfCheckError("its scores would be off")
         check_scores(general, expected, page_tokens)
 
-    monkeypatch.setattr(general_loader, "check_scores", check)
+    monkeypatch.setattr(checked_model, "check_scores", check)
     engine, runner = _engine(model_dir)
     assert isinstance(runner.model, CachedModel)
     assert tokens_of(engine, _request("r", prompts[0])) == follows[:1]
