@@ -56,6 +56,7 @@ SLOW_FILES = (
     "workers/models/test_parity.py",
     "workers/models/general/test_general_tensor_parallel.py",
     "workers/models/general/execution/test_captured_model.py",
+    "workers/models/general/test_self_check.py",
     "workers/models/test_tensor_parallel.py",
     "kernels/gpu/test_prefill_attention.py",
     "kv_transfer/transports/test_transfer_loopback.py",

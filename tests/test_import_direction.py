@@ -40,7 +40,8 @@ router/api router/api/openai/body router/api/openai router/api/admin router/api/
 router/frontends router
 
 workers/models/directory workers/models/sharding workers/config workers/models/description workers/models/interface
-workers/models/weights workers/models/general/execution workers/models/general/cached workers/models/general
+workers/models/weights workers/models/general/graph workers/models/general/attention
+workers/models/general/execution workers/models/general/cached workers/models/general
 workers/models/general/examination
 workers/models
 workers/engine/limits workers/engine/structured_output workers/engine/plan workers/engine/sampling

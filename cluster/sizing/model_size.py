@@ -35,6 +35,7 @@ class ModelFacts:
     not_native: str = ""
     shared_out: tuple[int, ...] = ()
     state_bytes: int = 0  # of a sequence, of any length
+    notes: tuple[str, ...] = ()  # limits that config.json does not lead one to expect
 
     @property
     def is_native(self) -> bool:
@@ -76,6 +77,7 @@ class ModelFacts:
             not_native=NOT_NATIVE,
             shared_out=(1,) if model.why_no_tp else tuple(count for _, count in model.divided) or (1,),
             state_bytes=model.kv.state_bytes,
+            notes=model.notes,
         )
 
     @staticmethod

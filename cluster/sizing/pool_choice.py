@@ -173,7 +173,7 @@ def _cpu_notes(machine: MachineFacts, model: ModelFacts) -> list[str]:
 
 
 def _shape_notes(context: int, num_prefill: int, wanted_prefill: int, model: ModelFacts) -> list[str]:
-    notes = []
+    notes = list(model.notes)
     if context < model.max_positions:
         notes.append(f"context of {context} tokens, of the model's {model.max_positions}: KV pages hold no more")
     if num_prefill < wanted_prefill:

@@ -144,6 +144,10 @@ class Epilogue(enum.IntEnum):
     SILU_MUL = 3
     GELU_MUL = 4
     CLAMPED_SWIGLU = 5
+    GELU_TANH = 6
+    GELU = 7
+    RELU = 8
+    SILU = 9
 
 
 class Routing(Structure):
@@ -270,11 +274,15 @@ def declare(library: ctypes.CDLL) -> None:
         ),
         "product": (
             None,
-            [POINTER(PackedWeight), c_void_p, c_int32, c_void_p, c_int64, c_int32, c_int32, c_void_p, c_int64],
+            [c_void_p, c_void_p, c_int32, c_void_p, c_int64, c_int32, c_int32, c_void_p, c_int64],
         ),
         "norm_rows": (
             None,
             [c_int32, c_void_p, c_int64, c_void_p, c_float, c_void_p, c_int64, c_int32, c_int32],
+        ),
+        "layer_norm_rows": (
+            None,
+            [c_int32, c_void_p, c_int64, c_void_p, c_void_p, c_float, c_void_p, c_int64, c_int32, c_int32],
         ),
         "rotate_rows": (
             None,

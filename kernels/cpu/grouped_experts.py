@@ -39,6 +39,13 @@ class PackedStack:
     contents: Tensor  # [matrices, bytes] uint8
     bias: Tensor | None  # [matrices, outputs] float32
 
+    @classmethod
+    def of_contents(
+        cls, dtype: torch.dtype, contents: Tensor, bias: Tensor | None, outputs: int, inputs: int, *, is_paired: bool
+    ) -> PackedStack:
+        """From what another one of this form has as contents and bias."""
+        return cls(WeightShape(KINDS[dtype], is_paired, outputs, inputs, 0), contents, bias)
+
     @property
     def first(self) -> PackedWeight:
         return PackedWeight(self.shape, self.contents.data_ptr())

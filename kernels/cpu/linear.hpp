@@ -86,6 +86,10 @@ enum class Epilogue : int32_t {
   gelu_mul = 4,        // the same with gelu in its form with tanh
   clamped_swiglu = 5,  // y = (up + 1) * gate * sigmoid(alpha * gate), the gate at most `limit` and up within
                        // -limit .. limit (gpt-oss)
+  gelu_tanh = 6,       // like store, and a function of the sums, here gelu in its form with tanh
+  gelu = 7,            // x times the normal distribution's share below x
+  relu = 8,
+  silu = 9,
 };
 
 inline bool is_wide(Epilogue epilogue) { return epilogue == Epilogue::store_f32 || epilogue == Epilogue::add_residual; }

@@ -37,14 +37,34 @@ inline simd::F32 finished(const Sums& sums, int row, int column, const float* bi
   return value;
 }
 
-template <bool WHOLE, bool ADD, class To>
-inline void store_rows(const Sums& sums, int count, To* y, int64_t y_stride) {
+struct Identity {
+  simd::F32 operator()(simd::F32 x) const { return x; }
+};
+
+struct GeluTanh {
+  simd::F32 operator()(simd::F32 x) const { return simd::gelu_tanh(x); }
+};
+
+struct Gelu {
+  simd::F32 operator()(simd::F32 x) const { return simd::gelu(x); }
+};
+
+struct Relu {
+  simd::F32 operator()(simd::F32 x) const { return simd::max(simd::zero(), x); }  // in this order, a nan stays
+};
+
+struct Silu {
+  simd::F32 operator()(simd::F32 x) const { return simd::silu(x); }
+};
+
+template <bool WHOLE, bool ADD, class Function, class To>
+inline void store_rows(const Function& function, const Sums& sums, int count, To* y, int64_t y_stride) {
   for (int row = 0; row < sums.rows; ++row, y += y_stride) {
     for (int column = 0; column < count; column += simd::kLanes) {
       const int lanes = count - column < simd::kLanes ? count - column : simd::kLanes;
       simd::F32 value = finished<WHOLE>(sums, row, column, sums.bias ? sums.bias + column : nullptr, lanes);
       if constexpr (ADD) value = simd::add(load_lanes<WHOLE>(y + column, lanes), value);
-      store_lanes<WHOLE>(y + column, value, lanes);
+      store_lanes<WHOLE>(y + column, function(value), lanes);
     }
   }
 }
@@ -92,12 +112,12 @@ inline void gated_panel(const Gate& gated, const Sums& sums, const float* up_bia
   }
 }
 
-template <bool ADD, class To>
-inline void store_panel(const Sums& sums, int count, To* y, int64_t y_stride) {
+template <bool ADD, class Function, class To>
+inline void store_panel(const Function& function, const Sums& sums, int count, To* y, int64_t y_stride) {
   if (count == kPanelOutputs) {
-    store_rows<true, ADD>(sums, kPanelOutputs, y, y_stride);
+    store_rows<true, ADD>(function, sums, kPanelOutputs, y, y_stride);
   } else {
-    store_rows<false, ADD>(sums, count, y, y_stride);
+    store_rows<false, ADD>(function, sums, count, y, y_stride);
   }
 }
 
@@ -122,12 +142,23 @@ inline void finish_rows(const LinearCall& call, int panel, int first_row, int ro
     } else {
       gated_panel(ClampedSwiglu{call.alpha, call.limit}, sums, up_bias, count, typed_y, call.y_stride);
     }
-  } else if (call.epilogue == Epilogue::store) {
-    store_panel<false>(sums, count, typed_y, call.y_stride);
-  } else if (call.epilogue == Epilogue::store_f32) {
-    store_panel<false>(sums, count, wide_y, call.y_stride);
-  } else {
-    store_panel<true>(sums, count, wide_y, call.y_stride);
+    return;
+  }
+  switch (call.epilogue) {
+    case Epilogue::store_f32:
+      return store_panel<false>(Identity{}, sums, count, wide_y, call.y_stride);
+    case Epilogue::add_residual:
+      return store_panel<true>(Identity{}, sums, count, wide_y, call.y_stride);
+    case Epilogue::gelu_tanh:
+      return store_panel<false>(GeluTanh{}, sums, count, typed_y, call.y_stride);
+    case Epilogue::gelu:
+      return store_panel<false>(Gelu{}, sums, count, typed_y, call.y_stride);
+    case Epilogue::relu:
+      return store_panel<false>(Relu{}, sums, count, typed_y, call.y_stride);
+    case Epilogue::silu:
+      return store_panel<false>(Silu{}, sums, count, typed_y, call.y_stride);
+    default:
+      return store_panel<false>(Identity{}, sums, count, typed_y, call.y_stride);
   }
 }
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -32,6 +33,14 @@ from slipstream.kernels.cpu.c_interface import (
 from slipstream.kernels.cpu.native_ops import GATES
 from slipstream.kernels.elementwise.gated import Gate
 
+# A function of a product's results, in the same call. `gelu` is the one with erf.
+Activation = Literal["gelu_tanh", "gelu", "relu", "silu"]
+ACTIVATIONS: dict[Activation, Epilogue] = {
+    "gelu_tanh": Epilogue.GELU_TANH,
+    "gelu": Epilogue.GELU,
+    "relu": Epilogue.RELU,
+    "silu": Epilogue.SILU,
+}
 SCALARS = {torch.float32: Scalar.F32, torch.bfloat16: Scalar.BF16, torch.float16: Scalar.F16}
 KINDS = {torch.float32: WeightKind.F32, torch.bfloat16: WeightKind.BF16}
 ALIGNMENT = 64
@@ -40,12 +49,24 @@ Bytes = NDArray[np.uint8]
 
 
 class NativeLinear:
-    """`x @ weight.T + bias`, or with a gate `act(first half) * second half` of that. Made by `LinearPacker`.
+    """`x @ weight.T + bias`, or with a gate `act(first half) * second half` of that, or an activation of it.
+    Made by `LinearPacker`.
 
     A row's result does not depend, in one bit, on the rows beside it.
     """
 
-    __slots__ = ("_bias", "_contents", "_epilogue", "_product", "_type", "_weight", "dtype", "inputs", "outputs")
+    __slots__ = (
+        "_bias",
+        "_contents",
+        "_epilogue",
+        "_product",
+        "_type",
+        "_weight",
+        "_weight_address",
+        "dtype",
+        "inputs",
+        "outputs",
+    )
 
     def __init__(
         self,
@@ -56,6 +77,7 @@ class NativeLinear:
         bias_offset: int | None,
         dtype: torch.dtype,
         gate: Gate | None,
+        activation: Activation | None,
     ) -> None:
         self.dtype = dtype
         self.inputs: int = shape.inputs
@@ -63,26 +85,51 @@ class NativeLinear:
         address = contents.ctypes.data
         self._contents = contents  # what the addresses point into
         self._weight = PackedWeight(shape, address + offset)
+        self._weight_address = ctypes.addressof(self._weight)
         self._bias = None if bias_offset is None else address + bias_offset
-        self._epilogue = int(Epilogue.STORE if gate is None else GATES[gate])
+        plain = Epilogue.STORE if activation is None else ACTIVATIONS[activation]
+        self._epilogue = int(plain if gate is None else GATES[gate])
         self._type = int(SCALARS[dtype])
         self._product = library.slipstream_product
 
+    @classmethod
+    def of_layer(
+        cls,
+        library: ctypes.CDLL,
+        contents: Bytes,
+        dtype: torch.dtype,
+        *,
+        outputs: int,
+        inputs: int,
+        has_bias: bool,
+        gate: Gate | None = None,
+        activation: Activation | None = None,
+    ) -> NativeLinear:
+        """From the contents of a `LinearPacker` that has one layer, of `outputs` x `inputs` weights."""
+        shape = WeightShape(KINDS[dtype], gate is not None, outputs, inputs, 0)
+        end = _aligned(library.slipstream_packed_bytes(shape))
+        return cls(library, shape, contents, 0, end if has_bias else None, dtype, gate, activation)
+
     def __call__(self, x: Tensor) -> Tensor:
         """[.., inputs] to [.., outputs], both in `dtype`. Raises ValueError."""
-        if x.dtype != self.dtype or x.shape[-1] != self.inputs:
-            raise ValueError(f"x: must be [.., {self.inputs}] in {self.dtype}, got {list(x.shape)} in {x.dtype}")
-        rows = x.reshape(-1, self.inputs)
-        if rows.stride(1) != 1:
-            rows = rows.contiguous()
-        y = x.new_empty((*x.shape[:-1], self.outputs))
+        shape = x.shape
+        if x.dtype != self.dtype or shape[-1] != self.inputs:
+            raise ValueError(f"x: must be [.., {self.inputs}] in {self.dtype}, got {list(shape)} in {x.dtype}")
+        if not x.is_contiguous():
+            rows = x.reshape(-1, self.inputs)
+            if rows.stride(1) != 1:
+                rows = rows.contiguous()
+            y, num_rows, stride = x.new_empty((*shape[:-1], self.outputs)), rows.shape[0], rows.stride(0)
+        else:
+            y, rows, stride = x.new_empty((*shape[:-1], self.outputs)), x, self.inputs
+            num_rows = x.numel() // stride
         self._product(
-            self._weight,
+            self._weight_address,
             self._bias,
             self._type,
             rows.data_ptr(),
-            rows.stride(0),
-            rows.shape[0],
+            stride,
+            num_rows,
             self._epilogue,
             y.data_ptr(),
             self.outputs,
@@ -98,6 +145,7 @@ class _Place:
     biases: tuple[Tensor, ...] | None
     bias_offset: int | None
     gate: Gate | None
+    activation: Activation | None
 
 
 class LinearPacker:
@@ -118,24 +166,31 @@ class LinearPacker:
         return [(place.offset, place.shape.outputs, place.shape.inputs, place.gate) for place in self._places]
 
     def add(
-        self, weights: Sequence[Tensor], biases: Sequence[Tensor] | None = None, *, gate: Gate | None = None
+        self,
+        weights: Sequence[Tensor],
+        biases: Sequence[Tensor] | None = None,
+        *,
+        gate: Gate | None = None,
+        activation: Activation | None = None,
     ) -> None:
         """One layer of `weights` [out, in] each, one below the other, in float32, bfloat16 or float16; `biases` [out]
-        each. With a `gate` these are the gate's weight and the other's, of one size, or one weight with both. Nothing
-        is read before `fill`. Raises ValueError."""
+        each. With a `gate` these are the gate's weight and the other's, of one size, or one weight with both; an
+        `activation` is for layers without. Nothing is read before `fill`. Raises ValueError."""
         inputs, outputs = weights[0].shape[1], sum(len(weight) for weight in weights)
         for weight in weights:
             if weight.dim() != 2 or weight.shape[1] != inputs or weight.dtype not in SCALARS or weight.stride(1) != 1:
                 raise ValueError(f"weight: {list(weight.shape)} in {weight.dtype} with strides {weight.stride()}")
         if biases is not None and sum(len(bias) for bias in biases) != outputs:
             raise ValueError(f"bias: {[list(bias.shape) for bias in biases]} for {outputs} outputs")
+        if gate is not None and activation is not None:
+            raise ValueError(f"activation: {activation} with a gate, {gate}")
         if gate is not None and outputs % 2:
             raise ValueError(f"weight: {outputs} outputs are no gate and as many others")
         shape = WeightShape(KINDS[self._dtype], gate is not None, outputs, inputs, 0)
         offset = self._take(self._library.slipstream_packed_bytes(shape))
         bias_offset = None if biases is None else self._take(4 * outputs)
         own_biases = None if biases is None else tuple(biases)
-        self._places.append(_Place(offset, shape, tuple(weights), own_biases, bias_offset, gate))
+        self._places.append(_Place(offset, shape, tuple(weights), own_biases, bias_offset, gate, activation))
 
     def fill(self, contents: Bytes) -> None:
         """Packs all layers into `contents` [num_bytes], which is aligned to 64 bytes, with all threads of the team."""
@@ -159,14 +214,27 @@ class LinearPacker:
     def linears(self, contents: Bytes) -> list[NativeLinear]:
         """The layers in the order in which they were added, once `contents` is filled, here or by another process."""
         return [
-            NativeLinear(self._library, place.shape, contents, place.offset, place.bias_offset, self._dtype, place.gate)
+            NativeLinear(
+                self._library,
+                place.shape,
+                contents,
+                place.offset,
+                place.bias_offset,
+                self._dtype,
+                place.gate,
+                place.activation,
+            )
             for place in self._places
         ]
 
     def _take(self, num_bytes: int) -> int:
         offset = self.num_bytes
-        self.num_bytes += -(-num_bytes // ALIGNMENT) * ALIGNMENT
+        self.num_bytes += _aligned(num_bytes)
         return offset
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def aligned_bytes(num_bytes: int) -> Bytes:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.cpu.c_interface import BufferRow, Instruction, Op, PackedWeight, Program, Routing
-from slipstream.kernels.cpu.native_ops import Recorded, Value
+from slipstream.kernels.cpu.recorded_program import Recorded, Value
 
 
 @dataclass(frozen=True, slots=True)

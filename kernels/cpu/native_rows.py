@@ -40,6 +40,38 @@ class NativeNorm:
         return out
 
 
+class NativeLayerNorm:
+    """`(x - mean(x)) / sqrt(var(x) + eps) * weight + bias` of the last dimension. `weight` and `bias` [dim] are kept in
+    float32; None: ones, zeros."""
+
+    __slots__ = ("_addresses", "_dim", "_eps", "_norm", "_parts", "_type")
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        dim: int,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        dtype: torch.dtype,
+    ) -> None:
+        self._parts = [None if one is None else one.float().contiguous().clone() for one in (weight, bias)]
+        self._addresses = [None if one is None else one.data_ptr() for one in self._parts]
+        self._dim, self._eps = dim, eps
+        self._type = int(TYPES[dtype])
+        self._norm = library.slipstream_layer_norm_rows
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[.., dim] of the norm's dtype, to a new tensor."""
+        if not x.is_contiguous():
+            x = x.contiguous()
+        out = torch.empty_like(x)
+        dim = self._dim
+        weight, bias = self._addresses
+        self._norm(self._type, x.data_ptr(), dim, weight, bias, self._eps, out.data_ptr(), dim, x.numel() // dim, dim)
+        return out
+
+
 class NativeRotation:
     """Rotates heads in place: the first half of their numbers with the second."""
 

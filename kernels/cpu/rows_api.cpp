@@ -60,6 +60,36 @@ void norm_row(const T* x, const float* weight, T* out, int dim, float eps) {
   }
 }
 
+template <class T>
+void layer_norm_row(const T* x, const float* weight, const float* bias, T* out, int dim, float eps) {
+  F32 sum = zero();
+  for (int i = 0; i < dim; i += kLanes) sum = add(sum, load_some(x + i, std::min(kLanes, dim - i)));
+  const float mean = reduce_add(sum) / static_cast<float>(dim);
+  float squares = 0;  // of the last numbers, which fill no register
+  F32 wide_squares = zero();
+  for (int i = 0; i < dim; i += kLanes) {
+    const int left = dim - i;
+    if (left < kLanes) {
+      for (int j = i; j < dim; ++j) {
+        const float part = to_float(x[j]) - mean;
+        squares += part * part;
+      }
+    } else {
+      const F32 part = sub(load(x + i), broadcast(mean));
+      wide_squares = fma(part, part, wide_squares);
+    }
+  }
+  squares += reduce_add(wide_squares);
+  const F32 factor = broadcast(1.0f / std::sqrt(squares / static_cast<float>(dim) + eps));
+  for (int i = 0; i < dim; i += kLanes) {
+    const int left = std::min(kLanes, dim - i);
+    F32 normed = mul(sub(load_some(x + i, left), broadcast(mean)), factor);
+    if (weight != nullptr) normed = mul(normed, load_some(weight + i, left));
+    if (bias != nullptr) normed = add(normed, load_some(bias + i, left));
+    store_some(out + i, normed, left);
+  }
+}
+
 // x [half | half] rotated by tables [half | half]
 template <class T>
 void rotate_row(T* x, const T* cosines, const T* sines, int half) {
@@ -79,6 +109,17 @@ void norm_rows(const void* x, int64_t x_stride, const float* weight, float eps, 
   for_rows(rows, dim, [&](int first, int last) {
     for (int64_t row = first; row < last; ++row) {
       norm_row(static_cast<const T*>(x) + row * x_stride, weight, static_cast<T*>(out) + row * out_stride, dim, eps);
+    }
+  });
+}
+
+template <class T>
+void layer_norm_rows(const void* x, int64_t x_stride, const float* weight, const float* bias, float eps, void* out,
+                     int64_t out_stride, int rows, int dim) {
+  for_rows(rows, dim, [&](int first, int last) {
+    for (int64_t row = first; row < last; ++row) {
+      layer_norm_row(static_cast<const T*>(x) + row * x_stride, weight, bias, static_cast<T*>(out) + row * out_stride,
+                     dim, eps);
     }
   });
 }
@@ -108,6 +149,15 @@ SLIPSTREAM_API void slipstream_norm_rows(int32_t type, const void* x, int64_t x_
   const auto norm =
       static_cast<Scalar>(type) == Scalar::f32 ? slipstream::norm_rows<float> : slipstream::norm_rows<Bf16>;
   norm(x, x_stride, weight, eps, out, out_stride, rows, dim);
+}
+
+// out = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias, of which weight and bias may be null.
+SLIPSTREAM_API void slipstream_layer_norm_rows(int32_t type, const void* x, int64_t x_stride, const float* weight,
+                                               const float* bias, float eps, void* out, int64_t out_stride,
+                                               int32_t rows, int32_t dim) {
+  const auto norm =
+      static_cast<Scalar>(type) == Scalar::f32 ? slipstream::layer_norm_rows<float> : slipstream::layer_norm_rows<Bf16>;
+  norm(x, x_stride, weight, bias, eps, out, out_stride, rows, dim);
 }
 
 // Rotates in place the first `dim` numbers of each head of x [tokens, heads, ..]: the first half of them with the second,

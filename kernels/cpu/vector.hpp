@@ -292,6 +292,20 @@ inline F32 gelu_tanh(F32 x) {
   return fma(half, tanh(mul(cubic, broadcast(0.797884561f))), half);
 }
 
+// x / 2 (1 + erf(x / sqrt(2))), which is torch's gelu; erf as in Abramowitz and Stegun 7.1.26, off by 1.5e-7 at most.
+inline F32 gelu(F32 x) {
+  const F32 one = broadcast(1.0f), size = mul(absolute(x), broadcast(0.707106781f));
+  const F32 t = div(one, fma(size, broadcast(0.3275911f), one));
+  F32 y = broadcast(1.061405429f);
+  y = fma(y, t, broadcast(-1.453152027f));
+  y = fma(y, t, broadcast(1.421413741f));
+  y = fma(y, t, broadcast(-0.284496736f));
+  y = fma(y, t, broadcast(0.254829592f));
+  const F32 far = fnma(mul(y, t), exp(sub(zero(), mul(size, size))), one);
+  const F32 half = mul(x, broadcast(0.5f));
+  return fma(half, with_sign_of(far, x), half);
+}
+
 // x / (1 + e^-x)
 inline F32 silu(F32 x) {
   const F32 negative = min(broadcast(88.0f), sub(zero(), x));

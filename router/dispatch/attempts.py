@@ -88,6 +88,9 @@ class AttemptFlow:
         if decision is not None:
             group.request_ids.discard(state.request_id)
             state.prefill = None
+            placed_s = self._table.placed[state.request_id].placed_s
+            if placed_s is not None:
+                self._index.give_up(group, state, placed_s)
             self._placer.stay(state, worker, message.num_cached_tokens, now)
             self._table.totals.placements[decision.reason] += 1
             # The reservation has been charged; converting it takes nothing more.

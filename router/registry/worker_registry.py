@@ -12,6 +12,7 @@ from slipstream.router.protocol.messages import Hello, PagesHeld, Role, Stats
 from slipstream.router.registry.broken_links import Links
 from slipstream.router.registry.credits import CreditLedger
 from slipstream.router.registry.load_order import LoadOrder
+from slipstream.router.registry.sequence_pages import pages_of
 from slipstream.router.registry.service_times import ServiceTimes
 from slipstream.router.registry.worker_load import WorkerLoad
 
@@ -46,10 +47,7 @@ class WorkerState:
     def pages_for(self, num_tokens: int) -> int:
         """The most pages that a sequence of so many tokens takes."""
         hello = self.hello
-        num_blocks, of_groups = -(-num_tokens // hello.page_tokens), hello.group_pages
-        if not of_groups:
-            return num_blocks + hello.state_pages
-        return sum([min(most, num_blocks) if most else num_blocks for most in of_groups]) + hello.state_pages
+        return pages_of(num_tokens, hello.page_tokens, hello.group_pages, hello.state_pages)
 
     def pages_a_block(self, num_tokens: int) -> tuple[int, float]:
         """Of a sequence of so many tokens: the pages that its next block of `page_tokens` tokens takes, and the mean of

@@ -170,6 +170,8 @@ class WorkerSignals:
     num_pending: int
     pending_tokens: int
     prefill_share: float
+    group_pages: tuple[int, ...] = ()  # these two as in `Hello`
+    state_pages: int = 0
 
     @property
     def used_share(self) -> float:
@@ -204,6 +206,8 @@ class WorkerSignals:
             num_pending=load.num_pending,
             pending_tokens=load.pending_tokens,
             prefill_share=min(load.recent_prefills(now)[1] * worker.times.correction, 1.0),
+            group_pages=hello.group_pages,
+            state_pages=hello.state_pages,
         )
 
 

@@ -9,6 +9,7 @@ import transformers
 
 from .row import Row
 from .tiny_models.tiny_config import is_decoder_of_more, is_encoder
+from .tiny_models.tiny_overrides import NOT_BUILT
 from .variants import VARIANTS
 
 KEPT = "## Quantised checkpoints"  # from this heading on, the page is written by hand
@@ -97,10 +98,15 @@ def page(rows: dict[str, Row], before: str) -> str:
     if others:
         parts.append(_differing(others))
     parts += [_reasons("Refused", "why", [(row, row.refused) for row in refused])]
-    parts += [_reasons("Not buildable", "the error", [(row, row.not_built) for row in unbuilt])]
+    parts += [_reasons("Not buildable", "why, and the error", [(row, _why_not_built(row)) for row in unbuilt])]
     at = before.find(KEPT)
     parts.append(before[at:].rstrip() + "\n" if at >= 0 else f"{KEPT}\n")
     return "\n".join(parts)
+
+
+def _why_not_built(row: Row) -> str:
+    why = NOT_BUILT.get(row.model_type)
+    return f"{why} ({row.not_built})" if why else row.not_built
 
 
 def _is_whole(row: Row) -> bool:

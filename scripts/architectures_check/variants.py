@@ -137,6 +137,8 @@ def preempted(setting: Setting) -> None:
     """With too few pages for all, so that sequences lose theirs and begin again: how few depends on the windows."""
     if not setting.spec.kv.layers:
         raise NotServedError("its sequences take no more pages as they grow, so none is ever preempted")
+    if setting.spec.kv.state_bytes and all(layer.window for layer in setting.spec.kv.layers):
+        raise NotServedError("its sequences keep a state and the pages of a window, so none is ever preempted")
     for max_step_tokens in (256, 2 * PAGE_TOKENS):
         config = engine_config(setting.config.model_impl, max_step_tokens=max_step_tokens)
         for_one = page_demand(setting.spec, config).pages_for(MAX_MODEL_LEN)

@@ -9,6 +9,7 @@ from typing import Any
 
 import openai
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.e2e.fleet_calls import bring_to
 from tests.support.e2e.reference import Reference
@@ -30,9 +31,38 @@ MakeCluster = Callable[..., ServingCluster]
 TIMEOUT_S = 300.0  # of a test with the start of its cluster, on a machine that does other things, too
 
 
+# Their tests start clusters of their own. The other files share those of all.
+HAVE_THEIR_OWN = frozenset(
+    {
+        "test_command_line.py",
+        "test_fault_campaign.py",
+        "test_last_attempts.py",
+        "test_lifecycle.py",
+        "test_planner.py",
+        "test_prefix_index.py",
+        "test_ray_job.py",
+        "test_several_models.py",
+        "test_weights.py",
+        "test_wheel.py",
+    }
+)
+
+
+class OneProcessForClustersOfAll(LoadScopeScheduling):  # type: ignore[misc]
+    """Where tests run in several processes (pytest-xdist), one has those that share clusters, and each other file is
+    run by one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        name = Path(nodeid.partition("::")[0]).name
+        return name if name in HAVE_THEIR_OWN else "clusters of all"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneProcessForClustersOfAll:
+    return OneProcessForClustersOfAll(config, log)
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Side by side, tests of the clusters of all stay in one process, and those of each other file in one."""
-    item.add_marker(pytest.mark.xdist_group("clusters of all" if _shares_a_cluster(item) else item.path.stem))
     if item.get_closest_marker("timeout") is None:
         item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 
@@ -40,12 +70,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """First come the tests of the clusters of all, which take longest, and of these last those that end them."""
-    items.sort(key=lambda item: (not _shares_a_cluster(item), item.path.name == "test_ends.py"))
-
-
-def _shares_a_cluster(item: pytest.Item) -> bool:
-    names = item.fixturenames if isinstance(item, pytest.Function) else ()
-    return not {"launched", "either_cluster"}.isdisjoint(names)
+    items.sort(key=lambda item: (item.path.name in HAVE_THEIR_OWN, item.path.name == "test_ends.py"))
 
 
 EITHER = ("cluster", "tp2_cluster")

@@ -260,7 +260,7 @@ def _load_general(
         log.warning("%s: %s", reason, NOT_NATIVE)
     for key, reason in not_general(config, spec):
         raise EngineConfigError(f"{key} {reason}, got {str(getattr(config, key)).lower()}")
-    # Imported here, as transformers takes seconds, which native models do not need.
+    # Imported here, for what it imports is not needed by native models.
     from slipstream.workers.models.general.general_loader import load_general
 
     library = native_library() if device.type == "cpu" and config.cpu_kernels == "auto" else None

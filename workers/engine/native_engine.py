@@ -92,10 +92,12 @@ class NativeEngine:
             raise EngineRequestError("request_id", f"{sequence.key} is here already")
         if not self._scheduler.reserve(sequence):
             return None
-        first_block = sequence.num_computed // self.limits.page_tokens
+        first_block, num_cached = sequence.num_computed // self.limits.page_tokens, sequence.num_computed
+        if self.limits.has_states:
+            num_cached = sequence.num_cached = self._scheduler.pages.num_resumable(sequence)
         wanted = WantedPages.of_prompt(self.limits, first_block, sequence.num_tokens)
         return Reservation(
-            sequence.key, sequence.num_computed, first_block, tuple(wanted.ids(sequence.tables, sequence.state_pages))
+            sequence.key, num_cached, first_block, tuple(wanted.ids(sequence.tables, sequence.state_pages))
         )
 
     def adopt(self, request: EngineRequest, num_room_tokens: int) -> Reservation | None:

@@ -34,8 +34,9 @@ class NoRoomError(RuntimeError):
 @dataclass(frozen=True, slots=True)
 class Reservation:
     """A reservation. `page_ids` are the pages wanted from elsewhere: all those of the prompt from page number
-    `first_page` on, the last of which may be partial. The pages before already hold `num_cached_tokens` tokens. An
-    engine that only counts pages may give them any numbers. Where layers have windows, only pages that will be seen
+    `first_page` on, the last of which may be partial. The pages before already hold `num_cached_tokens` tokens;
+    where there are states, these are the tokens that it could go on from if it computed the prompt itself. An engine
+    that only counts pages may give them any numbers. Where layers have windows, only pages that will be seen
     are wanted, and `num_tokens` says which those are: see `HandoffTicket`."""
 
     key: AttemptKey

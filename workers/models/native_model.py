@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from slipstream.kernels.cpu.c_interface import AttentionKind, KvFormat, ModelShape, Op, RotaryKind, Step, StepGroup
-from slipstream.kernels.cpu.native_ops import NativeOps, ProgramStop, Recorded, Value, in_page_groups, only_samples
+from slipstream.kernels.cpu.native_ops import NativeOps
 from slipstream.kernels.cpu.native_program import Buffers, NativeProgram
+from slipstream.kernels.cpu.recorded_program import ProgramStop, Recorded, Value, in_page_groups, only_samples
 from slipstream.kernels.elementwise.softcap import softcap
 from slipstream.kernels.ops import StepInputs
 from slipstream.kernels.pages.quantized_kv import page_tokens_of

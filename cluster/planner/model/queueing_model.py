@@ -15,6 +15,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from slipstream.router.registry.sequence_pages import pages_of
+
 LOCAL_SHARES = (0.0, 0.25, 0.5, 0.75)  # of the prompts, where there are prefill workers
 CARRIED_SHARES = (0.9, 0.7)  # of what the busiest stage could take: what an overloaded cluster could serve in time
 IN_TIME = 0.6  # of that
@@ -65,6 +67,8 @@ class WorkerModel:
     num_pages: int
     max_slots: int
     max_step_tokens: int
+    group_pages: tuple[int, ...] = ()  # these two as in `Hello`
+    state_pages: int = 0
 
     def prompt_s(self, num_tokens: float, num_cached: float) -> tuple[float, int]:
         """Seconds to compute a prompt in chunks with nothing beside it; and the number of chunks."""
@@ -75,7 +79,7 @@ class WorkerModel:
 
     def max_batch(self, context_tokens: float) -> float:
         """Sequences that have room at once."""
-        pages = max(math.ceil(context_tokens / self.page_tokens), 1)
+        pages = max(pages_of(math.ceil(context_tokens), self.page_tokens, self.group_pages, self.state_pages), 1)
         return max(min(float(self.max_slots), self.num_pages / pages), 1.0)
 
 

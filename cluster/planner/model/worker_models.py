@@ -54,4 +54,6 @@ def _model(times: RoleTimes, workers: Sequence[WorkerSignals], corrections: Corr
         sum(worker.num_pages for worker in workers) // count,
         max(sum(worker.max_slots for worker in workers) // count, 1),
         max(min(worker.max_step_tokens for worker in workers), 1),
+        workers[0].group_pages,
+        workers[0].state_pages,
     )

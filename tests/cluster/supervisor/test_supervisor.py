@@ -12,6 +12,7 @@ from slipstream.cluster.config.cluster_config import RestartConfig
 from slipstream.cluster.config.model_entry import ModelEntry
 from slipstream.cluster.ray.bundles import PoolResources
 from slipstream.cluster.supervisor import group_monitor, router_monitor
+from slipstream.cluster.supervisor import supervisor as supervisor_module
 from slipstream.cluster.supervisor.members.deployment import Deployment
 from slipstream.cluster.supervisor.supervisor import StartFailed, Supervisor
 from slipstream.router.model_files.manifest import REFUSES
@@ -73,7 +74,7 @@ def test_a_group_that_says_nothing_any_more_is_ended_in_time(
     monkeypatch: pytest.MonkeyPatch, next_role: Role | None
 ) -> None:
     """It has frozen, or its machine has: what it is drained for has an end all the same."""
-    monkeypatch.setattr(router_monitor, "OVERDUE_S", 0.0)
+    monkeypatch.setattr(supervisor_module, "OVERDUE_S", 0.0)
     monkeypatch.setattr(group_monitor, "SERVING_S", 0.001)
 
     async def run() -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.kernels.cpu.native_library import native_library
-from slipstream.kernels.cpu.native_linear import LinearPacker, aligned_bytes
+from slipstream.kernels.cpu.native_linear import Activation, LinearPacker, aligned_bytes
 from slipstream.kernels.elementwise.gated import Gate
 from slipstream.workers.models.weights.weight_cache import cached
 
@@ -47,6 +47,23 @@ def test_layers_of_one_block_multiply_and_gate(dtype: torch.dtype, stored: torch
         gate, up = wide @ in_type[2].t(), wide @ in_type[3].t()
         close(gelu(x), F.gelu(gate, approximate="tanh") * up)
         close(silu(x), F.silu(gate) * up)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu", "relu", "silu"])
+def test_an_activation_is_that_of_torch(dtype: torch.dtype, activation: Activation) -> None:
+    torch.manual_seed(0)
+    weight, bias = torch.randn(75, 50).to(dtype), torch.randn(75)
+    packer = LinearPacker(native_library(), dtype)
+    packer.add([weight], [bias], activation=activation)
+    contents = aligned_bytes(packer.num_bytes)
+    packer.fill(contents)
+    (linear,) = packer.linears(contents)
+    for rows in (1, 130):
+        x = torch.randn(rows, 50).to(dtype)
+        product = x.double() @ weight.double().t() + bias
+        own = F.gelu(product, approximate="tanh") if activation == "gelu_tanh" else getattr(F, activation)(product)
+        close(linear(x), own)
 
 
 def test_rows_of_a_wider_tensor_are_read_where_they_are() -> None:

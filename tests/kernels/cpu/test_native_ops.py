@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from slipstream.kernels.cpu.c_interface import Epilogue, Op, WeightKind, WeightShape
-from slipstream.kernels.cpu.native_ops import NativeOps, NativeTensor, NativeWeight, Value, only_samples
+from slipstream.kernels.cpu.native_ops import NativeOps
 from slipstream.kernels.cpu.native_program import Buffers
+from slipstream.kernels.cpu.recorded_program import NativeTensor, NativeWeight, Value, only_samples
 from slipstream.kernels.ops import AttentionShape, Rotary
 
 HIDDEN, HEADS, HEAD_DIM, VOCAB = 64, 4, 8, 100

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.kernels.cpu.native_library import native_library
-from slipstream.kernels.cpu.native_rows import NativeNorm, NativeRotation, best_of_rows
+from slipstream.kernels.cpu.native_rows import NativeLayerNorm, NativeNorm, NativeRotation, best_of_rows
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 DTYPES = list(TOLERANCE)
@@ -34,6 +34,20 @@ def test_norm_is_that_of_torch_and_a_row_does_not_depend_on_others(
     for own in (weight, None):
         norm = NativeNorm(library, shape[-1], own, 1e-5, dtype)
         expected = F.rms_norm(x.float(), (shape[-1],), own, 1e-5).to(dtype)
+        torch.testing.assert_close(norm(x), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+        assert torch.equal(norm(x)[:, :1], norm(x[:, :1]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1, 20), (1, 700, 64), (3, 5, 4, 24)])
+def test_layer_norm_is_that_of_torch_and_a_row_does_not_depend_on_others(
+    library: ctypes.CDLL, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    x = torch.randn(shape, dtype=dtype) + 3
+    parts = torch.randn(2, shape[-1]).unbind()
+    for weight, bias in (parts, (parts[0], None), (None, None)):
+        norm = NativeLayerNorm(library, shape[-1], weight, bias, 1e-5, dtype)
+        expected = F.layer_norm(x.float(), (shape[-1],), weight, bias, 1e-5).to(dtype)
         torch.testing.assert_close(norm(x), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
         assert torch.equal(norm(x)[:, :1], norm(x[:, :1]))
 

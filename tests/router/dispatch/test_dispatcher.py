@@ -80,6 +80,15 @@ def test_a_mostly_cached_prompt_is_generated_where_it_was_reserved_and_the_prefi
     assert [type(action) for action in pair.take()] == [Emit, Finish]
 
 
+def test_a_prefill_group_that_does_not_compute_the_prompt_after_all_is_not_expected_to_hold_it(pair):
+    pair.submit("r", num_prompt=20)
+    before = pair.dispatcher.snapshot(0).prefix_index.num_expected
+    pair.say(D, Reserved("r", 0, 16, ticket()))
+    assert (D, Generate) in pair.kinds()
+    after = pair.dispatcher.snapshot(0).prefix_index.num_expected
+    assert before == 2 * after > 0
+
+
 def test_a_reservation_that_fails_before_it_is_converted_leaves_no_sequence_behind(pair):
     pair.submit("r", num_prompt=20)
     pair.say(D, Reserved("r", 0, 16, ticket()))

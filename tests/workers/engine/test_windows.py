@@ -140,3 +140,19 @@ def test_sequences_go_on_elsewhere_while_they_decode(world: World) -> None:
     assert owned(source) == owned(target) == 0
     # What has come is found in the cache there, and only what really came.
     assert tokens_of(target, *world.requests("again")) == world.tokens
+
+
+def test_a_sequence_that_moves_to_where_its_prefix_is_cached_gets_all_pages_that_it_lacks(world: World) -> None:
+    """The cached blocks lie within the window, for which an adopted sequence has no pages from the cache."""
+    engine = world.engine()
+    prompt = world.prompts[1][:14]
+    tokens_of(engine, make_request("a", prompt, max_tokens=2, ignore_eos=True))
+    moved = make_request("b", prompt, max_tokens=20, ignore_eos=True)._replace(attempt=1)
+    reservation = engine.adopt(moved._replace(output_ids=make_request("x", [7]).prompt_ids), 1)
+    assert reservation is not None
+    num_blocks, num_full = engine.limits.blocks_for(16), engine.limits.windows.count(None)
+    num_cached = num_full and 3
+    assert len(reservation.page_ids) == num_blocks * len(engine.limits.windows) - num_cached * num_full
+    assert len(set(reservation.page_ids)) == len(reservation.page_ids)
+    engine.abort(("b", 1))
+    assert owned(engine) == 0

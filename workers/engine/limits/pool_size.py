@@ -6,7 +6,7 @@ from slipstream.workers.config.worker_config import EngineConfig
 from slipstream.workers.engine.limits.engine_errors import EngineConfigError
 from slipstream.workers.engine.limits.page_demand import PageDemand
 from slipstream.workers.models.directory.model_config import DtypeName
-from slipstream.workers.models.directory.model_spec import ModelSpec
+from slipstream.workers.models.directory.model_spec import GeneralSpec, ModelSpec
 from slipstream.workers.models.sharding.rank_share import Rank
 
 ITEM_BYTES: dict[DtypeName, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -125,8 +125,9 @@ def longest_sequence(
     elif longest < MIN_MODEL_LEN:
         raise EngineConfigError(f"max_model_len must be at least {MIN_MODEL_LEN}, got {longest}")
     elif longest > model.max_position_embeddings:
+        notes = "; ".join(("", *model.notes)) if isinstance(model, GeneralSpec) else ""
         raise EngineConfigError(
-            f"max_model_len {longest} is over the model's {model.max_position_embeddings} positions"
+            f"max_model_len {longest} is over the model's {model.max_position_embeddings} positions{notes}"
         )
     elif longest > num_tokens:
         raise EngineConfigError(f"max_model_len {longest} is over the {num_tokens} tokens that {source} holds")

@@ -61,7 +61,7 @@ class KvCacheManager:
         firsts = [limits.first_block(window, position) for window in limits.windows]
         ends = self._ends(sequence, num_tokens, position, owner)
         shared = [page for pages in hit.pages for page in pages]
-        num_new = [end - max(hit.num_blocks, first) for first, end in zip(firsts, ends, strict=True)]
+        num_new = [end - first - len(of_hit) for first, of_hit, end in zip(firsts, hit.pages, ends, strict=True)]
         pages = self.pool.acquire(shared, sum(num_new) + limits.state_pages, owner, spare)
         if pages is None:
             return False
@@ -126,6 +126,11 @@ class KvCacheManager:
         if self._checkpoints is not None:
             for sequence in sequences:
                 self._checkpoints.before_step(sequence)
+
+    def num_resumable(self, sequence: Sequence) -> int:
+        """Tokens with which a sequence could begin now if it were computed here. For models with states."""
+        assert self._checkpoints is not None
+        return self._checkpoints.match(sequence).num_blocks * self._limits.block_tokens
 
     def take_copies(self) -> tuple[StateCopy, ...]:
         """The copies of states to be made before the next step."""

@@ -151,6 +151,8 @@ class StateCheckpoints:
         at = num_blocks - 1
         chain.extend(tokens, num_blocks)
         known = pool.cache.page_of(chain.digests[at], self._groups[-1]) is not None
+        if not known:
+            self._drop(sequence, num_blocks)  # what is left of an evicted one
         pages = None if known else pool.acquire((), len(self._groups), PageState.ACTIVE)
         if pages is not None:
             if limits.state_pages:
@@ -159,7 +161,7 @@ class StateCheckpoints:
             for group, page in zip(self._groups, pages, strict=True):
                 pool.remember({at: page}, chain, tokens, at, num_blocks, group)
             pool.release(pages, PageState.ACTIVE)
-            self._copies.append(StateCopy(self._own(sequence)[:], pages))
+            self._copies.append(StateCopy(self._own(sequence), pages))
         if known or pages is not None:
             sequence.num_remembered = num_blocks
         return pages is not None
@@ -174,4 +176,4 @@ class StateCheckpoints:
                 self._pool.drop(page)
 
     def _own(self, sequence: Sequence) -> array[int]:
-        return sequence.state_pages if self._limits.state_pages else sequence.pages[:1]
+        return sequence.state_pages[:] if self._limits.state_pages else sequence.pages[:1]

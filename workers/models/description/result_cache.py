@@ -21,7 +21,7 @@ from slipstream.router.process.cache_folder import cache_folder
 
 MOST_RESULTS = 1000  # of some kilobytes to a megabyte each
 LIBRARIES = ("transformers", "torch")
-OWN_CODE = Path(__file__).resolve().parents[1] / "general"  # what runs in such a process
+OWN_CODE = ("directory", "general")  # folders of models/, whose code runs in such a process
 
 
 class ResultCache:
@@ -70,7 +70,8 @@ def key_of(what: str, parts: Iterable[bytes]) -> str:
     """A digest of `parts`, of the libraries' versions and of our own code that runs there."""
     digest = hashlib.sha256(what.encode())
     versions = " ".join(_version(name) for name in LIBRARIES)
-    own = (path.read_bytes() for path in sorted(OWN_CODE.rglob("*.py")))
+    models = Path(__file__).resolve().parents[1]
+    own = (path.read_bytes() for folder in OWN_CODE for path in sorted((models / folder).rglob("*.py")))
     for part in (versions.encode(), *own, *parts):
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.hexdigest()

@@ -41,6 +41,7 @@ class GeneralSpec:
     """`mode` is how a step is computed: `flat`, all sequences as one batch with our attention, or `cached`, with
     transformers' `Cache` over our pages and the model's own attention. `why_no_tp` says why the model cannot be dealt
     out to several ranks; None: it can. `runs_code`: it is computed by code in its directory, which its entry allows.
+    `notes` are sentences about limits that its configuration does not lead one to expect.
     `continues_singly`: behind a state, tokens are computed one by one; this shows when the weights are loaded."""
 
     architecture: str
@@ -52,6 +53,7 @@ class GeneralSpec:
     why_no_tp: str | None = None
     mode: GeneralMode = "flat"
     runs_code: bool = False
+    notes: tuple[str, ...] = ()
     continues_singly: bool = False
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from slipstream.workers.models.general.attention_call import (
+from slipstream.workers.models.general.attention.attention_call import (
     AttentionCall,
     AttentionCalls,
     NoDecoderError,

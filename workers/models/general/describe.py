@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.kv_spec import KvSpec
 from slipstream.workers.models.directory.model_config import DtypeName
 from slipstream.workers.models.directory.model_spec import GeneralMode, GeneralSpec
-from slipstream.workers.models.general.attention_call import AttentionCalls, NoDecoderError, NotFlatError
+from slipstream.workers.models.general.attention.attention_call import AttentionCalls, NoDecoderError, NotFlatError
 from slipstream.workers.models.general.cached.cache_layout import (
     CacheLayout,
     NotCachedError,
@@ -28,6 +29,7 @@ from slipstream.workers.models.general.pretrained import (
     max_positions,
     read_config,
     sentence,
+    stated_positions,
     takes,
 )
 from slipstream.workers.models.general.registered import register_attention, set_attention, unregister_attention
@@ -50,6 +52,11 @@ def describe(model_dir: Path, trust_remote_code: bool = False) -> GeneralSpec:
             f"{model_dir / 'config.json'}: dtype: {dtype} is not supported, only {', '.join(DTYPES.values())}"
         )
     model = empty_model(config, dtype, "meta", trust_remote_code)
+    if takes(model, "shared_kv_states"):
+        raise ModelError(
+            f"{type(model).__name__} cannot be served: it is a drafting head, which reads the keys and values of "
+            f"another model (shared_kv_states)"
+        )
     with suppress(ValueError):  # the one way of computing experts that looks at no numbers, where there are experts
         model.set_experts_implementation("batched_mm")
     try:
@@ -86,7 +93,29 @@ def spec_of(config: PreTrainedConfig, model: PreTrainedModel, mode: GeneralMode,
         if mode == "flat"
         else f"{type(model).__name__} computes attention or states in its own way",
         mode=mode,
+        notes=tuple(_notes(config, mode, kv, model.dtype.itemsize)),
     )
+
+
+def _notes(config: PreTrainedConfig, mode: GeneralMode, kv: KvSpec, item_bytes: int) -> Iterator[str]:
+    """Limits that the configuration does not lead one to expect."""
+    stated, longest = stated_positions(config), max_positions(config)
+    if longest < stated:
+        yield (
+            f"texts of up to {longest} tokens, not {stated}: longrope turns the keys of a longer text by other angles, "
+            f"also those that are stored"
+        )
+    text = decoder_config(config).to_dict()
+    stored = sum(layer.numbers for layer in kv.layers) * item_bytes
+    rank, rotated = text.get("kv_lora_rank"), text.get("qk_rope_head_dim")
+    if kv.has_indexers and "compress_rates" in text:
+        yield f"what compressed entries are made of is stored in place of them, {stored} bytes for each token"
+    if mode == "flat" and isinstance(rank, int) and isinstance(rotated, int):
+        latent = len(kv.layers) * (rank + rotated) * item_bytes
+        yield (
+            f"keys and values are stored expanded, {stored} bytes for each token; their latent form "
+            f"would have {latent} bytes"
+        )
 
 
 def _recorded_layout(config: PreTrainedConfig, model: PreTrainedModel, trust_remote_code: bool) -> CacheLayout:
@@ -103,7 +132,7 @@ def _recorded_layout(config: PreTrainedConfig, model: PreTrainedModel, trust_rem
     except NotCachedError:
         raise
     except Exception as error:  # whatever the model's class raises
-        raise NotCachedError(f"it does not run: {sentence(error)}") from error
+        raise NotCachedError(f"it does not run with one of transformers ({sentence(error)})") from error
 
 
 @torch.inference_mode()
@@ -126,11 +155,9 @@ def recorded_calls(model: PreTrainedModel) -> AttentionCalls:
         # With a mask, transformers does not look into the positions for where sequences begin: there are no numbers.
         mask = torch.ones_like(tokens) if model.device.type == "meta" else None
         model(input_ids=tokens, position_ids=tokens, attention_mask=mask, use_cache=False)
-    except NotFlatError:
+    except (ModelError, NoNumbersError):
         raise
-    except NotImplementedError as error:  # an operation that the meta device lacks
-        raise NoNumbersError(str(error)) from error
-    except RuntimeError as error:
+    except Exception as error:  # whatever the model's class raises
         if model.device.type == "meta":
             raise NoNumbersError(str(error)) from error
         raise NotFlatError(f"it does not run: {sentence(error)}") from error

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from slipstream.workers.models.directory.model_spec import GeneralSpec
-from slipstream.workers.models.general.flat_attention import FlatAttention
+from slipstream.workers.models.general.attention.flat_attention import FlatAttention
 from slipstream.workers.models.general.pretrained import takes
 from slipstream.workers.models.general.registered import register_attention, set_attention
 from slipstream.workers.models.interface.step_batch import StepBatch
@@ -28,6 +28,8 @@ class FlatModel:
         self._attention = attention
         self._keeps_rows = takes(model, "logits_to_keep")
         set_attention(model, register_attention(attention))
+        # Transformers would look for it in each step's tokens, to warn of a mask that is missing.
+        model.config.pad_token_id = None
 
     @property
     def config(self) -> GeneralSpec:

@@ -59,11 +59,16 @@ def decoder_config(config: PreTrainedConfig) -> PreTrainedConfig:
 
 def max_positions(config: PreTrainedConfig) -> int:
     """Tokens of context."""
+    # With longrope, all keys of a longer text have other rotations than those of a shorter one. Pages keep them.
+    rope = getattr(decoder_config(config), "rope_parameters", None) or {}
+    return min([stated_positions(config), *_short_positions(rope)])
+
+
+def stated_positions(config: PreTrainedConfig) -> int:
+    """Tokens of context, as the configuration has them."""
     text = decoder_config(config)
     found = next((value for key in POSITION_KEYS if isinstance(value := getattr(text, key, None), int)), None)
-    longest = UNBOUNDED_POSITIONS if found is None or found < 1 else found
-    # With longrope, all keys of a longer text have other rotations than those of a shorter one. Pages keep them.
-    return min([longest, *_short_positions(getattr(text, "rope_parameters", None) or {})])
+    return UNBOUNDED_POSITIONS if found is None or found < 1 else found
 
 
 def _short_positions(rope: dict[str, Any]) -> Iterator[int]:

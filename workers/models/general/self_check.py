@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.model_spec import GeneralSpec
-from slipstream.workers.models.general.execution.tensor_parallel_plan import local
 from slipstream.workers.models.general.pretrained import sentence, takes
 from slipstream.workers.models.general.registered import attention_of
 from slipstream.workers.models.interface.kv_shape import kv_shape
@@ -92,7 +91,7 @@ def _prompts(spec: GeneralSpec) -> list[_Prompt]:
 @torch.inference_mode()
 def eager_scores(model: PreTrainedModel, spec: GeneralSpec) -> Tensor:
     """[tokens at the ends of chunks, vocab_size] with the model's own attention, each sequence by itself. Raises
-    SelfCheckError if the model does not run."""
+    SelfCheckError if the model does not run, or if its scores are no numbers."""
     rows = []
     try:
         with attention_of(model, "eager"):
@@ -104,20 +103,20 @@ def eager_scores(model: PreTrainedModel, spec: GeneralSpec) -> Tensor:
                 rows.append(scores[[end - 1 for _, end in prompt.chunks]])
     except Exception as failure:  # whatever the model's class raises
         raise _does_not_run(spec, failure) from failure
-    scores = torch.cat(rows)[:, : spec.vocab_size].float()
-    if scores.isnan().any():
-        raise SelfCheckError(
-            f"{spec.architecture} cannot be served: its scores are not numbers (NaN){_first_without_numbers(model)}"
-        )
-    return scores
+    found = torch.cat(rows)[:, : spec.vocab_size].float()
+    if not found.isfinite().all():
+        raise SelfCheckError(f"{spec.architecture}: its scores are no numbers; {_damaged_weight(model)}")
+    return found
 
 
-def _first_without_numbers(model: PreTrainedModel) -> str:
+def _damaged_weight(model: PreTrainedModel) -> str:
+    from torch.distributed.tensor import DTensor  # rarely needed
+
     for name, parameter in model.named_parameters():
-        tensor = local(parameter)
-        if tensor.dtype in (torch.float32, torch.bfloat16, torch.float16) and tensor.isnan().any():
-            return f", nor are those of the weight {name}"
-    return ""
+        tensor = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        if tensor.dtype in (torch.float32, torch.bfloat16, torch.float16) and not tensor.isfinite().all():
+            return f"those of the weight {name} are none"
+    return "are its weights damaged?"
 
 
 def _paged_scores(general: GeneralModel, prompts: list[_Prompt], page_tokens: int) -> Tensor | None:

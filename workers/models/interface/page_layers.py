@@ -50,6 +50,10 @@ class PageLayer:
         """An indexer's keys at `slots` [sequences, tokens]: [sequences, tokens, numbers]."""
         return self._read(self.index_keys, slots).flatten(2)[..., :numbers]
 
+    def index_part(self, first: int, numbers: int) -> PageLayer:
+        """Of a layer with one head, with a part of what it keeps as an indexer's keys."""
+        return PageLayer(self.keys, self.values, self.index_keys[..., first : first + numbers])
+
     def _write(self, pairs: Sequence[tuple[Tensor, Tensor]], slots: Tensor) -> None:
         pages = torch.div(slots, self.page_tokens, rounding_mode="floor")
         offsets = slots - pages * self.page_tokens

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.cpu.c_interface import PackJob, SourceRows, WeightShape
-from slipstream.kernels.cpu.native_ops import NativeExperts, NativeTensor, NativeWeight
+from slipstream.kernels.cpu.recorded_program import NativeExperts, NativeTensor, NativeWeight
 from slipstream.kernels.moe.gate import ExpertGate
 from slipstream.kernels.moe.grouped_experts import ExpertWeights
 from slipstream.kernels.ops import Weight

@@ -182,3 +182,11 @@ def test_what_runs_on_a_worker_needs_pages_and_slots_elsewhere() -> None:
     assert not have_room([worker(3, 100, 5)], leaving)
     assert not have_room([worker(8, 39, 0)], leaving)
     assert have_room([], [worker(8, 100, 0)])
+
+
+def test_fewer_sequences_have_room_where_they_take_pages_of_several_groups_or_for_a_state() -> None:
+    plain = replace(WORKER, page_tokens=16, num_pages=1000, max_slots=1000)
+    assert plain.max_batch(1600.0) == 10.0
+    assert replace(plain, group_pages=(0, 0)).max_batch(1600.0) == 5.0
+    assert replace(plain, group_pages=(0, 25)).max_batch(1600.0) == 8.0
+    assert replace(plain, state_pages=100).max_batch(1600.0) == 5.0

@@ -144,6 +144,7 @@ def test_a_prompt_that_is_handed_over_is_wanted_without_the_blocks_that_are_cach
     assert prefill.serve(prompt) == 0
     reservation = decode.engine.reserve(make_request("late", later, max_tokens=3, ignore_eos=True))
     assert reservation is not None
+    assert reservation.first_page == 5
     assert reservation.num_cached_tokens == 5 * BLOCK
     request = make_request("late", later, max_tokens=3, ignore_eos=True)
     ticket = make_ticket(1, reservation.first_page, len(reservation.page_ids))
@@ -157,6 +158,15 @@ def test_a_prompt_that_is_handed_over_is_wanted_without_the_blocks_that_are_cach
     assert decode.engine.start(("late", 0), (first,))
     assert [first, *run_tokens(decode)] == decode.follows(later, 3)
     assert owned(decode.engine) == owned(prefill.engine) == 0
+
+
+def test_a_reservation_counts_as_cached_what_could_be_gone_on_from_here() -> None:
+    world = World()
+    prompt = list(range(11, 26))
+    world.serve(prompt)
+    reservation = world.engine.reserve(make_request("late", [*prompt[:9], 1, 2, 3, 4, 5, 6]))
+    assert reservation is not None
+    assert (reservation.first_page, reservation.num_cached_tokens) == (2, 0)  # there is no state behind two blocks
 
 
 def run_tokens(world: World) -> list[int]:
@@ -255,3 +265,19 @@ def test_what_a_sequence_leaves_is_as_young_as_its_end() -> None:
     assert world.kept(long) == [3]
     _evict(world, 2)  # the state behind the long one's answer
     assert world.kept([*long, *world.follows(long, 30)]) == [3]
+
+
+def test_what_is_left_of_an_evicted_state_is_no_part_of_the_next_one() -> None:
+    world = World()
+    prompt = list(range(11, 26))
+    world.serve(prompt)
+    _evict(world, 1)
+    assert world.kept(prompt) == []
+    world.engine.add(make_request("again", prompt, max_tokens=2, ignore_eos=True))
+    while not world.kept(prompt):
+        world.engine.step()
+    _evict(world, 1)
+    world.engine.check_integrity()
+    run(world.engine)
+    assert world.serve(prompt) == 0
+    assert world.serve(prompt) == 3 * BLOCK

@@ -13,6 +13,9 @@ import pytest
 import transformers
 from transformers import BartConfig, BertConfig
 
+from slipstream.workers.config.worker_config import EngineConfig
+from slipstream.workers.engine.limits.engine_errors import EngineConfigError
+from slipstream.workers.engine.limits.pool_size import longest_sequence
 from slipstream.workers.models.description import module_process, result_cache
 from slipstream.workers.models.description.describing import describe, examine_in_subprocess
 from slipstream.workers.models.description.model_description import (
@@ -165,7 +168,7 @@ def test_a_checkpoint_with_an_encoder_is_refused_by_its_name(name: str, tmp_path
     expected = f"config.json: is_encoder_decoder: true: {name} is an encoder-decoder model, which is not supported"
     for in_own_process in (False, True):
         with pytest.raises(ModelError, match=expected):
-            read_spec(tmp_path, apart=in_own_process)
+            read_spec(tmp_path, in_subprocess=in_own_process)
 
 
 def test_the_decoder_of_such_a_checkpoint_is_a_model_of_its_own(tmp_path: Path) -> None:
@@ -195,4 +198,19 @@ def test_a_native_family_whose_weights_are_pickled_is_left_to_transformers(
 def test_longrope_bounds_a_text_to_where_its_rotations_change(phi3: Path, tmp_path: Path) -> None:
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
     keys = {"rope_parameters": rope, "original_max_position_embeddings": 128}
-    assert read_spec(altered(phi3, tmp_path / "long", **keys)).max_position_embeddings == 128
+    spec = read_spec(altered(phi3, tmp_path / "long", **keys))
+    assert isinstance(spec, GeneralSpec)
+    assert spec.max_position_embeddings == 128
+    assert [note.partition(":")[0] for note in spec.notes] == ["texts of up to 128 tokens, not 512"]
+    with pytest.raises(EngineConfigError, match=r"256 is over the model's 128 positions; texts of up to 128 tokens"):
+        longest_sequence(spec, EngineConfig(max_model_len=256), 1000)
+
+
+def test_keys_and_values_that_are_stored_expanded_are_noted(tmp_path: Path) -> None:
+    spec = read_spec(build_general_model("deepseek_v3", tmp_path))
+    assert isinstance(spec, GeneralSpec)
+    expanded, latent = 3 * 4 * (24 + 16) * 4, 3 * (32 + 8) * 4
+    assert spec.notes == (
+        f"keys and values are stored expanded, {expanded} bytes for each token; their latent form "
+        f"would have {latent} bytes",
+    )

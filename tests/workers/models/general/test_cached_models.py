@@ -20,7 +20,7 @@ from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.plan.step_plan import PageSend, SendProgress
 from slipstream.workers.group.rank_parts import rank_parts
 from slipstream.workers.models.directory.model_spec import GeneralSpec
-from slipstream.workers.models.general import general_loader
+from slipstream.workers.models.general import checked_model
 from slipstream.workers.models.general.cached.cached_model import CachedModel
 from slipstream.workers.models.general.self_check import GeneralModel, SelfCheckError, check_scores
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
@@ -80,10 +80,19 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mamba_dt_rank": 4,
     },
     "qwen3_5_text": {**NARROW, **LINEAR},
+    "minimax": {  # a cache of its own
+        **NARROW,
+        "head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention"],
+        "block_size": 16,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+    },
+    "rwkv": {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "num_hidden_layers": 2},  # a list of states
     "lfm2": {**NARROW, "layer_types": ["conv", "full_attention"], "conv_L_cache": 3},
 }
 FLAT = {"gpt2": {"vocab_size": VOCAB_SIZE, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}}
-STATEFUL = ("mamba2", "jamba", "qwen3_5_text", "lfm2")
+STATEFUL = ("mamba2", "jamba", "qwen3_5_text", "minimax", "rwkv", "lfm2")
 MOVED = ("gptj", "mamba2", "qwen3_5_text")
 
 Made = tuple[Path, list[list[int]], list[list[int]]]  # the model, prompts and what follows them
@@ -166,7 +175,7 @@ def test_a_class_that_fails_the_self_check_as_a_flat_batch_runs_with_a_cache(
             raise SelfCheckError("its scores would be off")
         check_scores(general, expected, page_tokens)
 
-    monkeypatch.setattr(general_loader, "check_scores", check)
+    monkeypatch.setattr(checked_model, "check_scores", check)
     engine, runner = _engine(model_dir)
     assert isinstance(runner.model, CachedModel)
     assert tokens_of(engine, _request("r", prompts[0])) == follows[:1]

@@ -17,7 +17,7 @@ from transformers.masking_utils import (
 )
 
 from slipstream.workers.models.directory.kv_spec import KvSpec, LayerKv
-from slipstream.workers.models.general.attention_call import (
+from slipstream.workers.models.general.attention.attention_call import (
     AttentionCall,
     AttentionCalls,
     NoDecoderError,

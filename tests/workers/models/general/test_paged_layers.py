@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.models.deepseek_v4.configuration_deepseek_v4 import DeepseekV4Config
+from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4CSACache
 
 from slipstream.workers.models.directory.kv_spec import LayerKv
 from slipstream.workers.models.general.cached.cache_layout import CacheLayout
@@ -16,10 +18,10 @@ CHUNKS = (5, 3, 1, 7, 1)
 HEADS, KEY_DIM, VALUE_DIM, INDEX_DIM = 2, 6, 4, 3
 
 
-def _pages(heads: int, key_dim: int, value_dim: int) -> PageLayer:
+def _pages(heads: int, key_dim: int, value_dim: int, index_dim: int = INDEX_DIM) -> PageLayer:
     """Of twelve pages, full of numbers that must not be read."""
     shape = (12, 1, heads, PAGE_TOKENS)
-    return PageLayer(*(torch.full((*shape, dim), torch.nan) for dim in (key_dim, value_dim, INDEX_DIM)))
+    return PageLayer(*(torch.full((*shape, dim), torch.nan) for dim in (key_dim, value_dim, index_dim)))
 
 
 def _new(num_seqs: int, num_tokens: int) -> tuple[Tensor, Tensor]:
@@ -68,6 +70,25 @@ def test_keys_of_indexers_lie_beside_keys_and_values() -> None:
         keys, values = _new(1, num_new)
         assert torch.equal(cache.update(keys, values, 0)[0], expected.update(keys, values)[0])
         assert torch.equal(cache.update_indexer(index_keys, 0), expected.update_indexer(index_keys))
+        start += num_new
+
+
+def test_layers_that_compress_get_what_all_runs_of_tokens_are_made_of() -> None:
+    torch.manual_seed(3)
+    config = DeepseekV4Config(sliding_window=6)
+    pages, expected, start = _pages(1, KEY_DIM, VALUE_DIM, 14), DeepseekV4CSACache(config), 0
+    table = torch.tensor([[7, 2, 9, 4, 11]])
+    so_far = {"compressor": torch.empty(1, 0, 6), "indexer": torch.empty(1, 0, 8)}
+    for num_new in CHUNKS:
+        cache = _one_layer(DeepseekV4CSACache(config))
+        _open(cache, (pages,), [start], num_new, table)
+        for name, dim in (("compressor", 3), ("indexer", 4)):
+            kv, gate = torch.randn(2, 1, num_new, dim)
+            found = cache.layers[0].store_compression_weights(name, kv, gate)
+            own_kv, own_gate, _ = expected.store_compression_weights(name, kv, gate)
+            so_far[name] = torch.cat((so_far[name], torch.cat((own_kv, own_gate), -1)), 1)
+            assert torch.equal(torch.cat(found[:2], -1), so_far[name])
+            assert found[2] == 0
         start += num_new
 
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import (
     CacheLayerMixin,
@@ -26,8 +23,15 @@ from transformers.cache_utils import (
 
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.directory.kv_spec import KvSpec, LayerKv
+from slipstream.workers.models.general.cached.states import (
+    StateList,
+    StateTensor,
+    forget_states,
+    new_cache,
+    states_in,
+)
 
-CACHE_ARGUMENTS = ("past_key_values", "cache_params")  # of a model's forward, the newer name first
+CACHE_ARGUMENTS = ("past_key_values", "cache_params", "state")  # of a model's forward, the newer name first
 KNOWN_LAYERS = (
     DynamicLayer,
     DynamicSlidingWindowLayer,
@@ -38,33 +42,10 @@ KNOWN_LAYERS = (
     DummyLayer,
 )
 RUNS = ((4, 1), (7, 2))  # tokens of the chunks of each run: states are equally large after both, keys are not
-ALIGNMENT = 16  # bytes, of each state: more than any number has
 
 
 class NotCachedError(ModelError):
     """The model cannot run with a cache over pages. The text says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class StateTensor:
-    """A state of one sequence: number `index` of its kind in cache layer `layer`. `shape` is without sequences."""
-
-    layer: int
-    kind: Literal["conv", "recurrent"]
-    index: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def num_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    @property
-    def room_bytes(self) -> int:
-        """What is kept free for it: that of float32 at least, so that it does not depend on the dtype in which a model
-        is loaded. Most states are float32 in any case."""
-        of_all = math.prod(self.shape) * max(self.dtype.itemsize, 4)
-        return -(-of_all // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +68,10 @@ class CacheLayout:
         return KvSpec(self.keys_values, self.state_bytes)
 
 
-def new_cache(model: PreTrainedModel) -> DynamicCache:
-    """An empty cache of the layers that the model's configuration asks for."""
-    return DynamicCache(config=model.config)
-
-
 def keeps_states(model: PreTrainedModel) -> bool:
     """Whether the cache that its configuration asks for has layers with states beside keys and values."""
     try:
-        layers = new_cache(model).layers
+        layers = DynamicCache(config=model.config).layers
     except Exception:  # whatever the class of the configuration raises: then there is no such cache
         return False
     return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
@@ -109,8 +85,11 @@ def recorded_layout(model: PreTrainedModel) -> CacheLayout:
     argument = next((name for name in CACHE_ARGUMENTS if name in parameters), None)
     if argument is None:
         raise NotCachedError("its forward takes no cache of transformers (past_key_values)")
-    caches = [_filled(model, argument, run) for run in RUNS]
-    layouts = [_layout(argument, cache, sum(run)) for cache, run in zip(caches, RUNS, strict=True)]
+    layouts = []
+    for run in RUNS:
+        cache = _filled(model, argument, run)
+        layouts.append(_layout(model, argument, cache, sum(run)))
+    forget_states(model)
     if layouts[0] != layouts[1]:
         raise NotCachedError("the size of what it keeps of a sequence depends on how many tokens come at a time")
     if not layouts[0].keys_values and not layouts[0].states:
@@ -118,29 +97,40 @@ def recorded_layout(model: PreTrainedModel) -> CacheLayout:
     return layouts[0]
 
 
-def _filled(model: PreTrainedModel, argument: str, chunks: tuple[int, ...]) -> DynamicCache:
-    cache, start = new_cache(model), 0
+def _filled(model: PreTrainedModel, argument: str, chunks: tuple[int, ...]) -> Any:
+    forget_states(model)
+    cache, start = new_cache(model, argument), 0
     for num_tokens in chunks:
         tokens = torch.arange(start, start + num_tokens, device=model.device)[None]
-        model(input_ids=tokens, **{argument: cache}, use_cache=True)
+        call(model, argument, cache, input_ids=tokens)
         start += num_tokens
     return cache
 
 
-def _layout(argument: str, cache: DynamicCache, num_tokens: int) -> CacheLayout:
+def call(model: PreTrainedModel, argument: str, cache: Any, **arguments: Any) -> Any:
+    """What the model returns, which has read and written `cache`."""
+    if not isinstance(cache, StateList):
+        return model(**arguments, **{argument: cache}, use_cache=True)
+    output = model(**arguments, **{argument: cache.tensors}, use_cache=True)
+    cache.tensors = getattr(output, argument)
+    return output
+
+
+def _layout(model: PreTrainedModel, argument: str, cache: Any, num_tokens: int) -> CacheLayout:
     stored: list[int | None] = []
     keys_values: list[LayerKv] = []
-    states: list[StateTensor] = []
-    for at, layer in enumerate(cache.layers):
-        if type(layer) not in KNOWN_LAYERS and not is_block_indexed(layer):
+    for layer in getattr(cache, "layers", ()):
+        if not (type(layer) in KNOWN_LAYERS or is_block_indexed(layer) or is_compressed(layer)):
             raise NotCachedError(f"its cache has layers that are not supported ({type(layer).__name__})")
         stored.append(None)
         if isinstance(layer, CacheLayerMixin) and layer.keys is not None:
             stored[-1] = len(keys_values)
             keys_values.append(_layer_kv(layer, num_tokens))
-        if isinstance(layer, LinearAttentionCacheLayerMixin):
-            states += _states(at, layer)
-    return CacheLayout(argument, tuple(stored), tuple(keys_values), tuple(states))
+    states = tuple(
+        StateTensor(layer, kind, index, tuple(value.shape[1:]), value.dtype, name)
+        for kind, layer, index, name, value in states_in(model, cache)
+    )
+    return CacheLayout(argument, tuple(stored), tuple(keys_values), states)
 
 
 def _layer_kv(layer: CacheLayerMixin, num_tokens: int) -> LayerKv:
@@ -154,8 +144,9 @@ def _layer_kv(layer: CacheLayerMixin, num_tokens: int) -> LayerKv:
             f"its cache has keys of shape {tuple(keys.shape)} and values of shape {tuple(values.shape)} "
             f"after {num_tokens} tokens"
         )
-    index_keys = index_keys_of(layer)
-    index_dim = 0 if index_keys is None else -(-index_keys.shape[-1] // keys.shape[1])
+    if is_compressed(layer):
+        window = None  # of what it compresses, all must stay
+    index_dim = -(-_index_numbers(layer) // keys.shape[1])
     return LayerKv(keys.shape[1], keys.shape[3], values.shape[3], window, index_dim)
 
 
@@ -164,16 +155,15 @@ def is_block_indexed(layer: object) -> bool:
     return type(layer).__bases__ == (DynamicLayer,) and hasattr(layer, "update_index")
 
 
-def index_keys_of(layer: CacheLayerMixin) -> Tensor | None:
-    """The keys of an indexer, [sequences, ..., tokens, numbers]."""
-    keys: Tensor | None = getattr(layer, "idx_keys" if is_block_indexed(layer) else "indexer_keys", None)
-    return keys
+def is_compressed(layer: object) -> bool:
+    """Whether it is a layer like those of DeepSeek V4, which their modelling file defines: with a window, and with
+    entries for runs of all tokens."""
+    return isinstance(layer, DynamicSlidingWindowLayer) and hasattr(layer, "store_compression_weights")
 
 
-def _states(at: int, layer: LinearAttentionCacheLayerMixin) -> Iterator[StateTensor]:
-    for index, state in layer.conv_states.items():
-        if state is not None:
-            yield StateTensor(at, "conv", index, tuple(state.shape[1:]), state.dtype)
-    for index, state in layer.recurrent_states.items():
-        if state is not None:
-            yield StateTensor(at, "recurrent", index, tuple(state.shape[1:]), state.dtype)
+def _index_numbers(layer: Any) -> int:
+    """What a layer keeps of a token beside keys and values."""
+    if is_compressed(layer):
+        return sum(2 * kept.shape[-1] for kept in layer.buffer_kv.values())
+    keys = getattr(layer, "idx_keys" if is_block_indexed(layer) else "indexer_keys", None)
+    return 0 if keys is None else int(keys.shape[-1])

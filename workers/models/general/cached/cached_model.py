@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import DynamicCache
 
 from slipstream.workers.models.directory.model_spec import GeneralSpec
-from slipstream.workers.models.general.cached.cache_layout import CacheLayout, new_cache
+from slipstream.workers.models.general.cached.cache_layout import CacheLayout, call
 from slipstream.workers.models.general.cached.paged_layers import PagedCall, open_layers
 from slipstream.workers.models.general.cached.state_pages import StatePages
+from slipstream.workers.models.general.cached.states import forget_states, new_cache
 from slipstream.workers.models.interface.page_layers import PageLayer, page_layers
 from slipstream.workers.models.interface.step_batch import StepBatch
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
@@ -70,7 +70,7 @@ class CachedModel:
     def _open(self, kv: Tensor) -> None:
         self._pool = kv
         self._layers = page_layers(kv, self.spec.kv.layers, self.spec.kv.num_units, self._page_tokens)
-        self._state_pages = StatePages(self._layout, kv) if self._layout.states else None
+        self._state_pages = StatePages(self._layout, self.model, kv) if self._layout.states else None
 
     def _calls(self, batch: StepBatch) -> Iterator[list[int]]:
         """Which sequences of a step are computed together."""
@@ -95,7 +95,9 @@ class CachedModel:
         tokens = torch.stack([batch.token_ids[first : first + num_new] for first in firsts])
         tables = [group.page_table[rows].to(self.device) for group in batch.groups]
         at_a_time = num_new if self.can_continue or not starts[0] else 1
-        cache, states = new_cache(self.model), self._state_pages
+        cache, states = new_cache(self.model, self._layout.argument), self._state_pages
+        if states is not None:
+            forget_states(self.model)
         for done in range(0, num_new, at_a_time):
             so_far = [start + done for start in starts]
             calls = [PagedCall(so_far, at_a_time, table, self._page_tokens) for table in tables]
@@ -107,16 +109,16 @@ class CachedModel:
             states.store(cache, self._pages_of_states(batch)[rows])
         return scores
 
-    def _call(self, cache: DynamicCache, call: PagedCall, tokens: Tensor) -> Tensor:
+    def _call(self, cache: Any, place: PagedCall, tokens: Tensor) -> Tensor:
         """The scores of the last tokens, [sequences, vocabulary]."""
-        arguments: dict[str, Any] = {self._layout.argument: cache}
+        arguments: dict[str, Any] = {"input_ids": tokens}
         if len(tokens) > 1 and self._takes_mask:
-            arguments["attention_mask"] = call.mask
+            arguments["attention_mask"] = place.mask
         if self._takes_positions:  # some take them from the cache, but not all that have layers with states
-            arguments["position_ids"] = call.positions
+            arguments["position_ids"] = place.positions
         if self._keeps_rows:
             arguments["logits_to_keep"] = 1
-        logits: Tensor = self.model(input_ids=tokens, use_cache=True, **arguments).logits
+        logits: Tensor = call(self.model, self._layout.argument, cache, **arguments).logits
         return logits[:, -1]
 
     def _pages_of_states(self, batch: StepBatch) -> Tensor:

@@ -26,7 +26,7 @@ from transformers.cache_utils import (
     LinearAttentionAndSlidingWindowAttentionLayer,
 )
 
-from slipstream.workers.models.general.cached.cache_layout import CacheLayout, is_block_indexed
+from slipstream.workers.models.general.cached.cache_layout import CacheLayout, is_block_indexed, is_compressed
 from slipstream.workers.models.interface.page_layers import PageLayer
 
 POSITION_DIMS = 3  # of the positions that Qwen4-Exp keeps beside the keys of its indexers: time, height, width
@@ -144,6 +144,37 @@ class PagedIndexedLayer(_Paged, DynamicIndexedLayer):  # type: ignore[no-untyped
         return self.update_indexer(idx_k[:, 0])[:, None]
 
 
+class PagedCompressedLayer(_Paged, DynamicSlidingWindowLayer):  # type: ignore[no-untyped-call]
+    """Of DeepSeek V4. It keeps what the entries for runs of tokens are made of, and they are made anew in each call."""
+
+    def __init__(self, sliding_window: int, compress_rate: int) -> None:
+        super().__init__(sliding_window)
+        self.compress_rate = compress_rate
+        self._num_used = 0  # numbers of a token, in the order in which the model asks
+
+    def open(self, call: PagedCall, pages: PageLayer) -> None:
+        super().open(call, pages)
+        self._num_used = 0
+
+    def store_compression_weights(self, name: str, kv: Tensor, gate: Tensor) -> tuple[Tensor, Tensor, int]:
+        """Writes [sequences, num_new, dim] each. Returns those of all tokens in whole runs, and the first position."""
+        new, call = torch.cat((kv, gate), dim=-1), self.call
+        pages = self.pages.index_part(self._num_used, new.shape[-1])
+        self._num_used += new.shape[-1]
+        pages.write_index(new.flatten(0, 1), call.slots_from(call.num_before).flatten())
+        usable = call.num_columns // self.compress_rate * self.compress_rate
+        stored = pages.read_index(call.slots_from(0)[:, :usable], new.shape[-1]).to(new.dtype)
+        return stored[..., : kv.shape[-1]], stored[..., kv.shape[-1] :], 0
+
+    def update_compressor_states(self, name: str, compressed: Tensor) -> Tensor:
+        """The entries of all runs."""
+        return compressed
+
+    def update_overlap_state(self, *args: object) -> tuple[None, None]:
+        """What is before the first run."""
+        return None, None
+
+
 class PagedHybridLayer(  # type: ignore[no-untyped-call, misc, override]
     _Paged, LinearAttentionAndFullAttentionLayer
 ):
@@ -161,12 +192,17 @@ def open_layers(
 ) -> None:
     """Makes the layers of a cache read and write pages. `calls` say for each stored layer where
     its page group has the sequences."""
+    if not layout.stored:
+        return
     while len(cache.layers) < len(layout.stored):
         cache.layers.append(DynamicLayer())  # type: ignore[no-untyped-call]
     cache.layer_class_to_replicate = None
     for at, of_pages in enumerate(layout.stored):
         layer = cache.layers[at]
         if of_pages is None:
+            if type(layer) in (DynamicLayer, PagedLayer):  # never written to, but some models ask it how long texts are
+                cache.layers[at] = unused = PagedLayer()  # type: ignore[no-untyped-call]
+                unused.open(calls[0], pages[0])
             continue
         if not isinstance(layer, _Paged):
             layer = cache.layers[at] = _with_pages(layer)
@@ -181,6 +217,8 @@ def _with_pages(layer: object) -> _Paged:
             return PagedHybridLayer(layer.number_of_states)
         case _ if isinstance(layer, DynamicIndexedLayer) or is_block_indexed(layer):
             return PagedIndexedLayer()  # type: ignore[no-untyped-call]
+        case DynamicSlidingWindowLayer() if is_compressed(layer):
+            return PagedCompressedLayer(layer.sliding_window, layer.compress_rate)  # type: ignore[attr-defined]
         case DynamicSlidingWindowLayer():
             return PagedWindowLayer(layer.sliding_window)
         case _:

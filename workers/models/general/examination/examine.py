@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from slipstream.workers.models.description.model_description import DIRECTORY, CodeNeededError, Found
+from slipstream.workers.models.description.no_collection import no_collection
 from slipstream.workers.models.directory.json_keys import ModelError
 
 # Of address space: torch's libraries take some 2 GiB; a model whose masks depend on numbers is built with zeros.
@@ -24,7 +25,8 @@ MEMORY_BYTES = 24 << 30
 def found_in(model_dir: Path, runs_code: bool) -> Found:
     """The description of the model, in this process."""
     # Imported here, after `main` has set limits.
-    from slipstream.workers.models.general.examination.examination import examined
+    with no_collection():
+        from slipstream.workers.models.general.examination.examination import examined
 
     try:
         return Found(examined(model_dir, runs_code))

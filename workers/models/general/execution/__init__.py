@@ -1,2 +1,2 @@
-"""How a general model is computed fast, and on several ranks: its step as a graph of calls, with native kernels in
-place of torch's where they fit. Imports kernels, models/directory and models/interface."""
+"""How a general model is computed fast, and on several ranks: native kernels in its graph where they fit, and the plan
+by which it is dealt out. Imports general/graph, models/directory and models/interface."""

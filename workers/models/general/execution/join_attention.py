@@ -7,10 +7,8 @@ from typing import Any
 
 import torch
 
-from slipstream.kernels.cpu.native_linear import NativeLinear
-from slipstream.kernels.cpu.native_rows import NativeRotation
-from slipstream.workers.models.general.execution.fuse import behind
-from slipstream.workers.models.general.execution.step_graph import Node
+from slipstream.workers.models.general.graph.kernel_calls import Behind, Product, Rotation
+from slipstream.workers.models.general.graph.step_graph import Node
 
 aten = torch.ops.aten
 
@@ -21,7 +19,7 @@ class JoinedHeads:
     `cosines` and `sines`; None: they are not rotated."""
 
     product: Node
-    rotation: NativeRotation | None
+    rotation: Rotation | None
     cosines: Node | None
     sines: Node | None
 
@@ -37,9 +35,9 @@ def joined_heads(query: Node, key: Node, value: Node) -> JoinedHeads | None:
     if of_query is None or of_keys is None or of_values is None:
         return None
     product, rotation, tables, start, width = of_query
-    if product is not of_keys[0] or product is not of_values[0] or not isinstance(product.target, NativeLinear):
+    if product is not of_keys[0] or product is not of_values[0] or not isinstance(product.target, Product):
         return None
-    if rotation is not of_keys[1] and (rotation is None or of_keys[1] is None or rotation.dim != of_keys[1].dim):
+    if rotation != of_keys[1]:
         return None
     if tables != of_keys[2] or of_values[1] is not None or query.shape[3] != key.shape[3]:
         return None
@@ -50,16 +48,16 @@ def joined_heads(query: Node, key: Node, value: Node) -> JoinedHeads | None:
     return JoinedHeads(product, rotation, *(tables or (None, None)))
 
 
-def _part(node: Node) -> tuple[Node, NativeRotation | None, tuple[Node, Node] | None, int, int] | None:
+def _part(node: Node) -> tuple[Node, Rotation | None, tuple[Node, Node] | None, int, int] | None:
     """Product, rotation, its tables, first column and number of columns of heads."""
-    rotation: NativeRotation | None = None
+    rotation: Rotation | None = None
     tables: tuple[Node, Node] | None = None
     done: Any = node
-    if node.target is behind:
+    if isinstance(node.target, Behind):
         node, done = node.args
         if done.args[0].target is not aten.slice.Tensor or done.args[0].args[0] is not node:
             return None
-    if isinstance(done.target, NativeRotation):
+    if isinstance(done.target, Rotation):
         rotation, tables = done.target, (done.args[1], done.args[2])
         node = done.args[0] if done is node else node
     if node.target is not aten.transpose.int or tuple(node.args[1:]) != (1, 2):

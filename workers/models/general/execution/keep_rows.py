@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from slipstream.kernels.cpu.native_linear import NativeLinear
-from slipstream.kernels.cpu.native_rows import NativeNorm
-from slipstream.workers.models.general.execution.step_graph import Node, Size, StepGraph
+from slipstream.workers.models.general.execution.patterns import CASTS, ELEMENTWISE
+from slipstream.workers.models.general.graph.kernel_calls import LayerNorm, Norm, Product
+from slipstream.workers.models.general.graph.step_graph import Node, Size, StepGraph
 
 aten = torch.ops.aten
 TOKEN_DIM = 1  # of activations, [1, tokens, ..]
@@ -35,7 +35,7 @@ def keep_rows(graph: StepGraph) -> None:
     for node in graph.nodes:
         if node in moved:
             for source in node.inputs:
-                if source not in moved and source not in chosen and source.value is None:
+                if source not in moved and source not in chosen and not source.is_constant:
                     chosen[source] = Node(aten.index.Tensor, (source, [None, rows]), {}, source.shape, source.dtype)
                     nodes.append(chosen[source])
             node.replace_inputs(chosen)
@@ -50,10 +50,10 @@ def keep_rows(graph: StepGraph) -> None:
 def _is_by_rows(node: Node, tokens: int) -> bool:
     if len(node.shape) != 3 or node.shape[TOKEN_DIM] != tokens:
         return False
-    if isinstance(node.target, NativeNorm | NativeLinear):
+    if isinstance(node.target, LayerNorm | Norm | Product):
         return True
-    if node.target is aten.add.Tensor:
-        return all(isinstance(one, Node) and one.shape == node.shape for one in node.args)
+    if node.target in ELEMENTWISE or node.target in CASTS:
+        return all(one.shape == node.shape for one in node.inputs)
     if node.target is aten.reshape.default:  # the heads of a token side by side
         source = node.args[0]
         return len(source.shape) == 4 and source.shape[:2] == node.shape[:2]

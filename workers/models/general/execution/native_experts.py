@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from slipstream.kernels.cpu.grouped_experts import PackedExperts, grouped_experts, pack_experts
+from slipstream.kernels.cpu.grouped_experts import PackedExperts, pack_experts
 from slipstream.kernels.moe.gate import ClampedSwiglu, ExpertGate, expert_gated
-from slipstream.workers.models.general.execution.leaves import leaf
+from slipstream.workers.models.general.graph.kernel_calls import Experts
+from slipstream.workers.models.general.graph.leaves import leaf
+from slipstream.workers.models.general.graph.step_graph import Node
 
 NAME = "slipstream"
 NUM_PROBES = 64
@@ -53,13 +54,17 @@ class NativeExperts:
                 config._experts_implementation = implementation
             ALL_EXPERTS_FUNCTIONS._global_mapping.pop(NAME, None)
 
-    def call(self, number: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        """That of the leaf with this number."""
-        return partial(_run, self._layers[-1 - number][1])
+    def call(self, number: int) -> tuple[Experts, tuple[Node | None, ...]]:
+        """That of the leaf with this number, and the constants that it takes."""
+        packed = self._layers[-1 - number][1]
+        gate_up, down = packed.gate_up, packed.down
+        call = Experts(packed.dtype, packed.gate, down.shape.inputs, gate_up.shape.inputs, down.shape.outputs)
+        constants = (gate_up.contents, down.contents, gate_up.bias, down.bias)
+        return call, tuple(None if one is None else _constant(one) for one in constants)
 
 
-def _run(packed: PackedExperts, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
-    return grouped_experts(x, experts, weights, packed)
+def _constant(value: Tensor) -> Node:
+    return Node(None, shape=tuple(value.shape), dtype=value.dtype, value=value)
 
 
 def _packed(module: Any, library: ctypes.CDLL) -> PackedExperts | None:

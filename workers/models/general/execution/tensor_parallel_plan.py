@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
@@ -81,11 +81,6 @@ def local_device(device: torch.device) -> Iterator[None]:
             del os.environ["LOCAL_RANK"]
         else:
             os.environ["LOCAL_RANK"] = before
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a parameter that is dealt out; any other tensor as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def expert_shares(model: nn.Module) -> tuple[int, int]:

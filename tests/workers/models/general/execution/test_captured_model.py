@@ -11,11 +11,11 @@ from torch import Tensor
 
 from slipstream.kernels.cpu.native_library import native_library
 from slipstream.workers.models.general.describe import describe
-from slipstream.workers.models.general.execution.capture import capture
 from slipstream.workers.models.general.execution.captured_model import CapturedModel
-from slipstream.workers.models.general.execution.recorder import NotCapturedError
 from slipstream.workers.models.general.flat_model import FlatModel
 from slipstream.workers.models.general.general_loader import load_general
+from slipstream.workers.models.general.graph.capture import capture
+from slipstream.workers.models.general.graph.recorder import NotCapturedError
 from slipstream.workers.models.general.self_check import GeneralModel
 from slipstream.workers.models.interface.kv_shape import kv_shape
 from slipstream.workers.models.interface.model import GreedyModel
@@ -36,7 +36,12 @@ def library() -> ctypes.CDLL:
     return found
 
 
-def load(model_dir: Path, library: ctypes.CDLL | None, dtype: torch.dtype = torch.float32) -> GeneralModel:
+def load(
+    model_dir: Path,
+    library: ctypes.CDLL | None,
+    dtype: torch.dtype = torch.float32,
+    cache_dir: Path | None = None,
+) -> GeneralModel:
     model = load_general(
         model_dir,
         describe(model_dir),
@@ -45,6 +50,7 @@ def load(model_dir: Path, library: ctypes.CDLL | None, dtype: torch.dtype = torc
         page_tokens=PAGE_TOKENS,
         tp=TensorParallel(),
         library=library,
+        cache_dir=cache_dir,
     )
     assert isinstance(model, CapturedModel if library else FlatModel)
     return model
@@ -73,7 +79,9 @@ def pool(model: GeneralModel) -> Tensor:
 STEPS = ({0: (0, 30), 1: (0, 7)}, {0: (30, 45), 1: (7, 8), 2: (0, 9)}, {0: (45, 46), 1: (8, 9), 2: (9, 10)})
 
 
-@pytest.mark.parametrize("kind", ["llama", "phi", "gemma2", "gpt_oss", "deepseek_v3", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "kind", ["llama", "phi", "phi3", "gpt2", "gpt_neox", "gemma2", "gpt_oss", "deepseek_v3", "qwen3_moe"]
+)
 def test_a_graph_computes_what_the_modules_do(kind: str, library: ctypes.CDLL, tmp_path: Path) -> None:
     model_dir = build_general_model(kind, tmp_path)
     modules, graph = load(model_dir, None), load(model_dir, library)
@@ -125,3 +133,11 @@ def test_a_step_that_depends_on_its_size_is_not_captured() -> None:
 
     with pytest.raises(NotCapturedError, match="in steps of"):
         capture(run)
+
+
+def test_what_a_gate_is_made_of_is_not_computed_beside_it(
+    library: ctypes.CDLL, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        load(build_general_model("llama", tmp_path), library)
+    assert "products=13, gates=3, activations=0, norms=7, rotations=6" in caplog.text  # four a layer, and the last

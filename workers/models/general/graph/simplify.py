@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slipstream.workers.models.general.execution.leaves import leaf_op
-from slipstream.workers.models.general.execution.step_graph import Node, StepGraph
+from slipstream.workers.models.general.graph.leaves import leaf_op
+from slipstream.workers.models.general.graph.step_graph import Node, StepGraph
 
 aten = torch.ops.aten
 END = 1 << 62  # of a slice: all that is there

@@ -16,7 +16,7 @@ from torch._dispatch.python import enable_python_dispatcher, no_python_dispatche
 from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from slipstream.workers.models.general.execution.step_graph import Node, StepGraph
+from slipstream.workers.models.general.graph.step_graph import Node, StepGraph
 
 aten = torch.ops.aten
 

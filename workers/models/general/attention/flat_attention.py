@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.kernels.cpu.native_rows import NativeRotation
-from slipstream.workers.models.general.attention_call import AttentionCall, AttentionCalls
-from slipstream.workers.models.general.execution.leaves import leaf
-from slipstream.workers.models.general.execution.tensor_parallel_plan import local
-from slipstream.workers.models.general.native_calls import NativeCalls, heads_of
+from slipstream.workers.models.general.attention.attention_call import AttentionCall, AttentionCalls
+from slipstream.workers.models.general.attention.native_calls import NativeCalls, heads_of
+from slipstream.workers.models.general.graph.leaves import leaf
 from slipstream.workers.models.interface.page_layers import PageLayer, page_layers
 from slipstream.workers.models.interface.step_batch import StepBatch
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
@@ -82,7 +81,7 @@ class FlatAttention:
 
     @contextmanager
     def traced(self) -> Iterator[None]:
-        """Within it, calls compute nothing and are leaves of a graph (see `execution.leaves`)."""
+        """Within it, calls compute nothing and are leaves of a graph (see `graph.leaves`)."""
         self._num_traced = 0
         try:
             yield
@@ -113,7 +112,7 @@ class FlatAttention:
             query = query[:, self._own(query.shape[1])]
             key, value = (heads[:, self._own(heads.shape[1])] for heads in (key, value))
         if sinks is not None:
-            sinks = local(sinks)
+            sinks = _local(sinks)
             sinks = sinks if len(sinks) == call.num_heads else sinks[self._own(len(sinks))]
         native = None if self._native is None else self._native[number]
         if native is None:
@@ -171,6 +170,12 @@ class FlatAttention:
 
     def _own(self, num_heads: int) -> slice:
         return self._tp.shard(num_heads, "num_attention_heads")
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's part of a parameter that is dealt out (a DTensor); any other tensor as it is."""
+    to_local: Callable[[], Tensor] | None = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()
 
 
 def _attend(

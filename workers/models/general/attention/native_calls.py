@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.cpu.native_attention import NativeAttention, PageForm
-from slipstream.workers.models.general.attention_call import AttentionCall, AttentionCalls
+from slipstream.workers.models.general.attention.attention_call import AttentionCall, AttentionCalls
 from slipstream.workers.models.interface.step_arrays import StepArrays
 
 

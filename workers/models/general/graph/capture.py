@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slipstream.workers.models.general.execution.recorder import NotCapturedError, recorded
-from slipstream.workers.models.general.execution.step_graph import Node, Size, StepGraph
+from slipstream.workers.models.general.graph.recorder import NotCapturedError, recorded
+from slipstream.workers.models.general.graph.step_graph import Node, Size, StepGraph
 
 Run = Callable[[Tensor, Tensor, Tensor], Tensor]
 

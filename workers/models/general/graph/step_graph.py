@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-Target = Callable[..., Any]
+Target = Any  # a function, or a call of `kernel_calls`
+Fill = Callable[[NDArray[np.uint8]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,8 @@ class Size:
 @dataclass(eq=False, slots=True)
 class Node:
     """One call. `args` and `kwargs` may hold nodes, also in lists. `shape` and `dtype` are those of the result in the
-    step that was traced. `value` is that of a constant; its target is None, as is that of an input."""
+    step that was traced. `value` is that of a constant; its target is None, as is that of an input. A constant that is
+    yet to be made has `fill` instead, which writes its bytes."""
 
     target: Target | None
     args: tuple[Any, ...] = ()
@@ -31,6 +35,11 @@ class Node:
     shape: tuple[int, ...] = ()
     dtype: torch.dtype | None = None
     value: Tensor | None = None
+    fill: Fill | None = None
+
+    @property
+    def is_constant(self) -> bool:
+        return self.value is not None or self.fill is not None
 
     @property
     def inputs(self) -> list[Node]:

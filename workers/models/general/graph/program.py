@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slipstream.workers.models.general.execution.step_graph import Node, Size, StepGraph
+from slipstream.workers.models.general.graph.step_graph import Node, Size, StepGraph
 
 aten = torch.ops.aten
 
@@ -43,7 +43,7 @@ def compiled(graph: StepGraph) -> Program:
         last_use.update(dict.fromkeys(node.inputs, node))
     dead: dict[Node, list[str]] = {}
     for used, user in last_use.items():
-        if used.value is None and used is not graph.output:
+        if not used.is_constant and used is not graph.output:
             dead.setdefault(user, []).append(names[used])
     tokens, positions, rows = (names[node] for node in graph.inputs)
     lines = [f"def step({tokens}, {positions}, {rows}):"]
