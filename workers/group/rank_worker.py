@@ -42,6 +42,7 @@ from slipstream.workers.group.group_messages import (
     Shutdown,
 )
 from slipstream.workers.group.rank_parts import RankParts, rank_parts
+from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.process.compute_thread import ComputeThread
 from slipstream.workers.process.memory_release import release_memory
 from slipstream.workers.telemetry.worker_report import LEADER_GONE, WorkerFailed, WorkerReport, WorkerState
@@ -179,7 +180,7 @@ def _reason_of(error: BaseException) -> str:
     """Errors that are sentences already need no type to be understood."""
     return (
         str(error)
-        if isinstance(error, WorkerFailed | FilesChanged | SourceError)
+        if isinstance(error, WorkerFailed | FilesChanged | SourceError | ModelError)
         else f"{type(error).__name__}: {error}"
     )
 
