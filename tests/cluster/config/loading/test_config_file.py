@@ -492,10 +492,9 @@ def test_a_chat_template_that_writes_what_the_model_does_not_have_is_refused(fol
         ("{max_model_len: 1}", "max_model_len: must be at least 2, got 1"),
     ],
 )
-def test_a_pool_that_holds_no_sequence_is_named_by_role(folder: Path, engine: str, expected: str) -> None:
-    (prefill, decode) = problems(folder, MODEL + f"engine: {engine}\n")
-    assert prefill == f"c.yaml:2: prefill.engine.{expected}"
-    assert decode == f"c.yaml:2: decode.engine.{expected}"
+def test_a_pool_that_holds_no_sequence_is_named_once(folder: Path, engine: str, expected: str) -> None:
+    (problem,) = problems(folder, MODEL + f"engine: {engine}\n")
+    assert problem == f"c.yaml:2: engine.{expected}"
 
 
 @pytest.mark.parametrize(
@@ -505,7 +504,7 @@ def test_a_pool_that_holds_no_sequence_is_named_by_role(folder: Path, engine: st
         (
             "device: cpu, max_model_len: 64, page_tokens: 2",
             10_000,
-            r"c.yaml:2: decode.engine.max_model_len: 64 is over the \d+ tokens that budget.memory_gib \S+ holds",
+            r"c.yaml:2: engine.max_model_len: 64 is over the \d+ tokens that budget.memory_gib \S+ holds",
         ),
     ],
 )
