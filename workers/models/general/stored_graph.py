@@ -47,10 +47,12 @@ _CALLS = TypeAdapter(AttentionCalls)
 
 @dataclass(frozen=True, slots=True)
 class GraphStore:
-    """Where a model's graph is kept. `directory` is that of the weight cache; None: nowhere."""
+    """Where a model's graph is kept. `directory` is that of the weight cache; None: nowhere. `files` are those that the
+    key was made of: nothing is kept under it once they have changed."""
 
     directory: Path | None
     key: bytes
+    files: SteadyFiles | None = None
 
     @classmethod
     def of(
@@ -73,7 +75,7 @@ class GraphStore:
         except OSError as error:
             raise ModelError(f"{error.filename} cannot be read: {error.strerror}") from error
         identity = repr((*what, library._name, built.st_size, built.st_mtime_ns)).encode()
-        return cls(directory, bytes.fromhex(key_of("graph", [identity, *parts])))
+        return cls(directory, bytes.fromhex(key_of("graph", [identity, *parts])), files)
 
     @contextmanager
     def loading(self) -> Iterator[None]:
@@ -103,7 +105,7 @@ class GraphStore:
 
     def take(self, graph: StepGraph) -> str | None:
         """Puts the graph's constants where workers share them, and makes them views of that. Returns the text for
-        `keep`; None: the graph cannot be kept."""
+        `keep`; None: the graph cannot be kept. Raises FilesChanged."""
         try:
             text = to_text(graph)
         except GraphFileError as error:
@@ -111,20 +113,29 @@ class GraphStore:
             text = None
         directory = None if text is None else self.directory
         key = self._constants_key(text or "")
-        contents = cached(directory, key, num_bytes(graph), lambda contents: fill_constants(graph, contents))
-        take_constants(graph, contents)
+
+        def fill(contents: Bytes) -> None:
+            fill_constants(graph, contents)
+            self._check_files()
+
+        take_constants(graph, cached(directory, key, num_bytes(graph), fill))
         return text
 
     def keep(self, text: str, calls: AttentionCalls) -> None:
-        """Of a graph that has passed the self-check: its text, and its calls of attention."""
+        """Of a graph that has passed the self-check: its text, and its calls of attention. Raises FilesChanged."""
         if self.directory is None:
             return
+        self._check_files()
         content = json.dumps({"graph": text, "calls": _CALLS.dump_json(calls).decode()}).encode()
 
         def fill(contents: Bytes) -> None:
             contents[:] = np.frombuffer(content, np.uint8)
 
         cached(self.directory, self.key, len(content), fill)
+
+    def _check_files(self) -> None:
+        if self.files is not None:
+            self.files.check()
 
     def _constants_key(self, text: str) -> bytes:
         return hashlib.sha256(self.key + text.encode()).digest()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from slipstream.kernels.cpu.native_library import native_library
-from slipstream.workers.models.general import checked_model
+from slipstream.router.model_files.file_digest import FilesChanged
+from slipstream.workers.models.general import checked_model, stored_graph
 from slipstream.workers.models.general.describe import describe
 from slipstream.workers.models.general.execution.captured_model import CapturedModel
 from slipstream.workers.models.general.flat_model import FlatModel
@@ -97,3 +99,22 @@ def test_a_graph_that_fails_the_check_is_not_kept(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(checked_model, "check_scores", refuses_graphs)
     for _ in range(2):
         assert isinstance(load(model_dir, tmp_path / "cache"), FlatModel)
+
+
+@pytest.mark.parametrize(("module", "step"), [(stored_graph, "fill_constants"), (checked_model, "check_scores")])
+def test_no_graph_of_files_that_change_meanwhile_is_kept(
+    module: Any, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model_dir = build_general_model("llama", tmp_path / "model")
+    own_step = getattr(module, step)
+
+    def exchanges_weights(*args: Any) -> None:
+        own_step(*args)
+        (tmp_path / "other").write_bytes((model_dir / "model.safetensors").read_bytes())
+        (tmp_path / "other").rename(model_dir / "model.safetensors")
+
+    monkeypatch.setattr(module, step, exchanges_weights)
+    with pytest.raises(FilesChanged, match=r"model\.safetensors was changed while the model was loaded"):
+        load(model_dir, tmp_path / "cache")
+    kept = [path for path in (tmp_path / "cache").glob("*.weights") if b'"graph"' in path.read_bytes()]
+    assert not kept
