@@ -37,7 +37,7 @@ from slipstream.workers.models.general.graph.graph_file import (
     to_text,
 )
 from slipstream.workers.models.general.graph.step_graph import StepGraph
-from slipstream.workers.models.weights.weight_cache import Bytes, cached, known, loading
+from slipstream.workers.models.weights.weight_cache import Bytes, cached, forget, known, loading
 
 log = logging.getLogger(__name__)
 
@@ -103,9 +103,11 @@ class GraphStore:
         attention = FlatAttention(calls, spec.kv.num_units, page_tokens, library=library, dtype=dtype)
         return CapturedModel(spec, dtype, graph, attention, library)
 
-    def take(self, graph: StepGraph) -> str | None:
-        """Puts the graph's constants where workers share them, and makes them views of that. Returns the text for
-        `keep`; None: the graph cannot be kept. Raises FilesChanged."""
+    @contextmanager
+    def taken(self, graph: StepGraph) -> Iterator[str | None]:
+        """Puts the graph's constants where workers share them, and makes them views of that. They do not stay there if
+        the block, which checks the graph and keeps it, raises. Yields the text for `keep`; None: the graph cannot be
+        kept. Raises FilesChanged."""
         try:
             text = to_text(graph)
         except GraphFileError as error:
@@ -119,7 +121,11 @@ class GraphStore:
             self._check_files()
 
         take_constants(graph, cached(directory, key, num_bytes(graph), fill))
-        return text
+        try:
+            yield text
+        except BaseException:
+            forget(directory, key)
+            raise
 
     def keep(self, text: str, calls: AttentionCalls) -> None:
         """Of a graph that has passed the self-check: its text, and its calls of attention. Raises FilesChanged."""

@@ -76,6 +76,13 @@ def known(directory: Path, key: bytes) -> Bytes | None:
         return None
 
 
+def forget(directory: Path | None, key: bytes) -> None:
+    """Removes what this user has written under a key. What processes have mapped of it stays as it is."""
+    if directory is not None:
+        with contextlib.suppress(OSError):
+            _own_path(directory, key).unlink(missing_ok=True)
+
+
 @contextmanager
 def loading(directory: Path, key: bytes) -> Iterator[None]:
     """Held by a process that loads what it may have to write under a key: others wait for it, so that they need not
