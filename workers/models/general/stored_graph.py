@@ -86,22 +86,23 @@ class GraphStore:
     def load(
         self, spec: GeneralSpec, dtype: torch.dtype, page_tokens: int, library: ctypes.CDLL
     ) -> CapturedModel | None:
-        """None: it is not kept."""
+        """None: it is not kept, or is damaged and thus removed."""
         if self.directory is None or (kept := known(self.directory, self.key)) is None:
             return None
         try:
             stored = json.loads(kept.tobytes())
             graph = of_text(stored["graph"])
             calls = _CALLS.validate_json(stored["calls"])
-        except (ValueError, KeyError) as error:
-            log.warning("%s: a kept graph cannot be read: %s", self.directory, error)
+            contents = known(self.directory, self._constants_key(stored["graph"]))
+            if contents is None or len(contents) != num_bytes(graph):
+                return None
+            take_constants(graph, contents)
+            attention = FlatAttention(calls, spec.kv.num_units, page_tokens, library=library, dtype=dtype)
+            return CapturedModel(spec, dtype, graph, attention, library)
+        except Exception as error:  # whatever a damaged text leads to
+            log.warning("%s: a kept graph cannot be read, and is made anew: %s", self.directory, error)
+            forget(self.directory, self.key)
             return None
-        contents = known(self.directory, self._constants_key(stored["graph"]))
-        if contents is None or len(contents) != num_bytes(graph):
-            return None
-        take_constants(graph, contents)
-        attention = FlatAttention(calls, spec.kv.num_units, page_tokens, library=library, dtype=dtype)
-        return CapturedModel(spec, dtype, graph, attention, library)
 
     @contextmanager
     def taken(self, graph: StepGraph) -> Iterator[str | None]:

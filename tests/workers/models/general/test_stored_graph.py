@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from slipstream.workers.models.interface.kv_shape import kv_shape
 from slipstream.workers.models.interface.step_arrays import SequenceSlice
 from slipstream.workers.models.interface.step_batch import StepBatch
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
+from slipstream.workers.models.weights.weight_cache import HEADER_BYTES
 from tests.support.workers.general_models import build_general_model
 
 PAGE_TOKENS = 8
@@ -118,3 +120,21 @@ def test_no_graph_of_files_that_change_meanwhile_is_kept(
     with pytest.raises(FilesChanged, match=r"model\.safetensors was changed while the model was loaded"):
         load(model_dir, tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("*.weights"))
+
+
+def replace_text(content: bytes, text: bytes) -> bytes:
+    """The file with another text of the same length."""
+    return content[:HEADER_BYTES] + text.ljust(len(content) - HEADER_BYTES)
+
+
+def test_a_damaged_graph_is_made_anew(tmp_path: Path) -> None:
+    model_dir = build_general_model("llama", tmp_path / "model")
+    expected = scores(load(model_dir, tmp_path / "cache"))
+    (path,) = (path for path in (tmp_path / "cache").glob("*.weights") if b'"graph"' in path.read_bytes())
+    content = path.read_bytes()
+    without_input = re.sub(rb'"inputs\\": \[\d', b'"inputs\\": [9', content)
+    assert without_input != content
+    for damaged in (replace_text(content, b"[]"), replace_text(content, b'{"graph": 1}'), without_input):
+        path.write_bytes(damaged)
+        assert torch.equal(scores(load(model_dir, tmp_path / "cache")), expected)
+        assert path.read_bytes()[HEADER_BYTES:] == content[HEADER_BYTES:]
