@@ -2,6 +2,9 @@
 
 These need neither transformers nor a trace nor another check, and map the packed weights that are there already. Two
 files of the weight cache: the graph as text, and its constants.
+
+The key has our code and the kernels' build in it, as both decide what the constants hold. So each upgrade writes the
+weights of a model again, and those of earlier ones are removed.
 """
 
 from __future__ import annotations
@@ -37,22 +40,26 @@ from slipstream.workers.models.general.graph.graph_file import (
     to_text,
 )
 from slipstream.workers.models.general.graph.step_graph import StepGraph
-from slipstream.workers.models.weights.weight_cache import Bytes, cached, forget, known, loading
+from slipstream.workers.models.weights.weight_cache import Bytes, cached, forget, keep_newest, known, loading
 
 log = logging.getLogger(__name__)
 
 KERNELS = Path(__file__).resolve().parents[3] / "kernels" / "cpu"  # what graphs call
+MOST_KEPT = 2  # constants for the same weights: those of this installation, and of the one before or beside it
+PREFIX_BYTES = 8
 _CALLS = TypeAdapter(AttentionCalls)
 
 
 @dataclass(frozen=True, slots=True)
 class GraphStore:
     """Where a model's graph is kept. `directory` is that of the weight cache; None: nowhere. `files` are those that the
-    key was made of: nothing is kept under it once they have changed."""
+    key was made of: nothing is kept under it once they have changed. `prefix` is that of the keys of constants for the
+    same weights."""
 
     directory: Path | None
     key: bytes
     files: SteadyFiles | None = None
+    prefix: bytes = b""
 
     @classmethod
     def of(
@@ -75,7 +82,8 @@ class GraphStore:
         except OSError as error:
             raise ModelError(f"{error.filename} cannot be read: {error.strerror}") from error
         identity = repr((*what, library._name, built.st_size, built.st_mtime_ns)).encode()
-        return cls(directory, bytes.fromhex(key_of("graph", [identity, *parts])), files)
+        prefix = hashlib.sha256(repr((files.weights_key, dtype, page_tokens)).encode()).digest()[:PREFIX_BYTES]
+        return cls(directory, bytes.fromhex(key_of("graph", [identity, *parts])), files, prefix)
 
     @contextmanager
     def loading(self) -> Iterator[None]:
@@ -129,7 +137,8 @@ class GraphStore:
             raise
 
     def keep(self, text: str, calls: AttentionCalls) -> None:
-        """Of a graph that has passed the self-check: its text, and its calls of attention. Raises FilesChanged."""
+        """Of a graph that has passed the self-check: its text, and its calls of attention. Raises FilesChanged. Removes
+        constants for the same weights that were not used for longest."""
         if self.directory is None:
             return
         self._check_files()
@@ -139,10 +148,11 @@ class GraphStore:
             contents[:] = np.frombuffer(content, np.uint8)
 
         cached(self.directory, self.key, len(content), fill)
+        keep_newest(self.directory, self.prefix, MOST_KEPT)
 
     def _check_files(self) -> None:
         if self.files is not None:
             self.files.check()
 
     def _constants_key(self, text: str) -> bytes:
-        return hashlib.sha256(self.key + text.encode()).digest()
+        return self.prefix + hashlib.sha256(self.key + text.encode()).digest()[len(self.prefix) :]

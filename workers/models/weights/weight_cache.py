@@ -83,6 +83,18 @@ def forget(directory: Path | None, key: bytes) -> None:
             _own_path(directory, key).unlink(missing_ok=True)
 
 
+def keep_newest(directory: Path, prefix: bytes, count: int) -> None:
+    """Of what this user has written under keys that begin with `prefix`, removes all but the `count` files that were
+    used last. What processes have mapped of them stays as it is."""
+    used_ns: dict[Path, int] = {}
+    for path in directory.glob(f"{prefix.hex()}*.{os.geteuid()}{SUFFIX}"):
+        with contextlib.suppress(OSError):  # another process has removed it
+            used_ns[path] = path.stat().st_mtime_ns
+    for path in sorted(used_ns, key=lambda path: -used_ns[path])[count:]:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
 @contextmanager
 def loading(directory: Path, key: bytes) -> Iterator[None]:
     """Held by a process that loads what it may have to write under a key: others wait for it, so that they need not

@@ -13,12 +13,14 @@ import torch
 
 from slipstream.kernels.cpu.native_library import native_library
 from slipstream.router.model_files.file_digest import FilesChanged
+from slipstream.workers.models.description.result_cache import key_of
 from slipstream.workers.models.general import checked_model, stored_graph
 from slipstream.workers.models.general.describe import describe
 from slipstream.workers.models.general.execution.captured_model import CapturedModel
 from slipstream.workers.models.general.flat_model import FlatModel
 from slipstream.workers.models.general.general_loader import load_general
 from slipstream.workers.models.general.self_check import GeneralModel, SelfCheckError
+from slipstream.workers.models.general.stored_graph import MOST_KEPT
 from slipstream.workers.models.interface.kv_shape import kv_shape
 from slipstream.workers.models.interface.step_arrays import SequenceSlice
 from slipstream.workers.models.interface.step_batch import StepBatch
@@ -138,3 +140,20 @@ def test_a_damaged_graph_is_made_anew(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         assert torch.equal(scores(load(model_dir, tmp_path / "cache")), expected)
         assert path.read_bytes()[HEADER_BYTES:] == content[HEADER_BYTES:]
+
+
+def test_weights_of_earlier_installations_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model_dir = build_general_model("llama", tmp_path / "model")
+
+    def sizes() -> list[int]:
+        """Of the constants, which are larger than the texts."""
+        return [size for path in (tmp_path / "cache").glob("*.weights") if (size := path.stat().st_size) > 200_000]
+
+    for version in range(MOST_KEPT + 2):
+        monkeypatch.setattr(
+            stored_graph, "key_of", lambda what, parts, own=bytes([version]): key_of(what, [*parts, own])
+        )
+        load(model_dir, tmp_path / "cache")
+        assert len(sizes()) == min(version + 1, MOST_KEPT)
+    monkeypatch.delattr(checked_model, "load_checked")
+    load(model_dir, tmp_path / "cache")

@@ -14,7 +14,14 @@ import numpy as np
 import pytest
 
 from slipstream.workers.models.weights import weight_cache
-from slipstream.workers.models.weights.weight_cache import UNUSED_DAYS, Bytes, cached, default_directory, known
+from slipstream.workers.models.weights.weight_cache import (
+    UNUSED_DAYS,
+    Bytes,
+    cached,
+    default_directory,
+    keep_newest,
+    known,
+)
 
 KEY = bytes(range(32))
 SIZE = 10_000
@@ -248,6 +255,24 @@ def test_what_nobody_has_used_for_long_goes_when_something_is_written(tmp_path: 
     assert {path.stem for path in tmp_path.glob("*.weights")} == {
         f"{key.hex()}.{os.geteuid()}" for key in (KEY, bytes([7] * 32))
     }
+
+
+def test_of_keys_with_one_prefix_those_used_last_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [bytes([1, 2, number]).ljust(32) for number in range(4)]
+    other = bytes([1, 3]).ljust(32)
+    for age_s, key in enumerate((*keys, other)):
+        cached(tmp_path, key, SIZE, Filler())
+        used_s = time.time() - 1000 + age_s
+        os.utime(tmp_path / f"{key.hex()}.{os.geteuid()}.weights", (used_s, used_s))
+    mapped = cached(tmp_path, keys[0], SIZE, never)  # is used again
+    become(monkeypatch, OWN, os.geteuid())
+    keep_newest(tmp_path, bytes([1, 2]), 0)  # of another user
+    monkeypatch.undo()
+    keep_newest(tmp_path, bytes([1, 2]), 2)
+    left = {path.name.partition(".")[0] for path in tmp_path.glob("*.weights")}
+    assert left == {key.hex() for key in (keys[0], keys[3], other)}
+    keep_newest(tmp_path, bytes([1, 2]), 0)
+    assert np.array_equal(mapped, CONTENTS)
 
 
 def test_the_users_cache_directory_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
