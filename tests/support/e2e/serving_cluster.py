@@ -23,7 +23,7 @@ from slipstream.cluster.state.run_state import ClusterState, MemberStatus
 
 ROOT = Path(__file__).resolve().parents[3]
 DEMO_MODEL = ROOT / "models" / "slipstream-demo"
-START_TIMEOUT_S = 150.0  # of several that start at once, on a machine that does other things, too
+START_TIMEOUT_S = 240.0  # of several that start at once, on a machine that does other things, too
 END_TIMEOUT_S = 90.0
 LOOK_EVERY_S = 0.5
 
