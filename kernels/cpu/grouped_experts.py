@@ -24,6 +24,7 @@ from slipstream.kernels.cpu.c_interface import (
     WeightKind,
     WeightShape,
 )
+from slipstream.kernels.cpu.native_linear import packed_bytes
 from slipstream.kernels.cpu.native_ops import expert_epilogue
 from slipstream.kernels.moe.gate import ClampedSwiglu, ExpertGate
 
@@ -41,10 +42,27 @@ class PackedStack:
 
     @classmethod
     def of_contents(
-        cls, dtype: torch.dtype, contents: Tensor, bias: Tensor | None, outputs: int, inputs: int, *, is_paired: bool
+        cls,
+        library: ctypes.CDLL,
+        dtype: torch.dtype,
+        contents: Tensor,
+        bias: Tensor | None,
+        outputs: int,
+        inputs: int,
+        *,
+        is_paired: bool,
     ) -> PackedStack:
-        """From what another one of this form has as contents and bias."""
-        return cls(WeightShape(KINDS[dtype], is_paired, outputs, inputs, 0), contents, bias)
+        """From what another one of this form has as contents and bias. Raises ValueError if they have another one."""
+        shape = WeightShape(KINDS[dtype], is_paired, outputs, inputs, 0)
+        num_bytes = packed_bytes(library, shape)
+        if contents.dtype != torch.uint8 or contents.dim() != 2 or contents.shape[1] != num_bytes:
+            raise ValueError(
+                f"contents: {list(contents.shape)} in {contents.dtype} for {outputs} x {inputs} weights of "
+                f"{num_bytes} bytes each"
+            )
+        if bias is not None and (bias.dtype != torch.float32 or bias.shape != (len(contents), outputs)):
+            raise ValueError(f"bias: {list(bias.shape)} in {bias.dtype} for {len(contents)} x {outputs} outputs")
+        return cls(shape, contents, bias)
 
     @property
     def first(self) -> PackedWeight:

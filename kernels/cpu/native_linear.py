@@ -105,9 +105,13 @@ class NativeLinear:
         gate: Gate | None = None,
         activation: Activation | None = None,
     ) -> NativeLinear:
-        """From the contents of a `LinearPacker` that has one layer, of `outputs` x `inputs` weights."""
+        """From the contents of a `LinearPacker` that has one layer, of `outputs` x `inputs` weights. Raises ValueError
+        if they are of another size."""
         shape = WeightShape(KINDS[dtype], gate is not None, outputs, inputs, 0)
-        end = _aligned(library.slipstream_packed_bytes(shape))
+        end = _aligned(packed_bytes(library, shape))
+        num_bytes = end + (_aligned(4 * outputs) if has_bias else 0)
+        if len(contents) != num_bytes:
+            raise ValueError(f"contents: {len(contents)} bytes for {outputs} x {inputs} weights of {num_bytes} bytes")
         return cls(library, shape, contents, 0, end if has_bias else None, dtype, gate, activation)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -231,6 +235,14 @@ class LinearPacker:
         offset = self.num_bytes
         self.num_bytes += _aligned(num_bytes)
         return offset
+
+
+def packed_bytes(library: ctypes.CDLL, shape: WeightShape) -> int:
+    """Of a matrix as the kernels read it. Raises ValueError if it has no rows or no columns."""
+    if shape.outputs < 1 or shape.inputs < 1:
+        raise ValueError(f"weight: {shape.outputs} x {shape.inputs}")
+    num_bytes: int = library.slipstream_packed_bytes(shape)
+    return num_bytes
 
 
 def _aligned(num_bytes: int) -> int:

@@ -23,7 +23,7 @@ class NativeNorm:
     __slots__ = ("_address", "_dim", "_eps", "_norm", "_type", "_weight")
 
     def __init__(self, library: ctypes.CDLL, dim: int, weight: Tensor | None, eps: float, dtype: torch.dtype) -> None:
-        self._weight = None if weight is None else weight.float().contiguous().clone()
+        self._weight = _of_dim(weight, dim)
         self._address = None if self._weight is None else self._weight.data_ptr()
         self._dim, self._eps = dim, eps
         self._type = int(TYPES[dtype])
@@ -55,7 +55,7 @@ class NativeLayerNorm:
         eps: float,
         dtype: torch.dtype,
     ) -> None:
-        self._parts = [None if one is None else one.float().contiguous().clone() for one in (weight, bias)]
+        self._parts = [_of_dim(one, dim) for one in (weight, bias)]
         self._addresses = [None if one is None else one.data_ptr() for one in self._parts]
         self._dim, self._eps = dim, eps
         self._type = int(TYPES[dtype])
@@ -115,6 +115,14 @@ class NativeRotation:
             cosines.stride(-2),
             self.dim,
         )
+
+
+def _of_dim(vector: Tensor | None, dim: int) -> Tensor | None:
+    if vector is None:
+        return None
+    if vector.numel() != dim:
+        raise ValueError(f"weight: {list(vector.shape)} for rows of {dim} numbers")
+    return vector.float().contiguous().clone()
 
 
 def best_of_rows(library: ctypes.CDLL, scores: Tensor, count: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:

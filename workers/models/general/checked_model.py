@@ -107,15 +107,15 @@ def _flat(
         try:
             store = GraphStore(None, b"") if store is None else store
             graph, fused = fused_graph(flat.run, attention, NativeExperts(model, library), library)
-            text = store.take(graph)
-            captured = CapturedModel(spec, model.dtype, graph, attention, library)
-            check_scores(captured, expected, page_tokens)
+            with store.taken(graph) as text:
+                captured = CapturedModel(spec, model.dtype, graph, attention, library)
+                check_scores(captured, expected, page_tokens)
+                if text is not None:
+                    store.keep(text, calls)
         except (NotCapturedError, SelfCheckError) as error:
             log.info("%s runs by its own modules: %s", spec.architecture, error)
         else:
             log.info("%s runs as a graph of native calls: %s", spec.architecture, fused)
-            if text is not None:
-                store.keep(text, calls)
             return captured
     check_scores(flat, expected, page_tokens)
     return flat

@@ -53,10 +53,11 @@ def load_shared(
     model_dir: Path, dtype: torch.dtype, trust_remote_code: bool, directory: Path | None, files: SteadyFiles | None
 ) -> PreTrainedModel:
     """The model, with weights that are views of files as far as possible. `directory` is that of the weight cache;
-    None: there is none. Raises ModelError."""
+    None: there is none. Raises ModelError, and FilesChanged if the files are exchanged while they are converted."""
     if directory is None or stays_quantized(read_config(model_dir, trust_remote_code)):
         return load_pretrained(model_dir, dtype, trust_remote_code)
-    key = _key(model_dir, dtype, SteadyFiles.of(model_dir) if files is None else files)
+    files = SteadyFiles.of(model_dir) if files is None else files
+    key = _key(model_dir, dtype, files)
     with loading(directory, key):
         contents = known(directory, key)
         if contents is not None:
@@ -64,7 +65,7 @@ def load_shared(
         model = load_pretrained(model_dir, dtype, trust_remote_code)
         if private_bytes(model) < MIN_SHARED_BYTES:
             return model
-        num_bytes, fill = _written(dict(model.state_dict()))
+        num_bytes, fill = _written(dict(model.state_dict()), files)
         contents = cached(directory, key, num_bytes, fill)
         return _with_weights(model_dir, dtype, trust_remote_code, _tensors_of(contents))
 
@@ -100,8 +101,9 @@ def _key(model_dir: Path, dtype: torch.dtype, files: SteadyFiles) -> bytes:
     return digest.digest()
 
 
-def _written(tensors: dict[str, Tensor]) -> tuple[int, Callable[[Bytes], None]]:
-    """The size of the contents, and what writes them. Tensors that are one memory are written once."""
+def _written(tensors: dict[str, Tensor], files: SteadyFiles) -> tuple[int, Callable[[Bytes], None]]:
+    """The size of the contents, and what writes them, which raises FilesChanged if `files` are others by then. Tensors
+    that are one memory are written once."""
     placed: list[_Placed] = []
     begins: dict[tuple[int, int], int] = {}  # by address and size
     end = 0
@@ -121,6 +123,7 @@ def _written(tensors: dict[str, Tensor]) -> tuple[int, Callable[[Bytes], None]]:
         for place in placed:
             raw = tensors[place.name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
             contents[start + place.begin : start + place.begin + len(raw)] = raw
+        files.check()
 
     return start + end, fill
 

@@ -1,11 +1,14 @@
 """Files of packed weights that all workers of a host map and share through the page cache.
 
-    DIRECTORY/<key>.weights     header, one page | contents
-    DIRECTORY/<key>.lock        held by the writer; the others wait for it, then map the file
-    DIRECTORY/<key>.<pid>.part  being written; renamed when it is complete
+    DIRECTORY/<key>.<user>.weights     header, one page | contents
+    DIRECTORY/<key>.<user>.lock        held by the writer; the others wait for it, then map the file
+    DIRECTORY/<key>.<user>.<pid>.part  being written; renamed when it is complete
 
 The key is a digest of everything that the contents depend on. A file that has not been used for `UNUSED_DAYS` is
 removed when another one is written.
+
+Users may share the directory. What a worker maps decides what it computes, so it maps only files of its own user and of
+root, and none that others may write to.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import hashlib
 import logging
 import mmap
 import os
+import stat
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +39,7 @@ Fill = Callable[[Bytes], None]
 
 MAGIC = b"slipstream weights 1"
 SUFFIX = ".weights"
+ROOT = 0  # the user
 HEADER_BYTES = 4096
 UNUSED_DAYS = 14
 HUGE_PAGE_BYTES = 2 << 20
@@ -65,11 +70,29 @@ def cached(directory: Path | None, key: bytes, num_bytes: int, fill: Fill) -> By
 
 def known(directory: Path, key: bytes) -> Bytes | None:
     """The contents that were written under a key, whatever their size; None if there are none."""
-    path = directory / f"{key.hex()}{SUFFIX}"
     try:
-        return _open(path, key, path.stat().st_size - HEADER_BYTES)
+        return _find(directory, key, None)
     except OSError:
         return None
+
+
+def forget(directory: Path | None, key: bytes) -> None:
+    """Removes what this user has written under a key. What processes have mapped of it stays as it is."""
+    if directory is not None:
+        with contextlib.suppress(OSError):
+            _own_path(directory, key).unlink(missing_ok=True)
+
+
+def keep_newest(directory: Path, prefix: bytes, count: int) -> None:
+    """Of what this user has written under keys that begin with `prefix`, removes all but the `count` files that were
+    used last. What processes have mapped of them stays as it is."""
+    used_ns: dict[Path, int] = {}
+    for path in directory.glob(f"{prefix.hex()}*.{os.geteuid()}{SUFFIX}"):
+        with contextlib.suppress(OSError):  # another process has removed it
+            used_ns[path] = path.stat().st_mtime_ns
+    for path in sorted(used_ns, key=lambda path: -used_ns[path])[count:]:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 @contextmanager
@@ -79,7 +102,7 @@ def loading(directory: Path, key: bytes) -> Iterator[None]:
     with ExitStack() as stack:
         with contextlib.suppress(OSError):
             directory.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(_locked(directory / f"{key.hex()}.loading.lock"))
+            stack.enter_context(_locked(_own_path(directory, key).with_suffix(".loading.lock")))
         yield
 
 
@@ -94,15 +117,15 @@ def _private(num_bytes: int, fill: Fill) -> Bytes:
 
 def _shared(directory: Path, key: bytes, num_bytes: int, fill: Fill) -> Bytes:
     """The shared contents. Raises OSError if the directory is not writable or full."""
-    path = directory / f"{key.hex()}{SUFFIX}"
-    contents = _open(path, key, num_bytes)
+    contents = _find(directory, key, num_bytes)
     if contents is not None:
         return contents
+    path = _own_path(directory, key)
     directory.mkdir(parents=True, exist_ok=True)
     with _locked(path.with_suffix(".lock")):
         contents = _open(path, key, num_bytes)  # another process may have written it meanwhile
         if contents is None:
-            _remove_unused(directory, path.stem)
+            _remove_unused(directory, f"{path.stem}.")
             _write(path, key, num_bytes, fill)
             contents = _open(path, key, num_bytes)
     if contents is None:
@@ -110,16 +133,39 @@ def _shared(directory: Path, key: bytes, num_bytes: int, fill: Fill) -> Bytes:
     return contents
 
 
-def _open(path: Path, key: bytes, num_bytes: int) -> Bytes | None:
-    """The contents; None if there is no such file, or if it is incomplete."""
+def _path(directory: Path, key: bytes, user: int) -> Path:
+    return directory / f"{key.hex()}.{user}{SUFFIX}"
+
+
+def _own_path(directory: Path, key: bytes) -> Path:
+    return _path(directory, key, os.geteuid())
+
+
+def _find(directory: Path, key: bytes, num_bytes: int | None) -> Bytes | None:
+    """What this user has written, or else root. `num_bytes` as for `_open`."""
+    for user in dict.fromkeys((os.geteuid(), ROOT)):
+        if (contents := _open(_path(directory, key, user), key, num_bytes)) is not None:
+            return contents
+    return None
+
+
+def _open(path: Path, key: bytes, num_bytes: int | None) -> Bytes | None:
+    """The contents, of any size if `num_bytes` is None; None if there is no such file, or if it is incomplete or may
+    have been written by other users."""
     try:
-        with path.open("rb") as file:
+        # Not to wait for a writer, should the name be that of a pipe.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not _is_trusted(status):
+                log.warning("%s is not used: it belongs to another user, or others may write to it", path)
+                return None
             header = file.read(HEADER_BYTES)
-            if os.fstat(file.fileno()).st_size != HEADER_BYTES + num_bytes or len(header) != HEADER_BYTES:
+            num_bytes = status.st_size - HEADER_BYTES if num_bytes is None else num_bytes
+            if status.st_size != HEADER_BYTES + num_bytes or len(header) != HEADER_BYTES:
                 return None
             mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
             mapped.madvise(mmap.MADV_WILLNEED)  # what is not in memory is read ahead, not page by page
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return None
     contents = np.frombuffer(mapped, np.uint8, num_bytes, HEADER_BYTES)
     fields, own_checksum = header[: _HEADER.size], header[_HEADER.size : _HEADER.size + 8]
@@ -136,10 +182,20 @@ def _open(path: Path, key: bytes, num_bytes: int) -> Bytes | None:
     return contents
 
 
+def _is_trusted(status: os.stat_result) -> bool:
+    """Whether a file is one that only this user and root can have written."""
+    is_own = stat.S_ISREG(status.st_mode) and status.st_uid in (ROOT, os.geteuid())
+    return is_own and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
 def _write(path: Path, key: bytes, num_bytes: int, fill: Fill) -> None:
     part = path.with_suffix(f".{os.getpid()}.part")
     try:
-        with part.open("w+b") as file:
+        # A new file, not what a name or a link of another user leads to.
+        opened = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        with os.fdopen(opened, "w+b") as file:
+            if not _is_trusted(os.fstat(file.fileno())):
+                raise OSError(errno.EPERM, "the file system does not keep owners and rights of files", str(part))
             # Allocates the space now, because a disk that fills up under a mapping kills the process.
             os.posix_fallocate(file.fileno(), 0, HEADER_BYTES + num_bytes)
             # Not closed explicitly: if `fill` fails, its error keeps a reference to the contents, and closing the

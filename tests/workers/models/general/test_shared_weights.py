@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from slipstream.router.model_files.file_digest import FilesChanged
 from slipstream.workers.models.directory.json_keys import ModelError
 from slipstream.workers.models.general import shared_weights
 from slipstream.workers.models.general.pretrained import load_pretrained
@@ -51,6 +54,23 @@ def test_converted_weights_are_written_once_and_mapped(
         assert private_bytes(model) == 0
         assert model.get_output_embeddings().weight is model.get_input_embeddings().weight  # type: ignore[no-untyped-call]
     assert len(list(tmp_path.glob("*.weights"))) == 1
+
+
+def test_nothing_is_kept_of_files_that_change_while_they_are_converted(
+    mixtral: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model_dir = Path(shutil.copytree(mixtral, tmp_path / "model"))
+
+    def loaded_and_exchanged(*args: Any) -> PreTrainedModel:
+        model = load_pretrained(*args)
+        config = model_dir / "config.json"
+        config.write_text(config.read_text() + " ")
+        return model
+
+    monkeypatch.setattr(shared_weights, "load_pretrained", loaded_and_exchanged)
+    with pytest.raises(FilesChanged, match=r"config\.json was changed"):
+        share(model_dir, tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("*.weights"))
 
 
 def test_another_dtype_is_another_file_and_other_weights_are_too(mixtral: Path, tmp_path: Path) -> None:

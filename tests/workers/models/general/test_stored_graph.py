@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from slipstream.kernels.cpu.native_library import native_library
-from slipstream.workers.models.general import checked_model
+from slipstream.router.model_files.file_digest import FilesChanged
+from slipstream.workers.models.description.result_cache import key_of
+from slipstream.workers.models.general import checked_model, stored_graph
 from slipstream.workers.models.general.describe import describe
 from slipstream.workers.models.general.execution.captured_model import CapturedModel
 from slipstream.workers.models.general.flat_model import FlatModel
 from slipstream.workers.models.general.general_loader import load_general
 from slipstream.workers.models.general.self_check import GeneralModel, SelfCheckError
+from slipstream.workers.models.general.stored_graph import MOST_KEPT
 from slipstream.workers.models.interface.kv_shape import kv_shape
 from slipstream.workers.models.interface.step_arrays import SequenceSlice
 from slipstream.workers.models.interface.step_batch import StepBatch
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
+from slipstream.workers.models.weights.weight_cache import HEADER_BYTES
 from tests.support.workers.general_models import build_general_model
 
 PAGE_TOKENS = 8
@@ -97,3 +103,57 @@ def test_a_graph_that_fails_the_check_is_not_kept(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(checked_model, "check_scores", refuses_graphs)
     for _ in range(2):
         assert isinstance(load(model_dir, tmp_path / "cache"), FlatModel)
+    assert not list((tmp_path / "cache").glob("*.weights"))
+
+
+@pytest.mark.parametrize(("module", "step"), [(stored_graph, "fill_constants"), (checked_model, "check_scores")])
+def test_no_graph_of_files_that_change_meanwhile_is_kept(
+    module: Any, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model_dir = build_general_model("llama", tmp_path / "model")
+    own_step = getattr(module, step)
+
+    def exchanges_weights(*args: Any) -> None:
+        own_step(*args)
+        (tmp_path / "other").write_bytes((model_dir / "model.safetensors").read_bytes())
+        (tmp_path / "other").rename(model_dir / "model.safetensors")
+
+    monkeypatch.setattr(module, step, exchanges_weights)
+    with pytest.raises(FilesChanged, match=r"model\.safetensors was changed while the model was loaded"):
+        load(model_dir, tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("*.weights"))
+
+
+def replace_text(content: bytes, text: bytes) -> bytes:
+    """The file with another text of the same length."""
+    return content[:HEADER_BYTES] + text.ljust(len(content) - HEADER_BYTES)
+
+
+def test_a_damaged_graph_is_made_anew(tmp_path: Path) -> None:
+    model_dir = build_general_model("llama", tmp_path / "model")
+    expected = scores(load(model_dir, tmp_path / "cache"))
+    (path,) = (path for path in (tmp_path / "cache").glob("*.weights") if b'"graph"' in path.read_bytes())
+    content = path.read_bytes()
+    without_input = re.sub(rb'"inputs\\": \[\d', b'"inputs\\": [9', content)
+    assert without_input != content
+    for damaged in (replace_text(content, b"[]"), replace_text(content, b'{"graph": 1}'), without_input):
+        path.write_bytes(damaged)
+        assert torch.equal(scores(load(model_dir, tmp_path / "cache")), expected)
+        assert path.read_bytes()[HEADER_BYTES:] == content[HEADER_BYTES:]
+
+
+def test_weights_of_earlier_installations_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model_dir = build_general_model("llama", tmp_path / "model")
+
+    def sizes() -> list[int]:
+        """Of the constants, which are larger than the texts."""
+        return [size for path in (tmp_path / "cache").glob("*.weights") if (size := path.stat().st_size) > 200_000]
+
+    for version in range(MOST_KEPT + 2):
+        monkeypatch.setattr(
+            stored_graph, "key_of", lambda what, parts, own=bytes([version]): key_of(what, [*parts, own])
+        )
+        load(model_dir, tmp_path / "cache")
+        assert len(sizes()) == min(version + 1, MOST_KEPT)
+    monkeypatch.delattr(checked_model, "load_checked")
+    load(model_dir, tmp_path / "cache")

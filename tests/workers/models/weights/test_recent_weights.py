@@ -29,7 +29,7 @@ def written(directory: Path, number: int) -> Bytes:
 
 
 def path_of(directory: Path, number: int) -> Path:
-    return directory / f"{(bytes([number]) * 32).hex()}.weights"
+    return directory / f"{(bytes([number]) * 32).hex()}.{os.geteuid()}.weights"
 
 
 def share_in_memory(path: Path) -> float:

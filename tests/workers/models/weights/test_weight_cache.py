@@ -13,7 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipstream.workers.models.weights.weight_cache import UNUSED_DAYS, Bytes, cached, default_directory
+from slipstream.workers.models.weights import weight_cache
+from slipstream.workers.models.weights.weight_cache import (
+    UNUSED_DAYS,
+    Bytes,
+    cached,
+    default_directory,
+    keep_newest,
+    known,
+)
 
 KEY = bytes(range(32))
 SIZE = 10_000
@@ -59,6 +67,67 @@ def test_another_key_is_another_file(tmp_path: Path) -> None:
     cached(tmp_path, bytes(32), SIZE, other)
     assert other.calls == 1
     assert len(list(tmp_path.glob("*.weights"))) == 2
+
+
+OWN, OTHER = 4321, 4322  # users
+
+
+def become(monkeypatch: pytest.MonkeyPatch, user: int, root: int) -> None:
+    """From now on this process runs as `user`. What it has written belongs to `root` or, if that is another one, to a
+    third user."""
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    monkeypatch.setattr(weight_cache, "ROOT", root)
+
+
+def test_a_file_of_another_user_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cached(tmp_path, KEY, SIZE, Filler())
+    weights(tmp_path).rename(tmp_path / f"{KEY.hex()}.{OWN}.weights")
+    become(monkeypatch, OWN, OTHER)
+    again = Filler()
+    with caplog.at_level(logging.WARNING):
+        assert np.array_equal(cached(tmp_path, KEY, SIZE, again), CONTENTS)
+    assert again.calls == 1
+    assert known(tmp_path, KEY) is None
+    assert f"{OWN}.weights is not used: it belongs to another user" in caplog.text
+
+
+def test_a_file_of_root_is_used_by_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached(tmp_path, KEY, SIZE, Filler())
+    become(monkeypatch, OWN, os.geteuid())
+    assert np.array_equal(cached(tmp_path, KEY, SIZE, never), CONTENTS)
+    assert np.array_equal(known(tmp_path, KEY), CONTENTS)
+
+
+def test_a_file_that_others_may_write_to_is_written_anew(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        cached(tmp_path, KEY, SIZE, Filler())
+        assert weights(tmp_path).stat().st_mode & 0o777 == 0o644
+        weights(tmp_path).chmod(0o664)
+        again = Filler()
+        cached(tmp_path, KEY, SIZE, again)
+    finally:
+        os.umask(before)
+    assert again.calls == 1
+    assert weights(tmp_path).stat().st_mode & 0o777 == 0o644
+
+
+def test_a_pipe_in_the_place_of_a_file_holds_up_nothing(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / f"{KEY.hex()}.{os.geteuid()}.weights")
+    assert known(tmp_path, KEY) is None
+    assert np.array_equal(cached(tmp_path, KEY, SIZE, Filler()), CONTENTS)
+
+
+def test_what_is_written_does_not_follow_a_link(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "cache").mkdir()
+    link = tmp_path / "cache" / f"{KEY.hex()}.{os.geteuid()}.{os.getpid()}.part"
+    link.symlink_to(victim)
+    assert np.array_equal(cached(tmp_path / "cache", KEY, SIZE, Filler()), CONTENTS)
+    assert victim.read_text() == "precious"
 
 
 def spoil_header(content: bytearray) -> None:
@@ -183,7 +252,27 @@ def test_what_nobody_has_used_for_long_goes_when_something_is_written(tmp_path: 
         os.utime(path, (long_ago, long_ago))
     cached(tmp_path, KEY, SIZE, never)  # this one is in use again
     cached(tmp_path, bytes([7] * 32), SIZE, Filler())
-    assert {path.stem for path in tmp_path.glob("*.weights")} == {KEY.hex(), bytes([7] * 32).hex()}
+    assert {path.stem for path in tmp_path.glob("*.weights")} == {
+        f"{key.hex()}.{os.geteuid()}" for key in (KEY, bytes([7] * 32))
+    }
+
+
+def test_of_keys_with_one_prefix_those_used_last_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [bytes([1, 2, number]).ljust(32) for number in range(4)]
+    other = bytes([1, 3]).ljust(32)
+    for age_s, key in enumerate((*keys, other)):
+        cached(tmp_path, key, SIZE, Filler())
+        used_s = time.time() - 1000 + age_s
+        os.utime(tmp_path / f"{key.hex()}.{os.geteuid()}.weights", (used_s, used_s))
+    mapped = cached(tmp_path, keys[0], SIZE, never)  # is used again
+    become(monkeypatch, OWN, os.geteuid())
+    keep_newest(tmp_path, bytes([1, 2]), 0)  # of another user
+    monkeypatch.undo()
+    keep_newest(tmp_path, bytes([1, 2]), 2)
+    left = {path.name.partition(".")[0] for path in tmp_path.glob("*.weights")}
+    assert left == {key.hex() for key in (keys[0], keys[3], other)}
+    keep_newest(tmp_path, bytes([1, 2]), 0)
+    assert np.array_equal(mapped, CONTENTS)
 
 
 def test_the_users_cache_directory_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

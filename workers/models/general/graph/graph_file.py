@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import keyword
 import math
 import operator
 import warnings
@@ -90,8 +91,8 @@ def of_text(text: str | bytes) -> StepGraph:
             node = Node(
                 None,
                 _decoded(one["args"], nodes),
-                _decoded(one["kwargs"], nodes),
-                tuple(one["shape"]),
+                _keywords(_decoded(one["kwargs"], nodes)),
+                tuple(_count(size) for size in one["shape"]),
                 None if one["dtype"] is None else _named(one["dtype"]),
             )
             if one["target"] == "constant":
@@ -103,6 +104,20 @@ def of_text(text: str | bytes) -> StepGraph:
         return StepGraph(nodes, (first, second, third), nodes[stored["output"]])
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise GraphFileError(f"the text is no graph of this version: {error}") from error
+
+
+def _keywords(named: dict[str, Any]) -> dict[str, Any]:
+    """`program` writes these names into the source of a function."""
+    for name in named:
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise GraphFileError(f"{name!r} is no name of an argument")
+    return named
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise GraphFileError(f"{value!r} is no size")
+    return value
 
 
 def _not_filled(contents: Bytes) -> None:
@@ -135,7 +150,10 @@ def _target_of(text: Any) -> Any:
     if text is None:
         return None
     if isinstance(text, dict):
-        return _decoded(text, [])
+        call = _decoded(text, [])
+        if not isinstance(call, KERNEL_CALLS):
+            raise GraphFileError(f"{call!r} is no call of a kernel")
+        return call
     if text == "getitem":
         return operator.getitem
     found: Any = torch.ops
@@ -174,7 +192,10 @@ def _decoded(value: Any, nodes: list[Node]) -> Any:
     if not isinstance(value, dict):
         return value
     if "class" in value:
-        return _CLASSES[value["class"]](*(_decoded(one, nodes) for one in value["fields"]))
+        fields = [_decoded(one, nodes) for one in value["fields"]]
+        if value["class"] == Size.__name__:
+            fields = [_count(one) for one in fields]  # `program` writes them into the source of a function
+        return _CLASSES[value["class"]](*fields)
     ((kind, stored),) = value.items()
     if kind == "node":
         return nodes[stored]

@@ -162,15 +162,10 @@ class Experts:
     def bound(self, node: Node, kernels: Kernels) -> Bound:
         x, choices, weights, gate_up, down, *biases = node.args
         gate_up_bias, down_bias = (None if one is None else one.value for one in biases)
-        experts = PackedExperts(
-            kernels.library,
-            self.dtype,
-            self.gate,
-            PackedStack.of_contents(
-                self.dtype, gate_up.value, gate_up_bias, self.inner * 2, self.inputs, is_paired=True
-            ),
-            PackedStack.of_contents(self.dtype, down.value, down_bias, self.outputs, self.inner, is_paired=False),
-        )
+        made = partial(PackedStack.of_contents, kernels.library, self.dtype)
+        first = made(gate_up.value, gate_up_bias, self.inner * 2, self.inputs, is_paired=True)
+        second = made(down.value, down_bias, self.outputs, self.inner, is_paired=False)
+        experts = PackedExperts(kernels.library, self.dtype, self.gate, first, second)
         return partial(_run_experts, experts), (x, choices, weights)
 
 
@@ -187,7 +182,8 @@ KERNEL_CALLS: tuple[type[Any], ...] = (
 
 
 def bind(nodes: list[Node], kernels: Kernels) -> None:
-    """Puts functions in the place of the calls in `nodes`, whose constants have their values."""
+    """Puts functions in the place of the calls in `nodes`, whose constants have their values. Raises ValueError if a
+    constant has another size than its call reads."""
     for node in nodes:
         bound: Callable[[Node, Kernels], Bound] | None = getattr(node.target, "bound", None)
         if isinstance(node.target, KERNEL_CALLS) and bound is not None:
