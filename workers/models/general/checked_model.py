@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from slipstream.workers.models.directory.json_keys import ModelError
@@ -17,6 +16,7 @@ from slipstream.workers.models.directory.steady_files import SteadyFiles
 from slipstream.workers.models.general.attention.flat_attention import FlatAttention
 from slipstream.workers.models.general.cached.cache_layout import recorded_layout
 from slipstream.workers.models.general.cached.cached_model import CachedModel
+from slipstream.workers.models.general.call_ways import find_way
 from slipstream.workers.models.general.describe import recorded_calls
 from slipstream.workers.models.general.execution.captured_model import CapturedModel
 from slipstream.workers.models.general.execution.fused_graph import fused_graph
@@ -28,7 +28,6 @@ from slipstream.workers.models.general.execution.tensor_parallel_plan import (
 )
 from slipstream.workers.models.general.flat_model import FlatModel
 from slipstream.workers.models.general.graph.recorder import NotCapturedError
-from slipstream.workers.models.general.indexers import few_chosen
 from slipstream.workers.models.general.pretrained import decoder_config, load_pretrained, read_config
 from slipstream.workers.models.general.registered import set_attention
 from slipstream.workers.models.general.self_check import (
@@ -127,26 +126,10 @@ def _cached(model_dir: Path, spec: GeneralSpec, model: PreTrainedModel, page_tok
     if layout.kv_spec != spec.kv:
         raise ModelError(f"{model_dir}: the loaded model keeps something else than its configuration says")
     cached = CachedModel(spec, model, layout, page_tokens)
-    _find_way(cached, eager_scores(model, spec), page_tokens)
-    if spec.kv.has_indexers:
-        with few_chosen(model):
-            check_scores(cached, eager_scores(model, spec), page_tokens, few_chosen=True)
+    find_way(cached, page_tokens)
     if not cached.can_batch:
         log.info("%s computes sequences that decode one by one", spec.architecture)
     if not cached.can_continue:
         cached.spec = replace(spec, continues_singly=True)
         log.info("%s computes the tokens of a prompt, after its first chunk, one by one", spec.architecture)
     return cached
-
-
-def _find_way(cached: CachedModel, expected: Tensor, page_tokens: int) -> None:
-    """Finds out how the model can be called. Raises SelfCheckError if it cannot."""
-    ways = [(True, True), (False, True)]
-    if cached.spec.kv.state_bytes:
-        ways += [(True, False), (False, False)]
-    for cached.can_batch, cached.can_continue in ways:
-        try:
-            return check_scores(cached, expected, page_tokens)
-        except SelfCheckError as error:
-            failure = error
-    raise failure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
@@ -22,7 +23,8 @@ from slipstream.workers.models.interface.step_batch import StepBatch
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
 
 LENGTHS = (13, 6, 21)  # of the sequences, which are computed side by side
-CHUNK = 7  # tokens of a sequence in a step
+CHUNK = 7  # tokens of a sequence in a step, or more
+NUM_CHUNKS = 4  # of a longer sequence, about
 NUM_SINGLE = 2  # tokens at a sequence's end that are computed one by one
 # How far scores may be off, relative to how far they are apart. Eager attention rounds after each product, ours does
 # not; and in 16 bits, a router of experts may choose another one for a few tokens, so there half of the rows count.
@@ -51,21 +53,22 @@ class _Prompt:
     def chunks(self) -> list[tuple[int, int]]:
         """First and end of each."""
         whole = len(self.tokens) - NUM_SINGLE
-        bounds = [*range(0, whole, CHUNK), *range(whole, len(self.tokens) + 1)]
+        chunk = max(CHUNK, -(-len(self.tokens) // NUM_CHUNKS))
+        bounds = [*range(0, whole, chunk), *range(whole, len(self.tokens) + 1)]
         return list(pairwise(bounds))
 
 
-def check_scores(general: GeneralModel, expected: Tensor, page_tokens: int, *, few_chosen: bool = False) -> None:
+def check_scores(general: GeneralModel, expected: Tensor, page_tokens: int) -> None:
     """Computes a few sequences in chunks over pages, and compares their scores with `eager_scores` of the model that
-    `general` was made from. `few_chosen`: its indexers choose a few tokens only. Raises SelfCheckError."""
-    try:
-        found = _paged_scores(general, _prompts(general.spec), page_tokens)
-    except Exception as failure:  # whatever the model's class raises
-        raise _does_not_run(general.spec, failure) from failure
-    if general.tp.rank or found is None:
-        return
-    spread = (expected - expected.mean(-1, keepdim=True)).norm(dim=-1)
-    errors = (found - expected).norm(dim=-1) / spread.clamp_min(1e-6)
+    `general` was made from. Raises SelfCheckError."""
+    found = paged_scores(general, page_tokens)
+    if found is not None:
+        check_errors(general, row_errors(found, expected))
+
+
+def check_errors(general: GeneralModel, errors: Tensor, *, few_chosen: bool = False) -> None:
+    """`errors` are those of `paged_scores`. `few_chosen`: its indexers choose a few tokens only. Raises
+    SelfCheckError."""
     error = float(errors.max() if general.dtype == torch.float32 else errors.median())
     allowed = MAX_ERROR[general.dtype] * (OF_STATES if general.spec.kv.state_bytes else 1)
     if few_chosen and general.dtype != torch.float32:
@@ -77,25 +80,41 @@ def check_scores(general: GeneralModel, expected: Tensor, page_tokens: int, *, f
         )
 
 
+def row_errors(found: Tensor, expected: Tensor) -> Tensor:
+    """[rows]: how far each row of scores is off, relative to how far the expected ones are apart."""
+    spread = (expected - expected.mean(-1, keepdim=True)).norm(dim=-1)
+    errors: Tensor = (found - expected).norm(dim=-1) / spread.clamp_min(1e-6)
+    return errors
+
+
 def _does_not_run(spec: GeneralSpec, failure: Exception) -> SelfCheckError:
     return SelfCheckError(f"{spec.architecture} cannot be served over pages: it does not run: {sentence(failure)}")
 
 
-def _prompts(spec: GeneralSpec) -> list[_Prompt]:
+def _prompts(spec: GeneralSpec, lengths: Sequence[int]) -> list[_Prompt]:
     return [
         _Prompt(tuple((7 * at + 3 * number + 5) % spec.vocab_size for at in range(length)))
-        for number, length in enumerate(LENGTHS)
+        for number, length in enumerate(lengths)
     ]
 
 
+def rows_behind_states(spec: GeneralSpec, lengths: Sequence[int]) -> Tensor:
+    """[rows]: which of `paged_scores` depend on a call with several tokens behind those of another call."""
+    rows: list[bool] = []
+    for prompt in _prompts(spec, lengths):
+        several = [end - start > 1 for start, end in prompt.chunks[1:]]
+        rows += [False, *(any(several[: at + 1]) for at in range(len(several)))]
+    return torch.tensor(rows)
+
+
 @torch.inference_mode()
-def eager_scores(model: PreTrainedModel, spec: GeneralSpec) -> Tensor:
+def eager_scores(model: PreTrainedModel, spec: GeneralSpec, lengths: Sequence[int] = LENGTHS) -> Tensor:
     """[tokens at the ends of chunks, vocab_size] with the model's own attention, each sequence by itself. Raises
     SelfCheckError if the model does not run, or if its scores are no numbers."""
     rows = []
     try:
         with attention_of(model, "eager"):
-            for prompt in _prompts(spec):
+            for prompt in _prompts(spec, lengths):
                 tokens = torch.tensor([prompt.tokens], device=model.device)
                 positions = torch.arange(len(prompt.tokens), device=model.device)[None]
                 options = {"position_ids": positions} if takes(model, "position_ids") else {}
@@ -119,10 +138,18 @@ def _damaged_weight(model: PreTrainedModel) -> str:
     return "are its weights damaged?"
 
 
-def _paged_scores(general: GeneralModel, prompts: list[_Prompt], page_tokens: int) -> Tensor | None:
-    """The same rows over pages, all sequences side by side; None on ranks other than 0."""
-    spec, dtype = general.spec, general.dtype
-    of_one, num_groups = -(-max(LENGTHS) // page_tokens), len(spec.kv.page_groups.windows)
+def paged_scores(general: GeneralModel, page_tokens: int, lengths: Sequence[int] = LENGTHS) -> Tensor | None:
+    """The rows of `eager_scores` over pages, all sequences side by side; None on ranks other than 0. Raises
+    SelfCheckError if the model does not run."""
+    try:
+        return _paged_scores(general, page_tokens, lengths)
+    except Exception as failure:  # whatever the model's class raises
+        raise _does_not_run(general.spec, failure) from failure
+
+
+def _paged_scores(general: GeneralModel, page_tokens: int, lengths: Sequence[int]) -> Tensor | None:
+    spec, dtype, prompts = general.spec, general.dtype, _prompts(general.spec, lengths)
+    of_one, num_groups = -(-max(lengths) // page_tokens), len(spec.kv.page_groups.windows)
     page_bytes = math.prod(kv_shape(spec, general.tp, 1, page_tokens, dtype)) * dtype.itemsize
     of_state = -(-spec.kv.state_bytes // page_bytes)
     num_pages = (of_one * num_groups + of_state) * len(prompts)
