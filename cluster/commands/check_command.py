@@ -4,6 +4,7 @@ settings, written into a file that has former ones."""
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import click
 
@@ -13,7 +14,7 @@ from slipstream.cluster.config.loading.config_warnings import Machine, warnings_
 from slipstream.cluster.config.loading.file_rewrite import rewrite
 from slipstream.cluster.config.loading.model_settings import models_by_key
 from slipstream.cluster.config.settings_file import ConfigError
-from slipstream.cluster.repository.model_dir import text_problem
+from slipstream.cluster.repository.model_dir import model_notes, text_problem
 from slipstream.cluster.repository.outlines import Outlines
 from slipstream.cluster.sizing.config_choice import checked_config
 from slipstream.cluster.sizing.target_type import Target, TargetType
@@ -75,6 +76,10 @@ def _checked_with(files: Outlines, path: Target, elsewhere: bool) -> list[str]:
             console.warning(files.named(f"{path}: {warning}"))
         models = "; ".join(map(_models_line, config.each()))
         click.echo(f"{path}: ok: {models}, HTTP port {config.router.http.port}")
+        if isinstance(path, Path) and path.is_file():  # what is chosen for a model is shown with such notes
+            for alone in config.each():
+                for note in model_notes(alone):
+                    click.echo(f"{path}: {alone.model.name}: {note}")
     return [f"{path}: {refusal}" for refusal in refusals]
 
 

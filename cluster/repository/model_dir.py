@@ -21,6 +21,7 @@ from slipstream.workers.engine.limits.pool_size import (
     budget_source,
     elastic_num_pages,
     longest_sequence,
+    pool_source,
     stated_num_pages,
 )
 from slipstream.workers.models.description.describing import RemoteCode, describe
@@ -130,6 +131,31 @@ def model_warnings(config: ClusterConfig) -> Iterator[str]:
     if ends:
         named = ", ".join(map(str, ends))
         yield f"model.path: {named} in eos_token_id: beyond the model's vocab_size = {vocab_size}, so it ends no answer"
+
+
+def model_notes(config: ClusterConfig) -> Iterator[str]:
+    """What config.json does not lead one to expect of the model of a checked configuration: limits that it has as
+    transformers computes it, and that the pages of the decode workers hold no text as long as it allows."""
+    engine, budget_bytes = config.decode.engine, config.budget.memory_bytes
+    try:
+        model = read_spec(Path(config.model.path), engine.model_impl, code_of(config), in_subprocess=True)
+    except ModelError:  # code that only the workers run, or files that have changed since they were checked
+        return
+    if isinstance(model, GeneralSpec):
+        yield from model.notes
+    if engine.max_model_len is not None or (budget_bytes is not None and engine.device != "cpu"):
+        return
+    rank = Rank(0, config.decode.tp)
+    if budget_bytes is not None:
+        num_pages: int | None = elastic_num_pages(model, engine, rank, budget_bytes)
+        source = budget_source(budget_bytes)
+    else:
+        num_pages, source = stated_num_pages(model, engine, rank), pool_source(engine)
+    if num_pages is None:  # it depends on the memory that is free at the start
+        return
+    longest = longest_sequence(model, engine, num_pages, source)
+    if longest < model.max_position_embeddings:
+        yield f"context of {longest} tokens, of the model's {model.max_position_embeddings}: {source} holds no more"
 
 
 def code_of(config: ClusterConfig) -> RemoteCode:

@@ -41,18 +41,20 @@ class ModelFacts:
     def is_native(self) -> bool:
         return not self.not_native
 
-    def kv_bytes(self, num_tokens: int) -> int:
-        """What a sequence of so many tokens keeps."""
-        return num_tokens * self.kv_token_bytes + self.state_bytes
+    def kv_bytes(self, num_tokens: int, page_tokens: int) -> int:
+        """The pages of a sequence of so many tokens. Its state takes whole ones, as in `PageDemand`."""
+        if not self.kv_token_bytes:
+            return self.state_bytes
+        page = page_tokens * self.kv_token_bytes
+        return page * (-(-num_tokens // page_tokens) + -(-self.state_bytes // page))
 
     def most_tokens(self, num_bytes: int, page_tokens: int) -> int:
         """The longest sequence whose pages are no more than that."""
-        if num_bytes < self.state_bytes:
-            return 0
         if not self.kv_token_bytes:
-            return self.max_positions
-        pages = (num_bytes - self.state_bytes) // (page_tokens * self.kv_token_bytes)
-        return min(self.max_positions, pages * page_tokens)
+            return self.max_positions if num_bytes >= self.state_bytes else 0
+        page = page_tokens * self.kv_token_bytes
+        pages = num_bytes // page - -(-self.state_bytes // page)
+        return min(self.max_positions, max(pages, 0) * page_tokens)
 
     @staticmethod
     def read(model_dir: Path) -> ModelFacts:

@@ -30,6 +30,7 @@ HOST_SHARE = 0.5
 SHARING_CORES = 8  # as in `workers.engine.build`: up to so many, each worker may use all of them
 MAX_DECODE_THREADS = 32  # a step reads all weights, and so many cores saturate the memory of a socket
 MAX_PREFILL_THREADS = 16
+MIB_STEP = 16
 PAGE_TOKENS = 16
 TYPICAL_TOKENS = 2048
 LEAST_CONTEXT = 1024  # or the model's, if that is less: with a shorter one it is of no use
@@ -76,7 +77,8 @@ def _on_cpu(machine: MachineFacts, model: ModelFacts) -> SizingChoice:
         num_workers = num_prefill + 1
         taken = CLUSTER_BYTES + num_workers * WORKER_BYTES + weight_bytes * (1 if is_shared else num_workers)
         for_pages = int(HOST_SHARE * max(0, machine.memory_bytes - taken))
-        useful = max(model.kv_bytes(model.max_positions), NUM_SEQS * model.kv_bytes(TYPICAL_TOKENS), MIB)
+        most = (1, model.max_positions), (NUM_SEQS, TYPICAL_TOKENS)
+        useful = _round_up(max(count * model.kv_bytes(length, PAGE_TOKENS) for count, length in most))
         decode_mib = _mib(min(useful, for_pages // 2 if num_prefill else for_pages))
         prefill_mib = _mib(min(useful, for_pages // 2 // num_prefill)) if num_prefill else 0
         smallest_mib = min(decode_mib, prefill_mib) if num_prefill else decode_mib
@@ -95,10 +97,10 @@ def _on_cpu(machine: MachineFacts, model: ModelFacts) -> SizingChoice:
     text = (
         f"it does not fit into memory: of {_gib(machine.memory_bytes)} that are free, its weights take "
         f"{_gib(weight_bytes)} and the processes {_gib(CLUSTER_BYTES + WORKER_BYTES)}; of what is left, half is for KV "
-        f"pages, and {least} tokens take {_gib(model.kv_bytes(least))}"
+        f"pages, and {least} tokens take {_gib(model.kv_bytes(least, PAGE_TOKENS))}"
     )
     taken = CLUSTER_BYTES + WORKER_BYTES + model.int4_bytes
-    if is_shared and HOST_SHARE * (machine.memory_bytes - taken) >= model.kv_bytes(least):
+    if is_shared and HOST_SHARE * (machine.memory_bytes - taken) >= model.kv_bytes(least, PAGE_TOKENS):
         text += f" (with engine.quantization: int4 in a configuration of your own: {_gib(model.int4_bytes)} of weights)"
     raise CannotServe(text)
 
@@ -107,7 +109,7 @@ def _on_gpus(machine: MachineFacts, model: ModelFacts) -> SizingChoice:
     if not machine.has_ucx:
         raise CannotServe(f"with a GPU, KV pages travel by UCX; {MISSING}")
     num_gpus, free = len(machine.gpu_bytes), min(machine.gpu_bytes)
-    least = model.kv_bytes(min(model.max_positions, LEAST_CONTEXT))
+    least = model.kv_bytes(min(model.max_positions, LEAST_CONTEXT), PAGE_TOKENS)
     rooms = {tp: _gpu_room(free, model, tp) for tp in _tensor_parallel(num_gpus, model)}
     fitting = [tp for tp, room in rooms.items() if room * tp >= least]
     if not fitting:
@@ -158,9 +160,15 @@ def _gpu_room(free: int, model: ModelFacts, tp: int) -> int:
 
 
 def _mib(num_bytes: int) -> int:
-    """Whole MiB, to multiples of 16 where that is a small part."""
+    """Whole MiB, to multiples of `MIB_STEP` where that is a small part."""
     mib = num_bytes // MIB
-    return mib - mib % 16 if mib >= 128 else mib
+    return mib - mib % MIB_STEP if mib >= 8 * MIB_STEP else mib
+
+
+def _round_up(num_bytes: int) -> int:
+    """To what `_mib` leaves as it is."""
+    step = MIB_STEP * MIB if num_bytes > 8 * MIB_STEP * MIB else MIB
+    return -(-num_bytes // step) * step
 
 
 def _cpu_notes(machine: MachineFacts, model: ModelFacts) -> list[str]:

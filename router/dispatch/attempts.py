@@ -91,6 +91,8 @@ class AttemptFlow:
             placed_s = self._table.placed[state.request_id].placed_s
             if placed_s is not None:
                 self._index.give_up(group, state, placed_s)
+                # As of the placement, so that what is expected can be given up with the request.
+                self._index.expect(worker, state, placed_s)
             self._placer.stay(state, worker, message.num_cached_tokens, now)
             self._table.totals.placements[decision.reason] += 1
             # The reservation has been charged; converting it takes nothing more.

@@ -76,10 +76,10 @@ def _conflict(hello: Hello, other: Hello) -> str | None:
     """Why a greeting conflicts with a connected worker."""
     peer = other.worker
     if peer.name != hello.worker.name:
-        for field, ours, theirs in (
-            ("page_tokens", hello.page_tokens, other.page_tokens),
-            ("block_tokens", hello.cached_block_tokens, other.cached_block_tokens),
-        ):
+        compared = [("page_tokens", hello.page_tokens, other.page_tokens)]
+        if hello.prefix_caching and other.prefix_caching:  # others report no blocks
+            compared.append(("block_tokens", hello.cached_block_tokens, other.cached_block_tokens))
+        for field, ours, theirs in compared:
             if ours != theirs:
                 return f"{field} {ours}, but {peer.name} has {theirs}"
         return None

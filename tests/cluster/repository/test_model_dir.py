@@ -14,11 +14,12 @@ import pytest
 import safetensors.torch
 import torch
 
+from slipstream.cluster.config.budget_config import BudgetConfig
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.model_entry import ServedModelConfig
 from slipstream.cluster.config.pool_config import PoolConfig
 from slipstream.cluster.repository.memory_need import memory_parts
-from slipstream.cluster.repository.model_dir import check_model_dir, model_problems, model_warnings
+from slipstream.cluster.repository.model_dir import check_model_dir, model_notes, model_problems, model_warnings
 from slipstream.cluster.sizing.model_size import ModelFacts
 from slipstream.workers.config.worker_config import EngineConfig
 from slipstream.workers.models.description import describing, weights_check
@@ -184,6 +185,17 @@ def test_a_model_that_only_transformers_computes_is_warned_about(
     (model_dir / "config.json").write_text(json.dumps(config))
     (warning,) = model_warnings(config_of(model_dir))
     assert "hidden_act: only 'silu' is supported, got 'gelu': transformers computes the model in place of" in warning
+
+
+def test_a_context_that_the_pages_cut_short_is_noted(mixtral: Path) -> None:
+    assert list(model_notes(config_of(mixtral))) == []
+    assert list(model_notes(config_of(mixtral, kv_cache_mib="auto"))) == []  # which depends on the machine
+    (note,) = model_notes(config_of(mixtral, num_pages=3))
+    assert note == "context of 48 tokens, of the model's 512: num_pages 3 holds no more"
+    assert list(model_notes(config_of(mixtral, num_pages=3, max_model_len=40))) == []
+    config = replace(config_of(mixtral, device="cpu"), budget=BudgetConfig(memory_gib=200 * 2**-20))
+    (note,) = model_notes(config)
+    assert note.startswith("context of 256 tokens, of the model's 512: budget.memory_gib ")
 
 
 def test_experts_that_a_model_does_not_have_are_warned_about(tiny_model_dir: Callable[[str], Path]) -> None:

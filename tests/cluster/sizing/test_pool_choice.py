@@ -23,7 +23,13 @@ from slipstream.cluster.sizing.pool_choice import (
     choose,
 )
 from slipstream.cluster.sizing.serve_target import DEMO_MODEL
+from slipstream.workers.config.worker_config import EngineConfig
+from slipstream.workers.engine.limits.pool_size import page_demand, stated_num_pages
+from slipstream.workers.models.description.model_description import ModelDescription
+from slipstream.workers.models.directory.kv_spec import KvSpec
 from slipstream.workers.models.directory.model_config import ModelConfig
+from slipstream.workers.models.directory.model_spec import GeneralSpec
+from slipstream.workers.models.sharding.rank_share import Rank
 
 GIB = 1024 * MIB
 DEMO = ModelFacts(8 * MIB, 8 * MIB, 5 * MIB, 2560, 4096, "bfloat16", "", (8, 4, 416))
@@ -125,6 +131,25 @@ def test_a_state_of_a_sequence_takes_room_beside_its_tokens() -> None:
     assert (DEMO.most_tokens(pool_bytes, 16), hybrid.most_tokens(pool_bytes, 16)) == (2000, 992)
     assert hybrid.most_tokens(DEMO.kv_token_bytes, 16) == 0
     assert choose(host(8, 32), hybrid).decode.kv_cache_mib > choose(host(8, 32), DEMO).decode.kv_cache_mib
+
+
+@pytest.mark.parametrize("state_bytes", [0, 245_760, 196_608, 196_609, 200 * MIB])
+def test_the_context_of_a_pool_is_what_a_worker_finds_it_to_be(state_bytes: int) -> None:
+    spec = GeneralSpec(
+        "Hybrid", 8, 1 << 20, "bfloat16", replace(KvSpec.uniform(4, 128, (None,) * 6), state_bytes=state_bytes)
+    )
+    model, config = ModelFacts.of_general(ModelDescription(spec, num_parameters=1000)), EngineConfig(kv_cache_mib=112)
+    num_pages = stated_num_pages(spec, config, Rank())
+    assert num_pages is not None
+    found = page_demand(spec, config).most_tokens(num_pages, model.max_positions)
+    assert model.most_tokens(112 * MIB, config.page_tokens) == found
+
+
+def test_with_much_memory_a_hybrid_model_has_all_of_its_context() -> None:
+    hybrid = replace(DEMO, max_positions=1 << 18, state_bytes=41_000)
+    choice = choose(host(8, 64), hybrid)
+    assert choice.max_model_len == 1 << 18
+    assert choice.notes == ()
 
 
 @pytest.mark.parametrize("machine", [host(8, 32), gpus(2, 79)])

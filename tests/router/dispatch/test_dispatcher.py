@@ -18,7 +18,7 @@ from slipstream.router.protocol.messages import (
     Start,
     pack_ids,
 )
-from tests.support.router.dispatcher_lab import D, P, ticket, to_prefill
+from tests.support.router.dispatcher_lab import D, Lab, P, ticket, to_prefill
 
 
 def test_a_short_prompt_is_generated_by_the_decode_worker(pair):
@@ -87,6 +87,24 @@ def test_a_prefill_group_that_does_not_compute_the_prompt_after_all_is_not_expec
     assert (D, Generate) in pair.kinds()
     after = pair.dispatcher.snapshot(0).prefix_index.num_expected
     assert before == 2 * after > 0
+
+
+def test_a_decode_worker_that_computes_the_prompt_after_all_is_expected_to_keep_its_state():
+    lab = Lab()
+    lab.join(D, "decode", keeps_states=True)
+    lab.join(P, "prefill", keeps_states=True)
+
+    def num_expected():
+        return lab.dispatcher.snapshot(0).prefix_index.num_expected
+
+    lab.submit("r", num_prompt=20)
+    assert num_expected() == 1, "the prefill group keeps it"
+    lab.now = 0.5
+    lab.say(D, Reserved("r", 0, 16, ticket()))
+    assert (D, Generate) in lab.kinds()
+    assert num_expected() == 1, "now the decode worker does"
+    lab.do(lab.dispatcher.cancel("r", lab.now))
+    assert num_expected() == 0
 
 
 def test_a_reservation_that_fails_before_it_is_converted_leaves_no_sequence_behind(pair):

@@ -97,6 +97,14 @@ def test_all_workers_have_pages_of_one_size() -> None:
     assert why(greeting("a", epoch=2, page_tokens=32), greeting("a")) is None  # which it takes the place of
 
 
+def test_blocks_are_compared_only_among_workers_that_report_them() -> None:
+    small, without = {"block_tokens": 8}, {"block_tokens": 8, "prefix_caching": False}
+    assert why(greeting("new", **small), greeting("a")) == "block_tokens 8, but a has 16"
+    assert why(greeting("new", **without), greeting("a")) is None
+    assert why(greeting("new"), greeting("a", **without)) is None
+    assert why(greeting("new", page_tokens=32, **without), greeting("a")) == "page_tokens 32, but a has 16"
+
+
 @pytest.mark.parametrize(
     ("epoch", "pid", "joins"),
     [(2, 7, True), (1, 1, True), (1, 7, False), (0, 1, False)],

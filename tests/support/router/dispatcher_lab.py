@@ -32,7 +32,7 @@ class Lab:
         self.actions += actions
         self.dispatcher.check_integrity()
 
-    def join(self, peer, role, *, slots=4, pages=100, tokens=1000, credit=True, max_model_len=4096):
+    def join(self, peer, role, *, slots=4, pages=100, tokens=1000, credit=True, max_model_len=4096, **fields):
         hello = make_hello(
             peer,
             role,
@@ -41,6 +41,7 @@ class Lab:
             max_slots=slots,
             max_queued_tokens=tokens,
             max_model_len=max_model_len,
+            **fields,
         )
         self.do(self.dispatcher.worker_joined(hello, self.now))
         if credit:

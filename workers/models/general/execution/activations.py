@@ -14,7 +14,8 @@ from slipstream.workers.models.general.execution.patterns import CASTS, ELEMENTW
 from slipstream.workers.models.general.graph.step_graph import Node
 
 MOST_OPERATORS = 16  # that an activation is made of
-PROBES = torch.linspace(-9, 9, 513)
+FAR = torch.logspace(1, 4, 32)  # where a clamp may act that the nearer ones do not show
+PROBES = torch.cat((torch.linspace(-9, 9, 513), FAR, -FAR))
 TOLERANCE = 2e-5  # the two forms of gelu are twenty times as far apart
 
 FUNCTIONS: dict[Activation, Callable[[Tensor], Tensor]] = {

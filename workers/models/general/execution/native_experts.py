@@ -96,9 +96,18 @@ def _packed(module: Any, library: ctypes.CDLL) -> PackedExperts | None:
 
 def _gate(module: Any, width: int) -> ExpertGate | None:
     """The one that does with some numbers what the module's own does."""
-    numbers = torch.linspace(-9, 9, NUM_PROBES * width).view(width, NUM_PROBES).T.contiguous()
+    numbers = _probes(width)
     own = module._apply_gate(numbers)
     rows = numbers if module.is_concatenated else torch.cat((numbers[:, ::2], numbers[:, 1::2]), dim=1)
     clamped = ClampedSwiglu(float(getattr(module, "alpha", 1.702)), float(getattr(module, "limit", 7.0)))
     gates: tuple[ExpertGate, ...] = ("silu", "gelu_tanh", clamped)
     return next((gate for gate in gates if torch.allclose(expert_gated(rows, gate), own, TOLERANCE, TOLERANCE)), None)
+
+
+def _probes(width: int) -> Tensor:
+    """[NUM_PROBES, width], in no order, so that gates and what they multiply are near zero and far from it, of either
+    sign: a clamp of either shows."""
+    near = torch.linspace(-9, 9, NUM_PROBES * width // 2)
+    far = torch.logspace(1, 4, NUM_PROBES * width // 4)
+    order = torch.randperm(NUM_PROBES * width, generator=torch.Generator().manual_seed(0))
+    return torch.cat((near, far, -far))[order].view(NUM_PROBES, width)
