@@ -19,6 +19,7 @@ from slipstream.workers.models.general.graph.leaves import leaf_op
 from slipstream.workers.models.general.graph.recorder import NotCapturedError
 from slipstream.workers.models.general.graph.simplify import has_effect, simplify
 from slipstream.workers.models.general.graph.step_graph import Node, StepGraph
+from slipstream.workers.models.general.graph.writes import refuse_written_constants
 
 
 class TracedAttention(Protocol):
@@ -51,6 +52,7 @@ def fused_graph(
     _bind_leaves(graph, attention, experts)
     fused.experts = len(experts)
     keep_rows(graph)
+    refuse_written_constants(graph)
     return graph, fused
 
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from slipstream.workers.models.general.graph.leaves import leaf_op
 from slipstream.workers.models.general.graph.step_graph import Node, StepGraph
+from slipstream.workers.models.general.graph.writes import CASTS, written_nodes
 
 aten = torch.ops.aten
 END = 1 << 62  # of a slice: all that is there
 MAX_FOLDED = 1 << 16  # numbers
 
-CASTS = (aten.to.dtype, aten._to_copy.default, aten.type_as.default, aten.to.device, aten.to.dtype_layout)
 SAME = (aten.detach.default, aten.alias.default, aten.lift_fresh.default, aten.dropout.default, aten.contiguous.default)
 
 
@@ -70,9 +70,10 @@ def _is_identity(node: Node) -> bool:
 
 
 def _fold_constants(graph: StepGraph) -> None:
+    written = written_nodes(graph)  # each step makes these anew
     for node in graph.nodes:
         inputs = node.inputs
-        if node.target is None or not inputs or has_effect(node):
+        if node.target is None or not inputs or has_effect(node) or node in written:
             continue
         if all(one.value is not None for one in inputs) and _is_small(node):
             args, kwargs = _values((node.args, node.kwargs))
