@@ -87,26 +87,30 @@ EQUAL = {name: Result("equal") for name in VARIANTS}
 
 def test_the_document_counts_and_keeps_what_stands_by_hand_at_its_end() -> None:
     rows = {
-        "a": row("a", path="flat", variants=EQUAL),
-        "b": row(
-            "b",
+        "llama": row("llama", path="flat", variants=EQUAL),
+        "opt": row(
+            "opt",
             path="flat",
             variants=EQUAL | {"tp2": Result("refused", "no plan"), "unlike_tp": Result("refused", "no plan")},
         ),
-        "c": row("c", refused="it has | no pages"),
-        "d": row("d", not_built="it needs ears"),
-        "e": row("e", path="cached", variants={"ragged": Result("differs", "prompt 0")}),
+        "bart": row("bart", path="cached", variants=EQUAL),
+        "bert": row("bert", path="flat", variants=EQUAL),
+        "reformer": row("reformer", refused="it has | no pages"),
+        "llama4": row("llama4", not_built="it needs ears"),
+        "mpt": row("mpt", path="cached", variants={"ragged": Result("differs", "prompt 0")}),
     }
     text = page(rows, f"# Old\n\n{KEPT}\n\nBy hand.\n")
-    assert "2 of 5 give the same tokens" in text
-    assert "| aClass | `a` | flat | all |  |" in text
+    assert "2 of 7 give the same tokens in every variant that they are served in, 1 of them" in text
+    assert "1 decoders of encoder-decoder models" in text
+    assert "1 encoders that" in text
+    assert "| llamaClass | `llama` | flat | all |  |" in text
     assert (
-        "| bClass | `b` | flat | ragged, chunked, cached, preempted, handed over, migrated | TP 2, unlike TP: no plan |"
-        in text
-    )
-    assert "| cClass | `c` | it has \\| no pages |" in text
-    assert "| dClass | `d` | it needs ears |" in text
-    assert "| eClass | `e` | cached | - | ragged differs: prompt 0 |" in text
+        "| optClass | `opt` | flat | ragged, chunked, cached, preempted, handed over, migrated | "
+        "TP 2, unlike TP: no plan |"
+    ) in text
+    assert "| reformerClass | `reformer` | it has \\| no pages |" in text
+    assert "| llama4Class | `llama4` | it needs ears |" in text
+    assert "| mptClass | `mpt` | cached | - | ragged differs: prompt 0 |" in text
     assert text.endswith(f"{KEPT}\n\nBy hand.\n")
     assert "Old" not in text
 
