@@ -145,20 +145,13 @@ inline void finish_rows(const LinearCall& call, int panel, int first_row, int ro
     return;
   }
   switch (call.epilogue) {
-    case Epilogue::store_f32:
-      return store_panel<false>(Identity{}, sums, count, wide_y, call.y_stride);
-    case Epilogue::add_residual:
-      return store_panel<true>(Identity{}, sums, count, wide_y, call.y_stride);
-    case Epilogue::gelu_tanh:
-      return store_panel<false>(GeluTanh{}, sums, count, typed_y, call.y_stride);
-    case Epilogue::gelu:
-      return store_panel<false>(Gelu{}, sums, count, typed_y, call.y_stride);
-    case Epilogue::relu:
-      return store_panel<false>(Relu{}, sums, count, typed_y, call.y_stride);
-    case Epilogue::silu:
-      return store_panel<false>(Silu{}, sums, count, typed_y, call.y_stride);
-    default:
-      return store_panel<false>(Identity{}, sums, count, typed_y, call.y_stride);
+    case Epilogue::store_f32: return store_panel<false>(Identity{}, sums, count, wide_y, call.y_stride);
+    case Epilogue::add_residual: return store_panel<true>(Identity{}, sums, count, wide_y, call.y_stride);
+    case Epilogue::gelu_tanh: return store_panel<false>(GeluTanh{}, sums, count, typed_y, call.y_stride);
+    case Epilogue::gelu: return store_panel<false>(Gelu{}, sums, count, typed_y, call.y_stride);
+    case Epilogue::relu: return store_panel<false>(Relu{}, sums, count, typed_y, call.y_stride);
+    case Epilogue::silu: return store_panel<false>(Silu{}, sums, count, typed_y, call.y_stride);
+    default: return store_panel<false>(Identity{}, sums, count, typed_y, call.y_stride);
   }
 }
 
