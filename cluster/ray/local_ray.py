@@ -117,7 +117,7 @@ class LocalRay:
         """Blocks until Ray is up. Raises RayFailed."""
         written = self._folder.path / "ray_current_cluster"  # the last thing that `ray start` does
         deadline_s = time.monotonic() + START_TIMEOUT_S
-        while not written.exists():
+        while not (address := _text_of(written)):  # there is a moment in which the file is empty
             if self._process.poll() is not None:
                 raise RayFailed(f"Ray did not start: {self._last_words()}")
             if time.monotonic() > deadline_s:
@@ -125,7 +125,7 @@ class LocalRay:
             time.sleep(0.02)
         self.watch_processes()
         threading.Thread(target=self._watch, name="watch Ray", daemon=True).start()
-        return written.read_text().strip()
+        return address
 
     def watch_processes(self) -> None:
         """Tells the reaper what to end if this process is killed. To be called when processes have been added."""
@@ -171,6 +171,14 @@ def start_environment() -> dict[str, str]:
     environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
     is_tried = version("ray").startswith(TRIED_VERSIONS)
     return {"RAY_START_HOOK": START_HOOK} | environment if is_tried else environment
+
+
+def _text_of(path: Path) -> str:
+    """Empty where there is no such file."""
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        return ""
 
 
 def _die_with_parent() -> None:

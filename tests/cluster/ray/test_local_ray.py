@@ -6,9 +6,11 @@ import shutil
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -134,3 +136,20 @@ def test_a_start_that_fails_is_told_by_its_own_last_words(
     ):
         ray.address()
     assert has_space or log.read_text() == "the words of an earlier Ray\n"
+
+
+def test_the_address_is_awaited_where_its_file_is_still_empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    written: list[Path] = []
+
+    def command(config: ClusterConfig, folder: Path) -> list[str]:
+        written.append(folder / "ray_current_cluster")
+        written[0].touch()
+        return ["sleep", "60"]
+
+    monkeypatch.setenv(process_tree.MARK, "a-test-of-ray")
+    monkeypatch.setattr(local_ray, "_command", command)
+    monkeypatch.setattr(process_tree, "descendants", list)
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: written[0].write_text("127.0.0.1:6379"))
+    monkeypatch.setattr(local_ray, "time", clock)
+    with local_ray.LocalRay(ClusterConfig(model="m"), tmp_path / "ray.log") as ray:
+        assert ray.address() == "127.0.0.1:6379"
