@@ -11,7 +11,7 @@ from slipstream.router.requests.migration import MigrationResult
 from tests.support.faults.virtual_campaign import SEEDS_A_TASK, run_campaign, run_seed, run_some
 from tests.support.faults.virtual_world import World
 
-NUM_SEEDS = 200  # about half a minute on one core
+NUM_SEEDS = 100  # about a quarter of a minute on one core
 MOST_SEEDS = 4000  # if it takes so many to see everything once
 
 # What must have happened: worlds in which all goes well prove little.

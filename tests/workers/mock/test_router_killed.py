@@ -127,6 +127,10 @@ def serving(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
         serving.close()
 
 
+# What has to do with connections or with the whole router alone, and not with which process of it serves whom.
+one_process_is_enough = pytest.mark.parametrize("serving", [1], indirect=True, ids=["one process"])
+
+
 @dataclass
 class Received:
     """What a stream came to."""
@@ -212,6 +216,7 @@ def output_tokens(serving: Serving) -> list[int]:
     return [tokens[request_id] for request_id in sorted(tokens)]
 
 
+@one_process_is_enough
 def test_an_answer_outlives_as_many_routers_as_bring_it_forward(serving: Serving) -> None:
     prompts, begun, max_tokens = [[20] * 30, [21] * 30], threading.Event(), 4000
     serving.kill()
@@ -322,13 +327,14 @@ def read_in_between(serving: Serving) -> None:
         assert httpx.get(f"{serving.url}/health/live", timeout=TIMEOUT_S).status_code == 200
 
 
+@one_process_is_enough
 def test_a_client_that_reads_nothing_for_a_while_misses_nothing(serving: Serving) -> None:
     prompt = [50] * 20
     with socket.socket() as sock, httpx.Client(base_url=serving.url, timeout=TIMEOUT_S) as other:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.settimeout(TIMEOUT_S)
         sock.connect(serving.address)
-        request = {"stream": True, "n": 32, "logprobs": 5}  # more than the sockets of both sides hold
+        request = {"stream": True, "n": 16, "logprobs": 5}  # more than the sockets of both sides hold
         sock.sendall(request_of(prompt, 1000, **request))
         read_stream(other, threading.Event(), prompt=prompt, max_tokens=900)  # takes as long as 900 of its tokens
         serving.kill()
@@ -338,7 +344,7 @@ def test_a_client_that_reads_nothing_for_a_while_misses_nothing(serving: Serving
             part = sock.recv(65536)
             assert part, "the stream broke off"
             data += part
-    texts = dict.fromkeys(range(32), "")
+    texts = dict.fromkeys(range(16), "")
     for event in unchunked(bytes(data)).split(b"\n\n"):
         if event.startswith(b"data: {"):
             (choice,) = json.loads(event[6:])["choices"]
@@ -357,6 +363,7 @@ def unchunked(response: bytes) -> bytes:
     return body
 
 
+@one_process_is_enough
 def test_a_client_that_left_while_there_was_no_router_is_not_served(serving: Serving) -> None:
     with socket.create_connection(serving.address, timeout=TIMEOUT_S) as sock:
         sock.sendall(request_of([60] * 20, 2000, stream=True))
@@ -369,6 +376,7 @@ def test_a_client_that_left_while_there_was_no_router_is_not_served(serving: Ser
             time.sleep(POLL_S)
 
 
+@one_process_is_enough
 def test_a_client_that_had_asked_for_more_already_is_cut_off_and_not_answered_wrongly(serving: Serving) -> None:
     with socket.create_connection(serving.address, timeout=TIMEOUT_S) as sock:
         sock.sendall(request_of([70] * 20, 1000, stream=True))
@@ -477,6 +485,7 @@ def test_a_router_that_leaves_is_unready_and_serves_until_a_second_signal(servin
     serving.begin_anew()
 
 
+@one_process_is_enough
 def test_after_ctrl_c_there_is_no_grace(serving: Serving) -> None:
     serving.kill()
     serving.start_router(drain_grace_s=600)
