@@ -31,7 +31,9 @@ MakeCluster = Callable[..., ServingCluster]
 TIMEOUT_S = 300.0  # of a test with the start of its cluster, on a machine that does other things, too
 
 
-# Their tests start clusters of their own. The other files share those of all.
+# Their tests change the numbers and roles of workers: of `fleet`.
+SHARE_A_FLEET = frozenset({"test_guided.py", "test_migration.py", "test_resizing.py"})
+# Their tests start clusters of their own. The other files share `cluster` and `tp2_cluster`.
 HAVE_THEIR_OWN = frozenset(
     {
         "test_command_line.py",
@@ -48,18 +50,19 @@ HAVE_THEIR_OWN = frozenset(
 )
 
 
-class OneProcessForClustersOfAll(LoadScopeScheduling):  # type: ignore[misc]
-    """Where tests run in several processes (pytest-xdist), one has those that share clusters, and each other file is
-    run by one."""
+class OneProcessForEachCluster(LoadScopeScheduling):  # type: ignore[misc]
+    """Where tests run in several processes (pytest-xdist), those that share a cluster run in one."""
 
     def _split_scope(self, nodeid: str) -> str:
         name = Path(nodeid.partition("::")[0]).name
-        return name if name in HAVE_THEIR_OWN else "clusters of all"
+        if name in HAVE_THEIR_OWN:
+            return name
+        return "fleet" if name in SHARE_A_FLEET else "cluster"
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneProcessForClustersOfAll:
-    return OneProcessForClustersOfAll(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneProcessForEachCluster:
+    return OneProcessForEachCluster(config, log)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -69,8 +72,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """First come the tests of the clusters of all, which take longest, and of these last those that end them."""
-    items.sort(key=lambda item: (item.path.name in HAVE_THEIR_OWN, item.path.name == "test_ends.py"))
+    """First come the tests that share clusters, which take longest, and of these last those that end them."""
+
+    def place(name: str) -> tuple[bool, bool, bool]:
+        return name in HAVE_THEIR_OWN, name in SHARE_A_FLEET, name == "test_ends.py"
+
+    items.sort(key=lambda item: place(item.path.name))
 
 
 EITHER = ("cluster", "tp2_cluster")

@@ -34,8 +34,8 @@ def streams_of(serving: ServingCluster, salt: str) -> list[BackgroundStream]:
     return [BackgroundStream(serving, max_tokens=NUM_TOKENS, salt=salt, **asked) for asked in ASKED]
 
 
-def test_structured_answers_fit_whole_and_streamed(cluster: ServingCluster) -> None:
-    with client_of(cluster) as client:
+def test_structured_answers_fit_whole_and_streamed(fleet: ServingCluster) -> None:
+    with client_of(fleet) as client:
         form: Any = {"type": "json_schema", "json_schema": {"name": "ship", "schema": SCHEMA, "strict": True}}
         for seed in range(3):
             asked: Any = {"model": MODEL, "messages": MESSAGES, "seed": seed, "response_format": form}

@@ -10,7 +10,6 @@ import sys
 
 import pytest
 
-from slipstream.cluster.terminal.command_error import CommandError
 from tests.e2e.conftest import MakeCluster
 from tests.support.e2e.fleet_calls import (
     bring_to,
@@ -329,8 +328,3 @@ def test_groups_of_several_ranks_exchange_their_roles(make_cluster: MakeCluster)
         assert complete(client, prompt_of(300), 40, "after") == before
     wait_until_at_rest(serving)
     assert {name: serving.member(name).pids for name in pids} == pids
-
-
-def test_pools_of_different_width_do_not_exchange_workers(tp2_cluster: ServingCluster) -> None:
-    with pytest.raises(CommandError, match="tp is 2 for prefill and 1 for decode"):
-        change_role(tp2_cluster, "prefill-0", "decode")
