@@ -16,7 +16,7 @@ from tests.support.e2e.serving_cluster import ServingCluster
 from tests.support.e2e.streams import BackgroundStream, client_of, complete, prompt_of, streaming
 
 # Prompt tokens and output tokens of requests that decode when the kill comes, and of those that are in prefill then.
-DECODING = ((20, 800), (25, 800), (120, 700), (150, 700))
+DECODING = ((20, 500), (25, 500), (120, 450), (150, 450))
 IN_PREFILL = ((2500, 20), (2400, 20))
 GOOD = prompt_of(60, variant=78)
 DECODING_PROMPT = prompt_of(40, variant=79)

@@ -27,7 +27,7 @@ from tests.support.e2e.serving_cluster import END_TIMEOUT_S, ROOT, ServingCluste
 from tests.support.e2e.streams import BackgroundStream, complete, prompt_of, streaming
 from tests.support.e2e.streams import client_of as openai_of
 
-SIZES = ((20, 500), (25, 500), (120, 450), (150, 450), (300, 400), (900, 80))
+SIZES = ((20, 350), (25, 350), (120, 300), (150, 300), (300, 250), (900, 60))
 
 
 def streams_of(fleet: ServingCluster, salt: str) -> list[BackgroundStream]:
