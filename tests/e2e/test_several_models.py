@@ -31,8 +31,8 @@ from tests.support.workers.tiny_models import BOS_ID, EOS_ID, PAD_ID, VOCAB_SIZE
 
 LONG = "A long one, which a prefill worker computes, so that its pages and states go to a decode worker."
 PROMPTS = ("def read(path):", LONG, "The model says 42 to")
-NUM_TOKENS = 60
-PAUSE_S = 1.0  # of each client after an answer, so that the workers that start get their share of the cores
+NUM_TOKENS = 40
+PAUSE_S = 2.0  # of each client after an answer, so that the workers that start get their share of the cores
 ADDED = "falcon"  # while the others serve
 # Pages and states go from the prefill to the decode worker of one model.
 POOLS: dict[str, dict[str, Any]] = {
