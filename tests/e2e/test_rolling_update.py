@@ -31,7 +31,7 @@ from tests.support.e2e.streams import GREEDY, MODEL, client_of, prompt_of
 
 NUM_CLIENTS = 3
 MAX_TOKENS = 12
-PAUSE_S = 0.4  # of a client between two questions: else new workers start on what the load leaves of two cores
+PAUSE_S = 0.25  # of a client between two questions: else new workers start on what the load leaves of two cores
 PROMPTS = [prompt_of(size, variant=60 + number) for number, size in enumerate((10, 24, 90, 150))]
 
 
