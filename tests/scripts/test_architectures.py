@@ -28,6 +28,7 @@ CHOSEN = {
     "qwen3_next": "recurrent state beside attention",
     "falcon": "attention of its own",
     "bloom": "alibi",
+    "emu3": "a configuration whose class checks all that is set",
 }
 
 

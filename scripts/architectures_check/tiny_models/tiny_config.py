@@ -107,6 +107,8 @@ def tiny_configs(model_type: str) -> tuple[PreTrainedConfig, PreTrainedConfig]:
             text = _tiny(wanted, wanted.model_type)
             return text, known(**OVERRIDES.get(model_type, {}) | {name: text.to_dict()})
     whole = _tiny(known, model_type)
+    if is_decoder_of_more(model_type):
+        whole.is_encoder_decoder = False  # not all classes say so of their own copy
     return whole, whole
 
 

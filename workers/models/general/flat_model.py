@@ -29,7 +29,7 @@ class FlatModel:
         self._keeps_rows = takes(model, "logits_to_keep")
         set_attention(model, register_attention(attention))
         # Transformers would look for it in each step's tokens, to warn of a mask that is missing.
-        model.config.pad_token_id = None
+        vars(model.config)["pad_token_id"] = None  # some classes have it checked, and want a number
 
     @property
     def config(self) -> GeneralSpec:
