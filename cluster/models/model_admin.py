@@ -153,6 +153,8 @@ class ModelAdmin:
             await cluster.supervisor.router.add_model(deployment)
         except (CannotPlace, ValueError) as error:
             raise FleetError("invalid", "config", f"{name}: {error}") from None
+        except TimeoutError:
+            raise FleetError("unavailable", "config", f"{name}: the router has not taken it up in time") from None
         except OSError as error:
             raise FleetError("unavailable", "config", f"{name}: {error}") from None
         self._services.start(name, new.content)

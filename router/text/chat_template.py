@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, nodes, pass_context
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 
 Message = dict[str, Any]
 
+# Of one rendering: about half a second of a core, which holds up all requests of its process. (A template that looks
+# through all messages for each of them takes as many for a chat of a thousand.)
+MAX_STEPS = 1_000_000
+CALL_STEPS = 3  # a call takes as long as so many turns of a loop
+STEPS = "steps left"  # the variable that counts them, with a name that no template can have for one of its own
 CALLERS_VARIABLES = ("_loop_vars", "_block_vars")  # which Jinja adds to calls, for functions that ask for the context
 # `message.reasoning_content` as in Qwen's and DeepSeek's templates, or `message["reasoning"]`.
 REASONING = re.compile(r"""(?:\.|\[\s*['"]|['"])(reasoning_content|reasoning)\b""")
@@ -24,6 +29,45 @@ DICT_ATTRIBUTES = frozenset(dir(dict))  # which hide fields of the same name
 
 class ChatTemplateError(ValueError):
     """The template refused the messages; the text is the template's own."""
+
+
+class StepsLeft:
+    """Of one rendering."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = MAX_STEPS
+
+    def take(self, num_steps: int) -> None:
+        """Raises TemplateError if there are not so many."""
+        self._left -= num_steps
+        if self._left < 0:
+            raise TemplateError(f"its loops and calls take more than {MAX_STEPS:,} steps")
+
+
+@pass_context
+def counted(context: Context, items: Iterable[Any]) -> Iterable[Any]:
+    """What a loop goes through: counted at once where its length is known."""
+    steps: StepsLeft = context[STEPS]
+    if isinstance(items, Sized):
+        steps.take(1 + len(items))
+        return items
+    return counted_one_by_one(steps, items)
+
+
+def counted_one_by_one(steps: StepsLeft, items: Iterable[Any]) -> Iterator[Any]:
+    for item in items:
+        steps.take(1)
+        yield item
+
+
+@pass_context
+def counted_range(context: Context, *limits: int) -> range:
+    """It may go through a filter and no loop."""
+    numbers = safe_range(*limits)
+    context[STEPS].take(len(numbers))
+    return numbers
 
 
 class GenerationBlock(Extension):
@@ -38,16 +82,24 @@ class GenerationBlock(Extension):
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox, in which the fields of messages are found at once: `message.role` is first tried as an attribute
-    elsewhere, and each miss is an exception. A template's own macros are called without asking whether they are safe
-    and what they want to be given."""
+    """The sandbox, in which the steps of a rendering are counted, and the fields of messages are found at once:
+    `message.role` is first tried as an attribute elsewhere, and each miss is an exception. A template's own macros are
+    called without asking whether they are safe and what they want to be given."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if type(obj) is dict and attribute in obj and attribute not in DICT_ATTRIBUTES:
             return obj[attribute]
         return super().getattr(obj, attribute)
 
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        """All that a template loops over goes through `counted`."""
+        template = super()._parse(source, name, filename)
+        for loop in template.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, counted.__name__, [], [], None, None, lineno=loop.lineno)
+        return template
+
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        context[STEPS].take(CALL_STEPS)
         if type(obj) is Macro:
             for name in CALLERS_VARIABLES:
                 kwargs.pop(name, None)
@@ -65,6 +117,8 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         environment = ChatEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols])
         environment.filters["tojson"] = to_json
+        environment.filters[counted.__name__] = counted
+        environment.globals["range"] = counted_range
         environment.globals["raise_exception"] = raise_exception
         environment.globals["strftime_now"] = strftime_now
         try:
@@ -94,6 +148,7 @@ class ChatTemplate:
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **self._special_tokens,
+                **{STEPS: StepsLeft()},
             )
         except (
             TemplateError,

@@ -212,6 +212,33 @@ def test_a_template_that_stumbles_refuses_the_messages(template: str) -> None:
         ChatTemplate(template, {}).render([{"role": "user", "content": "hi"}])
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for x in range(99999) %}{% for y in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for x in range(9999) %}{% for y in messages | map(attribute='role') %}{{ range(9999) | sum }}{% endfor %}"
+        "{% endfor %}",
+        "{% macro twice(n) %}{% if n %}{{ twice(n - 1) }}{{ twice(n - 1) }}{% endif %}{% endmacro %}{{ twice(40) }}",
+        "{% for x in messages * 9 recursive %}{% if loop.depth < 40 %}{{ loop(messages * 9) }}{% endif %}{% endfor %}",
+    ],
+)
+def test_a_template_that_would_take_for_ever_is_given_up(template: str) -> None:
+    with pytest.raises(ChatTemplateError, match="loops and calls take more than 1,000,000 steps"):
+        ChatTemplate(template, {}).render([{"role": "user", "content": "hi"}])
+
+
+def test_each_rendering_has_its_own_steps_and_long_chats_have_enough() -> None:
+    template = ChatTemplate(
+        "{% for one in messages %}{% for other in messages if other.role == 'user' %}{% endfor %}"
+        "{{ loop.index }}{{ ',' if not loop.last }}{% else %}none{% endfor %}",
+        {},
+    )
+    messages = [{"role": "user", "content": "hi"}] * 900
+    for _ in range(2):
+        assert template.render(messages) == ",".join(map(str, range(1, 901)))
+    assert template.render([]) == "none"
+
+
 def test_a_template_cannot_change_the_messages() -> None:
     messages = [{"role": "user", "content": "hi"}]
     with pytest.raises(ChatTemplateError):

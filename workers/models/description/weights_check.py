@@ -8,8 +8,12 @@ from slipstream.workers.models.description.describing import EXAMINE, model_part
 from slipstream.workers.models.description.model_description import DIRECTORY, ModelDescription
 from slipstream.workers.models.description.module_process import run_in_subprocess
 from slipstream.workers.models.description.result_cache import ResultCache, key_of
-from slipstream.workers.models.directory.json_keys import ModelError
-from slipstream.workers.models.directory.weight_files import WeightFiles, pickled_file_names
+from slipstream.workers.models.directory.json_keys import ModelError, read_json
+from slipstream.workers.models.directory.model_config import CONFIG_FILE
+from slipstream.workers.models.directory.weight_files import BITS, WeightFiles, pickled_file_names
+
+FLOATS = ("F64", "F32", "F16", "BF16")
+LOADED = (*BITS, "F4", "F6_E2M3", "F6_E3M2", "C64")  # by the safetensors library
 
 
 def check_general_weights(model_dir: Path, description: ModelDescription, *, runs_code: bool = False) -> None:
@@ -20,6 +24,7 @@ def check_general_weights(model_dir: Path, description: ModelDescription, *, run
         parts = [_stamp(model_dir / name) for name in pickled]
     else:
         files = WeightFiles.read(model_dir)
+        _check_dtypes(files)
         if _fit(files, description):
             return
         parts = [repr(sorted((name, one.shape, one.dtype) for name, one in files.tensors.items())).encode()]
@@ -31,6 +36,17 @@ def check_general_weights(model_dir: Path, description: ModelDescription, *, run
         cache.put(key, problem)
     if problem:
         raise ModelError(problem.decode("utf-8", "replace").replace(DIRECTORY, str(model_dir)))
+
+
+def _check_dtypes(files: WeightFiles) -> None:
+    """Raises ModelError if weights are no numbers that transformers loads, or integers that no quantisation explains:
+    it would take these for the weights."""
+    is_quantized = read_json(files.model_dir / CONFIG_FILE).get("quantization_config") is not None
+    for name, tensor in files.tensors.items():
+        is_weight = name.endswith(".weight") and not is_quantized
+        if tensor.dtype not in (FLOATS if is_weight else LOADED):
+            why = "without a quantization_config" if tensor.dtype in LOADED else "which transformers does not load"
+            raise ModelError(f"{files.model_dir / tensor.file}: tensor {name} has dtype {tensor.dtype}, {why}")
 
 
 def _fit(files: WeightFiles, description: ModelDescription) -> bool:

@@ -17,6 +17,7 @@ from slipstream.workers.models.directory.native_family import (
     Family,
     FamilyDefaults,
     read_family,
+    refuse_encoder_decoder,
     refuse_other_keys,
 )
 from slipstream.workers.models.directory.rope_config import Rope, read_ropes, stretched_positions
@@ -93,6 +94,7 @@ class ModelConfig:
         path = Path(model_dir) / CONFIG_FILE
         keys = Keys(path, read_json(path))
         family = read_family(keys)
+        refuse_encoder_decoder(keys)
         defaults = DEFAULTS[family]
         gate = _read_gate(keys, family)
         refuse_other_keys(keys, family)

@@ -120,6 +120,18 @@ def keys_of_other_families(keys: Keys, own: frozenset[str] = frozenset()) -> Ite
             yield key, value
 
 
+def refuse_encoder_decoder(keys: Keys, by_default: bool = False) -> None:
+    """Some of these have a class for their decoder alone, which would be another model. `by_default`: it is one unless
+    the file says otherwise. Raises ModelError."""
+    key = "is_encoder_decoder"
+    if keys.get(key, by_default) is True:
+        names = keys.get("architectures")
+        name = names[0] if isinstance(names, list) and names else keys.get("model_type")
+        raise keys.error(
+            key, f"true: {name} is an encoder-decoder model, which is not supported: only decoders are served"
+        )
+
+
 def refuse_other_keys(keys: Keys, family: Family) -> None:
     """Raises NotNativeError if a key asks for a computation that the family does not have."""
     for key, value in keys_of_other_families(keys, OWN_KEYS.get(family, frozenset())):

@@ -168,9 +168,13 @@ def transformers_version() -> str:
 
 
 def sentence(error: BaseException) -> str:
-    """The first line of an error's text."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+    """The first line of an error's text, with those that a colon at its end announces."""
+    text = ""
+    for line in str(error).split("\n"):
+        text = f"{text} {line.strip()}".strip()
+        if text and not text.endswith(":"):
+            break
+    return f"{type(error).__name__}: {text}"
 
 
 def _some(names: Iterable[str]) -> str:

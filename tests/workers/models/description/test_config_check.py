@@ -40,6 +40,9 @@ def problem_of(model_dir: Path, config: dict[str, Any]) -> str:
             {"num_experts": 8, "num_experts_per_tok": 99},
             "num_experts_per_tok: must be from 1 to num_experts = 8, got 99",
         ),
+        ({"dtype": 5}, "dtype: 5 is not supported, only float32, bfloat16, float16"),
+        ({"torch_dtype": "float7"}, "torch_dtype: 'float7' is not supported, only float32, bfloat16, float16"),
+        ({"quantization_config": "fp8"}, "quantization_config: must be an object, got 'fp8'"),
         ({"text_config": {"head_dim": 0}}, "text_config.head_dim: must be a positive integer, got 0"),
     ],
 )

@@ -152,6 +152,7 @@ def test_a_family_that_does_not_compute_a_config_leaves_it_to_transformers(
         ({"architectures": None, "model_type": None}, "model_type"),
         ({"architectures": None, "model_type": "vit"}, "'vit' is not supported: transformers .* no such causal"),
         ({"architectures": None, "model_type": "t5"}, "is_encoder_decoder: true: t5 is an encoder-decoder model"),
+        ({"is_encoder_decoder": True}, "is_encoder_decoder: true: LlamaForCausalLM is an encoder-decoder model"),
     ],
 )
 def test_what_neither_computes_is_refused(

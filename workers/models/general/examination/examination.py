@@ -13,13 +13,14 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from slipstream.workers.models.description.model_description import CodeNeededError, ModelDescription
 from slipstream.workers.models.directory.json_keys import Keys, ModelError, read_json
 from slipstream.workers.models.directory.model_config import CONFIG_FILE
-from slipstream.workers.models.directory.native_family import keys_of_other_families
+from slipstream.workers.models.directory.native_family import keys_of_other_families, refuse_encoder_decoder
 from slipstream.workers.models.general.describe import describe
 from slipstream.workers.models.general.pretrained import empty_model, read_config, transformers_version
 from slipstream.workers.models.general.quantized import set_dequantization
@@ -32,7 +33,7 @@ def examined(model_dir: Path, runs_code: bool) -> ModelDescription:
     """Raises ModelError; CodeNeededError if only code in the directory can compute the model, and `runs_code` is
     false."""
     keys = Keys(model_dir / CONFIG_FILE, read_json(model_dir / CONFIG_FILE))
-    _refuse_encoder_decoder(keys)
+    refuse_encoder_decoder(keys, _has_encoder_by_default(str(keys.get("model_type"))))
     trust = needs_code(keys)
     if trust and not runs_code:
         raise CodeNeededError(
@@ -49,12 +50,16 @@ def examined(model_dir: Path, runs_code: bool) -> ModelDescription:
     set_dequantization(config, model_dir)
     try:
         model = empty_model(config, torch.float32, "meta", trust)
-    except ModelError:
-        _refuse_activation(keys)
-        _refuse_activation(keys.section("text_config") or keys)
-        raise
+    except ModelError as error:
+        for part in (keys, keys.section("text_config") or keys):
+            _refuse_activation(part)
+            _refuse_rope_type(part)
+        raise ModelError(f"{model_dir / CONFIG_FILE}: {error}{_zeros(keys.section('text_config') or keys)}") from error
     _refuse_keys_that_are_not_read(keys.section("text_config") or keys, model)
-    spec = replace(describe(model_dir, trust), runs_code=trust)
+    try:
+        spec = replace(describe(model_dir, trust), runs_code=trust)
+    except ModelError as error:
+        raise ModelError(f"{error}{_zeros(keys.section('text_config') or keys)}") from error
     tied: Any = getattr(model, "all_tied_weights_keys", None) or {}
     return ModelDescription(
         spec=spec,
@@ -72,16 +77,24 @@ def _refuse_activation(keys: Keys) -> None:
             raise keys.error(key, f"{value!r} is not supported: transformers has no such activation")
 
 
-def _refuse_encoder_decoder(keys: Keys) -> None:
-    """Some of these have a class for their decoder alone, which would be another model. Raises ModelError."""
-    model_type, key = keys.get("model_type"), "is_encoder_decoder"
-    by_default = model_type in CONFIG_MAPPING and getattr(CONFIG_MAPPING[model_type], key, False) is True
-    if keys.get(key, by_default) is True:
-        names = keys.get("architectures")
-        name = names[0] if isinstance(names, list) and names else model_type
-        raise keys.error(
-            key, f"true: {name} is an encoder-decoder model, which is not supported: only decoders are served"
-        )
+def _has_encoder_by_default(model_type: str) -> bool:
+    return model_type in CONFIG_MAPPING and getattr(CONFIG_MAPPING[model_type], "is_encoder_decoder", False) is True
+
+
+def _refuse_rope_type(keys: Keys) -> None:
+    """Where a model could not be built. Raises ModelError."""
+    for section in (keys.section(name) for name in ROPE_KEYS if isinstance(keys.get(name), dict)):
+        for key in ("rope_type", "type"):
+            value = None if section is None else section.get(key)
+            if section is not None and value not in (None, "default", *ROPE_INIT_FUNCTIONS):
+                raise section.error(key, f"{value!r} is not supported: transformers has no such positions")
+
+
+def _zeros(keys: Keys) -> str:
+    """The keys that are 0: where a model cannot be built or run, one of them may be why."""
+    values = ((key, value) for key, value in keys.values.items() if not key.endswith(("_id", "dropout")))
+    zeros = sorted(key for key, value in values if type(value) is int and value == 0)
+    return f"; {keys.path.name} has 0 for {', '.join(keys.prefix + key for key in zeros)}" if zeros else ""
 
 
 def needs_code(keys: Keys) -> bool:
