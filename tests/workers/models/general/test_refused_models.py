@@ -54,7 +54,9 @@ def test_what_transformers_says_in_several_lines_is_kept(phi3: Path) -> None:
 
 
 def test_positions_that_transformers_does_not_have_are_refused_by_their_key(tmp_path: Path) -> None:
-    said = refusal(build_general_model("mixtral", tmp_path), rope_parameters={"rope_type": "nope", "rope_theta": 10000.0})
+    said = refusal(
+        build_general_model("mixtral", tmp_path), rope_parameters={"rope_type": "nope", "rope_theta": 10000.0}
+    )
     assert "config.json: rope_parameters.rope_type: 'nope' is not supported" in said
 
 
