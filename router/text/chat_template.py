@@ -19,7 +19,7 @@ Message = dict[str, Any]
 # Of one rendering: about half a second of a core, which holds up all requests of its process. (A template that looks
 # through all messages for each of them takes as many for a chat of a thousand.)
 MAX_STEPS = 1_000_000
-CALL_STEPS = 3  # a call takes as long as so many turns of a loop
+CALL_STEPS = 3  # a call takes as long as so many iterations of an empty loop
 STEPS = "steps left"  # the variable that counts them, with a name that no template can have for one of its own
 CALLERS_VARIABLES = ("_loop_vars", "_block_vars")  # which Jinja adds to calls, for functions that ask for the context
 # `message.reasoning_content` as in Qwen's and DeepSeek's templates, or `message["reasoning"]`.
@@ -32,7 +32,7 @@ class ChatTemplateError(ValueError):
 
 
 class StepsLeft:
-    """Of one rendering."""
+    """Counts the steps of one rendering."""
 
     __slots__ = ("_left",)
 
@@ -48,7 +48,7 @@ class StepsLeft:
 
 @pass_context
 def counted(context: Context, items: Iterable[Any]) -> Iterable[Any]:
-    """What a loop goes through: counted at once where its length is known."""
+    """The items of a loop. Its iterations are counted when it begins, where their number is known then."""
     steps: StepsLeft = context[STEPS]
     if isinstance(items, Sized):
         steps.take(1 + len(items))
@@ -64,7 +64,7 @@ def counted_one_by_one(steps: StepsLeft, items: Iterable[Any]) -> Iterator[Any]:
 
 @pass_context
 def counted_range(context: Context, *limits: int) -> range:
-    """It may go through a filter and no loop."""
+    """Counted where it is made, because filters go through its numbers without a loop of the template."""
     numbers = safe_range(*limits)
     context[STEPS].take(len(numbers))
     return numbers
@@ -91,13 +91,6 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             return obj[attribute]
         return super().getattr(obj, attribute)
 
-    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """All that a template loops over goes through `counted`."""
-        template = super()._parse(source, name, filename)
-        for loop in template.find_all(nodes.For):
-            loop.iter = nodes.Filter(loop.iter, counted.__name__, [], [], None, None, lineno=loop.lineno)
-        return template
-
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         context[STEPS].take(CALL_STEPS)
         if type(obj) is Macro:
@@ -122,7 +115,10 @@ class ChatTemplate:
         environment.globals["raise_exception"] = raise_exception
         environment.globals["strftime_now"] = strftime_now
         try:
-            self._template = environment.from_string(source)
+            program = environment.parse(source)
+            for loop in program.find_all(nodes.For):
+                loop.iter = nodes.Filter(loop.iter, counted.__name__, [], [], None, None, lineno=loop.lineno)
+            self._template = environment.from_string(program)
         except TemplateError as error:
             raise ValueError(f"the chat template is not valid: {error}") from error
         # Jinja copies the globals for each rendering; copying its ChainMap takes longer than rendering a short chat.

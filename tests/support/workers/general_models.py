@@ -34,6 +34,14 @@ MLA: dict[str, Any] = {
     "v_head_dim": 16,
     "first_k_dense_replace": 1,
 }
+JAMBA: dict[str, Any] = {
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "num_experts": 2,
+    "num_experts_per_tok": 1,
+    "mamba_d_state": 4,
+    "mamba_dt_rank": 4,
+}
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {},
     "phi": {},

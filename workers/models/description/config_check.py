@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from slipstream.workers.models.directory.json_keys import MAX_INTEGER, Keys, read_json
-from slipstream.workers.models.directory.model_config import CONFIG_FILE, DTYPES
+from slipstream.workers.models.directory.model_config import CONFIG_FILE, read_dtype
 from slipstream.workers.models.directory.weight_files import WeightFiles, pickled_file_names
 
 TEXT_SECTIONS = ("text_config", "llm_config", "language_config")
@@ -47,7 +47,7 @@ def check_config(model_dir: Path) -> None:
         _check_window(part)
         _check_experts(part)
         _check_layers(part, model_dir)
-        _check_dtype(part)
+        read_dtype(part)
     keys.section("quantization_config")
 
 
@@ -59,13 +59,6 @@ def _check_number(keys: Keys, key: str, least: int) -> None:
         raise keys.error(key, f"must be {'a positive integer' if least else 'an integer from 0 on'}, got {value!r}")
     if value > MAX_INTEGER:
         raise keys.error(key, f"must be at most {MAX_INTEGER}, got {value!r}")
-
-
-def _check_dtype(keys: Keys) -> None:
-    for key in ("dtype", "torch_dtype"):
-        value = keys.get(key)
-        if value is not None and (not isinstance(value, str) or value not in DTYPES):
-            raise keys.error(key, f"{value!r} is not supported, only {', '.join(DTYPES)}")
 
 
 def _check_window(keys: Keys) -> None:

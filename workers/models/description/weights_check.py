@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from slipstream.workers.models.description.config_check import TEXT_SECTIONS
 from slipstream.workers.models.description.describing import EXAMINE, model_parts
 from slipstream.workers.models.description.model_description import DIRECTORY, ModelDescription
 from slipstream.workers.models.description.module_process import run_in_subprocess
@@ -39,12 +40,14 @@ def check_general_weights(model_dir: Path, description: ModelDescription, *, run
 
 
 def _check_dtypes(files: WeightFiles) -> None:
-    """Raises ModelError if weights are no numbers that transformers loads, or integers that no quantisation explains:
-    it would take these for the weights."""
-    is_quantized = read_json(files.model_dir / CONFIG_FILE).get("quantization_config") is not None
+    """Raises ModelError if a tensor has a dtype that the library cannot load, or if weights have one of quantised
+    weights and no quantisation is configured: transformers would cast them, and leave out their scales."""
+    config = read_json(files.model_dir / CONFIG_FILE)
+    parts = (config, *(config.get(name) for name in TEXT_SECTIONS))
+    is_quantized = any(isinstance(part, dict) and part.get("quantization_config") for part in parts)
     for name, tensor in files.tensors.items():
-        is_weight = name.endswith(".weight") and not is_quantized
-        if tensor.dtype not in (FLOATS if is_weight else LOADED):
+        is_plain = name.endswith(".weight") and not is_quantized
+        if tensor.dtype not in (FLOATS if is_plain else LOADED):
             why = "without a quantization_config" if tensor.dtype in LOADED else "which transformers does not load"
             raise ModelError(f"{files.model_dir / tensor.file}: tensor {name} has dtype {tensor.dtype}, {why}")
 

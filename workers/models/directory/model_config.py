@@ -126,7 +126,7 @@ class ModelConfig:
             mlp_bias=family == "llama" and keys.flag("mlp_bias", False),
             qk_norm=family in ("qwen3", "qwen3_moe", "gemma3"),
             tie_word_embeddings=keys.flag("tie_word_embeddings", family in GEMMAS),
-            dtype=_read_dtype(keys),
+            dtype=read_dtype(keys),
             quantization=stored_quantization(keys),
             window_rope=window_rope,
             gate=gate,
@@ -169,7 +169,8 @@ def _read_softcap(keys: Keys, key: str, default: float | None) -> float | None:
     return keys.optional_number(key) if key in keys.values else default
 
 
-def _read_dtype(keys: Keys) -> DtypeName:
+def read_dtype(keys: Keys) -> DtypeName:
+    """Raises ModelError if it is none that models are computed in."""
     key = "dtype" if keys.get("dtype") is not None else "torch_dtype"
     name = keys.get(key, "float32")
     if not isinstance(name, str) or name not in DTYPES:

@@ -26,6 +26,7 @@ from slipstream.workers.models.general.self_check import GeneralModel, SelfCheck
 from slipstream.workers.models.interface.tensor_parallel import TensorParallel
 from slipstream.workers.models.spec_reader import read_spec
 from tests.support.workers.engine_driver import make_request, make_ticket, owned, tokens_of
+from tests.support.workers.general_models import JAMBA
 
 VOCAB_SIZE = 120
 NUM_OUTPUT = 10
@@ -70,15 +71,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "n_groups": 2,
         "chunk_size": 16,
     },
-    "jamba": {
-        **NARROW,
-        "attn_layer_period": 2,
-        "attn_layer_offset": 1,
-        "num_experts": 2,
-        "num_experts_per_tok": 1,
-        "mamba_d_state": 4,
-        "mamba_dt_rank": 4,
-    },
+    "jamba": {**NARROW, **JAMBA},
     "qwen3_5_text": {**NARROW, **LINEAR},
     "minimax": {  # a cache of its own
         **NARROW,

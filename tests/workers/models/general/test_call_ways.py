@@ -13,6 +13,7 @@ from slipstream.workers.models.general.cached.cache_layout import recorded_layou
 from slipstream.workers.models.general.cached.cached_model import CachedModel
 from slipstream.workers.models.general.call_ways import find_way
 from slipstream.workers.models.general.self_check import SelfCheckError
+from tests.support.workers.general_models import JAMBA
 
 PAGE_TOKENS = 8
 SIZES: dict[str, Any] = {
@@ -29,14 +30,7 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 KINDS: dict[str, dict[str, Any]] = {
-    "jamba": {
-        "attn_layer_period": 2,
-        "attn_layer_offset": 1,
-        "num_experts": 2,
-        "num_experts_per_tok": 1,
-        "mamba_d_state": 4,
-        "mamba_dt_rank": 4,
-    },
+    "jamba": JAMBA,
     "falcon_mamba": {"state_size": 4},
     "rwkv": {},
     "lfm2": {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3},

@@ -48,18 +48,19 @@ def examined(model_dir: Path, runs_code: bool) -> ModelDescription:
     _refuse_contradiction(keys, trust)
     config = read_config(model_dir, trust)
     set_dequantization(config, model_dir)
+    text = keys.section("text_config") or keys
     try:
         model = empty_model(config, torch.float32, "meta", trust)
     except ModelError as error:
-        for part in (keys, keys.section("text_config") or keys):
+        for part in (keys, text):
             _refuse_activation(part)
             _refuse_rope_type(part)
-        raise ModelError(f"{model_dir / CONFIG_FILE}: {error}{_zeros(keys.section('text_config') or keys)}") from error
-    _refuse_keys_that_are_not_read(keys.section("text_config") or keys, model)
+        raise ModelError(f"{model_dir / CONFIG_FILE}: {error}{_divisors(error, text)}") from error
+    _refuse_keys_that_are_not_read(text, model)
     try:
         spec = replace(describe(model_dir, trust), runs_code=trust)
     except ModelError as error:
-        raise ModelError(f"{error}{_zeros(keys.section('text_config') or keys)}") from error
+        raise ModelError(f"{error}{_divisors(error, text)}") from error
     tied: Any = getattr(model, "all_tied_weights_keys", None) or {}
     return ModelDescription(
         spec=spec,
@@ -83,15 +84,23 @@ def _has_encoder_by_default(model_type: str) -> bool:
 
 def _refuse_rope_type(keys: Keys) -> None:
     """Where a model could not be built. Raises ModelError."""
-    for section in (keys.section(name) for name in ROPE_KEYS if isinstance(keys.get(name), dict)):
+    for section in _rope_sections(keys):
         for key in ("rope_type", "type"):
-            value = None if section is None else section.get(key)
-            if section is not None and value not in (None, "default", *ROPE_INIT_FUNCTIONS):
-                raise section.error(key, f"{value!r} is not supported: transformers has no such positions")
+            value = section.get(key)
+            if value not in (None, "default", *ROPE_INIT_FUNCTIONS):
+                raise section.error(key, f"{value!r} is not supported: transformers has no such rope type")
 
 
-def _zeros(keys: Keys) -> str:
-    """The keys that are 0: where a model cannot be built or run, one of them may be why."""
+def _rope_sections(keys: Keys) -> Iterator[Keys]:
+    for name in ROPE_KEYS:
+        if isinstance(keys.get(name), dict) and (section := keys.section(name)):
+            yield section
+
+
+def _divisors(error: ModelError, keys: Keys) -> str:
+    """What to add to an error about a division by zero: the keys that are 0, one of which is the divisor."""
+    if ZeroDivisionError.__name__ not in str(error):
+        return ""
     values = ((key, value) for key, value in keys.values.items() if not key.endswith(("_id", "dropout")))
     zeros = sorted(key for key, value in values if type(value) is int and value == 0)
     return f"; {keys.path.name} has 0 for {', '.join(keys.prefix + key for key in zeros)}" if zeros else ""
@@ -145,10 +154,7 @@ def _refuse_keys_that_are_not_read(keys: Keys, model: PreTrainedModel) -> None:
 
 def _partial(keys: Keys) -> Iterator[tuple[str, object, Keys]]:
     key = "partial_rotary_factor"
-    for at in (
-        keys,
-        *(section for name in ROPE_KEYS if isinstance(keys.get(name), dict) and (section := keys.section(name))),
-    ):
+    for at in (keys, *_rope_sections(keys)):
         if at.get(key, 1) != 1:
             yield key, at.get(key), at
 
