@@ -76,7 +76,7 @@ def _checked_with(files: Outlines, path: Target, elsewhere: bool) -> list[str]:
             console.warning(files.named(f"{path}: {warning}"))
         models = "; ".join(map(_models_line, config.each()))
         click.echo(f"{path}: ok: {models}, HTTP port {config.router.http.port}")
-        if isinstance(path, Path) and path.is_file():  # what is chosen for a model is shown with such notes
+        if isinstance(path, Path) and path.is_file():  # for a model directory, the chosen settings list these notes
             for alone in config.each():
                 for note in model_notes(alone):
                     click.echo(f"{path}: {alone.model.name}: {note}")

@@ -154,7 +154,7 @@ class ModelAdmin:
         except (CannotPlace, ValueError) as error:
             raise FleetError("invalid", "config", f"{name}: {error}") from None
         except TimeoutError:
-            raise FleetError("unavailable", "config", f"{name}: the router has not taken it up in time") from None
+            raise FleetError("unavailable", "config", f"{name}: the router did not add the model in time") from None
         except OSError as error:
             raise FleetError("unavailable", "config", f"{name}: {error}") from None
         self._services.start(name, new.content)

@@ -15,6 +15,7 @@ from slipstream.cluster.config.settings_file import Key
 from slipstream.router.model_files.sampling_defaults import GenerationConfigError, SamplingDefaults
 from slipstream.router.text.conversion import VOCABULARIES, why_code_is_needed
 from slipstream.router.text.unknown_tokens import unknown_tokens, warning_about
+from slipstream.workers.config.worker_config import EngineConfig
 from slipstream.workers.engine.limits.engine_errors import EngineConfigError
 from slipstream.workers.engine.limits.general_settings import not_general
 from slipstream.workers.engine.limits.pool_size import (
@@ -97,7 +98,7 @@ def model_problems(model_dir: Path, config: ClusterConfig) -> Iterator[tuple[Key
         if problem is not None:
             yield (role, "tp"), problem
             continue
-        budget_bytes = config.budget.memory_bytes if pool.engine.device != "cuda" else None
+        budget_bytes = _budget_bytes(config, pool.engine)
         yield from (
             ((role, *key), problem) for key, problem in _pool_problems(role, pool, model, model_dir, budget_bytes)
         )
@@ -134,9 +135,10 @@ def model_warnings(config: ClusterConfig) -> Iterator[str]:
 
 
 def model_notes(config: ClusterConfig) -> Iterator[str]:
-    """What config.json does not lead one to expect of the model of a checked configuration: limits that it has as
-    transformers computes it, and that the pages of the decode workers hold no text as long as it allows."""
-    engine, budget_bytes = config.decode.engine, config.budget.memory_bytes
+    """Limits of the model of a checked configuration that config.json does not show: those of its implementation in
+    transformers, and a context that the pages of the decode workers cut short."""
+    engine = config.decode.engine
+    budget_bytes = _budget_bytes(config, engine)
     try:
         model = read_spec(Path(config.model.path), engine.model_impl, code_of(config), in_subprocess=True)
     except ModelError:  # code that only the workers run, or files that have changed since they were checked
@@ -156,6 +158,11 @@ def model_notes(config: ClusterConfig) -> Iterator[str]:
     longest = longest_sequence(model, engine, num_pages, source)
     if longest < model.max_position_embeddings:
         yield f"context of {longest} tokens, of the model's {model.max_position_embeddings}: {source} holds no more"
+
+
+def _budget_bytes(config: ClusterConfig, engine: EngineConfig) -> int | None:
+    """The budget for the pages of a pool; they are not elastic on a GPU."""
+    return config.budget.memory_bytes if engine.device != "cuda" else None
 
 
 def code_of(config: ClusterConfig) -> RemoteCode:

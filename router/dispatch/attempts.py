@@ -91,8 +91,8 @@ class AttemptFlow:
             placed_s = self._table.placed[state.request_id].placed_s
             if placed_s is not None:
                 self._index.give_up(group, state, placed_s)
-                # As of the placement, so that what is expected can be given up with the request.
-                self._index.expect(worker, state, placed_s)
+                if worker.hello.keeps_states:  # other workers are expected to have these blocks since the placement
+                    self._index.expect(worker, state, placed_s)  # with its time, by which `give_up` finds them
             self._placer.stay(state, worker, message.num_cached_tokens, now)
             self._table.totals.placements[decision.reason] += 1
             # The reservation has been charged; converting it takes nothing more.

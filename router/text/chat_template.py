@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from jinja2 import TemplateError, nodes, pass_context
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context, Macro
+from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 
 Message = dict[str, Any]
@@ -97,6 +97,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             for name in CALLERS_VARIABLES:
                 kwargs.pop(name, None)
             return obj(context.eval_ctx, *args, **kwargs)
+        if isinstance(obj, LoopContext) and args:  # a loop that goes deeper (`recursive`)
+            args = (counted(context, args[0]), *args[1:])
         return super().call(context, obj, *args, **kwargs)
 
 

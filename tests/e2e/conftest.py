@@ -72,7 +72,11 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """First come the tests that share clusters, which take longest, and of these last those that end them."""
+    """Tests that share clusters run first, because they take longest; those of `cluster` end with `test_ends`, which
+    ends it."""
+    for item in items:
+        if isinstance(item, pytest.Function) and "fleet" in item.fixturenames:
+            assert item.path.name in SHARE_A_FLEET, f"{item.path.name} uses `fleet` and is not in SHARE_A_FLEET"
 
     def place(name: str) -> tuple[bool, bool, bool]:
         return name in HAVE_THEIR_OWN, name in SHARE_A_FLEET, name == "test_ends.py"

@@ -136,7 +136,7 @@ class PrefixIndex:
             return
         num_before, until = len(expected), now + EXPECTED_S
         self._map.add(new, holder.bit)
-        expected.update(dict.fromkeys(new, until))
+        expected.update((block, max(until, expected.get(block, until))) for block in new)
         self._num_entries += len(expected) - num_before
         self._placements.append((until, holder, new))
         if len(self._placements) > MAX_PLACEMENTS_REMEMBERED:

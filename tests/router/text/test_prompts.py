@@ -219,6 +219,8 @@ def test_a_template_that_stumbles_refuses_the_messages(template: str) -> None:
         "{% for x in range(9999) %}{% for y in messages | map(attribute='role') %}{{ range(9999) | sum }}{% endfor %}"
         "{% endfor %}",
         "{% macro twice(n) %}{% if n %}{{ twice(n - 1) }}{{ twice(n - 1) }}{% endif %}{% endmacro %}{{ twice(40) }}",
+        "{% set all = range(3000) | list %}"
+        "{% for x in all recursive %}{% if loop.depth < 2 %}{{ loop(all) }}{% endif %}{% endfor %}",
         "{% for x in messages * 9 recursive %}{% if loop.depth < 40 %}{{ loop(messages * 9) }}{% endif %}{% endfor %}",
     ],
 )

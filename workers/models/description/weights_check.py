@@ -11,10 +11,7 @@ from slipstream.workers.models.description.module_process import run_in_subproce
 from slipstream.workers.models.description.result_cache import ResultCache, key_of
 from slipstream.workers.models.directory.json_keys import ModelError, read_json
 from slipstream.workers.models.directory.model_config import CONFIG_FILE
-from slipstream.workers.models.directory.weight_files import BITS, WeightFiles, pickled_file_names
-
-FLOATS = ("F64", "F32", "F16", "BF16")
-LOADED = (*BITS, "F4", "F6_E2M3", "F6_E3M2", "C64")  # by the safetensors library
+from slipstream.workers.models.directory.weight_files import FLOATS, LOADED, WeightFiles, pickled_file_names
 
 
 def check_general_weights(model_dir: Path, description: ModelDescription, *, runs_code: bool = False) -> None:
@@ -40,8 +37,8 @@ def check_general_weights(model_dir: Path, description: ModelDescription, *, run
 
 
 def _check_dtypes(files: WeightFiles) -> None:
-    """Raises ModelError if a tensor has a dtype that the library cannot load, or if weights have one of quantised
-    weights and no quantisation is configured: transformers would cast them, and leave out their scales."""
+    """Raises ModelError if the safetensors library cannot load a tensor's dtype, or if weights are no floats without a
+    quantisation in config.json: transformers would cast them and ignore their scales."""
     config = read_json(files.model_dir / CONFIG_FILE)
     parts = (config, *(config.get(name) for name in TEXT_SECTIONS))
     is_quantized = any(isinstance(part, dict) and part.get("quantization_config") for part in parts)

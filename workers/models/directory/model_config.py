@@ -170,7 +170,7 @@ def _read_softcap(keys: Keys, key: str, default: float | None) -> float | None:
 
 
 def read_dtype(keys: Keys) -> DtypeName:
-    """Raises ModelError if it is none that models are computed in."""
+    """The dtype of the weights by config.json. Raises ModelError if it is not supported."""
     key = "dtype" if keys.get("dtype") is not None else "torch_dtype"
     name = keys.get(key, "float32")
     if not isinstance(name, str) or name not in DTYPES:

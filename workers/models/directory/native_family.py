@@ -121,8 +121,8 @@ def keys_of_other_families(keys: Keys, own: frozenset[str] = frozenset()) -> Ite
 
 
 def refuse_encoder_decoder(keys: Keys, by_default: bool = False) -> None:
-    """Some of these have a class for their decoder alone, which would be another model. `by_default`: it is one unless
-    the file says otherwise. Raises ModelError."""
+    """Raises ModelError if the model is an encoder-decoder. Transformers may have a class for its decoder alone, which
+    computes another model. `by_default`: what applies if config.json does not say."""
     key = "is_encoder_decoder"
     if keys.get(key, by_default) is True:
         names = keys.get("architectures")

@@ -29,6 +29,8 @@ BITS = {
     **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
 }
+FLOATS = ("F64", "F32", "BF16", "F16")
+LOADED = (*BITS, "F4", "F6_E2M3", "F6_E3M2", "C64")  # by the safetensors library
 # Weights in forms that are not read, and what to do about each.
 OTHER_FORMS = (
     ("pytorch_model*.bin", "convert it to safetensors (`save_pretrained` of transformers does)"),

@@ -29,19 +29,19 @@ BEYOND_RUN = (6, 9)  # tokens more than the longest run of which a model makes o
 # operators, so one row is much; behind states others compute, and rows depend on the ones before them.
 MAX_FLIPPED = 1  # rows
 MAX_FLIPPED_SHARE = 1 / 3  # of the rows behind states
-CLEARLY = 3  # times as far off: then that way is wrong, not the other
+CONTRADICTION_RATIO = 3  # of the errors of two ways: then the one with the larger error is wrong, not the other
 
 
 def find_way(cached: CachedModel, page_tokens: int) -> None:
     """Sets `can_batch` and `can_continue`. Raises SelfCheckError if the model cannot be called in any way, and
     ModelError if it has indexers of a form that is not known."""
-    _restrict(cached, page_tokens, few=False)
+    _check_ways(cached, page_tokens, few=False)
     if cached.spec.kv.has_indexers:
         with few_chosen(cached.model):
-            _restrict(cached, page_tokens, few=True)
+            _check_ways(cached, page_tokens, few=True)
 
 
-def _restrict(cached: CachedModel, page_tokens: int, *, few: bool) -> None:
+def _check_ways(cached: CachedModel, page_tokens: int, *, few: bool) -> None:
     """Takes back what the model cannot do of `can_batch` and `can_continue`."""
     can_batch, can_continue = cached.can_batch, cached.can_continue
     # Among the entries of a long text some are equally good, and which of them is chosen depends on the call.
@@ -60,7 +60,8 @@ def _restrict(cached: CachedModel, page_tokens: int, *, few: bool) -> None:
     if can_batch:
         cached.can_batch = True
         batched = _scores_if_it_runs(cached, page_tokens, lengths)
-        cached.can_batch = batched is not None and _num_off(cached, batched, found) <= _most_off(cached, MAX_FLIPPED)
+        most = _max_differing_rows(cached, MAX_FLIPPED)
+        cached.can_batch = batched is not None and _num_differing_rows(cached, batched, found) <= most
 
 
 def _continues(cached: CachedModel, continued: Tensor, singly: Tensor, own: Tensor, lengths: tuple[int, ...]) -> bool:
@@ -68,26 +69,26 @@ def _continues(cached: CachedModel, continued: Tensor, singly: Tensor, own: Tens
     neither is what the model computes without a cache."""
     behind = rows_behind_states(cached.spec, lengths)
     continued, singly, own = continued[behind], singly[behind], own[behind]
-    if _num_off(cached, continued, singly) <= _most_off(cached, MAX_FLIPPED_SHARE * len(own)):
+    if _num_differing_rows(cached, continued, singly) <= _max_differing_rows(cached, MAX_FLIPPED_SHARE * len(own)):
         return True
     error = float(row_errors(singly, own).median())
-    if not CLEARLY * error <= float(row_errors(continued, own).median()):
+    if not CONTRADICTION_RATIO * error <= float(row_errors(continued, own).median()):
         raise SelfCheckError(
-            f"{cached.spec.architecture} cannot be served over pages: behind a state, it computes tokens one by one "
-            f"in another way than several together, and both are off (by {error:.1%}, self-check against its own "
-            f"attention)"
+            f"{cached.spec.architecture} cannot be served over pages: after a state, tokens computed one by one and "
+            f"several at a time get different scores, and neither are those of its own attention (off by {error:.1%}, "
+            f"self-check)"
         )
     return False
 
 
-def _num_off(cached: CachedModel, found: Tensor, expected: Tensor) -> int:
-    """Rows of which it shows that they were computed in another way."""
+def _num_differing_rows(cached: CachedModel, found: Tensor, expected: Tensor) -> int:
+    """The number of rows that differ by more than rounding explains."""
     is_exact = cached.dtype == torch.float32
     allowed = MAX_ERROR[cached.dtype] * (OF_STATES if is_exact and cached.spec.kv.state_bytes else 1)
     return int((~(row_errors(found, expected) <= allowed)).sum())  # also those that are no numbers
 
 
-def _most_off(cached: CachedModel, in_16_bits: float) -> float:
+def _max_differing_rows(cached: CachedModel, in_16_bits: float) -> float:
     return 0 if cached.dtype == torch.float32 else in_16_bits
 
 

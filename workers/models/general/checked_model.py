@@ -105,7 +105,7 @@ def _flat(
     flat = FlatModel(spec, model, attention, tp)
     if library is not None and tp.size == 1:
         try:
-            store = GraphStore(None, b"") if store is None else store
+            store = GraphStore.nowhere() if store is None else store
             graph, fused = fused_graph(flat.run, attention, NativeExperts(model, library), library)
             with store.taken(graph) as text:
                 captured = CapturedModel(spec, model.dtype, graph, attention, library)

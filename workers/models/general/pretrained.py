@@ -168,7 +168,7 @@ def transformers_version() -> str:
 
 
 def sentence(error: BaseException) -> str:
-    """The first line of an error's text, with those that a colon at its end announces."""
+    """The first line of an error's text; if it ends with a colon, the next one, too."""
     text = ""
     for line in str(error).split("\n"):
         text = f"{text} {line.strip()}".strip()

@@ -58,8 +58,12 @@ class GraphStore:
 
     directory: Path | None
     key: bytes
-    files: SteadyFiles | None = None
-    prefix: bytes = b""
+    files: SteadyFiles | None
+    prefix: bytes
+
+    @classmethod
+    def nowhere(cls) -> GraphStore:
+        return cls(None, b"", None, b"")
 
     @classmethod
     def of(

@@ -21,11 +21,10 @@ from slipstream.workers.models.directory.stored_quantization import (
     Fp8Stored,
     GptqStored,
 )
-from slipstream.workers.models.directory.weight_files import StoredTensor, WeightFiles
+from slipstream.workers.models.directory.weight_files import FLOATS, StoredTensor, WeightFiles
 from slipstream.workers.models.sharding.quantized_shares import check_share, reordered_sentence
 from slipstream.workers.models.sharding.rank_share import Rank, RankShare, StoredNames, TensorPart
 
-FLOATS = ("F64", "F32", "BF16", "F16")
 MAX_DIGITS = 10  # of a layer's number; Python converts no text of thousands
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
 # What may lie unread beside the weights: rotary frequencies (which follow from config.json), scales of activations and

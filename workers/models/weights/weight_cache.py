@@ -223,8 +223,12 @@ def _remove_unused(directory: Path, stem: str) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[Any]:
-    with path.open("a") as lock:
-        os.utime(path)
+    # The name may be known to other users: not what a link of theirs leads to, and no pipe.
+    opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    with os.fdopen(opened, "r+b") as lock:
+        if not _is_trusted(os.fstat(opened)):
+            raise OSError(errno.EPERM, "belongs to another user, or others may write to it", str(path))
+        os.utime(opened)
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield lock
 

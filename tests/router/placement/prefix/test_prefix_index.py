@@ -170,6 +170,20 @@ def test_expected_blocks_count_until_their_time_is_over() -> None:
     index.check_integrity()
 
 
+def test_what_a_later_request_expects_stays_when_an_earlier_one_is_given_up() -> None:
+    worker = make_worker()
+    index = make_index(worker)
+    earlier, later = make_request(range(8)), make_request(range(12))
+    index.expect(worker, later, 2.0)
+    index.expect(worker, earlier, 1.0)  # whose prefill is converted only now
+    index.give_up(worker, earlier, 1.0)
+    index.expire(1.0 + EXPECTED_S)
+    assert index.cached_tokens(worker, make_request(range(13))) == 12
+    index.expire(2.0 + EXPECTED_S)
+    assert index.cached_tokens(worker, make_request(range(13))) == 0
+    index.check_integrity()
+
+
 def test_placements_of_a_lost_worker_expire_without_harm() -> None:
     worker, other = make_worker("a"), make_worker("b")
     index = make_index(worker)

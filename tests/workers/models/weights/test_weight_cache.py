@@ -114,8 +114,9 @@ def test_a_file_that_others_may_write_to_is_written_anew(tmp_path: Path) -> None
     assert weights(tmp_path).stat().st_mode & 0o777 == 0o644
 
 
-def test_a_pipe_in_the_place_of_a_file_holds_up_nothing(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / f"{KEY.hex()}.{os.geteuid()}.weights")
+@pytest.mark.parametrize("suffix", ["weights", "lock"])
+def test_a_pipe_in_the_place_of_a_file_holds_up_nothing(suffix: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / f"{KEY.hex()}.{os.geteuid()}.{suffix}")
     assert known(tmp_path, KEY) is None
     assert np.array_equal(cached(tmp_path, KEY, SIZE, Filler()), CONTENTS)
 
@@ -128,6 +129,13 @@ def test_what_is_written_does_not_follow_a_link(tmp_path: Path) -> None:
     link.symlink_to(victim)
     assert np.array_equal(cached(tmp_path / "cache", KEY, SIZE, Filler()), CONTENTS)
     assert victim.read_text() == "precious"
+
+
+def test_a_lock_does_not_follow_a_link(tmp_path: Path) -> None:
+    link, victim = tmp_path / f"{KEY.hex()}.{os.geteuid()}.lock", tmp_path / "victim"
+    link.symlink_to(victim)
+    assert np.array_equal(cached(tmp_path, KEY, SIZE, Filler()), CONTENTS)
+    assert not victim.exists()
 
 
 def spoil_header(content: bytearray) -> None:

@@ -84,7 +84,9 @@ def _has_encoder_by_default(model_type: str) -> bool:
 
 def _refuse_rope_type(keys: Keys) -> None:
     """Where a model could not be built. Raises ModelError."""
-    for section in _rope_sections(keys):
+    sections = list(_rope_sections(keys))
+    of_layers = [inner for one in sections for key in one.values if (inner := _section(one, key))]
+    for section in (*sections, *of_layers):
         for key in ("rope_type", "type"):
             value = section.get(key)
             if value not in (None, "default", *ROPE_INIT_FUNCTIONS):
@@ -93,8 +95,13 @@ def _refuse_rope_type(keys: Keys) -> None:
 
 def _rope_sections(keys: Keys) -> Iterator[Keys]:
     for name in ROPE_KEYS:
-        if isinstance(keys.get(name), dict) and (section := keys.section(name)):
+        if section := _section(keys, name):
             yield section
+
+
+def _section(keys: Keys, key: str) -> Keys | None:
+    """None where it is missing or something else."""
+    return keys.section(key) if isinstance(keys.get(key), dict) else None
 
 
 def _divisors(error: ModelError, keys: Keys) -> str:
