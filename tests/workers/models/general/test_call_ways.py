@@ -110,7 +110,5 @@ def test_sequences_are_longer_than_the_longest_run_of_which_a_model_makes_an_ent
 
 def test_a_model_that_contradicts_itself_is_refused_in_16_bits_too() -> None:
     """Zamba2 bounds its time steps where several tokens come at a time, but not where one does."""
-    with pytest.raises(
-        SelfCheckError, match=r"zamba2 cannot be served over pages: after a state, .* neither are"
-    ):
+    with pytest.raises(SelfCheckError, match=r"zamba2 cannot be served over pages: after a state, .* neither are"):
         find_way(_cached("zamba2", torch.bfloat16), PAGE_TOKENS)
