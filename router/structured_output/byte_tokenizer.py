@@ -1,5 +1,5 @@
-"""A tokenizer with one token for each byte, and some special tokens: what grammars are tried with. No verdict depends on
-a model's vocabulary then."""
+"""A tokenizer with one token for each byte, and some special tokens: what grammars are tried with, so that no verdict
+depends on a model's vocabulary."""
 
 from __future__ import annotations
 

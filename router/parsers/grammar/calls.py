@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from slipstream.router.parsers.description.elements import (
@@ -159,7 +159,10 @@ class _Writer:
 
     def _envelope(self, form: JsonEnvelope, tool: ToolGrammar) -> str:
         colon = f"{SPACE} {quoted(':')} {SPACE}"
-        key: Callable[[str], str] = lambda text: quoted(json.dumps(text, ensure_ascii=False))
+
+        def key(text: str) -> str:
+            return quoted(json.dumps(text, ensure_ascii=False))
+
         return sequence(
             f"{quoted('{')} {SPACE} {key(form.name_key)} {colon} {key(tool.name)}",
             f"{SPACE} {quoted(',')} {SPACE} {key(form.arguments_keys[0])} {colon} {self._json(tool)}",

@@ -91,4 +91,5 @@ class _Writer:
 
     def _json_and_message(self) -> str:
         constrain = self._markers.lark(self._part.constrain)
-        return sequence(f'({SPACE} ({constrain})? "json")?', SPACE, self._markers.lark(self._part.message))
+        json = f'({SPACE} {constrain} "json" | WS "json")?'
+        return sequence(json, SPACE, self._markers.lark(self._part.message))

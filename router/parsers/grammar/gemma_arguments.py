@@ -95,7 +95,7 @@ class _Writer:
             inner = f"({option}) & ~/(?s:.*){escaped(self._form.quote)}(?s:.*)/"
             text = self._rules.terminal(f"({inner})")
             if self._markers.is_token(self._form.quote):
-                written.append(sequence(self._quote, f"{text}?", self._quote))
+                written.append(sequence(self._quote, text, self._quote))
             else:
                 closed = self._rules.lazy(f"({inner}) /{escaped(self._form.quote)}/")
                 written.append(sequence(self._quote, closed))

@@ -12,10 +12,10 @@ from typing import Any
 from slipstream.router.parsers.description.output_format import OutputFormat
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MarkerTokens:
     """The added tokens of a vocabulary by their texts: `special` ones, which the text does not show, and `plain` ones,
-    which are text as any other, but one token. `eos_ids` end an output."""
+    which are text as any other, but one token. `eos_ids` end an output. Made once for a model; equal only to itself."""
 
     special: Mapping[str, int] = field(default_factory=dict)
     plain: Mapping[str, int] = field(default_factory=dict)
@@ -37,9 +37,7 @@ class MarkerTokens:
 
     def parts(self, text: str) -> tuple[str | int, ...]:
         """A text as special tokens, by their ids, and the texts between them."""
-        return tuple(
-            self.special[part] if part in self.special else part for part in self._special_text.split(text) if part
-        )
+        return tuple(self.special.get(part, part) for part in self._special_text.split(text) if part)
 
     def lark(self, text: str) -> str:
         """A text as an expression of Lark: added tokens by their ids. An end of the output that stands in it is left

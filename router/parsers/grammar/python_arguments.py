@@ -24,8 +24,8 @@ def python_arguments(rules: LarkRules, tool: ToolGrammar) -> str:
 
 
 def listed(rules: LarkRules, parts: ObjectParts, argument: Callable[[str | None, Any], str]) -> str:
-    """Properties in their order, with commas between those that are there. `argument` writes one with its key; None: any
-    key. Nothing, if there are none."""
+    """Properties in their order, with commas between those that are there; empty if there can be none. `argument`
+    writes one with its key; None: any key."""
     comma = f"{SPACE} {quoted(',')} {SPACE}"
     # From the last one on: what may follow if nothing was written before, and if something was. None: only nothing.
     first: str | None = None

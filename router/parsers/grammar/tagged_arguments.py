@@ -1,5 +1,5 @@
-"""Arguments with tags of their own. Strings stand as they are, other values are JSON; which is which, the parser decides
-by the same types."""
+"""Arguments with tags of their own. Strings stand as they are, other values are JSON; which is which, the parser
+decides by the same types."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class _Writer:
         inner = f"{body} & ~/(?s:.*){escaped(close)}(?s:.*)/"
         if self._markers.is_token(close):
             text = self._rules.terminal(f"({inner})")
-            return sequence(f"{text}?", self._markers.lark(close))
+            return sequence(text, self._markers.lark(close))
         if expression is FREE:
             return self._rules.lazy(f"/(?s:.*){escaped(close)}/")
         return self._rules.lazy(f"{f'/{line}/ ' if line else ''}({inner}) /{line}{escaped(close)}/")
