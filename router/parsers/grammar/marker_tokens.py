@@ -15,20 +15,18 @@ from slipstream.router.parsers.description.output_format import OutputFormat
 @dataclass(frozen=True, eq=False)
 class MarkerTokens:
     """The added tokens of a vocabulary by their texts: `special` ones, which the text does not show, and `plain` ones,
-    which are text as any other, but one token. `eos_ids` end an output. Made once for a model; equal only to itself."""
+    which are text as any other, but one token. Made once for a model; equal only to itself."""
 
     special: Mapping[str, int] = field(default_factory=dict)
     plain: Mapping[str, int] = field(default_factory=dict)
-    eos_ids: frozenset[int] = frozenset()
 
     @staticmethod
-    def of(added_tokens: Iterable[Mapping[str, Any]], eos_ids: Collection[int]) -> MarkerTokens:
+    def of(added_tokens: Iterable[Mapping[str, Any]]) -> MarkerTokens:
         """`added_tokens` are those of tokenizer.json."""
         added = list(added_tokens)
         return MarkerTokens(
             {token["content"]: token["id"] for token in added if token.get("special")},
             {token["content"]: token["id"] for token in added if not token.get("special")},
-            frozenset(eos_ids),
         )
 
     def shown_ids(self, form: OutputFormat) -> tuple[int, ...]:
@@ -40,15 +38,11 @@ class MarkerTokens:
         return tuple(self.special.get(part, part) for part in self._special_text.split(text) if part)
 
     def lark(self, text: str) -> str:
-        """A text as an expression of Lark: added tokens by their ids. An end of the output that stands in it is left
-        out, as the grammar ends there by itself."""
+        """A text as an expression of Lark: added tokens by their ids."""
         written = []
-        for part in self._added_text.split(text):
-            token_id = self.special.get(part, self.plain.get(part))
-            if token_id is None:
-                written += [quoted(part)] if part else []
-            elif token_id not in self.eos_ids:
-                written.append(f"<[{token_id}]>")
+        for part in filter(None, self._added_text.split(text)):
+            token_id = self.special.get(part, self._plain_markers.get(part))
+            written.append(quoted(part) if token_id is None else f"<[{token_id}]>")
         return " ".join(written)
 
     def is_token(self, text: str) -> bool:
