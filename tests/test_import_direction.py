@@ -44,7 +44,8 @@ workers/models/weights workers/models/general/graph workers/models/general/atten
 workers/models/general/execution workers/models/general/cached workers/models/general
 workers/models/general/examination
 workers/models
-workers/engine/limits workers/engine/structured_output workers/engine/plan workers/engine/sampling
+workers/engine/limits workers/engine/structured_output workers/engine/processors workers/engine/plan
+workers/engine/sampling
 workers/engine/execution workers/engine/execution/gpu
 workers/interface workers/engine/kv_cache workers/engine/scheduling workers/engine
 workers/process workers/transfers workers/telemetry workers/group workers/roles workers workers/mock

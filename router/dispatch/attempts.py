@@ -111,6 +111,10 @@ class AttemptFlow:
         state = self._current(worker, chunk)
         if state is None:
             return
+        if chunk.failure is not None:
+            error = GenerationError(chunk.failure.kind, chunk.failure.message)
+            self._table.finish(state, now, "error", error=error, silent=worker)
+            return
         if chunk.finish_reason == "error" or chunk.finish_reason == "abort":
             detail = f"{worker.name} ended the sequence with {chunk.finish_reason}"
             self._table.fail_attempt(state, now, "worker_failed", detail, blamed=[worker], silent=worker)

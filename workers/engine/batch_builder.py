@@ -200,4 +200,12 @@ def _fill(page_table: Int32s, row: int, pages: array[int], num_pages: int) -> No
 
 def _sampling_row(sequence: Sequence) -> SamplingRow:
     masked = tuple(sequence.stop_ids) if len(sequence.tokens) < sequence.min_tokens else ()
-    return SamplingRow(sequence.params, sequence.num_output, sequence.counts, masked, sequence.grammar)
+    return SamplingRow(
+        sequence.params,
+        sequence.num_output,
+        sequence.counts,
+        masked,
+        sequence.grammar,
+        sequence.bans,
+        sequence.processors,
+    )

@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket
-from slipstream.router.protocol.messages import EngineRequest, FinishReason, StepTime, TokenChunk, TokenLogprob
+from slipstream.router.protocol.messages import (
+    EngineRequest,
+    FinishReason,
+    StepTime,
+    TokenChunk,
+    TokenFailure,
+    TokenLogprob,
+)
 from slipstream.workers.engine.batch_builder import BatchBuilder
 from slipstream.workers.engine.input_processor import InputProcessor
 from slipstream.workers.engine.kv_cache.prefix_cache import PrefixCache
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.plan.executor import Executor, PageMemory
 from slipstream.workers.engine.plan.step_plan import SampledTokens
+from slipstream.workers.engine.processors.registered_processors import NO_PROCESSORS, LogitsProcessors
 from slipstream.workers.engine.scheduling.migrations import NativeMigrations
 from slipstream.workers.engine.scheduling.scheduled_step import ScheduledStep
 from slipstream.workers.engine.scheduling.scheduler import Scheduler
@@ -42,11 +50,12 @@ class NativeEngine:
         executor: Executor,
         grammars: GrammarCompiler | None = None,
         memory: PageMemory | None = None,
+        processors: LogitsProcessors = NO_PROCESSORS,
     ) -> None:
         self.limits = limits
         self._executor = executor
         self._memory = memory
-        self._input_processor = InputProcessor(limits, grammars)
+        self._input_processor = InputProcessor(limits, grammars, processors)
         self._scheduler = Scheduler(limits)
         self.migrations = NativeMigrations(limits, self._scheduler)
         self._composer = BatchBuilder(limits)
@@ -274,7 +283,7 @@ class NativeEngine:
         outputs = []
         for at, (sequence, token_id) in enumerate(zip(sequences, sampled.token_ids, strict=True)):
             if token_id is None:
-                outputs.append(self._fail(sequence))
+                outputs.append(self._fail(sequence, sampled.failures.get(at)))
             else:
                 outputs.append(self._accept(sequence, token_id, None if logprobs is None else logprobs[at]))
         return outputs
@@ -304,13 +313,20 @@ class NativeEngine:
             sequence.num_cached,
         )
 
-    def _fail(self, sequence: Sequence) -> TokenChunk:
-        """No token could be picked. The fault may be in the KV, which must not be reused by others."""
-        self._scheduler.pages.forget(sequence)
+    def _fail(self, sequence: Sequence, failure: TokenFailure | None) -> TokenChunk:
+        """No token could be picked. Without a `failure`, the fault may be in the KV, which must not be reused by
+        others."""
+        if failure is None:
+            self._scheduler.pages.forget(sequence)
         self._end(sequence)
         assert sequence.num_cached is not None
         return TokenChunk(
-            *sequence.key, sequence.num_output, (), finish_reason="error", num_cached_tokens=sequence.num_cached
+            *sequence.key,
+            sequence.num_output,
+            (),
+            finish_reason="error",
+            num_cached_tokens=sequence.num_cached,
+            failure=failure,
         )
 
     def _end(self, sequence: Sequence) -> None:

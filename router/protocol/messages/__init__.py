@@ -27,6 +27,7 @@ from slipstream.router.protocol.messages.attempts import (
     Start,
     StepOutput,
     TokenChunk,
+    TokenFailure,
     TokenLogprob,
 )
 from slipstream.router.protocol.messages.migration import Adopt, Copied, Extend, Frozen, Migrate, Resume
@@ -60,6 +61,7 @@ from slipstream.router.protocol.messages.request import (
     EngineRequest,
     GrammarKind,
     GrammarSpec,
+    ProcessorCall,
     SamplingParams,
     pack_ids,
     unpack_ids,
@@ -97,6 +99,7 @@ __all__ = [
     "Pong",
     "Postponed",
     "Prefill",
+    "ProcessorCall",
     "Rejected",
     "Reserve",
     "Reserved",
@@ -113,6 +116,7 @@ __all__ = [
     "StepTime",
     "StepTimes",
     "TokenChunk",
+    "TokenFailure",
     "TokenLogprob",
     "Welcome",
     "WorkerMessage",

@@ -82,8 +82,17 @@ class TokenLogprob(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
 
 
+class TokenFailure(NamedTuple):
+    """Why there is no next token, on whichever worker: the request leaves none to pick, or one of its logits processors
+    has failed."""
+
+    kind: Literal["invalid_request", "processor_failed"]
+    message: str
+
+
 class TokenChunk(NamedTuple):
-    """Tokens `index .. index+len` of a request's output. `index` counts from the first token ever generated for it."""
+    """Tokens `index .. index+len` of a request's output. `index` counts from the first token ever generated for it. A
+    sequence that ends with "error" may be tried again elsewhere, unless its `failure` says that this would not help."""
 
     request_id: str
     attempt: int
@@ -93,6 +102,7 @@ class TokenChunk(NamedTuple):
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
+    failure: TokenFailure | None = None
 
 
 class StepOutput(NamedTuple):

@@ -11,15 +11,19 @@ token arrays (`StepArrays`), decoding ones first:
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket
-from slipstream.router.protocol.messages import SamplingParams, TokenLogprob
+from slipstream.router.protocol.messages import SamplingParams, TokenFailure, TokenLogprob
+from slipstream.workers.engine.plan.token_bans import TokenBans
 from slipstream.workers.engine.plan.token_counts import TokenCounts
+from slipstream.workers.engine.processors.row_processors import RowProcessors
 from slipstream.workers.engine.structured_output.grammars import GrammarMatcher
 from slipstream.workers.models.interface.step_arrays import StepArrays
 
+NO_FAILURES: Mapping[int, TokenFailure] = MappingProxyType({})
 GREEDY_BELOW = 1e-5  # colder than this is greedy: vLLM's _SAMPLING_EPS
 
 
@@ -68,7 +72,7 @@ class StepPlan:
 class SamplingRow:
     """One sequence whose next token is sampled in this step, in the order of the plan. Stays on rank 0.
 
-    `counts` is the sequence's own live object, there only if a penalty is on. `masked_ids` are the tokens that would
+    `counts`, `bans` and `processors` are the sequence's own live objects, there only if they have something to do. `masked_ids` are the tokens that would
     end the sequence before `min_tokens`; where the grammar allows nothing else they count for nothing.
     """
 
@@ -77,15 +81,19 @@ class SamplingRow:
     counts: TokenCounts | None = None
     masked_ids: tuple[int, ...] = ()
     grammar: GrammarMatcher | None = None
+    bans: TokenBans | None = None
+    processors: RowProcessors | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
     """The tokens of a step, one for each sequence that samples, in the order of the plan; None if its scores leave none
-    to pick. `logprobs` is None if no sequence wants any."""
+    to pick. `logprobs` is None if no sequence wants any. `failures` say why there is no token, by index, where that
+    would be so on any worker."""
 
     token_ids: Sequence[int | None] = ()
     logprobs: Sequence[TokenLogprob | None] | None = None
+    failures: Mapping[int, TokenFailure] = NO_FAILURES
 
 
 def is_plainly_greedy(params: SamplingParams) -> bool:
@@ -98,4 +106,5 @@ def is_plainly_greedy(params: SamplingParams) -> bool:
         and not params.frequency_penalty
         and params.repetition_penalty == 1.0
         and params.grammar is None
+        and not params.restrictions
     )
