@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, TypeVar
 from slipstream.router.config.router_config import ContentFormat
 from slipstream.router.protocol.messages import unpack_ids
 from slipstream.router.text.added_tokens import add_missing, named_tokens
-from slipstream.router.text.chat_template import ChatTemplate, ChatTemplateError, Message
-from slipstream.router.text.content_form import ALL_TEXT, ContentForms
 from slipstream.router.text.control_tokens import ControlTokens, DisguisedMessages
 from slipstream.router.text.detokenizer import PieceTable
 from slipstream.router.text.encoding import encode_unlocked
+from slipstream.router.text.template.chat_template import ChatTemplate, ChatTemplateError, Message
+from slipstream.router.text.template.content_form import ALL_TEXT, ContentForms
 from slipstream.router.text.tokenizer_files import TokenizerFiles, load_tokenizer
 from slipstream.router.text.unknown_tokens import UnknownTokenError, unknown_tokens
 from slipstream.router.text.word_cache import WordCache

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from slipstream.router.access.caller import Caller
 from slipstream.router.access.usage import UsageCounts
+from slipstream.router.api.openai.answer.choice import Choice
+from slipstream.router.api.openai.answer.formats import AnswerFormat, AnswerHead
 from slipstream.router.api.openai.body.schema import ChatRequest, GenerationFields
-from slipstream.router.api.openai.choice import Choice
-from slipstream.router.api.openai.formats import AnswerFormat, AnswerHead
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.observability.tracing.request_trace import Value
 from slipstream.router.protocol.generation import GenerationError

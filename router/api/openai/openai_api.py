@@ -11,14 +11,15 @@ import orjson
 
 from slipstream.router.access.access import Access, Permit
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
-from slipstream.router.api.openai.answer import Answer
+from slipstream.router.api.openai.answer.answer import Answer
+from slipstream.router.api.openai.answer.choice import Choice
+from slipstream.router.api.openai.answer.failures import as_http_error
+from slipstream.router.api.openai.answer.formats import AnswerHead, ChatFormat, CompletionFormat
+from slipstream.router.api.openai.answer.output_text import OutputText
 from slipstream.router.api.openai.body.parsing import BodyParser
 from slipstream.router.api.openai.body.sampling import SEED_MASK, check_token_ids, sampling_params
 from slipstream.router.api.openai.body.schema import ChatRequest, CompletionRequest, GenerationFields
 from slipstream.router.api.openai.body.structured_output import RequestGrammars
-from slipstream.router.api.openai.choice import Choice
-from slipstream.router.api.openai.failures import as_http_error
-from slipstream.router.api.openai.formats import AnswerHead, ChatFormat, CompletionFormat
 from slipstream.router.api.openai.generation_batch import (
     GenerationBatch,
     Prompt,
@@ -28,7 +29,6 @@ from slipstream.router.api.openai.generation_batch import (
 )
 from slipstream.router.api.openai.model_lookup import ModelLookup, ModelStatus
 from slipstream.router.api.openai.model_pages import ModelPages
-from slipstream.router.api.openai.output_text import OutputText
 from slipstream.router.api.openai.preparation_stages import PreparationStages
 from slipstream.router.api.openai.prompts import DEFAULT_COMPLETION_TOKENS, PromptReader, room
 from slipstream.router.api.openai.token_pages import TokenPages

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from slipstream.router.api.openai.answer.failures import as_http_error
 from slipstream.router.api.openai.body.schema import ChatMessage
-from slipstream.router.api.openai.failures import as_http_error
 from slipstream.router.http.http_error import HttpError, RequestError
 from slipstream.router.protocol.generation import Figure, GenerationError
-from slipstream.router.text.chat_template import ChatTemplateError, Message
-from slipstream.router.text.content_form import ALL_TEXT, ContentForms
 from slipstream.router.text.control_tokens import ControlTokenError
+from slipstream.router.text.template.chat_template import ChatTemplateError, Message
+from slipstream.router.text.template.content_form import ALL_TEXT, ContentForms
 from slipstream.router.text.tokenizer import TextTooLongError, Tokenizer
 from slipstream.router.text.unknown_tokens import UnknownTokenError
 

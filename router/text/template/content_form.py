@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from slipstream.router.config.router_config import ContentFormat
-from slipstream.router.text.chat_template import ChatTemplate, ChatTemplateError, Message
+from slipstream.router.text.template.chat_template import ChatTemplate, ChatTemplateError, Message
 
 WORDS = ("slipstreamone", "slipstreamtwo")  # letters only: templates may trim, change the case, escape
 FILLER = WORDS[0]

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, TypeVar
 import orjson
 
 from slipstream.router.api.exchange_context import ApiExchange
-from slipstream.router.api.openai.choice import Choice, ChoiceRun, OnText
-from slipstream.router.api.openai.failures import GenerationFailed, as_http_error
-from slipstream.router.api.openai.formats import DONE, AnswerFormat, TokenUsage, WholeChoice
-from slipstream.router.api.openai.output_text import TokenEntry
-from slipstream.router.api.openai.pings import Pings
+from slipstream.router.api.openai.answer.choice import Choice, ChoiceRun, OnText
+from slipstream.router.api.openai.answer.failures import GenerationFailed, as_http_error
+from slipstream.router.api.openai.answer.formats import DONE, AnswerFormat, TokenUsage, WholeChoice
+from slipstream.router.api.openai.answer.output_text import TokenEntry
+from slipstream.router.api.openai.answer.pings import Pings
 from slipstream.router.http.failover.stream_checkpoint import NO_CHECKPOINT, StreamCheckpoint
 from slipstream.router.observability.explain.explain import explained_now
 from slipstream.router.protocol.generation import GenerationFinish

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from slipstream.router.api.exchange_context import ApiExchange
-from slipstream.router.api.openai.formats import AnswerFormat
-from slipstream.router.api.openai.output_text import OutputText, TokenEntry
+from slipstream.router.api.openai.answer.formats import AnswerFormat
+from slipstream.router.api.openai.answer.output_text import OutputText, TokenEntry
 from slipstream.router.http.failover.stream_checkpoint import StreamCheckpoint
 from slipstream.router.observability.front_counts import RequestMeter
 from slipstream.router.protocol.generation import Delta

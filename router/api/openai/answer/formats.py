@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import orjson
 
-from slipstream.router.api.openai.output_text import TokenEntry
+from slipstream.router.api.openai.answer.output_text import TokenEntry
 from slipstream.router.protocol.messages import FinishReason
 from slipstream.router.text.detokenizer import PieceTable
 
