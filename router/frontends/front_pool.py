@@ -119,8 +119,8 @@ class FrontPool:
         shares: tuple[tuple[str, float], ...],
         abilities: WorkerAbilities = NO_ABILITIES,
     ) -> None:
-        """The longest sequence, the versions of a model, their shares or abilities may have changed. A model that the fronts do
-        not serve is left out."""
+        """The longest sequence, the versions of a model, their shares or the workers' abilities may have changed. A
+        model that the fronts do not serve is left out."""
         model = self._setup.models.get(name)
         if model is not None:
             now = replace(model, max_model_len=max_model_len, versions=versions, shares=shares, abilities=abilities)

@@ -279,11 +279,11 @@ class NativeEngine:
         sequences = step.decoding
         if step.chunks:
             sequences = [*sequences, *(chunk.sequence for chunk in step.chunks if chunk.samples)]
-        logprobs = sampled.logprobs
+        logprobs, failures = sampled.logprobs, sampled.failures or {}
         outputs = []
         for at, (sequence, token_id) in enumerate(zip(sequences, sampled.token_ids, strict=True)):
             if token_id is None:
-                outputs.append(self._fail(sequence, sampled.failures.get(at)))
+                outputs.append(self._fail(sequence, failures.get(at)))
             else:
                 outputs.append(self._accept(sequence, token_id, None if logprobs is None else logprobs[at]))
         return outputs

@@ -13,7 +13,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.router.protocol.messages import SamplingParams, TokenFailure, TokenLogprob
@@ -23,7 +22,6 @@ from slipstream.workers.engine.processors.row_processors import RowProcessors
 from slipstream.workers.engine.structured_output.grammars import GrammarMatcher
 from slipstream.workers.models.interface.step_arrays import StepArrays
 
-NO_FAILURES: Mapping[int, TokenFailure] = MappingProxyType({})
 GREEDY_BELOW = 1e-5  # colder than this is greedy: vLLM's _SAMPLING_EPS
 
 
@@ -72,8 +70,9 @@ class StepPlan:
 class SamplingRow:
     """One sequence whose next token is sampled in this step, in the order of the plan. Stays on rank 0.
 
-    `counts`, `bans` and `processors` are the sequence's own live objects, there only if they have something to do. `masked_ids` are the tokens that would
-    end the sequence before `min_tokens`; where the grammar allows nothing else they count for nothing.
+    `counts`, `bans` and `processors` are the sequence's own live objects, there only if they have something to do.
+    `masked_ids` are the tokens that would end the sequence before `min_tokens`; where the grammar allows nothing else
+    they count for nothing.
     """
 
     params: SamplingParams
@@ -93,7 +92,7 @@ class SampledTokens:
 
     token_ids: Sequence[int | None] = ()
     logprobs: Sequence[TokenLogprob | None] | None = None
-    failures: Mapping[int, TokenFailure] = NO_FAILURES
+    failures: Mapping[int, TokenFailure] | None = None
 
 
 def is_plainly_greedy(params: SamplingParams) -> bool:

@@ -1,9 +1,9 @@
 """Tokens that a sequence may not have next: all but its `allowed_token_ids`, and those that would complete one of its
 `bad_words`.
 
-A bad word of several tokens is avoided at its last one: that is banned where the output so far ends in the others, as in
-vLLM. The prompt does not count (it does in transformers' `NoBadWordsLogitsProcessor`): what a client has written is not
-the model's output.
+A bad word of several tokens is avoided at its last one: that is banned where the output so far ends in the others, as
+in vLLM. The prompt does not count (it does in transformers' `NoBadWordsLogitsProcessor`): what a client has written is
+not the model's output.
 """
 
 from __future__ import annotations

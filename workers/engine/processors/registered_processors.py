@@ -2,9 +2,9 @@
 
     def processor(prompt_ids, output_ids, logits, **arguments): return logits
 
-`prompt_ids` and `output_ids` are tuples of token ids, `logits` is a float32 tensor `[vocab]` of the processor's own on the
-CPU. It returns as many scores, as a tensor or an array. It must be a function of its arguments alone: a request that goes
-on at another worker calls the one there.
+`prompt_ids` and `output_ids` are tuples of token ids, `logits` is a float32 tensor `[vocab]` of the processor's own on
+the CPU. It returns as many scores, as a tensor or an array. It must be a function of its arguments alone: a request
+that goes on at another worker calls the one there.
 """
 
 from __future__ import annotations

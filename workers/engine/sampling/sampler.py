@@ -6,9 +6,10 @@
                                                           -> temperature -> min_p -> top_k -> top_p -> draw
 
 Reported log-probabilities are those of the model itself among the tokens that a grammar allows, before anything on the
-lower path (as the OpenAI API and vLLM's default `raw_logprobs` have it). Bans are `allowed_token_ids` and `bad_words`. Penalties as in vLLM: repetition over prompt
-and output, presence and frequency over output alone. min_p, top_k and top_p each narrow what the one before has left,
-with probabilities that sum to one again in between; a tie at the edge goes to the lower token id.
+lower path (as the OpenAI API and vLLM's default `raw_logprobs` have it). Bans are `allowed_token_ids` and `bad_words`.
+Penalties as in vLLM: repetition over prompt and output, presence and frequency over output alone. min_p, top_k and
+top_p each narrow what the one before has left, with probabilities that sum to one again in between; a tie at the edge
+goes to the lower token id.
 
 The draw of a row is an inverse CDF, in order of token ids, at one uniform number, which is a hash of (seed, position).
 It depends on nothing else, so a sequence continues identically in another batch, on another worker, or after
@@ -34,7 +35,7 @@ from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
 from slipstream.router.protocol.messages import SamplingParams, TokenFailure, TokenLogprob
-from slipstream.workers.engine.plan.step_plan import GREEDY_BELOW, NO_FAILURES, SampledTokens, SamplingRow
+from slipstream.workers.engine.plan.step_plan import GREEDY_BELOW, SampledTokens, SamplingRow
 from slipstream.workers.engine.sampling.grammar_mask import apply_grammar_masks
 from slipstream.workers.engine.sampling.restrictions import (
     apply_bans,
@@ -105,7 +106,7 @@ class Sampler:
         is_sound = logits.amax(dim=-1).isfinite()  # nan is above every number
         apply_grammar_masks(logits, rows)
         raw = self._raw_logprobs(logits, layout)
-        failures: dict[int, TokenFailure] = {}
+        failures: dict[int, TokenFailure] | None = None
         is_restricted = has_restrictions(rows)
         had_tokens = logits.amax(dim=-1).isfinite() if is_restricted else is_sound
         if is_restricted:
@@ -118,10 +119,9 @@ class Sampler:
         self._mask(logits, rows)
         highest = logits.amax(dim=-1, keepdim=True)
         is_sound &= highest[:, 0].isfinite()
-        if is_restricted:
+        if failures is not None:
             failures = failed_rows(rows, had_tokens, is_sound, failures)
-            for i in failures:
-                is_sound[i] = False
+            is_sound[list(failures)] = False
         tokens = self._choose(logits, highest, rows, layout)
         reported = None if raw is None else self._reported(tokens, raw, layout)
         return sampled_tokens(tokens, is_sound, reported, failures)
@@ -264,7 +264,7 @@ def sampled_tokens(
     token_ids: Tensor | NDArray[Any],
     is_sound: Tensor | NDArray[Any],
     logprobs: list[TokenLogprob | None] | None,
-    failures: Mapping[int, TokenFailure] = NO_FAILURES,
+    failures: Mapping[int, TokenFailure] | None = None,
 ) -> SampledTokens:
     """Tokens [rows], without those of rows that are not sound."""
     ids: list[int | None] = token_ids.tolist()
