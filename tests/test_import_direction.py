@@ -36,7 +36,8 @@ router/text/template router/text router/catalog
 router/placement/policies router/placement router/placement/prefix
 router/page_budget router/dispatch/queue router/dispatch/table router/dispatch/migration router/dispatch/mirror
 router/dispatch
-router/api router/api/openai/answer router/api/openai/body router/api/openai router/api/admin router/api/pages
+router/beam_search router/api router/api/openai/answer router/api/openai/body router/api/openai router/api/admin
+router/api/pages
 router/frontends router
 
 workers/models/directory workers/models/sharding workers/config workers/models/description workers/models/interface

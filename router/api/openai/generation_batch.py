@@ -75,7 +75,8 @@ class ReceivedRequest(NamedTuple):
 
 
 class GenerationBatch:
-    """A request that passed its checks: each of its `prompts` is to be continued `choices_per_prompt` times.
+    """A request that passed its checks: each of its `prompts` is to be continued `choices_per_prompt` times,
+    by as many beams if it is a search.
     `answer_id` is the id in the body of its answer; `prompt_param` is the field that its prompts came in."""
 
     __slots__ = (
@@ -99,9 +100,15 @@ class GenerationBatch:
         self.prompts = prompts
         self.prompt_param = prompt_param
         self.form = form
-        self.choices_per_prompt = received.body.n or 1
+        self.choices_per_prompt = received.body.candidates_per_prompt
         self.num_choices = len(prompts) * self.choices_per_prompt
         self.num_prompt_tokens = sum([len(prompt.packed_ids) for prompt in prompts]) // 4
+
+    @property
+    def num_best(self) -> int | None:
+        """How many of the choices of each prompt are sent; None: all."""
+        num_wanted = self.body.n or 1
+        return num_wanted if num_wanted < self.choices_per_prompt else None
 
     @property
     def num_reserved_tokens(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import orjson
@@ -46,13 +47,16 @@ class Answer:
         choices_per_prompt: int,
         prompt_param: str,
         explains: bool = False,
+        num_best: int | None = None,
     ) -> None:
+        """`num_best`: of the choices of each prompt, only so many are sent, those with the best scores first."""
         self._choices = choices
         self._form = form
         self._num_prompt_tokens = num_prompt_tokens
         self._choices_per_prompt = choices_per_prompt
         self._prompt_param = prompt_param
         self._explains = explains
+        self._num_best = num_best
         self._num_cached_tokens = 0
         self._checkpoint: StreamCheckpoint = NO_CHECKPOINT
 
@@ -76,7 +80,22 @@ class Answer:
             choices = await self._for_all(collect)
         except GenerationFailed as failure:
             raise as_http_error(failure.error, self._prompt_param) from failure
+        if self._num_best is not None:
+            choices = self._best(choices, self._num_best)
         exchange.respond(200, self._form.whole(choices, self._usage(), self._explained()))
+
+    def _best(self, choices: list[WholeChoice], num_best: int) -> list[WholeChoice]:
+        """The best choices of each prompt, numbered anew; of equals, the first."""
+        best: list[WholeChoice] = []
+        for first in range(0, len(choices), self._choices_per_prompt):
+            of_prompt = choices[first : first + self._choices_per_prompt]
+            of_prompt.sort(key=lambda choice: -self._score_of(choice.index))
+            best += of_prompt[:num_best]
+        return [replace(choice, index=index) for index, choice in enumerate(best)]
+
+    def _score_of(self, index: int) -> float:
+        score = self._choices[index].score
+        return score.mean if score is not None else 0.0
 
     async def send_stream(
         self,

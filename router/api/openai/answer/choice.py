@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,10 +20,27 @@ OnText = Callable[[str, list[TokenEntry]], None]
 
 
 @dataclass(slots=True)
+class MeanLogprob:
+    """The mean log-probability of the tokens of an output, by which the best of several is chosen."""
+
+    total: float = 0.0
+    num_tokens: int = 0
+
+    def add(self, delta: Delta) -> None:
+        for _, logprob in delta:
+            self.total += -math.inf if logprob is None else logprob.logprob
+            self.num_tokens += 1
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.num_tokens if self.num_tokens else -math.inf
+
+
+@dataclass(slots=True)
 class Choice:
     """A choice and its stream. `prefix` is text to put before the output (the prompt, if it is to be echoed). With
     `hides_stop_token`, a stop token that ends the output is not part of the text. `reason` is set when the choice ends
-    normally."""
+    normally. `score` is there if only the best choices are sent."""
 
     index: int
     stream: GenerationStream
@@ -31,6 +49,7 @@ class Choice:
     prefix: str = ""
     hides_stop_token: bool = True
     reason: FinishReason | None = None
+    score: MeanLogprob | None = None
 
     def record_end(self) -> None:
         """Record the end in the metrics, however the choice ended."""
@@ -120,7 +139,10 @@ class ChoiceRun:
         choice.meter.tokens(len(delta))
         finish = choice.stream.finish  # set by the time the last delta arrives
         ends_with_stop_token = finish is not None and delta[-1][0] == finish.stop_token_id
+        num_before = output.num_tokens
         text = output.add(delta, ends_with_stop_token and choice.hides_stop_token)
+        if choice.score is not None:
+            choice.score.add(delta[: output.num_tokens - num_before])
         logprobs = output.take_logprobs() if output.held else []
         if output.held:
             self._checkpoint.spoil()  # they do not keep them
