@@ -111,10 +111,6 @@ class AttemptFlow:
         state = self._current(worker, chunk)
         if state is None:
             return
-        if chunk.failure is not None:
-            error = GenerationError(chunk.failure.kind, chunk.failure.message)
-            self._table.finish(state, now, "error", error=error, silent=worker)
-            return
         if chunk.finish_reason == "error" or chunk.finish_reason == "abort":
             detail = f"{worker.name} ended the sequence with {chunk.finish_reason}"
             self._table.fail_attempt(state, now, "worker_failed", detail, blamed=[worker], silent=worker)
@@ -182,7 +178,7 @@ class AttemptFlow:
         # scratch at the worker, so the worker still needs a Cancel.
         silent = None if state.is_converted and state.phase == "prefill" else worker
         if not message.retryable:
-            error = GenerationError("invalid_request", message.reason)
+            error = GenerationError(message.kind, message.reason)
             self._table.finish(state, now, "error", error=error, silent=silent)
             return
         if state.phase == "placed":

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.router.protocol.messages import (
     EngineRequest,
+    Failed,
     FinishReason,
     StepTime,
     TokenChunk,
-    TokenFailure,
     TokenLogprob,
 )
 from slipstream.workers.engine.batch_builder import BatchBuilder
@@ -18,7 +18,7 @@ from slipstream.workers.engine.input_processor import InputProcessor
 from slipstream.workers.engine.kv_cache.prefix_cache import PrefixCache
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.plan.executor import Executor, PageMemory
-from slipstream.workers.engine.plan.step_plan import SampledTokens
+from slipstream.workers.engine.plan.step_plan import SampledTokens, TokenFailure
 from slipstream.workers.engine.processors.registered_processors import NO_PROCESSORS, LogitsProcessors
 from slipstream.workers.engine.scheduling.migrations import NativeMigrations
 from slipstream.workers.engine.scheduling.scheduled_step import ScheduledStep
@@ -62,6 +62,7 @@ class NativeEngine:
         self._last_step = ScheduledStep([])
         self._steps = StepCounts()
         self._num_sampled_tokens = 0
+        self.failures: list[Failed] = []
 
     def change_limits(self, limits: EngineLimits) -> None:
         """Changes the limits. Pages and what is cached in them stay. The engine must have no sequences."""
@@ -186,6 +187,10 @@ class NativeEngine:
         plan, rows = self._composer.compose(step)
         sampled = self._executor.execute(plan, rows)
         return self._postprocess(step, sampled)
+
+    def take_failures(self) -> list[Failed]:
+        failures, self.failures = self.failures, []
+        return failures
 
     @property
     def last_step_has_prefill(self) -> bool:
@@ -318,6 +323,8 @@ class NativeEngine:
         others."""
         if failure is None:
             self._scheduler.pages.forget(sequence)
+        else:
+            self.failures.append(Failed(*sequence.key, failure.message, retryable=False, kind=failure.kind))
         self._end(sequence)
         assert sequence.num_cached is not None
         return TokenChunk(
@@ -326,7 +333,6 @@ class NativeEngine:
             (),
             finish_reason="error",
             num_cached_tokens=sequence.num_cached,
-            failure=failure,
         )
 
     def _end(self, sequence: Sequence) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from slipstream.router.protocol.messages.attempts import (
     Cancel,
     Failed,
+    FaultKind,
     FinishReason,
     Generate,
     HandedOff,
@@ -27,7 +28,6 @@ from slipstream.router.protocol.messages.attempts import (
     Start,
     StepOutput,
     TokenChunk,
-    TokenFailure,
     TokenLogprob,
 )
 from slipstream.router.protocol.messages.migration import Adopt, Copied, Extend, Frozen, Migrate, Resume
@@ -83,6 +83,7 @@ __all__ = [
     "EngineRequest",
     "Extend",
     "Failed",
+    "FaultKind",
     "FinishReason",
     "Frozen",
     "Generate",
@@ -116,7 +117,6 @@ __all__ = [
     "StepTime",
     "StepTimes",
     "TokenChunk",
-    "TokenFailure",
     "TokenLogprob",
     "Welcome",
     "WorkerMessage",

@@ -24,6 +24,7 @@ from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId
 from slipstream.router.protocol.messages.request import EngineRequest
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+FaultKind = Literal["invalid_request", "processor_failed"]
 
 
 class Generate(NamedTuple):
@@ -82,17 +83,8 @@ class TokenLogprob(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class TokenFailure(NamedTuple):
-    """Why there is no next token, on whichever worker: the request leaves none to pick, or one of its logits processors
-    has failed."""
-
-    kind: Literal["invalid_request", "processor_failed"]
-    message: str
-
-
 class TokenChunk(NamedTuple):
-    """Tokens `index .. index+len` of a request's output. `index` counts from the first token ever generated for it. A
-    sequence that ends with "error" may be tried again elsewhere, unless its `failure` says that this would not help."""
+    """Tokens `index .. index+len` of a request's output. `index` counts from the first token ever generated for it."""
 
     request_id: str
     attempt: int
@@ -102,7 +94,6 @@ class TokenChunk(NamedTuple):
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
-    failure: TokenFailure | None = None
 
 
 class StepOutput(NamedTuple):
@@ -122,11 +113,13 @@ class HandedOff(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The worker has given the attempt up and holds nothing of it any more. If it is not retryable, the request itself
-    is at fault. `is_unreachable`: the other end of its transfer could not be reached."""
+    """The worker has given the attempt up and holds nothing of it any more. If it is not retryable, no other worker
+    could do better, for the request itself is at fault, or a logits processor that it has chosen (`kind`).
+    `is_unreachable`: the other end of its transfer could not be reached."""
 
     request_id: str
     attempt: int
     reason: str
     retryable: bool
     is_unreachable: bool = False
+    kind: FaultKind = "invalid_request"

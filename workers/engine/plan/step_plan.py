@@ -13,9 +13,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket
-from slipstream.router.protocol.messages import SamplingParams, TokenFailure, TokenLogprob
+from slipstream.router.protocol.messages import FaultKind, SamplingParams, TokenLogprob
 from slipstream.workers.engine.plan.token_bans import TokenBans
 from slipstream.workers.engine.plan.token_counts import TokenCounts
 from slipstream.workers.engine.processors.row_processors import RowProcessors
@@ -82,6 +83,14 @@ class SamplingRow:
     grammar: GrammarMatcher | None = None
     bans: TokenBans | None = None
     processors: RowProcessors | None = None
+
+
+class TokenFailure(NamedTuple):
+    """Why there is no next token, on whichever worker: the request leaves none to pick, or one of its logits processors
+    has failed."""
+
+    kind: FaultKind
+    message: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.router.protocol.messages import TokenFailure
-from slipstream.workers.engine.plan.step_plan import SamplingRow
+from slipstream.workers.engine.plan.step_plan import SamplingRow, TokenFailure
 from slipstream.workers.engine.processors.row_processors import ProcessorError
 
 
@@ -55,9 +54,8 @@ def nothing_left(row: SamplingRow) -> TokenFailure:
     params = row.params
     fields = list(params.restrictions)
     if row.grammar is not None:
-        fields.append("the form of the answer (response_format, structured_outputs, a guided_ field, tools)")
+        fields.append("the form of the answer (response_format, structured_outputs, guided_*, tools)")
     if row.masked_ids:
         fields.append("min_tokens")
-    together = "together leave" if len(fields) > 1 else "leaves"
-    message = f"{', '.join(fields)} {together} no token to pick at position {row.position} of the output"
+    message = f"no token is left to pick at position {row.position} of the output, with {', '.join(fields)}"
     return TokenFailure("invalid_request", message)

@@ -34,8 +34,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
-from slipstream.router.protocol.messages import SamplingParams, TokenFailure, TokenLogprob
-from slipstream.workers.engine.plan.step_plan import GREEDY_BELOW, SampledTokens, SamplingRow
+from slipstream.router.protocol.messages import SamplingParams, TokenLogprob
+from slipstream.workers.engine.plan.step_plan import GREEDY_BELOW, SampledTokens, SamplingRow, TokenFailure
 from slipstream.workers.engine.sampling.grammar_mask import apply_grammar_masks
 from slipstream.workers.engine.sampling.restrictions import (
     apply_bans,

@@ -350,10 +350,10 @@ class CompletionRequest(CompletionVllmFields, GenerationFields):
         if self.best_of is not None and self.best_of < num_wanted:
             raise field_error("best_of", f"is {self.best_of}, less than `n`, {num_wanted}")
         if self.stream and self.candidates_per_prompt > num_wanted:
-            message = (
-                f"is {self.best_of}, more than `n`, {num_wanted}: which are the best is known at their end, so that "
+            message = f"is {self.best_of}, more than `n`, {num_wanted}"
+            raise field_error(
+                "best_of", f"{message}: which are the best is known only at the end of all, not in a stream"
             )
-            raise field_error("best_of", f"{message}they cannot be streamed")
         if self.echo and self.logprobs is not None:
             raise field_error("echo", "is not supported together with `logprobs` yet; accepted: false, null")
         if self.num_prompts * self.candidates_per_prompt > MAX_PROMPTS:

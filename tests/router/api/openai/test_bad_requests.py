@@ -507,12 +507,13 @@ NO_TOOLS = "for an answer that follows a JSON schema, use `response_format`"
         (
             COMPLETIONS,
             {"best_of": 3, "n": 2, "stream": True},
-            "'best_of' is 3, more than `n`, 2: which are the best is known at their end, so that they cannot be streamed",
+            "'best_of' is 3, more than `n`, 2: which are the best is known only at the end of all, not in a stream",
         ),
         (
             CHAT,
             {"use_beam_search": True, "n": 4, "temperature": 0.7},
-            "'temperature': 0.7 is not supported; accepted: 0, 0.0, 1, 1.0, null; it does not go with `use_beam_search`",
+            "'temperature': 0.7 is not supported; accepted: 0, 0.0, 1, 1.0, null; "
+            "it does not go with `use_beam_search`",
         ),
         (
             CHAT,
