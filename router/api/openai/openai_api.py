@@ -12,7 +12,8 @@ import orjson
 from slipstream.router.access.access import Access, Permit
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
 from slipstream.router.api.openai.answer.answer import Answer
-from slipstream.router.api.openai.answer.choice import Choice, MeanLogprob
+from slipstream.router.api.openai.answer.best_of import MeanLogprob
+from slipstream.router.api.openai.answer.choice import Choice
 from slipstream.router.api.openai.answer.failures import as_http_error
 from slipstream.router.api.openai.answer.formats import AnswerHead, ChatFormat, CompletionFormat
 from slipstream.router.api.openai.answer.output_text import OutputText

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
 from slipstream.router.api.exchange_context import ApiExchange
+from slipstream.router.api.openai.answer.best_of import best_choices
 from slipstream.router.api.openai.answer.choice import Choice, ChoiceRun, OnText
 from slipstream.router.api.openai.answer.failures import GenerationFailed, as_http_error
 from slipstream.router.api.openai.answer.formats import DONE, AnswerFormat, TokenUsage, WholeChoice
@@ -81,21 +81,9 @@ class Answer:
         except GenerationFailed as failure:
             raise as_http_error(failure.error, self._prompt_param) from failure
         if self._num_best is not None:
-            choices = self._best(choices, self._num_best)
+            scores = [choice.score.mean if choice.score is not None else 0.0 for choice in self._choices]
+            choices = best_choices(choices, scores, self._choices_per_prompt, self._num_best)
         exchange.respond(200, self._form.whole(choices, self._usage(), self._explained()))
-
-    def _best(self, choices: list[WholeChoice], num_best: int) -> list[WholeChoice]:
-        """The best choices of each prompt, numbered anew; of equals, the first."""
-        best: list[WholeChoice] = []
-        for first in range(0, len(choices), self._choices_per_prompt):
-            of_prompt = choices[first : first + self._choices_per_prompt]
-            of_prompt.sort(key=lambda choice: -self._score_of(choice.index))
-            best += of_prompt[:num_best]
-        return [replace(choice, index=index) for index, choice in enumerate(best)]
-
-    def _score_of(self, index: int) -> float:
-        score = self._choices[index].score
-        return score.mean if score is not None else 0.0
 
     async def send_stream(
         self,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from slipstream.router.api.exchange_context import ApiExchange
+from slipstream.router.api.openai.answer.best_of import MeanLogprob
 from slipstream.router.api.openai.answer.formats import AnswerFormat
 from slipstream.router.api.openai.answer.output_text import OutputText, TokenEntry
 from slipstream.router.http.failover.stream_checkpoint import StreamCheckpoint
@@ -17,23 +17,6 @@ from slipstream.router.protocol.messages import FinishReason, unpack_ids
 from slipstream.router.requests.stream import GenerationStream
 
 OnText = Callable[[str, list[TokenEntry]], None]
-
-
-@dataclass(slots=True)
-class MeanLogprob:
-    """The mean log-probability of the tokens of an output, by which the best of several is chosen."""
-
-    total: float = 0.0
-    num_tokens: int = 0
-
-    def add(self, delta: Delta) -> None:
-        for _, logprob in delta:
-            self.total += -math.inf if logprob is None else logprob.logprob
-            self.num_tokens += 1
-
-    @property
-    def mean(self) -> float:
-        return self.total / self.num_tokens if self.num_tokens else -math.inf
 
 
 @dataclass(slots=True)
