@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slipstream.router.api.openai.answer.failures import as_http_error
-from slipstream.router.api.openai.body.schema import ChatMessage
+from slipstream.router.api.openai.body.messages import ChatMessage
 from slipstream.router.http.http_error import HttpError, RequestError
 from slipstream.router.protocol.generation import Figure, GenerationError
 from slipstream.router.text.control_tokens import ControlTokenError

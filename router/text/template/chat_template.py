@@ -24,9 +24,7 @@ STEPS = "steps left"  # the variable that counts them, with a name that no templ
 CALLERS_VARIABLES = ("_loop_vars", "_block_vars")  # which Jinja adds to calls, for functions that ask for the context
 # `message.reasoning_content` as in Qwen's and DeepSeek's templates, or `message["reasoning"]`; `message.thinking` of
 # gpt-oss. `thinking` alone is a variable of others.
-REASONING = re.compile(
-    r"""(?:\.|\[\s*['"]|['"])(reasoning_content|reasoning)\b|message(?:\.|\[\s*['"])(thinking)\b"""
-)
+REASONING = re.compile(r"""(?:\.|\[\s*['"]|['"])(reasoning_content|reasoning)\b|message(?:\.|\[\s*['"])(thinking)\b""")
 DICT_ATTRIBUTES = frozenset(dir(dict))  # which hide fields of the same name
 
 

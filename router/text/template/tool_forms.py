@@ -20,7 +20,12 @@ JsonObject: TypeAlias = Mapping[str, Any]
 
 # Letters only, as in the trial of contents; each is in no other.
 DEFINED, ASKED, SYSTEM = "slipstreamtool", "slipstreamasked", "slipstreamsystem"
-NAMES, KEY, VALUE, RESULTS = ("slipstreamcall", "slipstreamagain"), "slipstreamkey", "slipstreamvalue", "slipstreamresult"
+NAMES, KEY, VALUE, RESULTS = (
+    ("slipstreamcall", "slipstreamagain"),
+    "slipstreamkey",
+    "slipstreamvalue",
+    "slipstreamresult",
+)
 GIVEN = re.compile("|".join((DEFINED, ASKED, SYSTEM, *NAMES, KEY, VALUE, RESULTS)), re.IGNORECASE)
 FUNCTION: dict[str, Any] = {
     "name": DEFINED,

@@ -17,7 +17,6 @@ from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
-from pydantic_core import PydanticCustomError
 
 from slipstream.router.api.openai.body.fields import (
     INT32_MAX,
