@@ -210,7 +210,7 @@ class Tokenizer:
         tools: list[Mapping[str, Any]] | None = None,
     ) -> RenderedChat:
         # What the client gives besides messages. It has no role: a variable of that name makes it no assistant's.
-        besides = {VARIABLES: dict(variables)} if variables else {}
+        besides: Message = {VARIABLES: dict(variables)} if variables else {}
         if tools:
             besides[TOOLS] = tools
         both = [*messages, besides] if besides else messages

@@ -1,8 +1,7 @@
-"""Tools for a model whose chat template does not know them: their definitions stand in the system message, and calls and
-results of the history in the texts of messages. The words are those of the Hermes format (Nous Research's Hermes 2 Pro,
-Qwen2.5), which many models have learnt, unless the model is known to write calls in a form of its own. llama.cpp does
-the same for such templates, with words of its own.
-"""
+"""Tools for a model whose chat template does not know them: their definitions stand in the system message, and calls
+and results of the history in the texts of messages. The words are those of the Hermes format (Nous Research's Hermes 2
+Pro, Qwen2.5), which many models have learnt, unless the model is known to write calls in a form of its own. llama.cpp
+does the same for such templates, with words of its own."""
 
 from __future__ import annotations
 

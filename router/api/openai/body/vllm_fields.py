@@ -1,5 +1,5 @@
-"""Fields of vLLM. Its clients send many of them with their default values, which ask for nothing and are accepted. Those
-that are not served are refused by name with another value."""
+"""Fields of vLLM. Its clients send many of them with their default values, which ask for nothing and are accepted.
+Those that are not served are refused by name with another value."""
 
 from __future__ import annotations
 
