@@ -135,6 +135,11 @@ class ToolUse(NamedTuple):
     is_legacy: bool = False
 
     @property
+    def field(self) -> str:
+        """The one that the tools came in."""
+        return "functions" if self.is_legacy else "tools"
+
+    @property
     def reads_calls(self) -> bool:
         return self.mode != "none"
 
@@ -189,7 +194,7 @@ def legacy_use_of(functions: list[FunctionFields] | None, call: str | ToolNameFi
 
 def check_use(use: ToolUse) -> None:
     """Raises PydanticCustomError for a name that comes twice, and for a choice of a tool that there is not."""
-    field, choice = ("functions", "function_call") if use.is_legacy else ("tools", "tool_choice")
+    field, choice = use.field, "function_call" if use.is_legacy else "tool_choice"
     seen = set[str]()
     for index, tool in enumerate(use.tools):
         if tool.name in seen:
