@@ -27,7 +27,8 @@ from pydantic import TypeAdapter, ValidationError
 from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.config.router_config import FORMER_NAMES, ContentFormat, DispatchConfig, RouterConfig
 from slipstream.router.model_files.sampling_defaults import GenerationConfigUse
-from slipstream.router.parsers.parser_names import AUTO, check_parsers
+from slipstream.router.parsers.detection import AUTO
+from slipstream.router.parsers.parser_names import check_parsers
 from slipstream.router.process.gc_tuning import spare_garbage_collector
 from slipstream.router.process.log_level import log_level
 from slipstream.router.router import Router

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 from slipstream.cluster.config.pool_config import PoolConfig
 from slipstream.router.config.router_config import ContentFormat, SloConfig
 from slipstream.router.model_files.sampling_defaults import GenerationConfigUse
-from slipstream.router.parsers.parser_names import AUTO, ParserNames, check_parsers
+from slipstream.router.parsers.detection import AUTO
+from slipstream.router.parsers.parser_names import ParserNames, check_parsers
 from slipstream.router.protocol.model_id import SEPARATOR
 from slipstream.workers.config.worker_config import EngineConfig
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from slipstream.router.catalog.call_example import call_example
 from slipstream.router.parsers.description.output_format import BoundFormat, OutputFormat
-from slipstream.router.parsers.detection import FORMATS, combined, detect
-from slipstream.router.parsers.parser_names import AUTO, DETECTED, NONE, ParserNames
+from slipstream.router.parsers.detection import AUTO, FORMATS, NONE, choose, combined
+from slipstream.router.parsers.parser_names import DETECTED, ParserNames
 from slipstream.router.text.detokenizer import PieceTable
 from slipstream.router.text.tokenizer import Tokenizer
 
@@ -54,26 +54,13 @@ class ModelOutputs:
 
 
 def chosen_format(tokenizer: Tokenizer, config: Mapping[str, Any], names: ParserNames) -> OutputFormat | None:
-    """The format of calls and reasoning together; None: neither is read."""
+    """The format of calls and reasoning together; None: neither is read. A detected format of calls counts where the
+    template shows something of it: tools or calls."""
     template = tokenizer.chat_template
-    detected = detect(template.source if template is not None else None, config)
-    return combined(
-        _calls_format(tokenizer, detected, names.calls) if template is not None else None,
-        _named(names.reasoning, detected),
-    )
-
-
-def _calls_format(tokenizer: Tokenizer, detected: OutputFormat | None, name: str) -> OutputFormat | None:
-    """A detected format counts where the template shows something of it: tools or calls."""
-    found = _named(name, detected)
-    if name != AUTO:
-        return found
+    if template is None:
+        return None
+    calls = choose(names.calls, NONE, template.source, config)
     knows = tokenizer.tool_forms.knows_tools or tokenizer.tool_forms.calls is not None
-    is_known = found is not None and (found.calls is not None or found.channels is not None)
-    return found if knows and is_known else FORMATS[FALLBACK]
-
-
-def _named(name: str, detected: OutputFormat | None) -> OutputFormat | None:
-    if name == AUTO:
-        return detected
-    return None if name == NONE else FORMATS[name]
+    if names.calls == AUTO and (calls is None or not knows):
+        calls = FORMATS[FALLBACK]
+    return combined(calls, choose(NONE, names.reasoning, template.source, config))

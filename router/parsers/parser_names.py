@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from slipstream.router.parsers.detection import FORMATS
-
-AUTO, NONE = "auto", "none"
+from slipstream.router.parsers.detection import AUTO, NONE, choose
 
 
 class ParserNames(NamedTuple):
@@ -21,7 +19,9 @@ DETECTED = ParserNames()
 
 def check_parsers(tool_call_parser: str, reasoning_parser: str) -> ParserNames:
     """Raises ValueError, with the key and the names that there are, if one of them is none."""
-    for key, name in (("tool_call_parser", tool_call_parser), ("reasoning_parser", reasoning_parser)):
-        if name not in (AUTO, NONE) and name not in FORMATS:
-            raise ValueError(f"{key} must be {AUTO}, {NONE} or one of {', '.join(sorted(FORMATS))}, got {name!r}")
+    for key, names in (("tool_call_parser", (tool_call_parser, NONE)), ("reasoning_parser", (NONE, reasoning_parser))):
+        try:
+            choose(*names, None, {})
+        except ValueError as error:
+            raise ValueError(f"{key}: {error}") from error
     return ParserNames(tool_call_parser, reasoning_parser)

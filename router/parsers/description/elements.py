@@ -105,6 +105,7 @@ class GemmaArguments:
 
 Body: TypeAlias = JsonArguments | JsonEnvelope | TaggedArguments | PythonArguments | GemmaArguments
 Element: TypeAlias = Literal | Space | CallName | CallId | Body
+BODIES = (JsonArguments, JsonEnvelope, TaggedArguments, PythonArguments, GemmaArguments)
 
 # What a body begins with, if it has no texts of its own.
 FIRST_CHARACTERS: dict[type[Body], str] = {

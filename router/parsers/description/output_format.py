@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from slipstream.router.parsers.description.elements import Element, Literal, Space, with_texts
+from slipstream.router.parsers.description.elements import BODIES, FIRST_CHARACTERS, Element, Literal, Space, with_texts
 
 FIRST_MARKER = 0xD800  # a special token is shown as a lone surrogate, which UTF-8 text cannot contain
 MAX_MARKERS = 0x800
@@ -48,10 +48,6 @@ class CallsPart:
     only_at_start: bool = False
 
     @property
-    def elements(self) -> tuple[Element, ...]:
-        return (*self.opening, *self.call, *self.separator, *self.closing)
-
-    @property
     def markers(self) -> tuple[str, ...]:
         """The texts any of which begins calls; the first is what the model writes. Of a part that counts
         `only_at_start` these are only its optional markers, which count everywhere (`<|python_tag|>`)."""
@@ -66,6 +62,22 @@ class CallsPart:
             elif not isinstance(element, Space):
                 break
         return tuple(found)
+
+    @property
+    def start(self) -> str | None:
+        """The text that begins calls without a marker, `only_at_start`."""
+        if self.only_at_start:
+            for element in (*self.opening, *self.call):
+                if isinstance(element, Literal) and not element.optional:
+                    return element.text
+                if isinstance(element, BODIES):
+                    return FIRST_CHARACTERS[type(element)]
+        return None
+
+    @property
+    def body(self) -> int:
+        """The place in `call` of the element with the arguments."""
+        return next(i for i, element in enumerate(self.call) if isinstance(element, BODIES))
 
 
 @dataclass(frozen=True, slots=True)
