@@ -165,7 +165,7 @@ def test_a_template_without_tools_gets_them_as_text() -> None:
         messages = [ASKED, calling(call("a"), content="Wait."), result("a"), {"role": "user", "content": "So?"}]
         written = f'<tool_call>\n{{"name": "f", "arguments": {ARGUMENTS}}}\n</tool_call>'
         tail = f"<user>hi<assistant>Wait.\n{written}<user><tool_response>\nRain.\n</tool_response>\nSo?"
-        spoken = f'Well.\n<tool_call>\n{{"name": "f", "arguments": {{}}}}\n</tool_call>'
+        spoken = 'Well.\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
         async with front(spoken, reason="stop", chat_template=NO_TOOLS) as site:
             assert await prompt_of(site, messages) == tail
             prompt = await prompt_of(site, [{"role": "system", "content": "Be brief."}, *messages], tools=[TOOL])
