@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import orjson
 
@@ -16,7 +16,7 @@ from slipstream.router.api.openai.answer.best_of import MeanLogprob
 from slipstream.router.api.openai.answer.choice import Choice
 from slipstream.router.api.openai.answer.failures import as_http_error
 from slipstream.router.api.openai.answer.formats import AnswerHead, ChatFormat, CompletionFormat
-from slipstream.router.api.openai.answer.output_text import OutputText
+from slipstream.router.api.openai.answer.message_format import MessageFormat
 from slipstream.router.api.openai.beam_answer import BeamAnswer
 from slipstream.router.api.openai.body.beam_fields import check_beams, check_no_beams
 from slipstream.router.api.openai.body.parsing import BodyParser
@@ -24,6 +24,14 @@ from slipstream.router.api.openai.body.restrictions import Restrictions, restric
 from slipstream.router.api.openai.body.sampling import SEED_MASK, check_token_ids, sampling_params
 from slipstream.router.api.openai.body.schema import ChatRequest, CompletionRequest, GenerationFields
 from slipstream.router.api.openai.body.structured_output import RequestGrammars
+from slipstream.router.api.openai.body.tool_grammars import ToolGrammars
+from slipstream.router.api.openai.chat_reading import (
+    check_tools,
+    reading_of,
+    reasoning_state,
+    request_tools,
+    text_pieces,
+)
 from slipstream.router.api.openai.generation_batch import (
     GenerationBatch,
     Prompt,
@@ -42,6 +50,7 @@ from slipstream.router.config.router_config import ApiConfig
 from slipstream.router.http.http_error import HttpError, RequestError
 from slipstream.router.http.reader import Request
 from slipstream.router.observability.front_counts import FrontMetrics, ModelCounts
+from slipstream.router.parsers.grammar.output_grammar import ReasoningState
 from slipstream.router.protocol.generation import AdmissionError, GenerateRequest
 from slipstream.router.protocol.messages import GrammarSpec, SamplingParams, pack_ids
 from slipstream.router.protocol.model_id import ModelId
@@ -84,6 +93,7 @@ class OpenAiApi:
         self._bodies = BodyParser(config.unknown_fields == "ignore", metrics.ignored_fields, self._lookup.longest)
         self._clamps = config.overlong == "clamp"
         self._grammars = RequestGrammars()
+        self._tool_grammars = ToolGrammars(self._grammars)
         self._stages = PreparationStages()
 
     def add_to(self, routes: ApiRoutes) -> None:
@@ -141,17 +151,50 @@ class OpenAiApi:
         model = received.model
         limit = self._lookup.limit_of(model.name)
         await self._stages.next_stage(model.name)
-        packed_ids = await PromptReader(model.tokenizer).of_chat(body.messages, limit, body.template_variables)
-        grammar = await self._grammars.of(body)
         restrictions = await self._restrictions(body, model)
+        use = body.tool_use
+        check_tools(use, model)
+        packed_ids = await PromptReader(model.tokenizer).of_chat(
+            body.messages,
+            limit,
+            body.template_variables,
+            use.tools if use is not None else (),
+            model.outputs.call_example if model.outputs is not None else "",
+        )
+        reasoning = reasoning_state(model, packed_ids)
+        grammar = await self._chat_grammar(body, model, reasoning)
         asked_for = model.defaults.max_tokens(body.stated_max_tokens)
         default = model.defaults.default_max_tokens(None)
         max_tokens = room(packed_ids, limit, asked_for, default, "messages", self._clamps)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         params = sampling(body, model, max_tokens, logprobs, grammar, received.seed)
         prompts = [Prompt(packed_ids, restrictions.applied(params))]
-        form = ChatFormat(received.head, model.tokenizer.pieces, logprobs is not None, body.wants_usage)
-        return GenerationBatch(received, prompts, "messages", form)
+        pieces, reading = text_pieces(body, model), reading_of(body, model, reasoning)
+        head, shows_logprobs = received.head, logprobs is not None
+        if reading is None:
+            form = ChatFormat(head, pieces, shows_logprobs, body.wants_usage)
+            return GenerationBatch(received, prompts, "messages", form, pieces)
+        is_legacy = use is not None and use.is_legacy
+        parsed_form = MessageFormat(head, reading.pieces, shows_logprobs, body.wants_usage, is_legacy)
+        return GenerationBatch(received, prompts, "messages", parsed_form, pieces, reading)
+
+    async def _chat_grammar(
+        self, body: ChatRequest, model: ServedModel, reasoning: ReasoningState
+    ) -> GrammarSpec | None:
+        """What the output has to follow: the form of the answer, and calls of tools. Raises HttpError."""
+        content, use, outputs = await self._grammars.of(body), body.tool_use, model.outputs
+        tools = request_tools(use)
+        if outputs is None or not (tools or (content is not None and reasoning != "over")):
+            return content
+        return await self._tool_grammars.of(
+            outputs.format,
+            outputs.markers,
+            tools,
+            "none" if use is None else use.mode,
+            is_parallel=use is None or use.is_parallel,
+            content=content,
+            reasoning=reasoning,
+        )
 
     async def _completion_batch(self, received: ReceivedRequest, body: CompletionRequest) -> GenerationBatch:
         model = received.model
@@ -177,8 +220,9 @@ class OpenAiApi:
         if body.echo:
             texts = body.texts or await model.tokenizer.decode(body.id_lists)
             prompts = [prompt._replace(text=text) for prompt, text in zip(prompts, texts, strict=True)]
-        form = CompletionFormat(received.head, model.tokenizer.pieces, body.logprobs is not None, body.wants_usage)
-        return GenerationBatch(received, prompts, "prompt", form)
+        pieces = text_pieces(body, model)
+        form = CompletionFormat(received.head, pieces, body.logprobs is not None, body.wants_usage)
+        return GenerationBatch(received, prompts, "prompt", form, pieces)
 
     async def _restrictions(self, body: GenerationFields, model: ServedModel) -> Restrictions:
         """Raises HttpError 400 for what restricts the output in a way that there is not."""
@@ -270,7 +314,7 @@ class OpenAiApi:
 
     async def _answer(self, exchange: ApiExchange, batch: GenerationBatch, permit: Permit) -> None:
         """Generate the choices and send the answer. Raises HttpError if it fails before anything was sent."""
-        choices: list[Choice] = []
+        choices: list[Choice[Any]] = []
         body, num_choices, choices_per_prompt = batch.body, batch.num_choices, batch.choices_per_prompt
         counts = self._metrics.of(batch.received.model.name)
         counts.choices.observe(choices_per_prompt)
@@ -303,7 +347,7 @@ class OpenAiApi:
             if exchange.context.trace is not None:
                 exchange.context.trace.answered([choice.stream.record for choice in choices], span_attributes(batch))
 
-    def _submit(self, batch: GenerationBatch, index: int, exchange: ApiExchange, counts: ModelCounts) -> Choice:
+    def _submit(self, batch: GenerationBatch, index: int, exchange: ApiExchange, counts: ModelCounts) -> Choice[Any]:
         """Queue one choice. Raises HttpError if it is not admitted."""
         try:
             stream = self._service.submit(self._generation(batch, index, exchange))
@@ -311,15 +355,13 @@ class OpenAiApi:
             if exchange.context.trace is not None:
                 exchange.context.trace.refusal = refusal.error
             raise as_http_error(refusal.error, batch.prompt_param) from refusal
-        includes_stop = bool(batch.body.include_stop_str_in_output)
-        pieces = batch.received.model.tokenizer.pieces
         return Choice(
             index,
             stream,
-            OutputText(pieces, batch.body.stop or (), includes_stop, batch.body.min_tokens or 0),
+            batch.output(),
             counts.begin(batch.received.arrived_s),
-            prefix=batch.prompt_of(index).text,
-            hides_stop_token=not includes_stop,
+            prefix=batch.prompt_of(index).text if batch.reading is None else [],
+            hides_stop_token=not batch.body.include_stop_str_in_output,
             score=MeanLogprob() if batch.num_best is not None else None,
         )
 

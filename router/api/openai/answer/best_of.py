@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from slipstream.router.api.openai.answer.formats import WholeChoice
+from slipstream.router.api.openai.answer.output import Out
 from slipstream.router.protocol.generation import Delta
 
 
@@ -28,8 +29,8 @@ class MeanLogprob:
 
 
 def best_choices(
-    choices: Sequence[WholeChoice], scores: Sequence[float], choices_per_prompt: int, num_best: int
-) -> list[WholeChoice]:
+    choices: Sequence[WholeChoice[Out]], scores: Sequence[float], choices_per_prompt: int, num_best: int
+) -> list[WholeChoice[Out]]:
     """The `num_best` best choices of each prompt, best first, numbered anew; of equals, the first."""
     best: list[int] = []
     for first in range(0, len(choices), choices_per_prompt):

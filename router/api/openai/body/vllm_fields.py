@@ -1,7 +1,6 @@
-"""Fields of vLLM that are not served. Its clients send many of them with their default values, which ask for nothing
-and are accepted; with another value they are refused by name. Served are `chat_template_kwargs`, beam search
-(`beam_fields`) and what restricts the tokens (`restrictions`).
-"""
+"""Fields of vLLM. Its clients send many of them with their default values, which ask for nothing and are accepted.
+Those that are not served are refused by name with another value. Beam search and what restricts the tokens are checked
+further in `beam_fields` and `restrictions`."""
 
 from __future__ import annotations
 
@@ -82,8 +81,8 @@ ProcessorChoice = Annotated[
 class VllmFields(Strict):
     """Those that both endpoints have in common."""
 
-    skip_special_tokens: Annotated[Any, only(True)] = None
-    spaces_between_special_tokens: Annotated[Any, only(True)] = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None  # without effect: tokenizers of today put none there
     use_beam_search: bool | None = None
     length_penalty: Annotated[FiniteFloat, Field(ge=-5, le=5)] | None = None
     early_stopping: Annotated[Any, only(True, False, "never")] = None
@@ -112,7 +111,8 @@ class ChatVllmFields(Strict):
     echo: Annotated[Any, only(False)] = None
     documents: Annotated[Any, only([])] = None
     mm_processor_kwargs: Annotated[Any, only({})] = None
-    include_reasoning: Annotated[Any, only(True)] = None
+    include_reasoning: bool | None = None
+    enable_thinking: bool | None = None  # of Qwen's own API
 
 
 class CompletionVllmFields(Strict):
