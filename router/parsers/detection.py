@@ -59,7 +59,7 @@ CALLS_SIGNS = (
     Sign("llama4_pythonic", ("<|header_start|>", "tools")),
     Sign("pythonic", ("func_name1(",)),
     Sign("llama3_json", ("<|start_header_id|>", '"parameters"')),
-    Sign("llama3_json", ("<|python_tag|>",)),
+    Sign("llama3_json", ("<|python_tag|>",), without=("<function=",)),
 )
 REASONING_SIGNS = (
     Sign("openai", ("<|channel|>", "<|message|>")),
