@@ -9,7 +9,8 @@ import pytest
 from slipstream.router.parsers.detection import CALLS_SIGNS, MODEL_TYPES, REASONING_SIGNS, choose, detect
 from slipstream.router.parsers.formats.registry import FORMATS
 
-DEMO = Path(__file__).parents[3] / "models" / "slipstream-demo" / "chat_template.jinja"
+ROOT = Path(__file__).parents[3]
+DEMO = ROOT / "models" / "slipstream-demo" / "chat_template.jinja"
 
 
 @pytest.mark.parametrize(
@@ -91,6 +92,11 @@ def test_every_sign_names_a_format() -> None:
     names = {sign.name for sign in (*CALLS_SIGNS, *REASONING_SIGNS)} | set(MODEL_TYPES.values())
     assert names <= FORMATS.keys()
     assert all(form.name == name for name, form in FORMATS.items())
+
+
+def test_the_page_about_tools_has_all_formats() -> None:
+    page = (ROOT / "docs" / "design" / "tools.md").read_text("utf-8")
+    assert all(f"`{name}`" in page for name in FORMATS)
 
 
 def test_only_special_tokens_that_a_format_names_get_characters() -> None:
