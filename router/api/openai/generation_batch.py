@@ -176,6 +176,12 @@ def used_by(choices: Sequence[Choice[Any]], batch: GenerationBatch) -> UsageCoun
     return used
 
 
+def reasons_of(choices: Sequence[Choice[Any]]) -> list[str]:
+    """Why each choice ended, of those that have."""
+    ends = [choice.reason or (choice.stream.finish and choice.stream.finish.reason) for choice in choices]
+    return [reason for reason in ends if reason]
+
+
 def span_attributes(batch: GenerationBatch) -> dict[str, Value]:
     """The fields that the request has set, by their names in OpenTelemetry's GenAI conventions."""
     body, is_chat = batch.body, isinstance(batch.body, ChatRequest)

@@ -36,6 +36,7 @@ from slipstream.router.api.openai.generation_batch import (
     GenerationBatch,
     Prompt,
     ReceivedRequest,
+    reasons_of,
     span_attributes,
     used_by,
 )
@@ -345,7 +346,8 @@ class OpenAiApi:
                 choice.record_end()
             self._access.settle(permit, used_by(choices, batch))
             if exchange.context.trace is not None:
-                exchange.context.trace.answered([choice.stream.record for choice in choices], span_attributes(batch))
+                records = [choice.stream.record for choice in choices]
+                exchange.context.trace.answered(records, span_attributes(batch), reasons_of(choices))
 
     def _submit(self, batch: GenerationBatch, index: int, exchange: ApiExchange, counts: ModelCounts) -> Choice[Any]:
         """Queue one choice. Raises HttpError if it is not admitted."""

@@ -35,12 +35,14 @@ class Choice(Generic[Out]):
     score: MeanLogprob | None = None
 
     def record_end(self) -> None:
-        """Record the end in the metrics, however the choice ended."""
+        """Record the end in the metrics, however the choice ended. There, as in vLLM's, calls are a `stop`."""
         finish = self.stream.finish
         reason = self.reason or (finish.reason if finish is not None else "abort")
         usage = finish.usage if finish is not None else None
         self.meter.served_by(self.stream.record.version)  # also of one that got no token
-        self.meter.finish(reason, self.output.num_tokens, usage, self.stream.record.timeline)
+        self.meter.finish(
+            "stop" if reason == "tool_calls" else reason, self.output.num_tokens, usage, self.stream.record.timeline
+        )
 
 
 AnyChoice = Choice[str] | Choice[Events]
