@@ -195,6 +195,7 @@ class RouterModels:
             raise UnknownNameError(source.name)
         now = replace(before, directory=source.directory, manifests=source.manifests)
         now = replace(now, generation_config=source.generation_config, content_format=source.content_format)
+        now = replace(now, parsers=source.parsers)
         text = await self._read(now)
         await asyncio.to_thread(keep_text, now.directory, now.manifests)
         if self._fronts is not None:
@@ -255,7 +256,8 @@ class RouterModels:
         source, defaults = self._sources[name], self._texts[name].defaults
         longest, versions = self._service.max_model_len_of(name), self._service.versions_of(name)
         shares = tuple(self._service.shares_of(name).items())
-        return FrontModel(source, defaults, longest, versions, self._front.catalog.entry(name).is_leaving, shares)
+        is_leaving, abilities = self._front.catalog.entry(name).is_leaving, self._service.abilities_of(name)
+        return FrontModel(source, defaults, longest, versions, is_leaving, shares, abilities)
 
     def _begin_canary(self, name: str) -> None:
         canary = self._canaries[name] = asyncio.create_task(self.readiness[name].canary.run())

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from slipstream.router.access.caller import Caller
 from slipstream.router.access.usage import UsageCounts
+from slipstream.router.api.openai.answer.choice import Choice
+from slipstream.router.api.openai.answer.formats import AnswerFormat, AnswerHead
+from slipstream.router.api.openai.answer.output import Output
+from slipstream.router.api.openai.answer.output_text import OutputText
+from slipstream.router.api.openai.answer.parsed_output import OutputReading
 from slipstream.router.api.openai.body.schema import ChatRequest, GenerationFields
-from slipstream.router.api.openai.choice import Choice
-from slipstream.router.api.openai.formats import AnswerFormat, AnswerHead
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.observability.tracing.request_trace import Value
 from slipstream.router.protocol.generation import GenerationError
 from slipstream.router.protocol.messages import SamplingParams
 from slipstream.router.requests.rejections import RejectedRequest
+from slipstream.router.text.detokenizer import PieceTable
 
 USUAL_OUTPUT_TOKENS = 1024  # reserved from a rate limit if the request names no length; corrected at its end
 
@@ -75,8 +79,9 @@ class ReceivedRequest(NamedTuple):
 
 
 class GenerationBatch:
-    """A request that passed its checks: each of its `prompts` is to be continued `choices_per_prompt` times.
-    `answer_id` is the id in the body of its answer; `prompt_param` is the field that its prompts came in."""
+    """A request that passed its checks: each of its `prompts` is to be continued `choices_per_prompt` times, by as many
+    beams if it is a search. `answer_id` is the id in the body of its answer; `prompt_param` is the field that its
+    prompts came in. Outputs are text by `pieces`, or events where they are read (`reading`)."""
 
     __slots__ = (
         "answer_id",
@@ -85,23 +90,39 @@ class GenerationBatch:
         "form",
         "num_choices",
         "num_prompt_tokens",
+        "pieces",
         "prompt_param",
         "prompts",
+        "reading",
         "received",
     )
 
     def __init__(
-        self, received: ReceivedRequest, prompts: Sequence[Prompt], prompt_param: str, form: AnswerFormat
+        self,
+        received: ReceivedRequest,
+        prompts: Sequence[Prompt],
+        prompt_param: str,
+        form: AnswerFormat[Any],
+        pieces: PieceTable,
+        reading: OutputReading | None = None,
     ) -> None:
         self.received = received
         self.body = received.body
         self.answer_id = received.head.id
         self.prompts = prompts
+        self.pieces = pieces
+        self.reading = reading
         self.prompt_param = prompt_param
         self.form = form
-        self.choices_per_prompt = received.body.n or 1
+        self.choices_per_prompt = received.body.candidates_per_prompt
         self.num_choices = len(prompts) * self.choices_per_prompt
         self.num_prompt_tokens = sum([len(prompt.packed_ids) for prompt in prompts]) // 4
+
+    @property
+    def num_best(self) -> int | None:
+        """How many of the choices of each prompt are sent; None: all."""
+        num_wanted = self.body.n or 1
+        return num_wanted if num_wanted < self.choices_per_prompt else None
 
     @property
     def num_reserved_tokens(self) -> int:
@@ -124,6 +145,14 @@ class GenerationBatch:
         """The prompt of a choice."""
         return self.prompts[index // self.choices_per_prompt]
 
+    def output(self) -> Output[Any]:
+        """The output of one choice."""
+        body = self.body
+        stops, includes_stop, min_tokens = body.stop or (), bool(body.include_stop_str_in_output), body.min_tokens or 0
+        if self.reading is not None:
+            return self.reading.output(stops, includes_stop, min_tokens)
+        return OutputText(self.pieces, stops, includes_stop, min_tokens)
+
     def ids_of(self, index: int) -> tuple[str, tuple[str, ...]]:
         """The request id of a choice, and its names. The first of several choices is also known by the answer's ids."""
         if self.num_choices == 1:
@@ -132,7 +161,7 @@ class GenerationBatch:
         return f"{self.answer_id}#{index}", (f"{self.received.exchange_id}#{index}", *of_all)
 
 
-def used_by(choices: Sequence[Choice], batch: GenerationBatch) -> UsageCounts:
+def used_by(choices: Sequence[Choice[Any]], batch: GenerationBatch) -> UsageCounts:
     """What a request has used at its end. A prompt is counted once for all its choices, as in the answer's usage."""
     choices_per_prompt = batch.choices_per_prompt
     used = UsageCounts(num_requests=1, num_errors=int(len(choices) < batch.num_choices))
@@ -145,6 +174,12 @@ def used_by(choices: Sequence[Choice], batch: GenerationBatch) -> UsageCounts:
         if choice.reason is None and finish is not None and finish.reason == "error":
             used.num_errors = 1
     return used
+
+
+def reasons_of(choices: Sequence[Choice[Any]]) -> list[str]:
+    """Why each choice ended, of those that have."""
+    ends = [choice.reason or (choice.stream.finish and choice.stream.finish.reason) for choice in choices]
+    return [reason for reason in ends if reason]
 
 
 def span_attributes(batch: GenerationBatch) -> dict[str, Value]:

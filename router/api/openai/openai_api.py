@@ -5,30 +5,43 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import orjson
 
 from slipstream.router.access.access import Access, Permit
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
-from slipstream.router.api.openai.answer import Answer
+from slipstream.router.api.openai.answer.answer import Answer
+from slipstream.router.api.openai.answer.best_of import MeanLogprob
+from slipstream.router.api.openai.answer.choice import Choice
+from slipstream.router.api.openai.answer.failures import as_http_error
+from slipstream.router.api.openai.answer.formats import AnswerHead, ChatFormat, CompletionFormat
+from slipstream.router.api.openai.answer.message_format import MessageFormat
+from slipstream.router.api.openai.beam_answer import BeamAnswer
+from slipstream.router.api.openai.body.beam_fields import check_beams, check_no_beams
 from slipstream.router.api.openai.body.parsing import BodyParser
+from slipstream.router.api.openai.body.restrictions import Restrictions, restrictions_of
 from slipstream.router.api.openai.body.sampling import SEED_MASK, check_token_ids, sampling_params
 from slipstream.router.api.openai.body.schema import ChatRequest, CompletionRequest, GenerationFields
 from slipstream.router.api.openai.body.structured_output import RequestGrammars
-from slipstream.router.api.openai.choice import Choice
-from slipstream.router.api.openai.failures import as_http_error
-from slipstream.router.api.openai.formats import AnswerHead, ChatFormat, CompletionFormat
+from slipstream.router.api.openai.body.tool_grammars import ToolGrammars
+from slipstream.router.api.openai.chat_reading import (
+    check_tools,
+    reading_of,
+    reasoning_state,
+    request_tools,
+    text_pieces,
+)
 from slipstream.router.api.openai.generation_batch import (
     GenerationBatch,
     Prompt,
     ReceivedRequest,
+    reasons_of,
     span_attributes,
     used_by,
 )
 from slipstream.router.api.openai.model_lookup import ModelLookup, ModelStatus
 from slipstream.router.api.openai.model_pages import ModelPages
-from slipstream.router.api.openai.output_text import OutputText
 from slipstream.router.api.openai.preparation_stages import PreparationStages
 from slipstream.router.api.openai.prompts import DEFAULT_COMPLETION_TOKENS, PromptReader, room
 from slipstream.router.api.openai.token_pages import TokenPages
@@ -38,6 +51,7 @@ from slipstream.router.config.router_config import ApiConfig
 from slipstream.router.http.http_error import HttpError, RequestError
 from slipstream.router.http.reader import Request
 from slipstream.router.observability.front_counts import FrontMetrics, ModelCounts
+from slipstream.router.parsers.grammar.output_grammar import ReasoningState
 from slipstream.router.protocol.generation import AdmissionError, GenerateRequest
 from slipstream.router.protocol.messages import GrammarSpec, SamplingParams, pack_ids
 from slipstream.router.protocol.model_id import ModelId
@@ -80,6 +94,7 @@ class OpenAiApi:
         self._bodies = BodyParser(config.unknown_fields == "ignore", metrics.ignored_fields, self._lookup.longest)
         self._clamps = config.overlong == "clamp"
         self._grammars = RequestGrammars()
+        self._tool_grammars = ToolGrammars(self._grammars)
         self._stages = PreparationStages()
 
     def add_to(self, routes: ApiRoutes) -> None:
@@ -137,15 +152,50 @@ class OpenAiApi:
         model = received.model
         limit = self._lookup.limit_of(model.name)
         await self._stages.next_stage(model.name)
-        packed_ids = await PromptReader(model.tokenizer).of_chat(body.messages, limit, body.template_variables)
-        grammar = await self._grammars.of(body)
+        restrictions = await self._restrictions(body, model)
+        use = body.tool_use
+        check_tools(use, model)
+        packed_ids = await PromptReader(model.tokenizer).of_chat(
+            body.messages,
+            limit,
+            body.template_variables,
+            use.tools if use is not None else (),
+            model.outputs.call_example if model.outputs is not None else "",
+        )
+        reasoning = reasoning_state(model, packed_ids)
+        grammar = await self._chat_grammar(body, model, reasoning)
         asked_for = model.defaults.max_tokens(body.stated_max_tokens)
         default = model.defaults.default_max_tokens(None)
         max_tokens = room(packed_ids, limit, asked_for, default, "messages", self._clamps)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        prompts = [Prompt(packed_ids, sampling(body, model, max_tokens, logprobs, grammar, received.seed))]
-        form = ChatFormat(received.head, model.tokenizer.pieces, logprobs is not None, body.wants_usage)
-        return GenerationBatch(received, prompts, "messages", form)
+        params = sampling(body, model, max_tokens, logprobs, grammar, received.seed)
+        prompts = [Prompt(packed_ids, restrictions.applied(params))]
+        pieces, reading = text_pieces(body, model), reading_of(body, model, reasoning)
+        head, shows_logprobs = received.head, logprobs is not None
+        if reading is None:
+            form = ChatFormat(head, pieces, shows_logprobs, body.wants_usage)
+            return GenerationBatch(received, prompts, "messages", form, pieces)
+        is_legacy = use is not None and use.is_legacy
+        parsed_form = MessageFormat(head, reading.pieces, shows_logprobs, body.wants_usage, is_legacy)
+        return GenerationBatch(received, prompts, "messages", parsed_form, pieces, reading)
+
+    async def _chat_grammar(
+        self, body: ChatRequest, model: ServedModel, reasoning: ReasoningState
+    ) -> GrammarSpec | None:
+        """What the output has to follow: the form of the answer, and calls of tools. Raises HttpError."""
+        content, use, outputs = await self._grammars.of(body), body.tool_use, model.outputs
+        tools = request_tools(use)
+        if outputs is None or not (tools or (content is not None and reasoning != "over")):
+            return content
+        return await self._tool_grammars.of(
+            outputs.format,
+            outputs.markers,
+            tools,
+            "none" if use is None else use.mode,
+            is_parallel=use is None or use.is_parallel,
+            content=content,
+            reasoning=reasoning,
+        )
 
     async def _completion_batch(self, received: ReceivedRequest, body: CompletionRequest) -> GenerationBatch:
         model = received.model
@@ -154,20 +204,34 @@ class OpenAiApi:
         limit = self._lookup.limit_of(model.name)
         await self._stages.next_stage(model.name)
         grammar = await self._grammars.of(body)
+        restrictions = await self._restrictions(body, model)
         prompts: list[Prompt] = []
         reader = PromptReader(model.tokenizer)
         id_lists = [*map(pack_ids, body.id_lists)] or await reader.of_texts(body.texts, limit, "prompt")
         asked_for = model.defaults.max_tokens(body.max_tokens)
         default = model.defaults.default_max_tokens(DEFAULT_COMPLETION_TOKENS)
+        logprobs = body.logprobs
+        if logprobs is None and body.candidates_per_prompt > (body.n or 1) and not body.use_beam_search:
+            logprobs = 0  # the best are chosen by them
         for packed_ids in id_lists:
             max_tokens = room(packed_ids, limit, asked_for, default, "prompt", self._clamps)
             seed = (received.seed + len(prompts) * SEED_STEP) & SEED_MASK
-            prompts.append(Prompt(packed_ids, sampling(body, model, max_tokens, body.logprobs, grammar, seed)))
+            params = sampling(body, model, max_tokens, logprobs, grammar, seed)
+            prompts.append(Prompt(packed_ids, restrictions.applied(params)))
         if body.echo:
             texts = body.texts or await model.tokenizer.decode(body.id_lists)
             prompts = [prompt._replace(text=text) for prompt, text in zip(prompts, texts, strict=True)]
-        form = CompletionFormat(received.head, model.tokenizer.pieces, body.logprobs is not None, body.wants_usage)
-        return GenerationBatch(received, prompts, "prompt", form)
+        pieces = text_pieces(body, model)
+        form = CompletionFormat(received.head, pieces, body.logprobs is not None, body.wants_usage)
+        return GenerationBatch(received, prompts, "prompt", form, pieces)
+
+    async def _restrictions(self, body: GenerationFields, model: ServedModel) -> Restrictions:
+        """Raises HttpError 400 for what restricts the output in a way that there is not."""
+        if body.use_beam_search:
+            check_beams(body, body.num_prompts if isinstance(body, CompletionRequest) else 1)
+        else:
+            check_no_beams(body)
+        return await restrictions_of(body, model.tokenizer, self._service.abilities_of(model.name))
 
     def _received(
         self, body: GenerationFields, exchange: ApiExchange, arrived_s: float, prefix: str
@@ -207,7 +271,29 @@ class OpenAiApi:
             if exchange.context.trace is not None:
                 exchange.context.trace.refusal = refused.error
             raise
-        await self._answer(exchange, batch, permit)
+        if batch.body.use_beam_search:
+            await self._answer_by_beams(exchange, batch, permit)
+        else:
+            await self._answer(exchange, batch, permit)
+
+    async def _answer_by_beams(self, exchange: ApiExchange, batch: GenerationBatch, permit: Permit) -> None:
+        """Search and send the answer. Raises HttpError."""
+        name = batch.received.model.name
+        counts = self._metrics.of(name)
+        await self._stages.next_stage(name)
+        answer = BeamAnswer(
+            self._service,
+            batch,
+            lambda prompt: self._generation(batch, prompt * batch.choices_per_prompt, exchange),
+            lambda: self._service.abilities_of(name),
+            counts,
+        )
+        try:
+            await answer.respond(exchange)
+        finally:
+            self._access.settle(permit, answer.used())
+            if exchange.context.trace is not None:
+                exchange.context.trace.answered(answer.records, span_attributes(batch))
 
     async def _enter(self, exchange: ApiExchange, batch: GenerationBatch) -> Permit:
         """Raises HttpError if there are too many choices, or the caller's key does not allow so much now."""
@@ -229,7 +315,7 @@ class OpenAiApi:
 
     async def _answer(self, exchange: ApiExchange, batch: GenerationBatch, permit: Permit) -> None:
         """Generate the choices and send the answer. Raises HttpError if it fails before anything was sent."""
-        choices: list[Choice] = []
+        choices: list[Choice[Any]] = []
         body, num_choices, choices_per_prompt = batch.body, batch.num_choices, batch.choices_per_prompt
         counts = self._metrics.of(batch.received.model.name)
         counts.choices.observe(choices_per_prompt)
@@ -247,6 +333,7 @@ class OpenAiApi:
                 choices_per_prompt=choices_per_prompt,
                 prompt_param=batch.prompt_param,
                 explains=bool(body.explain),
+                num_best=batch.num_best,
             )
             if body.stream:
                 await answer.send_stream(exchange, body.wants_usage, body.wants_usage_so_far, self._ping_s)
@@ -259,9 +346,10 @@ class OpenAiApi:
                 choice.record_end()
             self._access.settle(permit, used_by(choices, batch))
             if exchange.context.trace is not None:
-                exchange.context.trace.answered([choice.stream.record for choice in choices], span_attributes(batch))
+                records = [choice.stream.record for choice in choices]
+                exchange.context.trace.answered(records, span_attributes(batch), reasons_of(choices))
 
-    def _submit(self, batch: GenerationBatch, index: int, exchange: ApiExchange, counts: ModelCounts) -> Choice:
+    def _submit(self, batch: GenerationBatch, index: int, exchange: ApiExchange, counts: ModelCounts) -> Choice[Any]:
         """Queue one choice. Raises HttpError if it is not admitted."""
         try:
             stream = self._service.submit(self._generation(batch, index, exchange))
@@ -269,15 +357,14 @@ class OpenAiApi:
             if exchange.context.trace is not None:
                 exchange.context.trace.refusal = refusal.error
             raise as_http_error(refusal.error, batch.prompt_param) from refusal
-        includes_stop = bool(batch.body.include_stop_str_in_output)
-        pieces = batch.received.model.tokenizer.pieces
         return Choice(
             index,
             stream,
-            OutputText(pieces, batch.body.stop or (), includes_stop, batch.body.min_tokens or 0),
+            batch.output(),
             counts.begin(batch.received.arrived_s),
-            prefix=batch.prompt_of(index).text,
-            hides_stop_token=not includes_stop,
+            prefix=batch.prompt_of(index).text if batch.reading is None else [],
+            hides_stop_token=not batch.body.include_stop_str_in_output,
+            score=MeanLogprob() if batch.num_best is not None else None,
         )
 
     @staticmethod

@@ -17,11 +17,13 @@ from openai import AsyncOpenAI
 
 from slipstream.router.api.exchange_context import ExchangeContext
 from slipstream.router.catalog.catalog import Catalog
+from slipstream.router.catalog.model_outputs import ModelOutputs
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.router_config import ApiConfig, HttpConfig, RouterConfig
 from slipstream.router.frontends.front import Front
 from slipstream.router.http.server import HttpServer
 from slipstream.router.model_files.sampling_defaults import PLAIN, SamplingDefaults
+from slipstream.router.parsers.parser_names import DETECTED, ParserNames
 from slipstream.router.protocol.generation import (
     AdmissionError,
     EarlyEnd,
@@ -31,6 +33,7 @@ from slipstream.router.protocol.generation import (
     Usage,
 )
 from slipstream.router.protocol.messages import FinishReason, TokenLogprob, unpack_ids
+from slipstream.router.registry.worker_abilities import NO_ABILITIES, WorkerAbilities
 from slipstream.router.registry.worker_profile import RoleProfile
 from slipstream.router.requests.history import RequestRecord, Timeline
 from slipstream.router.requests.rejections import RejectedRequest
@@ -65,6 +68,7 @@ class FakeService:
     max_model_len: int | None = MAX_MODEL_LEN
     refusal: AdmissionError | None = None
     versions: tuple[str, ...] = ()
+    abilities: WorkerAbilities = NO_ABILITIES
     worker_port: None = None
     requests: list[GenerateRequest] = field(default_factory=list)
     streams: dict[str, GenerationStream] = field(default_factory=dict)
@@ -101,6 +105,9 @@ class FakeService:
 
     def shares_of(self, model: str) -> dict[str, float]:
         return dict.fromkeys(self.versions, 1.0)
+
+    def abilities_of(self, model: str) -> WorkerAbilities:
+        return self.abilities
 
     def max_model_len_of(self, model: str) -> int | None:
         return self.max_model_len
@@ -255,6 +262,7 @@ async def front(
     chat_template: str | None = None,
     model_dir: Path = MODEL_DIR,
     defaults: SamplingDefaults = PLAIN,
+    parsers: ParserNames = DETECTED,
     **script: object,
 ) -> AsyncIterator[FrontUnderTest]:
     """A front whose cluster says `text`. `chat_template` replaces the model's."""
@@ -264,7 +272,7 @@ async def front(
         service = FakeService(say(tokenizer, text, **script))
         under_test: FrontUnderTest
         handler = Front(
-            Catalog.of([ServedModel(MODEL, tokenizer, defaults)]),
+            Catalog.of([ServedModel(MODEL, tokenizer, defaults, outputs=ModelOutputs.of(tokenizer, {}, parsers))]),
             service,
             lambda *_: under_test.unready,
             lambda: under_test.server.num_connections,

@@ -520,6 +520,24 @@ def test_with_a_budget_the_size_of_a_single_pool_limits_nothing(folder: Path) ->
     assert load(folder, text).budget.memory_bytes == 1 << 30
 
 
+@pytest.mark.parametrize(
+    ("registered", "expected"),
+    [
+        ("{a: math.sqrt}", "c.yaml:2: engine.logits_processors.a: must be package.module:function, got 'math.sqrt'"),
+        ("{a: 'math:'}", "engine.logits_processors.a: must be package.module:function, got 'math:'"),
+        ("{'a b': 'math:sqrt'}", "a name has up to 64 letters, digits, _, . and -, got 'a b'"),
+        ("{a: 5}", "engine.logits_processors: must be a valid string, got 5"),
+    ],
+)
+def test_the_form_of_logits_processors_is_checked(folder: Path, registered: str, expected: str) -> None:
+    assert any(expected in line for line in problems(folder, MODEL + f"engine: {{logits_processors: {registered}}}\n"))
+
+
+def test_logits_processors_are_registered_for_both_pools(folder: Path) -> None:
+    config = load(folder, MODEL + "engine: {logits_processors: {a: 'math:sqrt'}}\n")
+    assert config.prefill.engine.logits_processors == config.decode.engine.logits_processors == {"a": "math:sqrt"}
+
+
 def test_inputs_without_groups_are_named_where_int4_is_asked_for(folder: Path) -> None:
     (folder / "tiny" / "config.json").write_text(json.dumps(MODEL_CONFIG | {"intermediate_size": 72}))
     write_weights(folder / "tiny")
