@@ -2,7 +2,8 @@
 
 Tokens are a function of the prompt and the position alone, so a client can check whether an answer that moved between
 workers is the one it would have got otherwise (`mock_attempt.expected_token`). They do not form text, so requests with
-a grammar are refused, as by a real engine without a tokenizer.
+a grammar are refused, as by a real engine without a tokenizer. Of requests with tools, or with a grammar behind
+reasoning, the grammar is ignored.
 """
 
 from __future__ import annotations
