@@ -202,11 +202,5 @@ def _sampling_row(sequence: Sequence) -> SamplingRow:
     masked = tuple(sequence.stop_ids) if len(sequence.tokens) < sequence.min_tokens else ()
     grammar = sequence.grammar if sequence.grammar is not None and sequence.grammar.restricts else None
     return SamplingRow(
-        sequence.params,
-        sequence.num_output,
-        sequence.counts,
-        masked,
-        grammar,
-        sequence.bans,
-        sequence.processors,
+        sequence.params, sequence.num_output, sequence.counts, masked, grammar, sequence.bans, sequence.processors
     )

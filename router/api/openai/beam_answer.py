@@ -12,13 +12,13 @@ from slipstream.router.access.usage import UsageCounts
 from slipstream.router.api.exchange_context import ApiExchange
 from slipstream.router.api.openai.answer.failures import GenerationFailed, as_http_error
 from slipstream.router.api.openai.answer.formats import TokenUsage, WholeChoice
+from slipstream.router.api.openai.answer.output import AnswerReason
 from slipstream.router.api.openai.body.beam_fields import beam_settings
 from slipstream.router.api.openai.generation_batch import GenerationBatch
 from slipstream.router.beam_search.beam_run import LOCAL, BeamRun, BeamStepFailed, StepOfBeam, Submitting
 from slipstream.router.beam_search.beam_search import Hypothesis
 from slipstream.router.observability.front_counts import ModelCounts, RequestMeter
 from slipstream.router.protocol.generation import AdmissionError, GenerateRequest
-from slipstream.router.protocol.messages import FinishReason
 from slipstream.router.registry.worker_abilities import WorkerAbilities
 from slipstream.router.requests.history import RequestRecord
 
@@ -50,6 +50,7 @@ class BeamAnswer:
             for at, prompt in enumerate(batch.prompts)
         ]
         self._meters: list[RequestMeter] = [counts.begin(received.arrived_s) for _ in self._runs]
+        self._num_reasoning_tokens: list[int | None] = []  # of each choice
         self._has_failed = True
 
     @property
@@ -68,7 +69,7 @@ class BeamAnswer:
 
     async def respond(self, exchange: ApiExchange) -> None:
         """Searches and answers. Raises HttpError."""
-        reason: FinishReason = "abort"
+        reason: AnswerReason = "abort"
         try:
             found = await self._search()
             self._batch.form.served_by(self._runs[0].version)
@@ -78,8 +79,10 @@ class BeamAnswer:
                 for rank, hypothesis in enumerate(hypotheses[: self._num_wanted])
             ]
             used = self.used()
-            usage = TokenUsage(used.num_prompt_tokens, used.num_output_tokens, used.num_cached_tokens)
-            self._has_failed, reason = False, "stop" if choices[0].finish_reason == "stop" else "length"
+            counts = self._num_reasoning_tokens
+            num_reasoning = None if None in counts else sum(filter(None, counts))
+            usage = TokenUsage(used.num_prompt_tokens, used.num_output_tokens, used.num_cached_tokens, num_reasoning)
+            self._has_failed, reason = False, choices[0].finish_reason
             exchange.respond(200, self._batch.form.whole(choices, usage))
         except AdmissionError as refusal:
             reason = "error"
@@ -131,9 +134,10 @@ class BeamAnswer:
         )
 
     def _choice(self, index: int, prompt: int, hypothesis: Hypothesis) -> WholeChoice[Any]:
-        batch, output = self._batch, self._batch.output()
+        output = self._batch.output()
         shows = self._logprobs is not None
         path = [(beam.token_id, beam.logprob if shows else None) for beam in hypothesis.beam.path()]
-        parts = [batch.prefix_of(prompt), output.add(path, hypothesis.has_end), output.finish()]
-        rendered = list(map(batch.form.logprob, output.take_logprobs()))
-        return WholeChoice(index, output.joined(parts), rendered, "stop" if hypothesis.has_end else "length")
+        text = output.joined([self._batch.prefix_of(prompt), output.add(path, hypothesis.has_end), output.finish()])
+        rendered = list(map(self._batch.form.logprob, output.take_logprobs()))
+        self._num_reasoning_tokens.append(output.num_reasoning_tokens)
+        return WholeChoice(index, text, rendered, "stop" if hypothesis.has_end else "length")

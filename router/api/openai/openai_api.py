@@ -152,6 +152,7 @@ class OpenAiApi:
         model = received.model
         limit = self._lookup.limit_of(model.name)
         await self._stages.next_stage(model.name)
+        restrictions = await self._restrictions(body, model)
         use = body.tool_use
         check_tools(use, model)
         packed_ids = await PromptReader(model.tokenizer).of_chat(
@@ -163,7 +164,6 @@ class OpenAiApi:
         )
         reasoning = reasoning_state(model, packed_ids)
         grammar = await self._chat_grammar(body, model, reasoning)
-        restrictions = await self._restrictions(body, model)
         asked_for = model.defaults.max_tokens(body.stated_max_tokens)
         default = model.defaults.default_max_tokens(None)
         max_tokens = room(packed_ids, limit, asked_for, default, "messages", self._clamps)

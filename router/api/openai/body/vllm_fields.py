@@ -1,5 +1,6 @@
 """Fields of vLLM. Its clients send many of them with their default values, which ask for nothing and are accepted.
-Those that are not served are refused by name with another value."""
+Those that are not served are refused by name with another value. Beam search and what restricts the tokens are checked
+further in `beam_fields` and `restrictions`."""
 
 from __future__ import annotations
 
