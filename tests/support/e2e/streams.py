@@ -119,7 +119,7 @@ class BackgroundStream:
                 self._refused(event["error"])
                 return
             for choice in event["choices"]:
-                self._take(choice["text"] if "text" in choice else _said(choice["delta"]), choice["finish_reason"])
+                self._take(choice["text"] if "text" in choice else said_by(choice["delta"]), choice["finish_reason"])
         self.error = StreamError(None, f"broke off after {self.num_pieces} pieces")
 
     def _refused(self, error: dict[str, Any]) -> None:
@@ -155,11 +155,11 @@ class BackgroundStream:
         return "".join(self._pieces)
 
 
-def _said(delta: dict[str, Any]) -> str:
-    """What a delta of a chat adds."""
-    calls = [call["function"] for call in delta.get("tool_calls") or ()]
-    said = [*(call.get("name", "") + call.get("arguments", "") for call in calls)]
-    return (delta.get("content") or "") + "".join(said)
+def said_by(message: dict[str, Any]) -> str:
+    """The text of a message of a chat, or of a delta: its content, and its calls as names and arguments."""
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    said = [call.get("name", "") + call.get("arguments", "") for call in calls]
+    return (message.get("content") or "") + "".join(said)
 
 
 @contextmanager
