@@ -129,7 +129,8 @@ class BeamAnswer:
             expected_output_tokens=None,
             timeout_s=None if self._ends_s is None else max(self._ends_s - time.monotonic(), 0.001),
             local_prefill_max_tokens=LOCAL,
-            choice=step.number,
+            choice=step.beam,
+            replaces=f"{self._batch.answer_id}#{prompt}.{step.replaces}" if step.replaces else "",
             first_choice="",
         )
 
