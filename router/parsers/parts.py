@@ -108,6 +108,7 @@ class PartsReader:
         except EndOfTextError:
             answer.content.write(source.release_all())
             raise
+        source.drop_unfinished((*closing_texts(calls), *calls.markers))
 
     def _read_call(self, calls: CallsPart, is_marked: bool) -> Reading[None]:
         """One call. Raises MismatchError if it is none, or is written otherwise."""

@@ -138,8 +138,7 @@ class BeamAnswer:
         output = self._batch.output()
         shows = self._logprobs is not None
         path = [(beam.token_id, beam.logprob if shows else None) for beam in hypothesis.beam.path()]
-        echoed = self._batch.prompts[prompt].text if self._batch.reading is None else []
-        text = output.joined([echoed, output.add(path, hypothesis.has_end), output.finish()])
+        text = output.joined([self._batch.prefix_of(prompt), output.add(path, hypothesis.has_end), output.finish()])
         rendered = list(map(self._batch.form.logprob, output.take_logprobs()))
         self._num_reasoning_tokens.append(output.num_reasoning_tokens)
         return WholeChoice(index, text, rendered, "stop" if hypothesis.has_end else "length")

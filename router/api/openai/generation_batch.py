@@ -145,6 +145,10 @@ class GenerationBatch:
         """The prompt of a choice."""
         return self.prompts[index // self.choices_per_prompt]
 
+    def prefix_of(self, prompt: int) -> Any:
+        """What stands before the outputs of a prompt."""
+        return self.prompts[prompt].text if self.reading is None else []
+
     def output(self) -> Output[Any]:
         """The output of one choice."""
         body = self.body

@@ -362,7 +362,7 @@ class OpenAiApi:
             stream,
             batch.output(),
             counts.begin(batch.received.arrived_s),
-            prefix=batch.prompt_of(index).text if batch.reading is None else [],
+            prefix=batch.prefix_of(index // batch.choices_per_prompt),
             hides_stop_token=not batch.body.include_stop_str_in_output,
             score=MeanLogprob() if batch.num_best is not None else None,
         )
