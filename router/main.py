@@ -27,6 +27,8 @@ from pydantic import TypeAdapter, ValidationError
 from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.config.router_config import FORMER_NAMES, ContentFormat, DispatchConfig, RouterConfig
 from slipstream.router.model_files.sampling_defaults import GenerationConfigUse
+from slipstream.router.parsers.detection import AUTO
+from slipstream.router.parsers.parser_names import check_parsers
 from slipstream.router.process.gc_tuning import spare_garbage_collector
 from slipstream.router.process.log_level import log_level
 from slipstream.router.router import Router
@@ -48,6 +50,11 @@ class ModelProgram:
     chat_template_content_format: ContentFormat = "auto"
     dispatch: DispatchConfig | None = None
     weight: float = 1.0
+    tool_call_parser: str = AUTO
+    reasoning_parser: str = AUTO
+
+    def __post_init__(self) -> None:
+        check_parsers(self.tool_call_parser, self.reasoning_parser)
 
     def source(self) -> ModelSource:
         return ModelSource(
@@ -59,6 +66,7 @@ class ModelProgram:
             dispatch=self.dispatch,
             has_prefill_pool=self.has_prefill_pool,
             weight=self.weight,
+            parsers=check_parsers(self.tool_call_parser, self.reasoning_parser),
         )
 
 
@@ -84,8 +92,11 @@ class RouterProgram:
     models: tuple[ModelProgram, ...] = ()
     router: RouterConfig = field(default_factory=RouterConfig)
     kv_budget_bytes: int | None = None
+    tool_call_parser: str = AUTO
+    reasoning_parser: str = AUTO
 
     def __post_init__(self) -> None:
+        check_parsers(self.tool_call_parser, self.reasoning_parser)
         if bool(self.models) == bool(self.model):
             raise ValueError(f"either model or models must be given, got {self.model!r} and {len(self.models)} models")
         if self.model and self.model_dir is None:
@@ -101,6 +112,8 @@ class RouterProgram:
             has_prefill_pool=self.has_prefill_pool,
             generation_config=self.generation_config,
             chat_template_content_format=self.chat_template_content_format,
+            tool_call_parser=self.tool_call_parser,
+            reasoning_parser=self.reasoning_parser,
         )
         return [only.source()]
 

@@ -195,6 +195,7 @@ class RouterModels:
             raise UnknownNameError(source.name)
         now = replace(before, directory=source.directory, manifests=source.manifests)
         now = replace(now, generation_config=source.generation_config, content_format=source.content_format)
+        now = replace(now, parsers=source.parsers)
         text = await self._read(now)
         await asyncio.to_thread(keep_text, now.directory, now.manifests)
         if self._fronts is not None:

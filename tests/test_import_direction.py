@@ -32,11 +32,11 @@ router/model_files/cache router/structured_output
 router/http router/http/failover/holder router/http/failover router/access
 router/registry router/requests router/status
 router/observability/explain router/observability/tracing router/observability
-router/text router/catalog
+router/text/template router/text router/parsers/description router/parsers/formats router/parsers/readers router/parsers router/catalog
 router/placement/policies router/placement router/placement/prefix
 router/page_budget router/dispatch/queue router/dispatch/table router/dispatch/migration router/dispatch/mirror
 router/dispatch
-router/api router/api/openai/body router/api/openai router/api/admin router/api/pages
+router/api router/api/openai/answer router/api/openai/body router/api/openai router/api/admin router/api/pages
 router/frontends router
 
 workers/models/directory workers/models/sharding workers/config workers/models/description workers/models/interface

@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 from slipstream.cluster.config.pool_config import PoolConfig
 from slipstream.router.config.router_config import ContentFormat, SloConfig
 from slipstream.router.model_files.sampling_defaults import GenerationConfigUse
+from slipstream.router.parsers.detection import AUTO
+from slipstream.router.parsers.parser_names import ParserNames, check_parsers
 from slipstream.router.protocol.model_id import SEPARATOR
 from slipstream.workers.config.worker_config import EngineConfig
 
@@ -26,7 +28,9 @@ class ServedModelConfig:
     `generation_config: none` leaves aside what generation_config.json recommends for sampling; its end tokens count in
     any case. `trust_remote_code` runs code that is in the model's directory, in its workers, where transformers has
     none for the model. `chat_template_content_format` says whether the chat template takes the content of messages as
-    `string` or as a list of parts (`openai`); by default (`auto`) it is tried out. `aliases` are further names that
+    `string` or as a list of parts (`openai`); by default (`auto`) it is tried out. `tool_call_parser` and
+    `reasoning_parser` name the formats in which the model writes calls of tools and reasoning; by default (`auto`) they
+    are chosen by its chat template, with `none` they are not read. `aliases` are further names that
     clients may ask for. With `watch`, the folder of `path` is watched for further numbered folders, and an update to a
     new highest number begins by itself, as the section `watch` says."""
 
@@ -40,6 +44,8 @@ class ServedModelConfig:
     aliases: tuple[str, ...] = ()
     watch: bool = False
     trust_remote_code: bool = False
+    tool_call_parser: str = AUTO
+    reasoning_parser: str = AUTO
 
     def __post_init__(self) -> None:
         if not self.path:
@@ -54,8 +60,13 @@ class ServedModelConfig:
         for alias in self.aliases:
             if not alias or not alias.isprintable() or SEPARATOR in alias:
                 raise ValueError(f"aliases must be printable names without {SEPARATOR}, got {alias!r}")
+        check_parsers(self.tool_call_parser, self.reasoning_parser)
         if self.version is not None and not VERSION.fullmatch(str(self.version)):
             raise ValueError(f"version must be up to 64 letters, digits, '.', '_' or '-', got {self.version!r}")
+
+    @property
+    def parsers(self) -> ParserNames:
+        return ParserNames(self.tool_call_parser, self.reasoning_parser)
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,9 +162,9 @@ class Catalog:
         return model
 
     def set_text(self, model: ServedModel) -> None:
-        """Gives a model another tokenizer and other defaults. Raises UnknownNameError."""
+        """Gives a model another tokenizer, another format of outputs, and other defaults. Raises UnknownNameError."""
         entry = self.entry(model.name)
-        entry.model = replace(entry.model, tokenizer=model.tokenizer, defaults=model.defaults)
+        entry.model = replace(entry.model, tokenizer=model.tokenizer, defaults=model.defaults, outputs=model.outputs)
         self._name(entry.model)
         if entry.texts is not None:
             entry.texts.own = entry.model

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from slipstream.router.catalog.model_outputs import ModelOutputs
 from slipstream.router.config.router_config import ContentFormat, DispatchConfig
 from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.model_files.sampling_defaults import PLAIN, GenerationConfigUse, SamplingDefaults
+from slipstream.router.parsers.parser_names import DETECTED, ParserNames
 from slipstream.router.protocol.model_id import ModelId
 from slipstream.router.text.tokenizer import Tokenizer
 
@@ -19,7 +21,7 @@ class ModelSource:
     served, no other files than theirs are read.
 
     With `text_of`, it is not a model of its own, but the text of that version of the model: tokenizer, chat template
-    and defaults, where these are others than the model's.
+    and defaults, where these are others than the model's. `parsers` read its outputs.
 
     `dispatch` None: the model is dispatched by the router's settings. With `has_prefill_pool` it is ready only after a
     request has gone through a prefill group; without it, that first request uses a prefill group if there is one.
@@ -35,6 +37,7 @@ class ModelSource:
     has_prefill_pool: bool = False
     text_of: str = ""
     weight: float = 1.0
+    parsers: ParserNames = DETECTED
 
     @property
     def key(self) -> str:
@@ -45,9 +48,10 @@ class ModelSource:
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """`name` is what clients ask for, and `aliases` are further names of it; `defaults` are those of requests that
-    leave fields of sampling out."""
+    leave fields of sampling out. Without `outputs`, these are only text."""
 
     name: str
     tokenizer: Tokenizer
     defaults: SamplingDefaults = PLAIN
     aliases: tuple[str, ...] = ()
+    outputs: ModelOutputs | None = None

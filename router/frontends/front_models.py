@@ -7,15 +7,13 @@ import pickle
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 
 from slipstream.router.catalog.catalog import Catalog
+from slipstream.router.catalog.model_text import read_served
 from slipstream.router.catalog.served_model import ModelSource, ServedModel
 from slipstream.router.frontends.api_front import ApiFront
 from slipstream.router.frontends.front_messages import LoadModel, ModelChange, ModelLoaded, NameModel, RemoveModel
 from slipstream.router.frontends.front_setup import FrontModel
-from slipstream.router.model_files.text_copy import read_text
-from slipstream.router.text.tokenizer import Tokenizer
 
 
 class FrontModels:
@@ -77,8 +75,5 @@ class FrontModels:
 
     async def _read(self, model: FrontModel) -> ServedModel:
         """Raises OSError or ValueError."""
-        source = model.source
-        read = partial(Tokenizer.from_directory, encode_pool=self._pool, content_format=source.content_format)
         loop = asyncio.get_running_loop()
-        tokenizer = await loop.run_in_executor(self._pool, read_text, source.directory, source.manifests, read)
-        return ServedModel(source.name, tokenizer, model.defaults, source.aliases)
+        return await loop.run_in_executor(self._pool, read_served, model.source, model.defaults, self._pool)

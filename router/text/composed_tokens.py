@@ -13,6 +13,8 @@ from typing import Any
 
 BREAK = "\ufdef"  # a noncharacter, in no control token; the rendering that has it is only looked at
 
+NAMES = frozenset({"name", "id", "tool_call_id"})  # of which templates write names of roles, or parts of tokens
+
 Message = dict[str, Any]
 
 
@@ -32,18 +34,29 @@ class ComposedTokens:
         return any(character in text for character in self._characters)  # faster than a regular expression
 
     def has_telling_name(self, messages: Sequence[Message]) -> bool:
-        """Whether the name of a message is the middle of a control token, such as `system`."""
-        return any("name" in message and self._is_middle(message["name"]) for message in messages)
+        """Whether the name of a message, a tool or a call, or an id, is the middle of a control token, such as
+        `system`."""
+        return any(
+            self._is_middle(value) if key in NAMES else type(value) is list and self._has_telling_name(value)
+            for message in messages
+            for key, value in message.items()
+        )
+
+    def _has_telling_name(self, value: Any) -> bool:
+        if isinstance(value, Mapping):
+            return any(
+                (key in NAMES and self._is_middle(item)) or self._has_telling_name(item) for key, item in value.items()
+            )
+        return isinstance(value, list) and any(map(self._has_telling_name, value))
 
     def broken(self, messages: Sequence[Message]) -> list[Message]:
         """The messages with the pieces of control tokens broken up. Whole ones are left, which the caller allows."""
-        return [
-            {
-                key: BREAK.join(("", *value, "")) if key == "name" and self._is_middle(value) else self._broken(value)
-                for key, value in message.items()
-            }
-            for message in messages
-        ]
+        return [{key: self._broken_field(key, value) for key, value in message.items()} for message in messages]
+
+    def _broken_field(self, key: str, value: Any) -> Any:
+        if key in NAMES and self._is_middle(value):
+            return BREAK.join(("", *value, ""))
+        return self._broken(value)
 
     def _is_middle(self, name: Any) -> bool:
         return isinstance(name, str) and bool(name.strip()) and name.strip().casefold() in self._folded
@@ -56,7 +69,9 @@ class ComposedTokens:
             return "".join(pieces)
         if isinstance(value, list):
             return [self._broken(item) for item in value]
-        return {key: self._broken(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+        if isinstance(value, Mapping):
+            return {self._broken(key): self._broken_field(key, item) for key, item in value.items()}
+        return value
 
 
 def is_edge(character: str) -> bool:

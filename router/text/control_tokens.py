@@ -32,6 +32,8 @@ from slipstream.router.text.composed_tokens import ComposedTokens
 # Unicode noncharacters: never part of real text, and left alone by templates.
 DISGUISES = [chr(code) for code in range(0xFDD0, 0xFDEF)]
 SEPARATOR = "\ufdef"
+CALLS = "tool_calls"  # the field of a message
+TEXT_PART = {"type", "text"}  # the fields of a part of a content
 UNKNOWN_PENALTY = 10.0  # by which the library scores an unknown character below all pieces
 
 Message = dict[str, Any]
@@ -100,7 +102,8 @@ class ControlTokens:
         """The messages with their control tokens disguised; None if they contain none. Raises ControlTokenError.
 
         An assistant's message keeps tokens that are not special, such as `</think>`: the model wrote them, and
-        templates look for them."""
+        templates look for them. Not so its calls: what is in them are values, around which the template writes such
+        tokens."""
         if not has_pieces and self._have_edges and self._variants is None:
             return None
         texts = all_texts(messages)
@@ -121,7 +124,13 @@ class ControlTokens:
                 return [part | {"text": next(pieces)} for part in value]
             if isinstance(value, list):
                 return [hide(item, pattern) for item in value]
-            return {key: hide(item, pattern) for key, item in value.items()} if isinstance(value, dict) else value
+            if isinstance(value, dict):
+                return {hide(key, pattern): hide(item, pattern) for key, item in value.items()}
+            return value
+
+        def hide_all(message: Message) -> Message:
+            spoken = self._special if message.get("role") == "assistant" else self._pattern
+            return {key: hide(item, self._pattern if key == CALLS else spoken) for key, item in message.items()}
 
         def hide_parts(parts: list[str], pattern: re.Pattern[str]) -> list[str]:
             """The parts, which a template may join."""
@@ -139,10 +148,7 @@ class ControlTokens:
                 begin += len(part)
             return made
 
-        disguised = [
-            hide(message, self._special if message.get("role") == "assistant" else self._pattern)
-            for message in messages
-        ]
+        disguised = list(map(hide_all, messages))
         if not hidden and not has_variant:
             return None
         return DisguisedMessages(disguised, (begin_mark, end_mark), hidden)
@@ -305,16 +311,27 @@ def any_of(texts: Iterable[str]) -> re.Pattern[str]:
 
 
 def texts_of(value: Any) -> Iterator[str]:
-    """All texts in messages, at any depth; the parts of a content as one, because a template may join them."""
+    """All texts in messages, at any depth, the keys of objects as well; the parts of a content as one, because a
+    template may join them."""
     if isinstance(value, str):
         yield value
     elif is_content(value):
         yield "".join([part["text"] for part in value])
-    elif isinstance(value, list | dict):
-        for item in value.values() if isinstance(value, dict) else value:
+    elif isinstance(value, list):
+        for item in value:
+            yield from texts_of(item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield key
             yield from texts_of(item)
 
 
 def is_content(value: Any) -> bool:
     """Whether it is the content of a message as a list of text parts."""
-    return isinstance(value, list) and bool(value) and all(isinstance(part, dict) and "text" in part for part in value)
+    return isinstance(value, list) and bool(value) and all(map(is_text_part, value))
+
+
+def is_text_part(value: Any) -> bool:
+    if not isinstance(value, dict) or value.keys() != TEXT_PART:
+        return False
+    return value["type"] == "text" and isinstance(value["text"], str)

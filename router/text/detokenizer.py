@@ -7,7 +7,8 @@ over, the detokenizer looks up each token's bytes in a table and keeps only the 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import tokenizers
@@ -28,11 +29,17 @@ class PieceTable(dict[int, str | bytes]):
 
     Supports the decoders of byte-level BPE (GPT-2, Llama 3, Qwen) and of sentencepiece conversions (Llama 2, Mistral:
     metaspace and byte fallback), and raises UnsupportedDecoderError for any other. A leading space is never stripped,
-    because the output continues a prompt.
+    because the output continues a prompt. Tokens of `shown` contribute these texts instead.
     """
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, decoder: dict[str, Any] | None, hidden: Iterable[int]) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        tokenizer: tokenizers.Tokenizer,
+        decoder: dict[str, Any] | None,
+        hidden: Iterable[int],
+        shown: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(shown)
         self._tokenizer = tokenizer
         self._steps = compile_steps(decoder)
         self._hidden = frozenset(hidden)

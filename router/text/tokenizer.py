@@ -13,11 +13,12 @@ from typing import Any, NamedTuple, TypeVar
 from slipstream.router.config.router_config import ContentFormat
 from slipstream.router.protocol.messages import unpack_ids
 from slipstream.router.text.added_tokens import add_missing, named_tokens
-from slipstream.router.text.chat_template import ChatTemplate, ChatTemplateError, Message
-from slipstream.router.text.content_form import ALL_TEXT, ContentForms
 from slipstream.router.text.control_tokens import ControlTokens, DisguisedMessages
 from slipstream.router.text.detokenizer import PieceTable
 from slipstream.router.text.encoding import encode_unlocked
+from slipstream.router.text.template.chat_template import ChatTemplate, ChatTemplateError, Message
+from slipstream.router.text.template.content_form import ALL_TEXT, ContentForms
+from slipstream.router.text.template.tool_forms import NO_TOOLS, ToolForms
 from slipstream.router.text.tokenizer_files import TokenizerFiles, load_tokenizer
 from slipstream.router.text.unknown_tokens import UnknownTokenError, unknown_tokens
 from slipstream.router.text.word_cache import WordCache
@@ -29,6 +30,8 @@ INLINE_SIZE = 2048
 CACHED_SIZE = 8192
 NO_VARIABLES: Mapping[str, Any] = {}
 TRIAL_CHAT: Message = {"role": "user", "content": "Hello"}
+VARIABLES, TOOLS = "", "tools"  # under which they lie behind the messages
+TAIL_TOKENS = 32  # of a prompt: more than what a template writes about reasoning at its end
 MESSAGE_SIZE = 16  # what rendering a message costs besides its text, in characters
 
 T = TypeVar("T")
@@ -73,14 +76,17 @@ class Tokenizer:
         named = {name: token.content for name, token in named_tokens(files.config)}
         self.vocab_size = files.vocab_size or self._tokenizer.get_vocab_size()
         self.chat_template = ChatTemplate(files.chat_template, named) if files.chat_template else None
-        self.content_forms = ALL_TEXT
+        self.content_forms, self.tool_forms = ALL_TEXT, NO_TOOLS
         template_text = ""
         if self.chat_template is not None:
-            self.content_forms = ContentForms.of(self.chat_template, content_format)
+            self.tool_forms = ToolForms.of(self.chat_template)
+            self.content_forms = ContentForms.of(self.chat_template, content_format, self.tool_forms.asked)
             # What it writes is not in its source where it is put together (`'<|' + message.role + '|>'`).
-            template_text = "\0".join((files.chat_template or "", self.content_forms.rendered, *named.values()))
-        hidden = [token["id"] for token in added if token["special"]]
-        self.pieces = PieceTable(self._tokenizer, spec.get("decoder"), hidden)
+            rendered = self.content_forms.rendered, self.tool_forms.rendered
+            template_text = "\0".join((files.chat_template or "", *rendered, *named.values()))
+        self.special_tokens = {token["content"]: int(token["id"]) for token in added if token["special"]}
+        self._decoder = spec.get("decoder")
+        self.pieces = self.pieces_showing({})
         self._control = ControlTokens(spec, template_text, self._tokenizer)
         self._words = WordCache.for_tokenizer(self._tokenizer, spec)
         vocabulary = self._tokenizer.get_vocab()
@@ -100,6 +106,18 @@ class Tokenizer:
             raise TokenizerError(reason if str(directory) in reason else f"{directory}: {reason}") from error
         return tokenizer
 
+    def pieces_showing(self, shown: Mapping[str, str], shows_special: bool = False) -> PieceTable:
+        """A table of pieces in which special tokens are `shown` as these texts. The others are hidden, unless it
+        `shows_special` tokens as they are written."""
+        hidden = () if shows_special else self.special_tokens.values()
+        pieces = {self.special_tokens[token]: text for token, text in shown.items()}
+        return PieceTable(self._tokenizer, self._decoder, hidden, pieces)
+
+    def tail(self, packed_ids: bytes) -> str:
+        """The end of a prompt as text, with its control tokens."""
+        token_ids = unpack_ids(packed_ids[-4 * TAIL_TOKENS :])
+        return b"".join(map(self.pieces.bytes_of, token_ids)).decode("utf-8", "replace")
+
     async def encode(self, texts: Sequence[str], max_tokens: int, add_special_tokens: bool = True) -> list[bytes]:
         """Encodes raw prompts: control tokens in them count as such, and with `add_special_tokens` each gets a start
         token if the model wants one.
@@ -113,10 +131,14 @@ class Tokenizer:
         )
 
     async def encode_chat(
-        self, messages: list[Message], max_tokens: int, variables: Mapping[str, Any] = NO_VARIABLES
+        self,
+        messages: list[Message],
+        max_tokens: int,
+        variables: Mapping[str, Any] = NO_VARIABLES,
+        tools: list[Mapping[str, Any]] | None = None,
     ) -> bytes:
-        """Encodes a conversation with the chat template, which gets the client's `variables` as well. Control tokens
-        inside messages and variables are treated as plain text, so that no client can forge another turn.
+        """Encodes a conversation with the chat template, which gets the client's `variables` and `tools` as well.
+        Control tokens inside all of these are treated as plain text, so that no client can forge another turn.
 
         Raises ChatTemplateError, ControlTokenError, TextTooLongError.
         """
@@ -126,11 +148,13 @@ class Tokenizer:
         size = MESSAGE_SIZE * len(messages) + sum(
             [len(v) if isinstance(v, str) else size_of(v) for message in messages for v in message.values()]
         )
+        if tools:
+            size += size_of(tools)
         if size > CACHED_SIZE:
             return await self._run(
-                size, lambda: self._encode_chat(self._render(template, messages, variables), max_tokens)
+                size, lambda: self._encode_chat(self._render(template, messages, variables, tools), max_tokens)
             )
-        rendered = self._render(template, messages, variables)
+        rendered = self._render(template, messages, variables, tools)
         if self._words is not None and rendered.disguised is None:
             self._check_length(rendered.text, max_tokens)
             token_ids = self._words.encode(rendered.text)
@@ -178,15 +202,24 @@ class Tokenizer:
         # at `add_bos_token` of tokenizer_config.json where there is a tokenizer.json.
         return encode_unlocked(self._tokenizer, text, add_special_tokens=add_special_tokens)
 
-    def _render(self, template: ChatTemplate, messages: list[Message], variables: Mapping[str, Any]) -> RenderedChat:
-        # The variables have no role: what one of that name says makes them no assistant's.
-        both = [*messages, {"": dict(variables)}] if variables else messages
+    def _render(
+        self,
+        template: ChatTemplate,
+        messages: list[Message],
+        variables: Mapping[str, Any],
+        tools: list[Mapping[str, Any]] | None = None,
+    ) -> RenderedChat:
+        # What the client gives besides messages. It has no role: a variable of that name makes it no assistant's.
+        besides: Message = {VARIABLES: dict(variables)} if variables else {}
+        if tools:
+            besides[TOOLS] = tools
+        both = [*messages, besides] if besides else messages
         has_pieces = self._control.has_pieces(both)
         disguised = self._control.disguise(both, has_pieces)
         shown = both if disguised is None else disguised.messages
-        text = render_all(template, shown, bool(variables))
+        text = render_all(template, shown, bool(besides))
         if has_pieces:
-            broken = render_all(template, self._control.composed.broken(shown), bool(variables))
+            broken = render_all(template, self._control.composed.broken(shown), bool(besides))
             self._control.check_composed(text, broken, disguised)
         return RenderedChat(text, disguised)
 
@@ -202,11 +235,20 @@ class Tokenizer:
             raise TextTooLongError(num_tokens)
 
 
-def render_all(template: ChatTemplate, messages: list[Message], has_variables: bool) -> str:
-    """The prompt; with variables, they are in the last of the messages."""
-    return template.render(messages[:-1], messages[-1][""]) if has_variables else template.render(messages)
+def render_all(template: ChatTemplate, messages: list[Message], has_besides: bool) -> str:
+    """The prompt; what the client gives besides messages is in the last of them."""
+    if not has_besides:
+        return template.render(messages)
+    besides = messages[-1]
+    return template.render(messages[:-1], besides.get(VARIABLES), tools=besides.get(TOOLS))
 
 
-def size_of(parts: list[dict[str, str]]) -> int:
-    """The length of the content of a message, and what rendering its parts costs besides, in characters."""
-    return sum([MESSAGE_SIZE + len(part["text"]) for part in parts])
+def size_of(value: Any) -> int:
+    """The length of a value of a message, and what rendering its parts costs besides, in characters."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, list):
+        return sum([MESSAGE_SIZE + size_of(item) for item in value])
+    if isinstance(value, Mapping):
+        return sum([len(key) + size_of(item) for key, item in value.items()])
+    return MESSAGE_SIZE

@@ -275,6 +275,7 @@ def source_of_text(text: RoutedText) -> ModelSource:
         served.chat_template_content_format,
         text.manifests,
         text_of=text.version,
+        parsers=served.parsers,
     )
 
 
@@ -293,6 +294,7 @@ def source_of(model: RoutedModel, expected: ExpectedWorkers) -> ModelSource:
         model.dispatch,
         has_prefill_pool=expected.num_prefill > 0,
         weight=model.weight,
+        parsers=served.parsers,
     )
 
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from slipstream.router.access.caller import Caller
 from slipstream.router.access.usage import UsageCounts
+from slipstream.router.api.openai.answer.choice import Choice
+from slipstream.router.api.openai.answer.formats import AnswerFormat, AnswerHead
+from slipstream.router.api.openai.answer.output import Output
+from slipstream.router.api.openai.answer.output_text import OutputText
+from slipstream.router.api.openai.answer.parsed_output import OutputReading
 from slipstream.router.api.openai.body.schema import ChatRequest, GenerationFields
-from slipstream.router.api.openai.choice import Choice
-from slipstream.router.api.openai.formats import AnswerFormat, AnswerHead
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.observability.tracing.request_trace import Value
 from slipstream.router.protocol.generation import GenerationError
 from slipstream.router.protocol.messages import SamplingParams
 from slipstream.router.requests.rejections import RejectedRequest
+from slipstream.router.text.detokenizer import PieceTable
 
 USUAL_OUTPUT_TOKENS = 1024  # reserved from a rate limit if the request names no length; corrected at its end
 
@@ -76,7 +80,8 @@ class ReceivedRequest(NamedTuple):
 
 class GenerationBatch:
     """A request that passed its checks: each of its `prompts` is to be continued `choices_per_prompt` times.
-    `answer_id` is the id in the body of its answer; `prompt_param` is the field that its prompts came in."""
+    `answer_id` is the id in the body of its answer; `prompt_param` is the field that its prompts came in. Outputs are
+    text by `pieces`, or events where they are read (`reading`)."""
 
     __slots__ = (
         "answer_id",
@@ -85,18 +90,28 @@ class GenerationBatch:
         "form",
         "num_choices",
         "num_prompt_tokens",
+        "pieces",
         "prompt_param",
         "prompts",
+        "reading",
         "received",
     )
 
     def __init__(
-        self, received: ReceivedRequest, prompts: Sequence[Prompt], prompt_param: str, form: AnswerFormat
+        self,
+        received: ReceivedRequest,
+        prompts: Sequence[Prompt],
+        prompt_param: str,
+        form: AnswerFormat[Any],
+        pieces: PieceTable,
+        reading: OutputReading | None = None,
     ) -> None:
         self.received = received
         self.body = received.body
         self.answer_id = received.head.id
         self.prompts = prompts
+        self.pieces = pieces
+        self.reading = reading
         self.prompt_param = prompt_param
         self.form = form
         self.choices_per_prompt = received.body.n or 1
@@ -124,6 +139,14 @@ class GenerationBatch:
         """The prompt of a choice."""
         return self.prompts[index // self.choices_per_prompt]
 
+    def output(self) -> Output[Any]:
+        """The output of one choice."""
+        body = self.body
+        stops, includes_stop, min_tokens = body.stop or (), bool(body.include_stop_str_in_output), body.min_tokens or 0
+        if self.reading is not None:
+            return self.reading.output(stops, includes_stop, min_tokens)
+        return OutputText(self.pieces, stops, includes_stop, min_tokens)
+
     def ids_of(self, index: int) -> tuple[str, tuple[str, ...]]:
         """The request id of a choice, and its names. The first of several choices is also known by the answer's ids."""
         if self.num_choices == 1:
@@ -132,7 +155,7 @@ class GenerationBatch:
         return f"{self.answer_id}#{index}", (f"{self.received.exchange_id}#{index}", *of_all)
 
 
-def used_by(choices: Sequence[Choice], batch: GenerationBatch) -> UsageCounts:
+def used_by(choices: Sequence[Choice[Any]], batch: GenerationBatch) -> UsageCounts:
     """What a request has used at its end. A prompt is counted once for all its choices, as in the answer's usage."""
     choices_per_prompt = batch.choices_per_prompt
     used = UsageCounts(num_requests=1, num_errors=int(len(choices) < batch.num_choices))

@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import orjson
 
 from slipstream.router.access.access import Access, Permit
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
-from slipstream.router.api.openai.answer import Answer
+from slipstream.router.api.openai.answer.answer import Answer
+from slipstream.router.api.openai.answer.choice import Choice
+from slipstream.router.api.openai.answer.failures import as_http_error
+from slipstream.router.api.openai.answer.formats import AnswerHead, ChatFormat, CompletionFormat
+from slipstream.router.api.openai.answer.message_format import MessageFormat
 from slipstream.router.api.openai.body.parsing import BodyParser
 from slipstream.router.api.openai.body.sampling import SEED_MASK, check_token_ids, sampling_params
 from slipstream.router.api.openai.body.schema import ChatRequest, CompletionRequest, GenerationFields
 from slipstream.router.api.openai.body.structured_output import RequestGrammars
-from slipstream.router.api.openai.choice import Choice
-from slipstream.router.api.openai.failures import as_http_error
-from slipstream.router.api.openai.formats import AnswerHead, ChatFormat, CompletionFormat
+from slipstream.router.api.openai.chat_reading import check_tools, reading_of, text_pieces
 from slipstream.router.api.openai.generation_batch import (
     GenerationBatch,
     Prompt,
@@ -28,7 +30,6 @@ from slipstream.router.api.openai.generation_batch import (
 )
 from slipstream.router.api.openai.model_lookup import ModelLookup, ModelStatus
 from slipstream.router.api.openai.model_pages import ModelPages
-from slipstream.router.api.openai.output_text import OutputText
 from slipstream.router.api.openai.preparation_stages import PreparationStages
 from slipstream.router.api.openai.prompts import DEFAULT_COMPLETION_TOKENS, PromptReader, room
 from slipstream.router.api.openai.token_pages import TokenPages
@@ -137,15 +138,29 @@ class OpenAiApi:
         model = received.model
         limit = self._lookup.limit_of(model.name)
         await self._stages.next_stage(model.name)
-        packed_ids = await PromptReader(model.tokenizer).of_chat(body.messages, limit, body.template_variables)
+        use = body.tool_use
+        check_tools(use, model)
+        packed_ids = await PromptReader(model.tokenizer).of_chat(
+            body.messages,
+            limit,
+            body.template_variables,
+            use.tools if use is not None else (),
+            model.outputs.call_example if model.outputs is not None else "",
+        )
         grammar = await self._grammars.of(body)
         asked_for = model.defaults.max_tokens(body.stated_max_tokens)
         default = model.defaults.default_max_tokens(None)
         max_tokens = room(packed_ids, limit, asked_for, default, "messages", self._clamps)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         prompts = [Prompt(packed_ids, sampling(body, model, max_tokens, logprobs, grammar, received.seed))]
-        form = ChatFormat(received.head, model.tokenizer.pieces, logprobs is not None, body.wants_usage)
-        return GenerationBatch(received, prompts, "messages", form)
+        pieces, reading = text_pieces(body, model), reading_of(body, model, packed_ids)
+        head, shows_logprobs = received.head, logprobs is not None
+        if reading is None:
+            form = ChatFormat(head, pieces, shows_logprobs, body.wants_usage)
+            return GenerationBatch(received, prompts, "messages", form, pieces)
+        is_legacy = use is not None and use.is_legacy
+        parsed_form = MessageFormat(head, reading.pieces, shows_logprobs, body.wants_usage, is_legacy)
+        return GenerationBatch(received, prompts, "messages", parsed_form, pieces, reading)
 
     async def _completion_batch(self, received: ReceivedRequest, body: CompletionRequest) -> GenerationBatch:
         model = received.model
@@ -166,8 +181,9 @@ class OpenAiApi:
         if body.echo:
             texts = body.texts or await model.tokenizer.decode(body.id_lists)
             prompts = [prompt._replace(text=text) for prompt, text in zip(prompts, texts, strict=True)]
-        form = CompletionFormat(received.head, model.tokenizer.pieces, body.logprobs is not None, body.wants_usage)
-        return GenerationBatch(received, prompts, "prompt", form)
+        pieces = text_pieces(body, model)
+        form = CompletionFormat(received.head, pieces, body.logprobs is not None, body.wants_usage)
+        return GenerationBatch(received, prompts, "prompt", form, pieces)
 
     def _received(
         self, body: GenerationFields, exchange: ApiExchange, arrived_s: float, prefix: str
@@ -229,7 +245,7 @@ class OpenAiApi:
 
     async def _answer(self, exchange: ApiExchange, batch: GenerationBatch, permit: Permit) -> None:
         """Generate the choices and send the answer. Raises HttpError if it fails before anything was sent."""
-        choices: list[Choice] = []
+        choices: list[Choice[Any]] = []
         body, num_choices, choices_per_prompt = batch.body, batch.num_choices, batch.choices_per_prompt
         counts = self._metrics.of(batch.received.model.name)
         counts.choices.observe(choices_per_prompt)
@@ -261,7 +277,7 @@ class OpenAiApi:
             if exchange.context.trace is not None:
                 exchange.context.trace.answered([choice.stream.record for choice in choices], span_attributes(batch))
 
-    def _submit(self, batch: GenerationBatch, index: int, exchange: ApiExchange, counts: ModelCounts) -> Choice:
+    def _submit(self, batch: GenerationBatch, index: int, exchange: ApiExchange, counts: ModelCounts) -> Choice[Any]:
         """Queue one choice. Raises HttpError if it is not admitted."""
         try:
             stream = self._service.submit(self._generation(batch, index, exchange))
@@ -269,15 +285,13 @@ class OpenAiApi:
             if exchange.context.trace is not None:
                 exchange.context.trace.refusal = refusal.error
             raise as_http_error(refusal.error, batch.prompt_param) from refusal
-        includes_stop = bool(batch.body.include_stop_str_in_output)
-        pieces = batch.received.model.tokenizer.pieces
         return Choice(
             index,
             stream,
-            OutputText(pieces, batch.body.stop or (), includes_stop, batch.body.min_tokens or 0),
+            batch.output(),
             counts.begin(batch.received.arrived_s),
-            prefix=batch.prompt_of(index).text,
-            hides_stop_token=not includes_stop,
+            prefix=batch.prompt_of(index).text if batch.reading is None else [],
+            hides_stop_token=not batch.body.include_stop_str_in_output,
         )
 
     @staticmethod

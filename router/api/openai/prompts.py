@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slipstream.router.api.openai.body.schema import ChatMessage
-from slipstream.router.api.openai.failures import as_http_error
+from slipstream.router.api.openai.answer.failures import as_http_error
+from slipstream.router.api.openai.body.messages import ChatMessage
+from slipstream.router.api.openai.body.tools import Tool
+from slipstream.router.api.openai.tool_history import has_tools, turns_of
 from slipstream.router.http.http_error import HttpError, RequestError
 from slipstream.router.protocol.generation import Figure, GenerationError
-from slipstream.router.text.chat_template import ChatTemplateError, Message
-from slipstream.router.text.content_form import ALL_TEXT, ContentForms
 from slipstream.router.text.control_tokens import ControlTokenError
-from slipstream.router.text.tokenizer import TextTooLongError, Tokenizer
+from slipstream.router.text.template.chat_template import ChatTemplateError, Message
+from slipstream.router.text.template.content_form import ALL_TEXT, ContentForms
+from slipstream.router.text.template.tool_forms import JsonObject
+from slipstream.router.text.tokenizer import TextTooLongError, Tokenizer, size_of
 from slipstream.router.text.unknown_tokens import UnknownTokenError
 
+MAX_TOOLS_SIZE = 1 << 20  # characters of all definitions together
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of the completions endpoint
 
 
@@ -26,9 +30,17 @@ class PromptReader:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
-    async def of_chat(self, messages: list[ChatMessage], limit: int, variables: Mapping[str, Any]) -> bytes:
-        """The token ids of a conversation. `variables` are the client's for the chat template. Raises HttpError 400 if
-        the model has no chat template, or one that refuses these messages."""
+    async def of_chat(
+        self,
+        messages: list[ChatMessage],
+        limit: int,
+        variables: Mapping[str, Any],
+        tools: Sequence[Tool] = (),
+        call_example: str = "",
+    ) -> bytes:
+        """The token ids of a conversation. `variables` are the client's for the chat template; `call_example` is how
+        the model writes a call, for a template that does not know `tools`. Raises HttpError 400 if the model has no
+        chat template, or one that refuses these messages."""
         template = self._tokenizer.chat_template
         if template is None:
             raise HttpError(
@@ -39,9 +51,13 @@ class PromptReader:
             )
         knows_developer, reasoning_field = template.knows_developer_role, template.reasoning_field
         forms = self._tokenizer.content_forms
-        plain = [plain_message(message, knows_developer, reasoning_field, forms) for message in messages]
+        shown_tools = None
+        if tools or any(map(has_tools, messages)):
+            plain, shown_tools = self._with_tools(messages, tools, call_example)
+        else:
+            plain = [plain_message(message, knows_developer, reasoning_field, forms) for message in messages]
         try:
-            packed_ids = await self._tokenizer.encode_chat(plain, limit, variables)
+            packed_ids = await self._tokenizer.encode_chat(plain, limit, variables, shown_tools)
             self._tokenizer.check_known(packed_ids)
             return packed_ids
         except TextTooLongError as error:
@@ -52,6 +68,23 @@ class PromptReader:
         except UnknownTokenError as error:  # control tokens in messages are text, so only the template writes them
             message = f"The model's chat template writes a token that is beyond the model: {error}."
             raise HttpError(500, message, kind="server_error", code="token_beyond_model") from error
+
+    def _with_tools(
+        self, messages: list[ChatMessage], tools: Sequence[Tool], call_example: str
+    ) -> tuple[list[Message], list[JsonObject] | None]:
+        """The messages and the tools as the template takes them. Raises HttpError 400 for calls and results that do not
+        fit together, and for tools that are too large."""
+        objects = [tool.as_json() for tool in tools]
+        if (size := size_of(objects)) > MAX_TOOLS_SIZE:
+            message = f"'tools' has {size} characters; there may be {MAX_TOOLS_SIZE}."
+            raise HttpError(400, message, param="tools", code="invalid_value")
+        tokenizer, template = self._tokenizer, self._tokenizer.chat_template
+        assert template is not None
+        turns, shown = tokenizer.tool_forms.conversation(turns_of(messages), objects, call_example)
+        if not template.knows_developer_role:
+            turns = [turn._replace(role="system") if turn.role == "developer" else turn for turn in turns]
+        forms = tokenizer.content_forms
+        return [tokenizer.tool_forms.message(turn, forms, template.reasoning_field) for turn in turns], shown
 
     async def of_texts(self, texts: Sequence[str], limit: int, param: str) -> list[bytes]:
         """The token ids of each text. Raises HttpError 400 if one has no tokens, more than fit the model's
@@ -145,8 +178,6 @@ def plain_message(
         plain = {"role": role, "content": content}
     if message.name is not None:
         plain["name"] = message.name
-    if message.tool_call_id is not None:
-        plain["tool_call_id"] = message.tool_call_id
     reasoning = message.reasoning or message.reasoning_content
     if reasoning and reasoning_field is not None:
         plain[reasoning_field] = reasoning

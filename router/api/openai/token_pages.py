@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Any
 
 import orjson
@@ -9,9 +10,10 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
 from slipstream.router.api.openai.body.fields import Label, Strict, TokenId, Unserved, field_error, only
+from slipstream.router.api.openai.body.messages import ChatMessage, not_too_many_parts
 from slipstream.router.api.openai.body.parsing import BodyParser
 from slipstream.router.api.openai.body.sampling import check_token_ids
-from slipstream.router.api.openai.body.schema import ChatMessage, not_too_many_parts
+from slipstream.router.api.openai.body.tools import MAX_TOOLS, ToolFields, ToolUse, check_use, use_of
 from slipstream.router.api.openai.body.vllm_fields import TemplateKwargs
 from slipstream.router.api.openai.model_lookup import ModelLookup
 from slipstream.router.api.openai.prompts import PromptReader
@@ -36,7 +38,7 @@ class TokenizeRequest(Strict):
     add_generation_prompt: Annotated[Any, only(True)] = None
     continue_final_message: Annotated[Any, only(False)] = None
     mm_processor_kwargs: Annotated[Any, only({})] = None
-    tools: Annotated[Any, only([])] = None
+    tools: Annotated[list[ToolFields], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
 
     @model_validator(mode="after")
     def _one_of_text_and_messages(self) -> TokenizeRequest:
@@ -44,7 +46,15 @@ class TokenizeRequest(Strict):
             raise field_error("prompt", "or `messages` is required, and not both")
         if self.messages is not None and self.add_special_tokens:
             raise field_error("add_special_tokens", "is only supported for a `prompt`")
+        if self.tools and self.messages is None:
+            raise field_error("tools", "is only allowed with `messages`")
+        if self.tool_use is not None:
+            check_use(self.tool_use)
         return self
+
+    @cached_property
+    def tool_use(self) -> ToolUse | None:
+        return use_of(self.tools, None, is_parallel=True)
 
 
 class DetokenizeRequest(Strict):
@@ -74,7 +84,9 @@ class TokenPages:
         limit = self._lookup.limit_of(model.name)
         prompts = PromptReader(model.tokenizer)
         if body.messages is not None:
-            packed_ids = await prompts.of_chat(body.messages, limit, body.chat_template_kwargs or {})
+            tools = body.tool_use.tools if body.tool_use is not None else ()
+            example = model.outputs.call_example if model.outputs is not None else ""
+            packed_ids = await prompts.of_chat(body.messages, limit, body.chat_template_kwargs or {}, tools, example)
         else:
             adds_start = body.add_special_tokens is not False
             packed_ids = await prompts.of_any_text(body.prompt or "", limit, adds_start)

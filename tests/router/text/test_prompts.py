@@ -19,10 +19,10 @@ from tokenizers import AddedToken, decoders, models, normalizers, processors
 from tokenizers import Tokenizer as HfTokenizer
 from transformers import AutoTokenizer
 
-from slipstream.router.api.openai.body.schema import ChatMessage, TextPart
+from slipstream.router.api.openai.body.messages import ChatMessage, TextPart
 from slipstream.router.api.openai.prompts import plain_message
 from slipstream.router.protocol.messages import unpack_ids
-from slipstream.router.text.chat_template import ChatTemplate, ChatTemplateError
+from slipstream.router.text.template.chat_template import ChatTemplate, ChatTemplateError
 from slipstream.router.text.tokenizer import TextTooLongError, Tokenizer, TokenizerFiles
 
 DEMO = Path(__file__).parents[3] / "models" / "slipstream-demo"

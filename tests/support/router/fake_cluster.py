@@ -17,11 +17,13 @@ from openai import AsyncOpenAI
 
 from slipstream.router.api.exchange_context import ExchangeContext
 from slipstream.router.catalog.catalog import Catalog
+from slipstream.router.catalog.model_outputs import ModelOutputs
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.router_config import ApiConfig, HttpConfig, RouterConfig
 from slipstream.router.frontends.front import Front
 from slipstream.router.http.server import HttpServer
 from slipstream.router.model_files.sampling_defaults import PLAIN, SamplingDefaults
+from slipstream.router.parsers.parser_names import DETECTED, ParserNames
 from slipstream.router.protocol.generation import (
     AdmissionError,
     EarlyEnd,
@@ -255,6 +257,7 @@ async def front(
     chat_template: str | None = None,
     model_dir: Path = MODEL_DIR,
     defaults: SamplingDefaults = PLAIN,
+    parsers: ParserNames = DETECTED,
     **script: object,
 ) -> AsyncIterator[FrontUnderTest]:
     """A front whose cluster says `text`. `chat_template` replaces the model's."""
@@ -264,7 +267,7 @@ async def front(
         service = FakeService(say(tokenizer, text, **script))
         under_test: FrontUnderTest
         handler = Front(
-            Catalog.of([ServedModel(MODEL, tokenizer, defaults)]),
+            Catalog.of([ServedModel(MODEL, tokenizer, defaults, outputs=ModelOutputs.of(tokenizer, {}, parsers))]),
             service,
             lambda *_: under_test.unready,
             lambda: under_test.server.num_connections,

@@ -4,7 +4,7 @@ are not listed here.
 A field that would change the answer, and is not supported yet, is listed here, but accepted only with a value that asks
 for nothing. Fields that only hint are accepted with each value that OpenAI's API gives them, even where they have no
 effect: `user`, `metadata`, `safety_identifier`, `prompt_cache_key`, `prompt_cache_retention`, `service_tier`, `store`,
-`prediction`, `verbosity`, `include_obfuscation`, and without tools `tool_choice` "auto" and `parallel_tool_calls`.
+`prediction`, `include_obfuscation`, and without tools `tool_choice` "none" and "auto" and `parallel_tool_calls`.
 
 Checking a body holds up the event loop, so large bodies must fail fast: the check of a list ends at its first bad item,
 and sizes are checked before contents.
@@ -13,10 +13,10 @@ and sizes are checked before contents.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
-from pydantic_core import PydanticCustomError
 
 from slipstream.router.api.openai.body.fields import (
     INT32_MAX,
@@ -28,10 +28,23 @@ from slipstream.router.api.openai.body.fields import (
     Unserved,
     as_list,
     at_most,
-    exactly,
     field_error,
     only,
     unsupported,
+)
+from slipstream.router.api.openai.body.messages import ChatMessage, not_too_many_parts
+from slipstream.router.api.openai.body.tools import (
+    MAX_TOOLS,
+    FunctionCallField,
+    FunctionFields,
+    ToolChoiceField,
+    ToolFields,
+    ToolUse,
+    check_use,
+    legacy_use_of,
+    needs_tools,
+    not_both,
+    use_of,
 )
 from slipstream.router.api.openai.body.vllm_fields import ChatVllmFields, CompletionVllmFields, VllmFields
 from slipstream.router.protocol.generation import Slo
@@ -45,24 +58,12 @@ MAX_METADATA = 16
 MAX_GUIDED_CHOICES = 1024
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024
-MAX_MESSAGES = 8192  # also the limit for the parts of all messages together
 MAX_MILLISECONDS = 86_400_000
 MAX_TIMEOUT_S = 86_400
 NO_SLO = Slo()
-CHOICES_WITHOUT_TOOLS = ("none", "auto", None)
+CHOICES_WITHOUT_TOOLS = ("none", "auto", None)  # OpenAI refuses them; clients send them all the same
 NO_VARIABLES: Mapping[str, Any] = {}
 THINKING_OFF = {"enable_thinking": False, "thinking": False}  # of Qwen's templates; of DeepSeek's and Granite's
-NO_TOOLS = "for an answer that follows a JSON schema, use `response_format`"  # for which many libraries take tools
-
-
-def not_too_many_parts(messages: Any) -> Any:
-    """Bounds the number of parts of all messages together."""
-    if isinstance(messages, list):
-        contents = [message.get("content") for message in messages if isinstance(message, dict)]
-        num_parts = sum([len(content) for content in contents if isinstance(content, list)])
-        if max(num_parts, len(messages)) > MAX_MESSAGES:
-            raise PydanticCustomError("too_long", "has more than {limit} messages or parts", {"limit": MAX_MESSAGES})
-    return messages
 
 
 class StreamOptions(Strict):
@@ -217,43 +218,6 @@ class GenerationFields(VllmFields):
         return self
 
 
-class TextPart(Strict):
-    type: Annotated[Any, exactly("text", kind="content parts of type")]
-    text: str
-
-
-class ChatMessage(Strict):
-    """One message of a conversation. `content` is text or a list of text parts, or null if an assistant said
-    nothing."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: (
-        Annotated[
-            Annotated[str, Tag("~string")]
-            | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), Tag("~parts")],
-            Discriminator(lambda value: "~string" if isinstance(value, str) else "~parts"),
-        ]
-        | None
-    ) = None
-    name: Label | None = None
-    tool_call_id: Label | None = None
-    tool_calls: Annotated[Any, only([])] = None
-    function_call: Unserved = None
-    refusal: Annotated[Any, only("")] = None
-    audio: Unserved = None
-    annotations: list[Any] | None = None  # of what an assistant said, and no part of it
-    reasoning: str | None = None
-    reasoning_content: str | None = None  # its name in DeepSeek's API and in older vLLM
-
-    @model_validator(mode="after")
-    def _fields_fit_together(self) -> ChatMessage:
-        if self.content is None and self.role != "assistant":
-            raise field_error("content", "is required")
-        if self.role == "tool" and self.tool_call_id is None:
-            raise field_error("tool_call_id", "is required in a message of the role 'tool'")
-        return self
-
-
 class ChatRequest(ChatVllmFields, GenerationFields):
     """Body of POST /v1/chat/completions."""
 
@@ -270,10 +234,10 @@ class ChatRequest(ChatVllmFields, GenerationFields):
     prediction: dict[str, Any] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: Any = None
-    functions: Annotated[Any, only([], advice=NO_TOOLS)] = None
-    function_call: Annotated[Any, only("none", "auto")] = None
+    tools: Annotated[list[ToolFields], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ToolChoiceField | None = None
+    functions: Annotated[list[FunctionFields], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    function_call: FunctionCallField | None = None
     modalities: Annotated[Any, only(["text"])] = None
     audio: Unserved = None
     web_search_options: Unserved = None
@@ -291,17 +255,28 @@ class ChatRequest(ChatVllmFields, GenerationFields):
         """The variables for the chat template. Besides `chat_template_kwargs` they have the `reasoning_effort`, as in
         vLLM; "none" turns thinking off where a template can do that, as in SGLang."""
         given = self.chat_template_kwargs or NO_VARIABLES
-        if self.reasoning_effort is None:
+        if self.reasoning_effort is None and self.verbosity is None and self.enable_thinking is None:
             return given
-        off = THINKING_OFF if self.reasoning_effort == "none" else NO_VARIABLES
-        return {"reasoning_effort": self.reasoning_effort, **off, **given}
+        variables: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            variables["reasoning_effort"] = self.reasoning_effort
+            variables |= THINKING_OFF if self.reasoning_effort == "none" else NO_VARIABLES
+        if self.verbosity is not None:
+            variables["verbosity"] = self.verbosity
+        if self.enable_thinking is not None:
+            variables |= dict.fromkeys(THINKING_OFF, self.enable_thinking)
+        return {**variables, **given}
+
+    @cached_property
+    def tool_use(self) -> ToolUse | None:
+        """The tools, and what may be done with them; None: there are none."""
+        if self.functions:
+            return legacy_use_of(self.functions, self.function_call)
+        return use_of(self.tools, self.tool_choice, self.parallel_tool_calls is not False)
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> ChatRequest:
-        if self.tools and self.tool_choice != "none":
-            raise unsupported(self.tools, ([], None), field="tools", advice=NO_TOOLS)
-        if self.tool_choice is not None and self.tool_choice not in CHOICES_WITHOUT_TOOLS:
-            raise unsupported(self.tool_choice, CHOICES_WITHOUT_TOOLS, field="tool_choice", advice=NO_TOOLS)
+        self._check_tools()
         if self.top_logprobs and not self.logprobs:
             raise field_error("top_logprobs", f"is {self.top_logprobs}, which needs `logprobs` to be true")
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
@@ -311,6 +286,17 @@ class ChatRequest(ChatVllmFields, GenerationFields):
                 "one of them",
             )
         return self
+
+    def _check_tools(self) -> None:
+        if self.functions and self.tools:
+            raise not_both("functions", "tools", self.functions)
+        if not self.tools and self.tool_choice not in CHOICES_WITHOUT_TOOLS:
+            raise needs_tools("tool_choice", "tools")
+        if not self.functions and self.function_call not in CHOICES_WITHOUT_TOOLS:
+            raise needs_tools("function_call", "functions")
+        use = self.tool_use
+        if use is not None:
+            check_use(use)
 
 
 def prompt_kind(value: Any) -> str:

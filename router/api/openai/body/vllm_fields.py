@@ -1,6 +1,5 @@
-"""Fields of vLLM that are not served. Its clients send many of them with their default values, which ask for nothing
-and are accepted; with another value they are refused by name. One is served: `chat_template_kwargs`.
-"""
+"""Fields of vLLM. Its clients send many of them with their default values, which ask for nothing and are accepted.
+Those that are not served are refused by name with another value."""
 
 from __future__ import annotations
 
@@ -45,8 +44,8 @@ TemplateKwargs = Annotated[
 class VllmFields(Strict):
     """Those that both endpoints have in common."""
 
-    skip_special_tokens: Annotated[Any, only(True)] = None
-    spaces_between_special_tokens: Annotated[Any, only(True)] = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None  # without effect: tokenizers of today put none there
     use_beam_search: Annotated[Any, only(False)] = None
     length_penalty: Annotated[Any, only(1, 1.0)] = None
     truncate_prompt_tokens: Unserved = None
@@ -72,7 +71,8 @@ class ChatVllmFields(Strict):
     echo: Annotated[Any, only(False)] = None
     documents: Annotated[Any, only([])] = None
     mm_processor_kwargs: Annotated[Any, only({})] = None
-    include_reasoning: Annotated[Any, only(True)] = None
+    include_reasoning: bool | None = None
+    enable_thinking: bool | None = None  # of Qwen's own API
 
 
 class CompletionVllmFields(Strict):

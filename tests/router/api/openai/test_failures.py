@@ -13,10 +13,10 @@ import pytest
 from openai.types.chat import ChatCompletionChunk
 
 from slipstream.router.api.exchange_context import ExchangeContext
-from slipstream.router.api.openai.answer import Answer
-from slipstream.router.api.openai.choice import Choice
-from slipstream.router.api.openai.formats import AnswerHead, CompletionFormat
-from slipstream.router.api.openai.output_text import OutputText
+from slipstream.router.api.openai.answer.answer import Answer
+from slipstream.router.api.openai.answer.choice import Choice
+from slipstream.router.api.openai.answer.formats import AnswerHead, CompletionFormat
+from slipstream.router.api.openai.answer.output_text import OutputText
 from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.reader import Request
 from slipstream.router.observability.front_counts import ModelCounts

@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from slipstream.router.config.router_config import ContentFormat
-from slipstream.router.text.chat_template import ChatTemplate, ChatTemplateError, Message
+from slipstream.router.text.template.chat_template import ChatTemplate, ChatTemplateError, Message
 
 WORDS = ("slipstreamone", "slipstreamtwo")  # letters only: templates may trim, change the case, escape
 FILLER = WORDS[0]
 GIVEN = re.compile("|".join(WORDS), re.IGNORECASE)
+UNNAMED = [{"id": FILLER}]
 SHOWN_PART = re.compile(r"""["']type["']\s*:\s*["']text["']""")  # a part that was printed, not understood
 
 
@@ -52,8 +53,11 @@ class ContentForms:
         self.rendered = rendered
 
     @classmethod
-    def of(cls, template: ChatTemplate, content_format: ContentFormat = "auto") -> ContentForms:
-        """What a template takes, or what a configuration says that it takes."""
+    def of(
+        cls, template: ChatTemplate, content_format: ContentFormat = "auto", calling: list[Message] | None = None
+    ) -> ContentForms:
+        """What a template takes, or what a configuration says that it takes. `calling` is a conversation that a result
+        of a tool may follow, where the template knows any."""
         trial = TrialRendering(template)
         usual = trial.form_of([], "user", []) or TEXT
         user: list[Message] = [{"role": "user", "content": usual.of(FILLER)}]
@@ -63,7 +67,10 @@ class ContentForms:
             "assistant": assistant,
             "system": trial.form_of([], "system", user) or usual,
             "developer": trial.form_of([], "developer", user) or usual,
-            "tool": trial.form_of(asked, "tool", user) or trial.form_of(asked, "tool", []) or usual,
+            "tool": (calling and trial.form_of(calling, "tool", []))
+            or trial.form_of(asked, "tool", user)
+            or trial.form_of(asked, "tool", [])
+            or usual,
         }
         rendered = "\0".join(trial.rendered)
         if content_format == "auto":
@@ -90,7 +97,7 @@ class TrialRendering:
         def render(content: Any) -> str:
             message = {"role": role, "content": content}
             if role == "tool":
-                message["tool_call_id"] = FILLER
+                message["tool_call_id"] = before[-1].get("tool_calls", UNNAMED)[0]["id"]
             try:
                 text = self._template.render([*before, message, *after])
             except ChatTemplateError:

@@ -22,8 +22,9 @@ MAX_STEPS = 1_000_000
 CALL_STEPS = 3  # a call takes as long as so many iterations of an empty loop
 STEPS = "steps left"  # the variable that counts them, with a name that no template can have for one of its own
 CALLERS_VARIABLES = ("_loop_vars", "_block_vars")  # which Jinja adds to calls, for functions that ask for the context
-# `message.reasoning_content` as in Qwen's and DeepSeek's templates, or `message["reasoning"]`.
-REASONING = re.compile(r"""(?:\.|\[\s*['"]|['"])(reasoning_content|reasoning)\b""")
+# `message.reasoning_content` as in Qwen's and DeepSeek's templates, or `message["reasoning"]`; `message.thinking` of
+# gpt-oss. `thinking` alone is a variable of others.
+REASONING = re.compile(r"""(?:\.|\[\s*['"]|['"])(reasoning_content|reasoning)\b|message(?:\.|\[\s*['"])(thinking)\b""")
 DICT_ATTRIBUTES = frozenset(dir(dict))  # which hide fields of the same name
 
 
@@ -135,14 +136,15 @@ class ChatTemplate:
         messages: Sequence[Message],
         variables: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The prompt. `variables` are more of what the template may look at; they never replace its own. Raises
-        ChatTemplateError if the template cannot take these messages."""
+        """The prompt. `variables` are more of what the template may look at; they never replace its own. `tools` are
+        OpenAI's objects. Raises ChatTemplateError if the template cannot take these messages."""
         try:
             return self._template.render(
                 variables or (),
                 messages=messages,
-                tools=None,
+                tools=tools,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **self._special_tokens,
@@ -164,7 +166,7 @@ class ChatTemplate:
 def reasoning_field(source: str) -> str | None:
     """The field of a message in which a template looks for what an assistant thought; None: it does not look."""
     found = REASONING.search(source)
-    return found[1] if found is not None else None
+    return (found[1] or found[2]) if found is not None else None
 
 
 def raise_exception(message: str) -> NoReturn:

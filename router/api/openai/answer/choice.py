@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
 from slipstream.router.api.exchange_context import ApiExchange
-from slipstream.router.api.openai.formats import AnswerFormat
-from slipstream.router.api.openai.output_text import OutputText, TokenEntry
+from slipstream.router.api.openai.answer.formats import AnswerFormat
+from slipstream.router.api.openai.answer.output import AnswerReason, Events, Out, Output, TokenEntry
 from slipstream.router.http.failover.stream_checkpoint import StreamCheckpoint
 from slipstream.router.observability.front_counts import RequestMeter
 from slipstream.router.protocol.generation import Delta
-from slipstream.router.protocol.messages import FinishReason, unpack_ids
+from slipstream.router.protocol.messages import unpack_ids
 from slipstream.router.requests.stream import GenerationStream
 
-OnText = Callable[[str, list[TokenEntry]], None]
+OnText = Callable[[Out, list[TokenEntry]], None]
 
 
 @dataclass(slots=True)
-class Choice:
-    """A choice and its stream. `prefix` is text to put before the output (the prompt, if it is to be echoed). With
+class Choice(Generic[Out]):
+    """A choice and its stream. `prefix` is to be put before the output (the prompt, if it is to be echoed). With
     `hides_stop_token`, a stop token that ends the output is not part of the text. `reason` is set when the choice ends
     normally."""
 
     index: int
     stream: GenerationStream
-    output: OutputText
+    output: Output[Out]
     meter: RequestMeter
-    prefix: str = ""
+    prefix: Out
     hides_stop_token: bool = True
-    reason: FinishReason | None = None
+    reason: AnswerReason | None = None
 
     def record_end(self) -> None:
         """Record the end in the metrics, however the choice ended."""
@@ -41,16 +41,19 @@ class Choice:
         self.meter.finish(reason, self.output.num_tokens, usage, self.stream.record.timeline)
 
 
-class HeldBack(NamedTuple):
+AnyChoice = Choice[str] | Choice[Events]
+
+
+class HeldBack(NamedTuple, Generic[Out]):
     """What was held back until the end of a choice."""
 
-    text: str
+    text: Out
     logprobs: list[TokenEntry]
 
 
-class ChoiceRun:
-    """Runs one choice to its end. `on_text` gets text with its log-probabilities, in order; not the last part, which
-    leaves together with the reason why the choice ended."""
+class ChoiceRun(Generic[Out]):
+    """Runs one choice to its end. `on_text` gets text, or events, with its log-probabilities, in order; not the last
+    part, which leaves together with the reason why the choice ended."""
 
     __slots__ = (
         "_checkpoint",
@@ -58,6 +61,7 @@ class ChoiceRun:
         "_exchange",
         "_form",
         "_held_back",
+        "_nothing",
         "_on_text",
         "_prefix",
         "_record",
@@ -65,19 +69,25 @@ class ChoiceRun:
     )
 
     def __init__(
-        self, choice: Choice, exchange: ApiExchange, form: AnswerFormat, checkpoint: StreamCheckpoint, on_text: OnText
+        self,
+        choice: Choice[Out],
+        exchange: ApiExchange,
+        form: AnswerFormat[Out],
+        checkpoint: StreamCheckpoint,
+        on_text: OnText[Out],
     ) -> None:
-        self._choice = choice
+        self._choice: Choice[Out] = choice
         self._record = choice.stream.record
         self._exchange = exchange
-        self._form = form
+        self._form: AnswerFormat[Out] = form
         self._checkpoint = checkpoint
-        self._on_text = on_text
-        self._prefix = choice.prefix  # precedes the next text
+        self._on_text: OnText[Out] = on_text
+        self._prefix: Out = choice.prefix  # precedes the next text
+        self._nothing: Out = choice.prefix[:0]
         self._version = ""  # of the model, as passed to `form`
         self._held_back: list[TokenEntry] = []
 
-    async def to_end(self) -> HeldBack:
+    async def to_end(self) -> HeldBack[Out]:
         """Returns when nothing more comes, however that ended."""
         stream, output = self._choice.stream, self._choice.output
         self._resume()
@@ -104,7 +114,7 @@ class ChoiceRun:
                 self._form.text_chunk(choice.index, self._prefix + text, [])  # which the client has
             else:
                 self._on_text(self._prefix + text, [])
-            self._prefix = ""
+            self._prefix = self._nothing
 
     def _served_by(self, version: str) -> None:
         self._version = version
@@ -130,5 +140,5 @@ class ChoiceRun:
             self._checkpoint.got(choice.index, delta, version)
             if text or logprobs:
                 self._on_text(self._prefix + text, logprobs)
-                self._prefix = ""
+                self._prefix = self._nothing
         return not (output.stopped or self._exchange.congested)

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import orjson
 
 from slipstream.router.api.exchange_context import ApiExchange
-from slipstream.router.api.openai.choice import Choice, ChoiceRun, OnText
-from slipstream.router.api.openai.failures import GenerationFailed, as_http_error
-from slipstream.router.api.openai.formats import DONE, AnswerFormat, TokenUsage, WholeChoice
-from slipstream.router.api.openai.output_text import TokenEntry
-from slipstream.router.api.openai.pings import Pings
+from slipstream.router.api.openai.answer.choice import Choice, ChoiceRun, OnText
+from slipstream.router.api.openai.answer.failures import GenerationFailed, as_http_error
+from slipstream.router.api.openai.answer.formats import DONE, AnswerFormat, TokenUsage, WholeChoice
+from slipstream.router.api.openai.answer.output import AnswerReason, Out, TokenEntry
+from slipstream.router.api.openai.answer.pings import Pings
 from slipstream.router.http.failover.stream_checkpoint import NO_CHECKPOINT, StreamCheckpoint
 from slipstream.router.observability.explain.explain import explained_now
 from slipstream.router.protocol.generation import GenerationFinish
-from slipstream.router.protocol.messages import FinishReason
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 # Proxies must not keep, compress (`no-transform`: they would collect for that) or, as nginx does, buffer a stream.
@@ -26,29 +25,29 @@ STREAM_HEADERS = (("cache-control", "no-cache, no-transform"), ("x-accel-bufferi
 T = TypeVar("T")
 
 
-class ChoiceEnd(NamedTuple):
+class ChoiceEnd(NamedTuple, Generic[Out]):
     """The end of a choice; `text` and `logprobs` are what was held back until then."""
 
-    text: str
+    text: Out
     logprobs: list[TokenEntry]
-    reason: FinishReason
+    reason: AnswerReason
 
 
-class Answer:
+class Answer(Generic[Out]):
     """The answer to one HTTP request: all of its choices. `num_prompt_tokens` is the sum over its prompts."""
 
     def __init__(
         self,
-        choices: Sequence[Choice],
-        form: AnswerFormat,
+        choices: Sequence[Choice[Out]],
+        form: AnswerFormat[Out],
         *,
         num_prompt_tokens: int,
         choices_per_prompt: int,
         prompt_param: str,
         explains: bool = False,
     ) -> None:
-        self._choices = choices
-        self._form = form
+        self._choices: Sequence[Choice[Out]] = choices
+        self._form: AnswerFormat[Out] = form
         self._num_prompt_tokens = num_prompt_tokens
         self._choices_per_prompt = choices_per_prompt
         self._prompt_param = prompt_param
@@ -60,17 +59,17 @@ class Answer:
         """Answer when all choices are complete. Raises HttpError if any of them fails."""
         self._checkpoint = exchange.context.checkpoint.of_whole_answer()
 
-        async def collect(choice: Choice) -> WholeChoice:
-            parts: list[str] = []
+        async def collect(choice: Choice[Out]) -> WholeChoice[Out]:
+            parts: list[Out] = []
             rendered: list[Any] = []
 
-            def keep(text: str, logprobs: list[TokenEntry]) -> None:
+            def keep(text: Out, logprobs: list[TokenEntry]) -> None:
                 parts.append(text)
                 rendered.extend(map(self._form.logprob, logprobs))
 
             end = await self._run(choice, exchange, keep)
             keep(end.text, end.logprobs)
-            return WholeChoice(choice.index, "".join(parts), rendered, end.reason)
+            return WholeChoice(choice.index, choice.output.joined(parts), rendered, end.reason)
 
         try:
             choices = await self._for_all(collect)
@@ -95,10 +94,10 @@ class Answer:
         is_only = len(self._choices) == 1
         checkpoint = self._checkpoint = exchange.context.checkpoint
 
-        async def stream(choice: Choice) -> bytes:
+        async def stream(choice: Choice[Out]) -> bytes:
             is_sent = checkpoint.has_ended(choice.index)  # all of it, by the previous router
 
-            def send(text: str, logprobs: list[TokenEntry]) -> None:
+            def send(text: Out, logprobs: list[TokenEntry]) -> None:
                 if sends_usage_so_far:
                     self._form.set_usage(self._usage())
                 if not is_sent:
@@ -117,7 +116,7 @@ class Answer:
 
         try:
             with Pings(exchange, ping_s, self._num_output_tokens):
-                finals = await self._for_all(stream)
+                finals: list[bytes] = await self._for_all(stream)
         except GenerationFailed as failure:
             error = as_http_error(failure.error, self._prompt_param)
             if not exchange.head_sent:
@@ -134,12 +133,12 @@ class Answer:
             return self._form.explained_chunk(self._explained(), usage)
         return self._form.usage_chunk(usage) if usage is not None else b""
 
-    async def _for_all(self, run: Callable[[Choice], Awaitable[T]]) -> list[T]:
+    async def _for_all(self, run: Callable[[Choice[Out]], Awaitable[T]]) -> list[T]:
         """Run all choices concurrently; the first failure cancels the others."""
         if len(self._choices) == 1:
             return [await run(self._choices[0])]
 
-        async def run_one(choice: Choice) -> T:
+        async def run_one(choice: Choice[Out]) -> T:
             return await run(choice)
 
         try:
@@ -152,21 +151,22 @@ class Answer:
             raise first_of(failures) from None
         return [task.result() for task in tasks]
 
-    async def _run(self, choice: Choice, exchange: ApiExchange, on_text: OnText) -> ChoiceEnd:
+    async def _run(self, choice: Choice[Out], exchange: ApiExchange, on_text: OnText[Out]) -> ChoiceEnd[Out]:
         """Pass the text of one choice to `on_text` as it becomes certain, and return what is left at the end. Raises
         GenerationFailed."""
         text, logprobs = await ChoiceRun(choice, exchange, self._form, self._checkpoint, on_text).to_end()
         choice.reason = self._reason(choice, choice.stream.finish)
         return ChoiceEnd(text, logprobs, choice.reason)
 
-    def _reason(self, choice: Choice, finish: GenerationFinish | None) -> FinishReason:
+    def _reason(self, choice: Choice[Out], finish: GenerationFinish | None) -> AnswerReason:
         """Why a choice ended; also records how much of its prompt was cached. Raises GenerationFailed."""
         assert finish is not None, "an ended stream has a finish"
         if finish.reason in ("abort", "error") and not choice.output.stopped:
             raise GenerationFailed(finish)
         if choice.index % self._choices_per_prompt == 0:
             self._num_cached_tokens += finish.usage.num_cached_tokens
-        return "stop" if choice.output.stopped else finish.reason
+        reason = "stop" if choice.output.stopped else finish.reason
+        return "tool_calls" if reason == "stop" and choice.output.num_calls else reason
 
     def _explained(self) -> bytes:
         """The explanation of each choice as JSON; empty if the client did not ask for it."""
@@ -175,7 +175,9 @@ class Answer:
         return orjson.dumps({"explain": explained_now(choice.stream.record for choice in self._choices)})
 
     def _usage(self) -> TokenUsage:
-        return TokenUsage(self._num_prompt_tokens, self._num_output_tokens(), self._num_cached_tokens)
+        counts = [choice.output.num_reasoning_tokens for choice in self._choices]
+        num_reasoning = None if None in counts else sum(filter(None, counts))
+        return TokenUsage(self._num_prompt_tokens, self._num_output_tokens(), self._num_cached_tokens, num_reasoning)
 
     def _num_output_tokens(self) -> int:
         return sum([choice.output.num_tokens for choice in self._choices])

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
 
+from slipstream.router.api.openai.answer.output import TokenEntry
 from slipstream.router.protocol.generation import Delta
-from slipstream.router.protocol.messages import TokenLogprob
 from slipstream.router.text.detokenizer import Detokenizer, PieceTable
 from slipstream.router.text.stop_strings import StopMatcher
-
-
-class TokenEntry(NamedTuple):
-    """A visible token; its text begins `offset` characters into the output."""
-
-    token_id: int
-    logprob: TokenLogprob
-    offset: int
 
 
 class OutputText:
@@ -34,6 +25,9 @@ class OutputText:
         "num_tokens",
         "stopped",
     )
+
+    num_calls = 0  # text is not read
+    num_reasoning_tokens: int | None = None
 
     def __init__(self, pieces: PieceTable, stops: Sequence[str], include_stop: bool, min_tokens: int = 0) -> None:
         self._detokenizer = Detokenizer(pieces)
@@ -92,3 +86,7 @@ class OutputText:
         while self.held and self.held[0].offset < self._num_released:
             taken.append(self.held.popleft())
         return taken
+
+    def joined(self, parts: list[str]) -> str:
+        """All parts of an output as one."""
+        return "".join(parts)

@@ -3,14 +3,13 @@ once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol
 
 import orjson
 
-from slipstream.router.api.openai.output_text import TokenEntry
-from slipstream.router.protocol.messages import FinishReason
+from slipstream.router.api.openai.answer.output import AnswerReason, Out, TokenEntry
 from slipstream.router.text.detokenizer import PieceTable
 
 DONE = b"data: [DONE]\n\n"
@@ -18,29 +17,34 @@ LOWEST_LOGPROB = -9999.0  # JSON has no infinity; vLLM writes the same
 
 
 class TokenUsage(NamedTuple):
-    """The usage of an answer. Prompt tokens count once, however many choices there are."""
+    """The usage of an answer. Prompt tokens count once, however many choices there are. `num_reasoning_tokens` are
+    among the output's, None: not known."""
 
     num_prompt_tokens: int
     num_output_tokens: int
     num_cached_tokens: int
+    num_reasoning_tokens: int | None = None
 
     def as_json(self) -> dict[str, Any]:
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": self.num_output_tokens,
             "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
             "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
         }
+        if self.num_reasoning_tokens is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self.num_reasoning_tokens}
+        return usage
 
 
 @dataclass(frozen=True, slots=True)
-class WholeChoice:
+class WholeChoice(Generic[Out]):
     """A complete choice. `logprobs` are entries made by `AnswerFormat.logprob`."""
 
     index: int
-    text: str
+    text: Out
     logprobs: list[Any]
-    finish_reason: FinishReason
+    finish_reason: AnswerReason
 
 
 class AnswerHead(NamedTuple):
@@ -54,8 +58,8 @@ class AnswerHead(NamedTuple):
     service_tier: str = ""
 
 
-class AnswerFormat(Protocol):
-    """The format of one of the two endpoints. Chunks are complete SSE events.
+class AnswerFormat(Protocol[Out]):
+    """The format of one of the two endpoints, for outputs that are text or events. Chunks are complete SSE events.
 
     `logprob` renders the log-probabilities of one token. For whole answers, too, it is called as tokens arrive, because
     rendering all of a long answer at once would hold up the event loop. `served_by` sets the version of the model for
@@ -64,11 +68,11 @@ class AnswerFormat(Protocol):
     def served_by(self, version: str) -> None: ...
     def set_usage(self, usage: TokenUsage) -> None: ...
     def logprob(self, entry: TokenEntry) -> Any: ...
-    def text_chunk(self, index: int, text: str, logprobs: list[TokenEntry]) -> bytes: ...
-    def final_chunk(self, index: int, text: str, logprobs: list[TokenEntry], reason: FinishReason) -> bytes: ...
+    def text_chunk(self, index: int, text: Out, logprobs: list[TokenEntry]) -> bytes: ...
+    def final_chunk(self, index: int, text: Out, logprobs: list[TokenEntry], reason: AnswerReason) -> bytes: ...
     def usage_chunk(self, usage: TokenUsage) -> bytes: ...
     def explained_chunk(self, explained: bytes, usage: TokenUsage | None) -> bytes: ...
-    def whole(self, choices: Sequence[WholeChoice], usage: TokenUsage, explained: bytes = b"") -> bytes: ...
+    def whole(self, choices: Sequence[WholeChoice[Out]], usage: TokenUsage, explained: bytes = b"") -> bytes: ...
 
 
 class ChunkFormat:
@@ -110,8 +114,8 @@ class ChunkFormat:
         self._text_tail = self.TEXT_END + tail
 
 
-class ChatFormat(ChunkFormat):
-    """`chat.completion` and `chat.completion.chunk`."""
+class ChatChunkFormat(ChunkFormat, Generic[Out]):
+    """What `chat.completion.chunk`s have in common, be their output text or events."""
 
     KIND = "chat.completion.chunk"
     TEXT_END = b'},"logprobs":null,"finish_reason":null}'
@@ -126,16 +130,36 @@ class ChatFormat(ChunkFormat):
             orjson.dumps(self._token_json(entry.token_id, entry.logprob.logprob) | {"top_logprobs": top})
         )
 
+    def _render(self, index: int, delta: Mapping[str, Any], logprobs: list[TokenEntry], reason: str | None) -> bytes:
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": self._logprobs_json(map(self.logprob, logprobs)) if logprobs else None,
+            "finish_reason": reason,
+        }
+        return self._head + orjson.dumps(choice) + self._tail
+
+    def _logprobs_json(self, logprobs: Iterable[orjson.Fragment]) -> dict[str, Any]:
+        return {"content": list(logprobs), "refusal": None}
+
+    def _token_json(self, token_id: int, logprob: float) -> dict[str, Any]:
+        raw = self._pieces.bytes_of(token_id)
+        return {"token": token_name(raw), "logprob": finite(logprob), "bytes": list(raw)}
+
+
+class ChatFormat(ChatChunkFormat[str]):
+    """`chat.completion` and `chat.completion.chunk` of outputs that are text."""
+
     def text_chunk(self, index: int, text: str, logprobs: list[TokenEntry]) -> bytes:
         if not logprobs and index in self._begun:
             return b'%b{"index":%d,"delta":{"content":%b%b' % (self._head, index, orjson.dumps(text), self._text_tail)
         return self._chunk(index, text, logprobs, None)
 
-    def final_chunk(self, index: int, text: str, logprobs: list[TokenEntry], reason: FinishReason) -> bytes:
+    def final_chunk(self, index: int, text: str, logprobs: list[TokenEntry], reason: AnswerReason) -> bytes:
         before = self._chunk(index, text, logprobs, None) if text or logprobs else b""
         return before + self._chunk(index, None, [], reason)
 
-    def whole(self, choices: Sequence[WholeChoice], usage: TokenUsage, explained: bytes = b"") -> bytes:
+    def whole(self, choices: Sequence[WholeChoice[str]], usage: TokenUsage, explained: bytes = b"") -> bytes:
         return whole_answer(
             self._answer,
             "chat.completion",
@@ -152,27 +176,14 @@ class ChatFormat(ChunkFormat):
             explained,
         )
 
-    def _chunk(self, index: int, text: str | None, logprobs: list[TokenEntry], reason: FinishReason | None) -> bytes:
+    def _chunk(self, index: int, text: str | None, logprobs: list[TokenEntry], reason: AnswerReason | None) -> bytes:
         delta: dict[str, str] = {}
         if index not in self._begun:
             self._begun.add(index)
             delta = {"role": "assistant", "content": ""}
         if text is not None:
             delta["content"] = text
-        choice = {
-            "index": index,
-            "delta": delta,
-            "logprobs": self._logprobs_json(map(self.logprob, logprobs)) if logprobs else None,
-            "finish_reason": reason,
-        }
-        return self._head + orjson.dumps(choice) + self._tail
-
-    def _logprobs_json(self, logprobs: Iterable[orjson.Fragment]) -> dict[str, Any]:
-        return {"content": list(logprobs), "refusal": None}
-
-    def _token_json(self, token_id: int, logprob: float) -> dict[str, Any]:
-        raw = self._pieces.bytes_of(token_id)
-        return {"token": token_name(raw), "logprob": finite(logprob), "bytes": list(raw)}
+        return self._render(index, delta, logprobs, reason)
 
 
 class CompletionLogprob(NamedTuple):
@@ -208,19 +219,19 @@ class CompletionFormat(ChunkFormat):
             return b'%b{"index":%d,"text":%b%b' % (self._head, index, orjson.dumps(text), self._text_tail)
         return self._chunk(index, text, logprobs, None)
 
-    def final_chunk(self, index: int, text: str, logprobs: list[TokenEntry], reason: FinishReason) -> bytes:
+    def final_chunk(self, index: int, text: str, logprobs: list[TokenEntry], reason: AnswerReason) -> bytes:
         return self._chunk(index, text, logprobs, reason)
 
-    def whole(self, choices: Sequence[WholeChoice], usage: TokenUsage, explained: bytes = b"") -> bytes:
+    def whole(self, choices: Sequence[WholeChoice[str]], usage: TokenUsage, explained: bytes = b"") -> bytes:
         rendered = [self._choice(c.index, c.text, c.logprobs, c.finish_reason, self._logprobs) for c in choices]
         return whole_answer(self._answer, "text_completion", rendered, usage, explained)
 
-    def _chunk(self, index: int, text: str, logprobs: list[TokenEntry], reason: FinishReason | None) -> bytes:
+    def _chunk(self, index: int, text: str, logprobs: list[TokenEntry], reason: AnswerReason | None) -> bytes:
         rendered = list(map(self.logprob, logprobs))
         return self._head + orjson.dumps(self._choice(index, text, rendered, reason, bool(logprobs))) + self._tail
 
     def _choice(
-        self, index: int, text: str, logprobs: list[CompletionLogprob], reason: FinishReason | None, shows: bool
+        self, index: int, text: str, logprobs: list[CompletionLogprob], reason: AnswerReason | None, shows: bool
     ) -> dict[str, Any]:
         columns = self._logprobs_json(logprobs) if shows else None
         return {"index": index, "text": text, "logprobs": columns, "finish_reason": reason}

@@ -1,0 +1,66 @@
+"""How the outputs of a model are read: the format of its calls and of its reasoning, with the tokens of its vocabulary.
+
+    tool_call_parser, reasoning_parser   auto: what the chat template and config.json show     a name: that format
+                                         none: not read
+
+A chat template that knows tools and a model of a known format are served in that format. For all others the tools stand
+in the system message in Hermes' form, in which calls are read then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slipstream.router.catalog.call_example import call_example
+from slipstream.router.parsers.description.output_format import BoundFormat, OutputFormat
+from slipstream.router.parsers.detection import AUTO, FORMATS, NONE, choose, combined
+from slipstream.router.parsers.parser_names import DETECTED, ParserNames
+from slipstream.router.text.detokenizer import PieceTable
+from slipstream.router.text.tokenizer import Tokenizer
+
+FALLBACK = "hermes"
+
+
+class ModelOutputs:
+    """`form` None: outputs are only text. `call_example` shows how a call is written, for a model whose template does
+    not know tools."""
+
+    def __init__(self, tokenizer: Tokenizer, form: OutputFormat | None) -> None:
+        self.tokenizer = tokenizer
+        shown = {} if form is None else form.marker_characters(tokenizer.special_tokens)
+        self.form: BoundFormat | None = None if form is None else form.bound(shown)
+        self.reads_calls = form is not None and (form.calls is not None or form.channels is not None)
+        self.reads_reasoning = form is not None and (form.reasoning is not None or form.channels is not None)
+        self.call_example = "" if form is None or form.calls is None else call_example(form.calls)
+        self._pieces = tokenizer.pieces_showing(shown) if shown else tokenizer.pieces
+        self._raw_pieces: dict[bool, PieceTable] = {}  # with all special tokens, by whether markers are shown as such
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, config: Mapping[str, Any], names: ParserNames = DETECTED) -> ModelOutputs:
+        """The outputs of a model with this config.json."""
+        return cls(tokenizer, chosen_format(tokenizer, config, names))
+
+    def pieces(self, is_parsed: bool, shows_special: bool) -> PieceTable:
+        """What tokens contribute to the text: with the markers of the format if it `is_parsed`, and with all other
+        special tokens as they are written if it `shows_special`."""
+        if not shows_special:
+            return self._pieces if is_parsed else self.tokenizer.pieces
+        table = self._raw_pieces.get(is_parsed)
+        if table is None:
+            shown = self.form.special if is_parsed and self.form is not None else {}
+            table = self._raw_pieces[is_parsed] = self.tokenizer.pieces_showing(shown, shows_special=True)
+        return table
+
+
+def chosen_format(tokenizer: Tokenizer, config: Mapping[str, Any], names: ParserNames) -> OutputFormat | None:
+    """The format of calls and reasoning together; None: neither is read. A detected format of calls counts where the
+    template shows something of it: tools or calls."""
+    template = tokenizer.chat_template
+    if template is None:
+        return None
+    calls = choose(names.calls, NONE, template.source, config)
+    knows = tokenizer.tool_forms.knows_tools or tokenizer.tool_forms.calls is not None
+    if names.calls == AUTO and (calls is None or not knows):
+        calls = FORMATS[FALLBACK]
+    return combined(calls, choose(NONE, names.reasoning, template.source, config))

@@ -1,0 +1,2 @@
+"""A model's output taken apart: reasoning, content, calls of tools. `description/` says what a format is, `formats/`
+has those of the models, `readers/` read the parts of a call. It imports nothing of ours."""

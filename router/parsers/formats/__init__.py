@@ -1,0 +1,1 @@
+"""The formats of the models, each a description. It imports `description`."""

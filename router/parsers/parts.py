@@ -1,0 +1,171 @@
+"""Reads an output of reasoning, content and calls, which markers tell apart."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from slipstream.router.parsers.answer import Answer, AnswerCall
+from slipstream.router.parsers.description.elements import Element, Literal, Space
+from slipstream.router.parsers.description.output_format import CallsPart, OutputFormat
+from slipstream.router.parsers.readers.call_reader import read_call, read_literals
+from slipstream.router.parsers.readers.json_values import SURROGATES, read_run
+from slipstream.router.parsers.readers.marker_set import marker_set
+from slipstream.router.parsers.readers.text_input import EndOfTextError, MismatchError, Reading, TextInput
+from slipstream.router.parsers.text_writer import TextWriter
+
+WHITE_SPACE = re.compile(r"[ \t\r\n]*+")
+MIN_STRAY = 4  # characters of a closing text that is taken away where it stands alone (not `]`, not three backticks)
+
+
+class PartsReader:
+    """What belongs to no part is content."""
+
+    def __init__(self, form: OutputFormat, source: TextInput, answer: Answer, reads_calls: bool) -> None:
+        self._source = source
+        self._answer = answer
+        self._hidden = form.hidden
+        self._reasoning = form.reasoning
+        self._has_reasoned = False
+        self._calls = form.calls if reads_calls else None
+        self._starts = (self._calls.start,) if self._calls is not None and self._calls.start is not None else ()
+
+    def read(self, begins_in_reasoning: bool) -> Reading[None]:
+        """The whole output. Raises EndOfTextError, or returns when no more is asked for."""
+        if begins_in_reasoning:
+            yield from self._read_reasoning()
+        while not self._answer.is_over:
+            at_start = self._answer.content.is_empty and not self._answer.num_begun
+            if not at_start or not (yield from self._read_start()):
+                yield from self._read_content()
+
+    def _markers_in_content(self) -> tuple[str, ...]:
+        reasoning = self._reasoning.opens if self._reasoning is not None and self._reasoning.anywhere else ()
+        if self._calls is None:
+            return (*reasoning, *self._hidden)
+        closings = closing_texts(self._calls) if self._answer.num_begun else ()
+        return (*self._calls.markers, *reasoning, *self._hidden, *closings)
+
+    def _read_text(self, writer: TextWriter, markers: tuple[str, ...]) -> Reading[str]:
+        """The text before one of the markers. Returns the marker, which is not read."""
+        source, texts = self._source, marker_set(markers)
+        while True:
+            end, found = texts.find(source.text, source.at, source.is_final)
+            writer.write(source.text[source.at : end])
+            source.move_to(end)
+            if found is not None:
+                return found
+            yield from source.wait()
+
+    def _read_content(self) -> Reading[None]:
+        """Content up to a marker, and what begins there."""
+        marker = yield from self._read_text(self._answer.content, self._markers_in_content())
+        if self._calls is not None and marker in self._calls.markers:
+            yield from self._read_calls(self._calls, is_marked=True)
+        elif self._reasoning is not None and marker in self._reasoning.opens:
+            yield from self._read_reasoning()
+        else:
+            self._source.move_to(self._source.at + len(marker))
+            self._answer.content.at_marker()
+
+    def _read_start(self) -> Reading[bool]:
+        """What counts only where content may begin: reasoning, and calls without a marker. Returns whether it was
+        there."""
+        yield from read_run(self._source, WHITE_SPACE, self._answer.content.write)
+        opens = self._reasoning.opens if self._reasoning is not None and not self._has_reasoned else ()
+        if (yield from self._source.sees(opens)) is not None:
+            yield from self._read_reasoning()
+            return True
+        if self._calls is not None and self._source.text.startswith(self._starts, self._source.at):
+            yield from self._read_calls(self._calls, is_marked=False)
+            return True
+        return False
+
+    def _read_reasoning(self) -> Reading[None]:
+        """A section of reasoning. Its opening text may have stood in the prompt, and may be repeated."""
+        assert self._reasoning is not None
+        self._has_reasoned = True
+        self._answer.begin_reasoning()
+        yield from self._source.skip_white()
+        yield from self._source.accept(self._reasoning.opens)
+        markers = self._calls.markers if self._calls is not None else ()
+        special_markers = tuple(marker for marker in markers if SURROGATES.search(marker))
+        marker = yield from self._read_text(self._answer.reasoning, (*self._reasoning.closes, *special_markers))
+        if marker not in special_markers:
+            self._source.move_to(self._source.at + len(marker))
+        self._answer.end_reasoning()
+
+    def _read_calls(self, calls: CallsPart, is_marked: bool) -> Reading[None]:
+        """Calls from their first text on. What turns out to be none is content."""
+        source, answer = self._source, self._answer
+        source.mark()
+        try:
+            yield from read_literals(source, calls.opening)
+            yield from self._read_call(calls, is_marked)
+            while not answer.is_over and (yield from self._goes_on(calls)):
+                yield from self._read_call(calls, is_marked)
+        except MismatchError:
+            answer.content.write(source.release())
+        except EndOfTextError:
+            answer.content.write(source.release_all())
+            raise
+
+    def _read_call(self, calls: CallsPart, is_marked: bool) -> Reading[None]:
+        """One call. Raises MismatchError if it is none, or is written otherwise."""
+        elements, tail = calls.call[: calls.body + 1], calls.call[calls.body + 1 :]
+        call = AnswerCall(self._answer, only_tools=not is_marked)
+        try:
+            yield from read_call(self._source, call, elements, first_texts(tail))
+        except (MismatchError, EndOfTextError) as error:
+            if call.has_begun:
+                call.end(is_complete=isinstance(error, MismatchError))
+            raise
+        call.end(is_complete=True)
+        if not self._answer.is_over:
+            yield from read_literals(self._source, tail)
+
+    def _goes_on(self, calls: CallsPart) -> Reading[bool]:
+        """Behind a call: whether another one follows. Reads what stands between, or else the closing."""
+        source = self._source
+        closings, nexts = first_texts(calls.closing), first_texts((*calls.separator, *calls.call))
+        if not calls.closing and not first_texts(calls.separator):
+            return False  # each call has a marker of its own
+        source.mark()
+        yield from source.skip_white()
+        found = yield from source.sees((*closings, *nexts))
+        if found in nexts:
+            yield from read_literals(source, calls.separator)
+            return True
+        source.release()
+        if found in closings:
+            yield from self._read_closing(calls.closing)
+        return False
+
+    def _read_closing(self, elements: Sequence[Element]) -> Reading[None]:
+        """As much of the closing as is there."""
+        for element in elements:
+            match element:
+                case Space():
+                    yield from self._source.skip_white()
+                case Literal():
+                    found = yield from self._source.accept(element.spellings)
+                    if found is None and not element.optional:
+                        return
+
+
+def first_texts(elements: Sequence[Element]) -> tuple[str, ...]:
+    """The texts any of which these elements begin with."""
+    found: list[str] = []
+    for element in elements:
+        if isinstance(element, Literal):
+            found += element.spellings
+        if not isinstance(element, Space) and not (isinstance(element, Literal) and element.optional):
+            break
+    return tuple(found)
+
+
+def closing_texts(calls: CallsPart) -> tuple[str, ...]:
+    """Texts behind a call, which are taken away also where they stand alone."""
+    literals = [element for element in (*calls.call[calls.body :], *calls.closing) if isinstance(element, Literal)]
+    texts = (text for literal in literals for text in literal.spellings)
+    return tuple(text for text in texts if len(text) >= MIN_STRAY and not SURROGATES.search(text))
