@@ -15,6 +15,7 @@ from typing import Any
 from slipstream.router.catalog.call_example import call_example
 from slipstream.router.parsers.description.output_format import BoundFormat, OutputFormat
 from slipstream.router.parsers.detection import AUTO, FORMATS, NONE, choose, combined
+from slipstream.router.parsers.grammar.marker_tokens import MarkerTokens
 from slipstream.router.parsers.parser_names import DETECTED, ParserNames
 from slipstream.router.text.detokenizer import PieceTable
 from slipstream.router.text.tokenizer import Tokenizer
@@ -23,13 +24,15 @@ FALLBACK = "hermes"
 
 
 class ModelOutputs:
-    """`form` None: outputs are only text. `call_example` shows how a call is written, for a model whose template does
-    not know tools."""
+    """`format` is that of the model, `form` the same for its vocabulary; None: outputs are only text. `call_example`
+    shows how a call is written, for a model whose template does not know tools."""
 
     def __init__(self, tokenizer: Tokenizer, form: OutputFormat | None) -> None:
         self.tokenizer = tokenizer
         shown = {} if form is None else form.marker_characters(tokenizer.special_tokens)
+        self.format = form
         self.form: BoundFormat | None = None if form is None else form.bound(shown)
+        self.markers = MarkerTokens.of(tokenizer.added_tokens)
         self.reads_calls = form is not None and (form.calls is not None or form.channels is not None)
         self.reads_reasoning = form is not None and (form.reasoning is not None or form.channels is not None)
         self.call_example = "" if form is None or form.calls is None else call_example(form.calls)

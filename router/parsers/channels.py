@@ -6,7 +6,7 @@ import re
 
 from slipstream.router.parsers.answer import Answer, AnswerCall
 from slipstream.router.parsers.description.output_format import ChannelsPart
-from slipstream.router.parsers.readers.json_values import read_arguments
+from slipstream.router.parsers.readers.json_values import NO_ARGUMENTS, read_arguments
 from slipstream.router.parsers.readers.marker_set import marker_set
 from slipstream.router.parsers.readers.text_input import EndOfTextError, MismatchError, Reading, TextInput
 from slipstream.router.parsers.text_writer import TextWriter
@@ -102,7 +102,9 @@ class ChannelsReader:
             if character in '{["':
                 yield from read_arguments(self._source, call.write)
             else:
-                yield from self._read_text(TextWriter(call.write))
+                writer = TextWriter(call.write)
+                yield from self._read_text(writer)
+                call.write(NO_ARGUMENTS if writer.is_empty else "")
         except MismatchError:
             pass
         except EndOfTextError:

@@ -21,6 +21,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from slipstream.router.protocol.messages import GrammarSpec
+from slipstream.router.protocol.phased_grammar import Phase
 from slipstream.router.structured_output.json_schema.anything import DEFINITION, FREE_OBJECT, NAME
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ MAX_DIVISOR = 10_000  # as many automaton states, which take 40 ms to build
 MAX_REPEATS = 1_000_000
 MAX_STEP_FUEL = 50_000  # for one mask; a quarter of llguidance's default, with which a mask can take 150 ms
 NUM_TRIED_BYTES = 24
+CONTENT = "content"  # the name under which a phase's Lark refers to `Phase.content`
 ENDLESS = "NoExtensionBias"  # llguidance's word for a rule that only leads to itself
 
 
@@ -77,6 +79,17 @@ def grammar_of(grammar_spec: GrammarSpec) -> str:
         case "grammar":
             _check_repeats(grammar_spec)
             return LLMatcher.grammar_from_lark(_as_lark(grammar_spec.spec))
+        case "output":
+            raise GrammarError("the phases of an output have grammars of their own")
+
+
+def grammar_of_phase(phase: Phase) -> str:
+    """The grammar of a phase that has one, in llguidance's format. It was written by the router, which has tried the
+    parts of it that come from a client. Raises GrammarError."""
+    grammars = [{"lark_grammar": phase.grammar}]
+    if phase.content is not None:
+        grammars += [part | {"name": CONTENT} for part in json.loads(grammar_of(phase.content))["grammars"]]
+    return json.dumps({"grammars": grammars})
 
 
 def json_options(style: JsonStyle) -> dict[str, Any]:

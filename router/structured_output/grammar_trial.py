@@ -105,9 +105,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def verdict(grammar: GrammarSpec, style: JsonStyle) -> GrammarVerdict:
     """Tries a grammar. This may take for ever, or all memory."""
-    from slipstream.router.structured_output.json_grammar import json_grammar_spec  # only this process needs it
+    # Only this process needs them.
+    from slipstream.router.structured_output.json_grammar import json_grammar_spec
+    from slipstream.router.structured_output.output_trial import complaint_of_output
 
     try:
+        if grammar.kind == "output":
+            fault = complaint_of_output(grammar.spec)
+            return GrammarVerdict(None if fault is not None else grammar, fault)
         final = json_grammar_spec(grammar.spec, style) if grammar.kind == "json" else grammar
         fault = complaint(final)
     except GrammarError as error:

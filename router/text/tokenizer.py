@@ -84,6 +84,7 @@ class Tokenizer:
             # What it writes is not in its source where it is put together (`'<|' + message.role + '|>'`).
             rendered = self.content_forms.rendered, self.tool_forms.rendered
             template_text = "\0".join((files.chat_template or "", *rendered, *named.values()))
+        self.added_tokens: tuple[Mapping[str, Any], ...] = tuple(added)
         self.special_tokens = {token["content"]: int(token["id"]) for token in added if token["special"]}
         self._decoder = spec.get("decoder")
         self.pieces = self.pieces_showing({})

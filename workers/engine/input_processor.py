@@ -14,6 +14,7 @@ from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.plan.step_plan import is_plainly_greedy
 from slipstream.workers.engine.plan.token_counts import TokenCounts
 from slipstream.workers.engine.scheduling.sequence import Sequence
+from slipstream.workers.engine.structured_output.grammar_matcher import SequenceGrammar
 from slipstream.workers.engine.structured_output.grammars import GrammarCompiler
 from slipstream.workers.interface.engine import EngineRequestError
 
@@ -50,7 +51,8 @@ class InputProcessor:
             raise EngineRequestError("grammar", "is not served by this engine")
         tokens = array("i", request.prompt_ids)
         tokens.frombytes(request.output_ids)
-        ignores_eos = params.ignore_eos and params.grammar is None  # a grammar determines where the output ends
+        # A grammar determines where the output ends; that of phases does so only where it has begun.
+        ignores_eos = params.ignore_eos and (params.grammar is None or params.grammar.kind == "output")
         in_vocabulary = [t for t in params.stop_token_ids if 0 <= t < self.limits.vocab_size]
         return Sequence(
             key=(request.request_id, request.attempt),
@@ -63,12 +65,18 @@ class InputProcessor:
             chain=self._chain(request.cache_salt),
             counts=_token_counts(params, prompt, resumed),
             max_model_len=self.limits.max_model_len,
-            is_plainly_greedy=is_plainly_greedy(params),
-            grammar=self._grammars.follow(params.grammar, tokens, len(prompt))
-            if self._grammars and params.grammar
-            else None,
+            is_greedy=is_plainly_greedy(params),
+            grammar=self._grammar(params, tokens, len(prompt)),
             ticket=ticket,
         )
+
+    def _grammar(self, params: SamplingParams, tokens: array[int], num_prompt: int) -> SequenceGrammar | None:
+        if params.grammar is None or self._grammars is None:
+            return None
+        try:
+            return self._grammars.follow(params.grammar, tokens, num_prompt)
+        except ValueError as error:
+            raise EngineRequestError("grammar", str(error)) from error
 
     def _chain(self, cache_salt: str) -> HashChain | None:
         if not self.limits.prefix_caching:

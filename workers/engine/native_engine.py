@@ -293,6 +293,8 @@ class NativeEngine:
             reason = "length"
         if reason is not None or sequence.ticket is not None:
             self._end(sequence)
+        elif grammar is not None:
+            self._scheduler.follow_grammar(sequence)
         assert sequence.num_cached is not None
         return TokenChunk(
             *sequence.key,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from slipstream.router.api.openai.answer.parsed_output import OutputReading
 from slipstream.router.api.openai.body.schema import ChatRequest, GenerationFields
+from slipstream.router.api.openai.body.tool_grammars import RequestTool
 from slipstream.router.api.openai.body.tools import ToolUse
-from slipstream.router.catalog.model_outputs import ModelOutputs
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.parsers.detection import begins_in_reasoning
+from slipstream.router.parsers.grammar.output_grammar import ReasoningState
 from slipstream.router.text.detokenizer import PieceTable
 
 
@@ -20,7 +21,7 @@ def check_tools(use: ToolUse | None, model: ServedModel) -> None:
         raise HttpError(400, message, param=use.field, code="unsupported_parameter")
 
 
-def reading_of(body: ChatRequest, model: ServedModel, packed_ids: bytes) -> OutputReading | None:
+def reading_of(body: ChatRequest, model: ServedModel, reasoning: ReasoningState) -> OutputReading | None:
     """None: the outputs are text, as those of a model whose reasoning is not known are where calls are not read."""
     use, outputs = body.tool_use, model.outputs
     reads_calls = use is not None and use.reads_calls
@@ -30,18 +31,35 @@ def reading_of(body: ChatRequest, model: ServedModel, packed_ids: bytes) -> Outp
         outputs.form,
         outputs.pieces(True, body.skip_special_tokens is False),
         {tool.name: tool.parameters or {} for tool in use.tools} if use is not None else {},
-        begins_within(outputs, model, packed_ids),
+        reasoning == "begun",
         reads_calls,
         use.max_calls if use is not None else None,
         body.include_reasoning is not False,
     )
 
 
-def begins_within(outputs: ModelOutputs, model: ServedModel, packed_ids: bytes) -> bool:
-    """Whether the outputs begin within reasoning that the prompt has opened."""
-    if outputs.form is None or not outputs.reads_reasoning:
-        return False
-    return begins_in_reasoning(outputs.form.form, model.tokenizer.tail(packed_ids))
+def request_tools(use: ToolUse | None) -> list[RequestTool]:
+    """The tools that may be called."""
+    if use is None or not use.reads_calls:
+        return []
+    allowed = None if use.allowed is None else set(use.allowed)
+    return [
+        RequestTool(tool.name, tool.parameters, use.place_of(index), tool.is_strict or use.is_named)
+        for index, tool in enumerate(use.tools)
+        if allowed is None or tool.name in allowed
+    ]
+
+
+def reasoning_state(model: ServedModel, packed_ids: bytes) -> ReasoningState:
+    """Whether the outputs begin within reasoning that the prompt has opened, or may begin with it."""
+    outputs = model.outputs
+    if outputs is None or outputs.format is None or not outputs.reads_reasoning:
+        return "over"
+    form, tail = outputs.format, model.tokenizer.tail(packed_ids)
+    if begins_in_reasoning(form, tail):
+        return "begun"
+    closes = form.reasoning.closes if form.reasoning is not None else ()
+    return "over" if tail.rstrip().endswith(closes) else "possible"
 
 
 def text_pieces(body: GenerationFields, model: ServedModel) -> PieceTable:

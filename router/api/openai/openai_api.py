@@ -20,7 +20,14 @@ from slipstream.router.api.openai.body.parsing import BodyParser
 from slipstream.router.api.openai.body.sampling import SEED_MASK, check_token_ids, sampling_params
 from slipstream.router.api.openai.body.schema import ChatRequest, CompletionRequest, GenerationFields
 from slipstream.router.api.openai.body.structured_output import RequestGrammars
-from slipstream.router.api.openai.chat_reading import check_tools, reading_of, text_pieces
+from slipstream.router.api.openai.body.tool_grammars import ToolGrammars
+from slipstream.router.api.openai.chat_reading import (
+    check_tools,
+    reading_of,
+    reasoning_state,
+    request_tools,
+    text_pieces,
+)
 from slipstream.router.api.openai.generation_batch import (
     GenerationBatch,
     Prompt,
@@ -39,6 +46,7 @@ from slipstream.router.config.router_config import ApiConfig
 from slipstream.router.http.http_error import HttpError, RequestError
 from slipstream.router.http.reader import Request
 from slipstream.router.observability.front_counts import FrontMetrics, ModelCounts
+from slipstream.router.parsers.grammar.output_grammar import ReasoningState
 from slipstream.router.protocol.generation import AdmissionError, GenerateRequest
 from slipstream.router.protocol.messages import GrammarSpec, SamplingParams, pack_ids
 from slipstream.router.protocol.model_id import ModelId
@@ -81,6 +89,7 @@ class OpenAiApi:
         self._bodies = BodyParser(config.unknown_fields == "ignore", metrics.ignored_fields, self._lookup.longest)
         self._clamps = config.overlong == "clamp"
         self._grammars = RequestGrammars()
+        self._tool_grammars = ToolGrammars(self._grammars)
         self._stages = PreparationStages()
 
     def add_to(self, routes: ApiRoutes) -> None:
@@ -147,13 +156,14 @@ class OpenAiApi:
             use.tools if use is not None else (),
             model.outputs.call_example if model.outputs is not None else "",
         )
-        grammar = await self._grammars.of(body)
+        reasoning = reasoning_state(model, packed_ids)
+        grammar = await self._chat_grammar(body, model, reasoning)
         asked_for = model.defaults.max_tokens(body.stated_max_tokens)
         default = model.defaults.default_max_tokens(None)
         max_tokens = room(packed_ids, limit, asked_for, default, "messages", self._clamps)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         prompts = [Prompt(packed_ids, sampling(body, model, max_tokens, logprobs, grammar, received.seed))]
-        pieces, reading = text_pieces(body, model), reading_of(body, model, packed_ids)
+        pieces, reading = text_pieces(body, model), reading_of(body, model, reasoning)
         head, shows_logprobs = received.head, logprobs is not None
         if reading is None:
             form = ChatFormat(head, pieces, shows_logprobs, body.wants_usage)
@@ -161,6 +171,24 @@ class OpenAiApi:
         is_legacy = use is not None and use.is_legacy
         parsed_form = MessageFormat(head, reading.pieces, shows_logprobs, body.wants_usage, is_legacy)
         return GenerationBatch(received, prompts, "messages", parsed_form, pieces, reading)
+
+    async def _chat_grammar(
+        self, body: ChatRequest, model: ServedModel, reasoning: ReasoningState
+    ) -> GrammarSpec | None:
+        """What the output has to follow: the form of the answer, and calls of tools. Raises HttpError."""
+        content, use, outputs = await self._grammars.of(body), body.tool_use, model.outputs
+        tools = request_tools(use)
+        if outputs is None or not (tools or (content is not None and reasoning != "over")):
+            return content
+        return await self._tool_grammars.of(
+            outputs.format,
+            outputs.markers,
+            tools,
+            "none" if use is None else use.mode,
+            is_parallel=use is None or use.is_parallel,
+            content=content,
+            reasoning=reasoning,
+        )
 
     async def _completion_batch(self, received: ReceivedRequest, body: CompletionRequest) -> GenerationBatch:
         model = received.model

@@ -57,9 +57,8 @@ def read_call(source: TextInput, call: CallSink, elements: Sequence[Element], be
             case JsonEnvelope():
                 yield from read_envelope(source, call, element)
             case JsonArguments():
-                begins = yield from source.peek()
                 call.begin(name, call_id)
-                if begins in '{["':
+                if (yield from source.peek()) in '{["':
                     yield from read_arguments(source, call.write)
                 else:
                     call.write(NO_ARGUMENTS)

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-GrammarKind = Literal["json", "regex", "choice", "grammar"]
+GrammarKind = Literal["json", "regex", "choice", "grammar", "output"]
 
 
 def pack_ids(token_ids: Iterable[int]) -> bytes:
@@ -26,7 +26,8 @@ def unpack_ids(packed: bytes) -> list[int]:
 
 class GrammarSpec(NamedTuple):
     """What the output has to conform to. `spec` is a JSON schema, a regular expression, a JSON array of strings, or a
-    grammar in the syntax of Lark or GBNF (see `router.grammar`)."""
+    grammar in the syntax of Lark or GBNF (see `protocol.grammar`). For "output" it says which parts of an output have
+    which grammar (see `protocol.phased_grammar`)."""
 
     kind: GrammarKind
     spec: str

@@ -32,7 +32,7 @@ def new_sequence(arrival: int, num_prompt: int, **params: object) -> Sequence:
         chain=None,
         counts=None,
         max_model_len=LIMITS.max_model_len,
-        is_plainly_greedy=is_plainly_greedy(sampling),
+        is_greedy=is_plainly_greedy(sampling),
     )
 
 

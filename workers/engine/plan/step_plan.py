@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.router.protocol.messages import SamplingParams, TokenLogprob
 from slipstream.workers.engine.plan.token_counts import TokenCounts
-from slipstream.workers.engine.structured_output.grammars import GrammarMatcher
+from slipstream.workers.engine.structured_output.grammar_matcher import SequenceGrammar
 from slipstream.workers.models.interface.step_arrays import StepArrays
 
 GREEDY_BELOW = 1e-5  # colder than this is greedy: vLLM's _SAMPLING_EPS
@@ -66,7 +66,8 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
-    """One sequence whose next token is sampled in this step, in the order of the plan. Stays on rank 0.
+    """One sequence whose next token is sampled in this step, in the order of the plan. Stays on rank 0. `grammar` is
+    there only if it restricts that token.
 
     `counts` is the sequence's own live object, there only if a penalty is on. `masked_ids` are the tokens that would
     end the sequence before `min_tokens`; where the grammar allows nothing else they count for nothing.
@@ -76,7 +77,7 @@ class SamplingRow:
     position: int  # of the token in the output; with the seed it decides the draw
     counts: TokenCounts | None = None
     masked_ids: tuple[int, ...] = ()
-    grammar: GrammarMatcher | None = None
+    grammar: SequenceGrammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class SampledTokens:
 
 
 def is_plainly_greedy(params: SamplingParams) -> bool:
-    """Whether, once no token is masked any more, the best token is taken and nothing else is wanted of the scores."""
+    """Whether, where no token is masked, the best token is taken and nothing else is wanted of the scores."""
     return (
         params.temperature < GREEDY_BELOW
         and params.logprobs is None
@@ -97,5 +98,4 @@ def is_plainly_greedy(params: SamplingParams) -> bool:
         and not params.presence_penalty
         and not params.frequency_penalty
         and params.repetition_penalty == 1.0
-        and params.grammar is None
     )

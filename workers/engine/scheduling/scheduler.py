@@ -35,7 +35,8 @@ class Scheduler:
     Reservations (for KV on its way here) count against slots and pages from the start, and are made only from what the
     queue does not need, so they never starve an accepted sequence.
 
-    A sequence whose grammar is still being compiled stands back, in the queue or in the batch, until `look_again`.
+    A sequence that needs a grammar that is still being compiled stands back, in the queue or in the batch, until
+    `look_again`.
     """
 
     def __init__(self, limits: EngineLimits) -> None:
@@ -184,6 +185,15 @@ class Scheduler:
         """See `PagePool.set_limit`. Promised pages are withheld when they are neither taken nor promised any more."""
         self._promised.set_limit(num_pages)
         self._is_stuck = False
+
+    def follow_grammar(self, sequence: Sequence) -> None:
+        """A running sequence with a grammar has a new token. It stands back if it has come to a part of the grammar
+        that is still being compiled."""
+        if sequence.is_ready:
+            sequence.look_at_grammar()
+        else:
+            sequence.is_plainly_greedy = False
+            self._unready.append(sequence)
 
     def look_again(self) -> None:
         """Something has changed that the scheduler cannot know about: a grammar is ready."""

@@ -11,7 +11,7 @@ from slipstream.router.protocol.block_hash import HashChain
 from slipstream.router.protocol.messages import SamplingParams
 from slipstream.workers.engine.kv_cache.page_states import PageState
 from slipstream.workers.engine.plan.token_counts import TokenCounts
-from slipstream.workers.engine.structured_output.grammars import GrammarMatcher
+from slipstream.workers.engine.structured_output.grammar_matcher import SequenceGrammar
 from slipstream.workers.interface.engine import AttemptKey
 
 
@@ -89,8 +89,8 @@ class Sequence:
     chain: HashChain | None  # None: no prefix caching
     counts: TokenCounts | None  # None: no penalties
     max_model_len: int
-    is_plainly_greedy: bool  # nothing is wanted of the scores but the highest
-    grammar: GrammarMatcher | None = None  # reads the same tokens
+    is_greedy: bool  # nothing is wanted of the scores but the highest, where no token is masked
+    grammar: SequenceGrammar | None = None  # reads the same tokens
     ticket: HandoffTicket | None = None  # set: prefill only
     state: SequenceState = SequenceState.WAITING
     pages: array[int] = field(default_factory=lambda: array("i"))  # those of the first page group, block by block
@@ -100,6 +100,7 @@ class Sequence:
     num_sends: int = 0  # transfers to another worker that read its pages while it decodes
     is_adopted: bool = False  # it decoded elsewhere and goes on here
     num_cached: int | None = None  # tokens found in the prefix cache when pages were first taken
+    is_plainly_greedy: bool = field(init=False)  # and its grammar masks none
     num_to_land: int = field(init=False)  # tokens whose KV a reservation waits for
     min_tokens: int = field(init=False)  # `stop_ids` cannot be sampled before it has so many tokens
     max_tokens: int = field(init=False)  # it ends when it has so many tokens
@@ -109,6 +110,7 @@ class Sequence:
     output_checkpoint: int | None = None  # blocks before the state that was last kept while it decoded
 
     def __post_init__(self) -> None:
+        self.is_plainly_greedy = self.is_greedy and self.grammar is None
         self.num_to_land = self.num_tokens
         self.min_tokens = self.num_prompt + self.params.min_tokens
         self.max_tokens = min(self.num_prompt + self.params.max_tokens, self.max_model_len)
@@ -139,6 +141,11 @@ class Sequence:
     def is_ready(self) -> bool:
         """Whether its next token could be picked. If not, its grammar is still being compiled."""
         return self.grammar is None or self.grammar.is_ready
+
+    def look_at_grammar(self) -> None:
+        """After a token of a sequence with a grammar that is ready: whether that masks the next one."""
+        assert self.grammar is not None
+        self.is_plainly_greedy = self.is_greedy and not self.grammar.restricts
 
     @property
     def is_preemptible(self) -> bool:

@@ -18,20 +18,25 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.model_files.text_copy import read_text
-from slipstream.router.protocol.grammar import grammar_of, parser_limits
+from slipstream.router.protocol.grammar import grammar_of, grammar_of_phase, parser_limits
 from slipstream.router.protocol.messages import GrammarSpec
+from slipstream.router.protocol.phased_grammar import Phase, PhasedGrammar
+from slipstream.workers.engine.structured_output.grammar_matcher import GrammarMatcher, SequenceGrammar
+from slipstream.workers.engine.structured_output.phased_matcher import PhasedMatcher
+from slipstream.workers.engine.structured_output.token_bytes import TokenBytes
+from slipstream.workers.engine.structured_output.trigger_scanner import OutputShape, TriggerScanner
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 MAX_COMPILED = 64
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
 
 log = logging.getLogger(__name__)
 
@@ -58,34 +63,64 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._eos_ids = sorted(eos_ids)
         self._tokenizer: LLTokenizer | None = None
+        self._token_bytes: TokenBytes | None = None
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
-        self._compiled: OrderedDict[GrammarSpec, Future[LLMatcher | None]] = OrderedDict()
+        self._compiled: OrderedDict[GrammarSpec | Phase, Future[LLMatcher | None]] = OrderedDict()
+        self._phased: OrderedDict[str, PhasedGrammar] = OrderedDict()
+        self._scanners: OrderedDict[OutputShape, Future[TriggerScanner | None]] = OrderedDict()
 
-    def follow(self, grammar: GrammarSpec, tokens: array[int], num_prompt: int) -> GrammarMatcher:
-        """The grammar of a sequence, which follows the output in its `tokens` as they grow."""
+    def follow(self, grammar: GrammarSpec, tokens: array[int], num_prompt: int) -> SequenceGrammar:
+        """The grammar of a sequence, which follows the output in its `tokens` as they grow. Raises ValueError if it is
+        of the kind "output" and cannot be read."""
+        is_waited_for = self._on_ready is None
+        if grammar.kind != "output":
+            return GrammarMatcher(self._matcher(grammar), tokens, num_prompt, is_waited_for=is_waited_for)
+        phased = self._phased.get(grammar.spec)
+        if phased is None:
+            phased = _kept(self._phased, grammar.spec, PhasedGrammar.of(grammar.spec))
+        self._phased.move_to_end(grammar.spec)
+        shape = OutputShape.of(phased)
+        scanner = self._scanners.get(shape)
+        if scanner is None or self._may_be_readable_now(scanner):
+            scanner = _kept(self._scanners, shape, self._submitted(self._scanner, shape))
+        self._scanners.move_to_end(shape)
+        compiled = {
+            number: self._matcher(phase._replace(triggers=()))
+            for number, phase in enumerate(phased.phases)
+            if phase.grammar is not None
+        }
+        return PhasedMatcher(
+            phased, scanner, compiled, self._tokens_of, self._eos_ids, tokens, num_prompt, is_waited_for=is_waited_for
+        )
+
+    def _matcher(self, grammar: GrammarSpec | Phase) -> Future[LLMatcher | None]:
         compiled = self._compiled.get(grammar)
-        if compiled is None or (compiled.done() and self._tokenizer is None):  # which may be readable by now
-            compiled = self._compiled[grammar] = self._pool.submit(self._compile, grammar)
-            if self._on_ready is not None:
-                on_ready = self._on_ready
-                compiled.add_done_callback(lambda compiled: on_ready())
-            if len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
+        if compiled is None or self._may_be_readable_now(compiled):
+            compiled = _kept(self._compiled, grammar, self._submitted(self._compile, grammar))
         self._compiled.move_to_end(grammar)
-        return GrammarMatcher(compiled, tokens, num_prompt, is_waited_for=self._on_ready is None)
+        return compiled
 
-    def _compile(self, grammar: GrammarSpec) -> LLMatcher | None:
+    def _may_be_readable_now(self, work: Future[Any]) -> bool:
+        """Whether the tokenizer could not be read when something was compiled."""
+        return work.done() and self._tokenizer is None
+
+    def _submitted(self, work: Callable[[Any], T], what: Any) -> Future[T]:
+        """Does work on the thread for it."""
+        future = self._pool.submit(work, what)
+        if self._on_ready is not None:
+            on_ready = self._on_ready
+            future.add_done_callback(lambda future: on_ready())
+        return future
+
+    def _compile(self, grammar: GrammarSpec | Phase) -> LLMatcher | None:
         """Compiles a grammar. If that fails, it logs why and returns None; sequences with the grammar then end in an
         error."""
-        from llguidance import LLMatcher, LLTokenizer
+        from llguidance import LLMatcher
 
         try:
-            if self._tokenizer is None:
-                # It has been read as JSON: text that is not would be taken for a file name.
-                text = read_text(self._model_dir, self._manifests, vocabulary)
-                text = without_tokens_beyond(json.loads(text), self._vocab_size) or text
-                self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos_ids or None)
-            matcher = LLMatcher(self._tokenizer, grammar_of(grammar), log_level=0, limits=parser_limits())
+            tokenizer = self._read_tokenizer()
+            text = grammar_of_phase(grammar) if isinstance(grammar, Phase) else grammar_of(grammar)
+            matcher = LLMatcher(tokenizer, text, log_level=0, limits=parser_limits())
         except (OSError, ValueError) as error:  # a GrammarError is one
             log.warning("a grammar cannot be followed: %s", error)
             return None
@@ -93,6 +128,42 @@ class GrammarCompiler:
             log.warning("a grammar cannot be followed: %s", matcher.get_error())
             return None
         return matcher
+
+    def _scanner(self, shape: OutputShape) -> TriggerScanner | None:
+        try:
+            self._read_tokenizer()
+        except (OSError, ValueError) as error:
+            log.warning("no grammar can be followed: %s", error)
+            return None
+        assert self._token_bytes is not None
+        return TriggerScanner(shape, self._token_bytes)
+
+    def _read_tokenizer(self) -> LLTokenizer:
+        """Raises OSError or ValueError."""
+        from llguidance import LLTokenizer
+
+        if self._tokenizer is None:
+            # It has been read as JSON: text that is not would be taken for a file name.
+            text = read_text(self._model_dir, self._manifests, vocabulary)
+            spec = json.loads(text)
+            text = without_tokens_beyond(spec, self._vocab_size) or text
+            tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos_ids or None)
+            self._token_bytes = TokenBytes.read(tokenizer, spec)
+            self._tokenizer = tokenizer
+        return self._tokenizer
+
+    def _tokens_of(self, text: bytes) -> list[int]:
+        """Tokens with this text. To be called when something was compiled."""
+        assert self._tokenizer is not None
+        return self._tokenizer.tokenize_bytes(text)
+
+
+def _kept(table: OrderedDict[K, V], key: K, value: V) -> V:
+    """Remembers what was made for a key, and forgets the one that was not asked for longest."""
+    table[key] = value
+    if len(table) > MAX_COMPILED:
+        table.popitem(last=False)
+    return value
 
 
 def without_tokens_beyond(tokenizer: dict[str, Any], vocab_size: int) -> str | None:
@@ -109,57 +180,3 @@ def vocabulary(model_dir: Path) -> str:
     from slipstream.router.text.tokenizer_files import TokenizerFiles
 
     return complete_json(TokenizerFiles.read(model_dir))
-
-
-class GrammarMatcher:
-    """The grammar of one sequence, whose tokens it reads as they grow."""
-
-    __slots__ = ("_compiled", "_is_waited_for", "_matcher", "_num_read", "_tokens")
-
-    def __init__(
-        self, compiled: Future[LLMatcher | None], tokens: array[int], num_prompt: int, *, is_waited_for: bool
-    ) -> None:
-        self._is_waited_for = is_waited_for
-        self._compiled = compiled
-        self._matcher: LLMatcher | None = None
-        self._tokens = tokens
-        self._num_read = num_prompt
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the next token can be picked; if not, `on_ready` will be called."""
-        return self._is_waited_for or self._compiled.done()
-
-    @property
-    def is_at_end(self) -> bool:
-        """Whether the output is complete, so that nothing more can follow."""
-        matcher = self._read()
-        return matcher is not None and matcher.is_stopped() and not matcher.is_error()
-
-    def write_allowed(self, mask: NDArray[np.uint8], held_back: Iterable[int] = ()) -> None:
-        """Sets the bits of `mask` (lowest first) of the tokens that may come next; those in `held_back` only if there
-        are no others. Sets none if the output has left the grammar, or if the grammar is too complex."""
-        matcher = self._read()
-        mask[:] = 0
-        if matcher is None:
-            return
-        allowed = np.frombuffer(matcher.compute_bitmask(), np.uint8)[: len(mask)]
-        if matcher.is_error():
-            log.warning("a grammar cannot be followed further: %s", matcher.get_error())
-            return
-        mask[: len(allowed)] = allowed
-        for token_id in held_back:
-            mask[token_id >> 3] &= ~np.uint8(1 << (token_id & 7))
-        if not mask.any():
-            mask[: len(allowed)] = allowed
-
-    def _read(self) -> LLMatcher | None:
-        if self._matcher is None:
-            prototype = self._compiled.result()
-            if prototype is None:
-                return None
-            self._matcher = prototype.deep_copy()
-        if self._num_read < len(self._tokens):
-            self._matcher.consume_tokens(self._tokens[self._num_read :].tolist())
-            self._num_read = len(self._tokens)
-        return self._matcher

@@ -38,7 +38,15 @@ class ParsedOutput:
     """Like OutputText, of which it reads the text token by token: how many tokens come at once makes no difference.
     `stopped` is set, too, when the last call that is allowed is complete."""
 
-    __slots__ = ("_parser", "_shows_reasoning", "_text", "num_reasoning_tokens", "num_tokens", "stopped")
+    __slots__ = (
+        "_num_reasoning_tokens",
+        "_parser",
+        "_reads_reasoning",
+        "_shows_reasoning",
+        "_text",
+        "num_tokens",
+        "stopped",
+    )
 
     def __init__(self, text: OutputText, reading: OutputReading) -> None:
         self._text = text
@@ -51,7 +59,9 @@ class ParsedOutput:
         )
         self._shows_reasoning = reading.shows_reasoning
         self.num_tokens = 0
-        self.num_reasoning_tokens = 0
+        form = reading.form.form
+        self._reads_reasoning = form.reasoning is not None or form.channels is not None
+        self._num_reasoning_tokens = 0
         self.stopped = False
 
     @property
@@ -61,6 +71,11 @@ class ParsedOutput:
     @property
     def num_calls(self) -> int:
         return self._parser.num_calls
+
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """Those of the output; None: the format has no reasoning."""
+        return self._num_reasoning_tokens if self._reads_reasoning else None
 
     def add(self, delta: Delta, hides_last: bool = False) -> Events:
         """What became certain with `delta`. Neighbouring parts of a text are one."""
@@ -72,7 +87,7 @@ class ParsedOutput:
             if piece:
                 events += parser.feed(piece)
             if was_reasoning or parser.in_reasoning:  # the token that ends it is a part of it
-                self.num_reasoning_tokens += 1
+                self._num_reasoning_tokens += 1
             if text.stopped or parser.is_over:
                 self.stopped = text.stopped = True
                 break

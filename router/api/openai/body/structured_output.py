@@ -8,7 +8,6 @@ its field, and never reaches a worker. A JSON schema reaches it in the form that
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import orjson
@@ -19,9 +18,10 @@ from slipstream.router.http.http_error import HttpError
 from slipstream.router.protocol.grammar import COMPACT_JSON, ENDLESS, JsonStyle, any_object
 from slipstream.router.protocol.messages import GrammarKind, GrammarSpec
 from slipstream.router.structured_output.grammar_trial import GrammarTrials, GrammarVerdict
+from slipstream.router.structured_output.verdict_cache import BoundedCache
 
 MAX_GRAMMAR_BYTES = 64 << 10
-MAX_VERDICTS = 256
+MAX_VERDICT_BYTES = 32 << 20  # some ten thousand schemas of tools
 MAX_WAITING = 64  # grammars that wait for their trial, which takes a second at most
 ANY_OBJECT = '{"type":"object"}'
 FIELDS = frozenset(
@@ -41,10 +41,10 @@ class RequestGrammars:
     """The grammars of one API and their verdicts. Used on its event loop only."""
 
     def __init__(self) -> None:
-        self._verdicts: OrderedDict[tuple[GrammarSpec, JsonStyle], GrammarVerdict] = OrderedDict()
+        self._verdicts: BoundedCache[tuple[GrammarSpec, JsonStyle], GrammarVerdict] = BoundedCache(MAX_VERDICT_BYTES)
         self._trials = GrammarTrials()
         self._turn = asyncio.Lock()
-        self._waiting: set[asyncio.Task[None]] = set()  # trials that wait for their turn or for a verdict
+        self._waiting: set[asyncio.Task[GrammarVerdict]] = set()  # trials that wait for their turn or for a verdict
 
     async def of(self, body: GenerationFields) -> GrammarSpec | None:
         """The grammar of a request, None if it has none. Raises HttpError 400 for several at once and for one that no
@@ -65,37 +65,42 @@ class RequestGrammars:
             raise invalid("structured_outputs", f"'whitespace' and 'open_objects' are for JSON, not for '{field}'.")
         if value is ANY_OBJECT:
             return any_object(style)
-        grammar, fault = await self._verdict(grammar_from(field, kind, value), style)
+        grammar, fault = await self.verdict(grammar_from(field, kind, value), style)
         if grammar is None:
-            raise invalid(field, f"'{field}' cannot be followed: {_as_reason(fault or '')}")
+            raise invalid(field, cannot_be_followed(field, fault))
         return grammar
 
-    async def _verdict(self, grammar: GrammarSpec, style: JsonStyle) -> GrammarVerdict:
+    async def verdict(self, grammar: GrammarSpec, style: JsonStyle = COMPACT_JSON) -> GrammarVerdict:
+        """What the trial of a grammar has found. Raises HttpError 503 if too many are waiting for theirs."""
         key = grammar, style
-        if key not in self._verdicts:
-            if len(self._waiting) >= MAX_WAITING:
-                raise HttpError(
-                    503,
-                    "Too many requests bring a schema or a grammar of their own.",
-                    kind="server_error",
-                    code="overloaded",
-                    headers=(("retry-after", "1"),),
-                )
-            trial = asyncio.create_task(self._try(grammar, style))
-            self._waiting.add(trial)
-            trial.add_done_callback(self._waiting.discard)
-            await asyncio.shield(trial)
-        self._verdicts.move_to_end(key)
-        return self._verdicts[key]
+        known = self._verdicts.get(key)
+        if known is not None:
+            return known
+        if len(self._waiting) >= MAX_WAITING:
+            raise HttpError(
+                503,
+                "Too many requests bring a schema or a grammar of their own.",
+                kind="server_error",
+                code="overloaded",
+                headers=(("retry-after", "1"),),
+            )
+        trial = asyncio.create_task(self._try(grammar, style))
+        self._waiting.add(trial)
+        trial.add_done_callback(self._waiting.discard)
+        return await asyncio.shield(trial)
 
-    async def _try(self, grammar: GrammarSpec, style: JsonStyle) -> None:
+    async def _try(self, grammar: GrammarSpec, style: JsonStyle) -> GrammarVerdict:
         """Tries a grammar and remembers the verdict. This runs as a separate task because the trial continues even if
         its client has left, and the next grammar has to wait for it, or it would get the wrong verdict."""
         async with self._turn:
-            if (grammar, style) not in self._verdicts:
-                self._verdicts[grammar, style] = await asyncio.to_thread(self._trials.verdict, grammar, style)
-        if len(self._verdicts) > MAX_VERDICTS:
-            self._verdicts.popitem(last=False)
+            known = self._verdicts.get((grammar, style))
+            if known is not None:
+                return known
+            found = await asyncio.to_thread(self._trials.verdict, grammar, style)
+            final, fault = found
+            num_bytes = len(grammar.spec) + len(final.spec if final is not None else fault or "")
+            self._verdicts.put((grammar, style), found, num_bytes)
+            return found
 
 
 def grammar_fields(body: GenerationFields) -> list[StructuredOutputField]:
@@ -139,5 +144,8 @@ def grammar_from(field: str, kind: GrammarKind, value: Any) -> GrammarSpec:
     return GrammarSpec(kind, spec)
 
 
-def _as_reason(fault: str) -> str:
-    return "it refers to itself without end" if fault.startswith(ENDLESS) else " ".join(fault.split())[:500]
+def cannot_be_followed(field: str, fault: str | None) -> str:
+    """The message about a grammar in a field."""
+    fault = fault or ""
+    reason = "it refers to itself without end" if fault.startswith(ENDLESS) else " ".join(fault.split())[:500]
+    return f"'{field}' cannot be followed: {reason}"

@@ -24,7 +24,7 @@ ToolName = Annotated[str, Field(pattern=NAME)]
 
 
 class FunctionFields(Strict):
-    """`strict` makes no difference: arguments always follow the schema."""
+    """Arguments follow the schema in any case. Where that cannot be followed, `strict` makes it an error."""
 
     name: ToolName
     description: str | None = None
@@ -108,11 +108,13 @@ FunctionCallField = Annotated[
 
 
 class Tool(NamedTuple):
-    """A function that the model may call. `parameters` is the JSON schema of its arguments, None if it has none."""
+    """A function that the model may call. `parameters` is the JSON schema of its arguments, None if it has none. With
+    `is_strict`, it is an error if that cannot be followed."""
 
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    is_strict: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """As chat templates show it: OpenAI's object without `strict`."""
@@ -125,14 +127,16 @@ class Tool(NamedTuple):
 
 class ToolUse(NamedTuple):
     """The tools of a request and what may be done with them. Calls are constrained to those of `allowed`, None: all.
-    With `mode` "none" the model knows the tools, and no call is read from what it writes. `is_parallel`: an answer may
-    have several calls. `is_legacy`: the answer has OpenAI's older `function_call`."""
+    With `is_named` there has to be a call of the one tool that is allowed. With `mode` "none" the model knows the
+    tools, and no call is read from what it writes. `is_parallel`: an answer may have several calls. `is_legacy`: the
+    answer has OpenAI's older `function_call`."""
 
     tools: tuple[Tool, ...]
     mode: ToolMode = "auto"
     allowed: tuple[str, ...] | None = None
     is_parallel: bool = True
     is_legacy: bool = False
+    is_named: bool = False
 
     @property
     def field(self) -> str:
@@ -143,13 +147,9 @@ class ToolUse(NamedTuple):
     def reads_calls(self) -> bool:
         return self.mode != "none"
 
-    @property
-    def callable_tools(self) -> tuple[Tool, ...]:
-        """Those that may be called."""
-        if self.allowed is None:
-            return self.tools
-        allowed = set(self.allowed)
-        return tuple(tool for tool in self.tools if tool.name in allowed)
+    def place_of(self, index: int) -> str:
+        """Where the parameters of a tool stand in the request."""
+        return f"functions.{index}.parameters" if self.is_legacy else f"tools.{index}.function.parameters"
 
     @property
     def max_calls(self) -> int | None:
@@ -158,7 +158,7 @@ class ToolUse(NamedTuple):
 
 
 def tools_of(functions: Iterable[FunctionFields]) -> tuple[Tool, ...]:
-    return tuple(Tool(one.name, one.description, one.parameters) for one in functions)
+    return tuple(Tool(one.name, one.description, one.parameters, bool(one.strict)) for one in functions)
 
 
 def use_of(
@@ -174,7 +174,7 @@ def use_of(
         case "none" | "auto" | "required":
             return use._replace(mode=choice)
         case NamedTool():
-            return use._replace(mode="required", allowed=(choice.chosen,), is_parallel=False)
+            return use._replace(mode="required", allowed=(choice.chosen,), is_parallel=False, is_named=True)
         case AllowedChoice():
             mode, names = choice.chosen
             return use._replace(mode=mode, allowed=names)
@@ -188,7 +188,7 @@ def legacy_use_of(functions: list[FunctionFields] | None, call: str | ToolNameFi
         return None
     use = ToolUse(tools_of(functions), is_parallel=False, is_legacy=True)
     if isinstance(call, ToolNameField):
-        return use._replace(mode="required", allowed=(call.name,))
+        return use._replace(mode="required", allowed=(call.name,), is_named=True)
     return use._replace(mode="none") if call == "none" else use
 
 

@@ -243,7 +243,7 @@ def test_a_slow_reader_gets_what_came_meanwhile_in_one_chunk() -> None:
                 RequestRecord("r", "", 0, 1, timeline), lambda request_id, reason: None, Handouts()
             )
             pieces = site.tokenizer.pieces
-            choice = Choice(0, stream, OutputText(pieces, (), False), ModelCounts().begin(0.0))
+            choice = Choice(0, stream, OutputText(pieces, (), False), ModelCounts().begin(0.0), "")
             form = CompletionFormat(AnswerHead("r", 0, MODEL), pieces, logprobs=False, include_usage=False)
             answer = Answer([choice], form, num_prompt_tokens=1, choices_per_prompt=1, prompt_param="prompt")
             sending = asyncio.create_task(answer.send_stream(exchange, include_usage=False))

@@ -67,7 +67,7 @@ def test_a_start_token_is_left_out_if_asked_and_ids_come_back_as_text_with_contr
         ("/tokenize", {"prompt": 5}, 400, "prompt"),
         ("/tokenize", {"prompt": ["a"]}, 400, "prompt"),
         ("/tokenize", {"messages": HI, "add_special_tokens": True}, 400, "add_special_tokens"),
-        ("/tokenize", {"messages": HI, "tools": [{}]}, 400, "tools"),
+        ("/tokenize", {"messages": HI, "tools": [{}]}, 400, "tools.0.type"),
         ("/tokenize", {"prompt": "x" * 1_000_000}, 400, "prompt"),
         ("/tokenize", {"prompt": "a", "model": "other"}, 404, "model"),
         ("/detokenize", {}, 400, "tokens"),

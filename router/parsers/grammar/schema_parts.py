@@ -1,0 +1,111 @@
+"""Parts of a rewritten JSON schema, for formats that write arguments otherwise than as one JSON object."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from slipstream.router.structured_output.json_schema.anything import NAME
+from slipstream.router.structured_output.regex.patterns import as_pattern, searched
+
+REFERENCE = "#/$defs/"
+MAX_REFERENCES = 16
+COMBINED = ("allOf", "anyOf", "oneOf")
+SCHEMAS_BY_NAME = ("properties", "patternProperties")
+LISTS_OF_SCHEMAS = ("prefixItems", *COMBINED)
+SCHEMAS = ("items", "additionalProperties")
+
+
+class ObjectParts(NamedTuple):
+    """The properties of an object in their order. `others` is the schema of further ones; None: there are none."""
+
+    properties: dict[str, Any]
+    required: frozenset[str]
+    others: Any = None
+
+
+def object_parts(schema: Any, definitions: dict[str, Any]) -> ObjectParts | None:
+    """None if that takes more than a list of properties."""
+    found = resolved(schema, definitions)
+    if not isinstance(found, dict) or any(key in found for key in (*COMBINED, "patternProperties", "enum", "const")):
+        return None
+    properties = dict(found.get("properties", {}))
+    required = frozenset(found.get("required", ()))
+    others = found.get("additionalProperties")
+    if others is None and not properties and "minProperties" not in found:
+        others = True
+    for name in found.get("required", ()):
+        properties.setdefault(name, True)
+    return ObjectParts(properties, required, None if others is False else others)
+
+
+def resolved(schema: Any, definitions: dict[str, Any]) -> Any:
+    """What a schema that is only a reference refers to, in the end."""
+    for _ in range(MAX_REFERENCES):
+        if not isinstance(schema, dict) or "$ref" not in schema:
+            break
+        others = {key: value for key, value in schema.items() if key != "$ref"}
+        target = definitions.get(schema["$ref"].removeprefix(REFERENCE), True)
+        if others:
+            return {"allOf": [target, others]}
+        schema = target
+    return schema
+
+
+def is_anything(schema: Any) -> bool:
+    """Whether every value fits."""
+    return schema is True or schema == {} or (isinstance(schema, dict) and schema.get("$ref") == REFERENCE + NAME)
+
+
+def used(schema: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    """The definitions that a schema needs."""
+    found: dict[str, Any] = {}
+    left = [schema]
+    while left:
+        value = left.pop()
+        if isinstance(value, list):
+            left += value
+        elif isinstance(value, dict):
+            name = str(value.get("$ref", "")).removeprefix(REFERENCE)
+            if name in definitions and name not in found:
+                found[name] = definitions[name]
+                left.append(definitions[name])
+            left += value.values()
+    return found
+
+
+def without_text(schema: Any, text: str) -> Any:
+    """The schema for values in which no string and no free name of a property contains `text`."""
+    return _avoiding(schema, pattern_without(text))
+
+
+@lru_cache(maxsize=64)
+def pattern_without(text: str) -> str:
+    """The pattern of all texts without another one in them."""
+    inside = "".join(f"\\{c}" if not c.isalnum() and ord(c) < 128 else c for c in text)
+    return as_pattern(searched(rf"^(?![\s\S]*{inside})[\s\S]*$"))
+
+
+def _avoiding(schema: Any, pattern: str) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    out = dict(schema)
+    for key in SCHEMAS_BY_NAME:
+        if key in out:
+            out[key] = {name: _avoiding(value, pattern) for name, value in out[key].items()}
+    for key in LISTS_OF_SCHEMAS:
+        if key in out:
+            out[key] = [_avoiding(value, pattern) for value in out[key]]
+    for key in SCHEMAS:
+        if key in out:
+            out[key] = _avoiding(out[key], pattern)
+    types = out.get("type", ())
+    is_exact = "enum" in out or "const" in out
+    if ("string" in types if isinstance(types, list) else types == "string") and not is_exact:
+        if "pattern" in out:
+            return {"allOf": [out, {"pattern": pattern}]}
+        out["pattern"] = pattern
+    others = out.get("additionalProperties")
+    if isinstance(others, dict) and not out.get("properties") and "patternProperties" not in out:
+        out |= {"patternProperties": {pattern: others}, "additionalProperties": False}
+    return out

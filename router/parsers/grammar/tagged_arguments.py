@@ -1,0 +1,107 @@
+"""Arguments with tags of their own. Strings stand as they are, other values are JSON; which is which, the parser
+decides by the same types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slipstream.router.parsers.description.elements import Literal, StringFlag, TaggedArguments
+from slipstream.router.parsers.grammar.lark_rules import SPACE, LarkRules, either, escaped, sequence
+from slipstream.router.parsers.grammar.marker_tokens import MarkerTokens, quoted
+from slipstream.router.parsers.grammar.schema_parts import is_anything, object_parts, used, without_text
+from slipstream.router.parsers.grammar.text_values import FREE, text_options
+from slipstream.router.parsers.grammar.tool_grammar import ToolGrammar
+from slipstream.router.parsers.readers.schema_types import TEXT, TEXT_OR_NULL, types_of
+
+FREE_KEY = r"/[A-Za-z0-9_.\-]{1,64}/"
+NO_JSON = r"/[^ \t\r\n\"\[{0-9tfn\-](?s:.*)/"  # a text that is surely not taken for a JSON value
+
+
+def tagged_arguments(rules: LarkRules, markers: MarkerTokens, form: TaggedArguments, tool: ToolGrammar) -> str:
+    """Required arguments, and optional ones that may be left out, in the order of the schema."""
+    return _Writer(rules, markers, form, tool).arguments()
+
+
+class _Writer:
+    def __init__(self, rules: LarkRules, markers: MarkerTokens, form: TaggedArguments, tool: ToolGrammar) -> None:
+        self._rules, self._markers, self._form, self._tool = rules, markers, form, tool
+
+    def arguments(self) -> str:
+        parts = object_parts(self._tool.rewritten, self._tool.definitions)
+        if parts is None:  # a combination of schemas
+            return f"{SPACE} {self._free(True)}*"
+        written = [SPACE]
+        for name, schema in parts.properties.items():
+            one = self._argument(quoted(name), schema, types_of(self._tool.given, name))
+            written.append(one if name in parts.required else f"{one}?")
+        if parts.others is not None:
+            written.append(f"{self._free(parts.others)}*")
+        return sequence(*written)
+
+    def _free(self, schema: Any) -> str:
+        """An argument that the schema does not name."""
+        return self._argument(self._rules.terminal(FREE_KEY), schema, frozenset())
+
+    def _argument(self, key: str, schema: Any, types: frozenset[str]) -> str:
+        has_flag = any(isinstance(element, StringFlag) for element in self._form.after_key)
+        if has_flag:
+            options = self._flagged(key, schema)
+        elif types in (TEXT, TEXT_OR_NULL) or is_anything(schema):
+            options = [self._behind(key, "", text) for text in self._texts(schema)]
+        elif not types and _is_string(schema):
+            options = [self._behind(key, "", self._text(NO_JSON))]
+        else:
+            options = [self._behind(key, "", self._json(schema))]
+        return self._rules.rule(either(options))
+
+    def _flagged(self, key: str, schema: Any) -> list[str]:
+        flag = next(element for element in self._form.after_key if isinstance(element, StringFlag))
+        options = []
+        if is_anything(schema) or _is_string(schema):
+            options += [self._behind(key, flag.true, text) for text in self._texts(schema)]
+        if not _is_string(schema):
+            options.append(self._behind(key, flag.false, self._json(schema)))
+        return options
+
+    def _behind(self, key: str, flag: str, value: str) -> str:
+        form = self._form
+        lead = [self._markers.lark(form.before_key), key]
+        for element in form.after_key:
+            if isinstance(element, Literal):
+                lead.append(self._markers.lark(element.text))
+            else:
+                lead.append(quoted(flag) if isinstance(element, StringFlag) else SPACE)
+        return sequence(*lead, value, SPACE)
+
+    def _json(self, schema: Any) -> str:
+        definitions = used(schema, self._tool.definitions)
+        close = self._form.after_value
+        avoiding = {name: without_text(inner, close) for name, inner in definitions.items()}
+        value = self._rules.json({} if schema is True else without_text(schema, close), avoiding)
+        return sequence(SPACE, value, SPACE, self._markers.lark(close))
+
+    def _texts(self, schema: Any) -> list[str]:
+        options = text_options(schema, self._tool.definitions)
+        return [self._text(option) for option in options or [FREE]]
+
+    def _text(self, expression: str) -> str:
+        """A text up to the end of the value, which it does not contain."""
+        close = self._form.after_value
+        line = r"\n" if self._form.value_on_lines and expression is not FREE else ""
+        body = expression if expression is FREE else f"({expression})"
+        inner = f"{body} & ~/(?s:.*){escaped(close)}(?s:.*)/"
+        if self._markers.is_token(close):
+            text = self._rules.terminal(f"({inner})")
+            return sequence(text, self._markers.lark(close))
+        if expression is FREE:
+            return self._rules.lazy(f"/(?s:.*){escaped(close)}/")
+        return self._rules.lazy(f"{f'/{line}/ ' if line else ''}({inner}) /{line}{escaped(close)}/")
+
+
+def _is_string(schema: Any) -> bool:
+    """Whether all values are strings."""
+    if not isinstance(schema, dict):
+        return False
+    if "enum" in schema:
+        return all(isinstance(value, str) for value in schema["enum"])
+    return schema.get("type") == "string" or isinstance(schema.get("const"), str)

@@ -1,0 +1,64 @@
+"""Strings that stand without quotes and escapes, as the expressions of Lark that a JSON schema allows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slipstream.router.parsers.grammar.lark_rules import escaped
+from slipstream.router.parsers.grammar.schema_parts import is_anything, resolved
+
+FREE = r"/(?s:.*)/"
+MAX_DEPTH = 8
+# Formats that llguidance knows for JSON strings only.
+FORMATS = {
+    "email": r"/[A-Za-z0-9._%+\-]{1,64}@[A-Za-z0-9\-]{1,63}(\.[A-Za-z0-9\-]{1,63}){1,4}/",
+    "ipv4": r"/((25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])\.){3}(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])/",
+    "uri": r"/[a-z][a-z0-9+.\-]*:[^ \t\r\n<>]+/",
+}
+
+
+def text_options(schema: Any, definitions: dict[str, Any], depth: int = MAX_DEPTH) -> list[str] | None:
+    """The texts that fit a schema, as expressions any of which they match. None: all do, or it cannot be said."""
+    schema = resolved(schema, definitions)
+    if is_anything(schema) or not isinstance(schema, dict) or depth == 0:
+        return None
+    if "enum" in schema or "const" in schema:
+        values = schema["enum"] if "enum" in schema else [schema["const"]]
+        return [f"/{escaped(value)}/" for value in values if isinstance(value, str) and value] or None
+    for key in ("anyOf", "oneOf"):
+        if key in schema:
+            options = [text_options(inner, definitions, depth - 1) for inner in schema[key]]
+            return None if None in options else [text for option in options if option for text in option]
+    parts = _parts(schema)
+    for inner in schema.get("allOf", ()):
+        options_of_part = text_options(inner, definitions, depth - 1)
+        if options_of_part is not None:
+            parts.append(f"({' | '.join(options_of_part)})")
+    types = schema.get("type")
+    null = ["/null/"] if types == "null" or (isinstance(types, list) and "null" in types) else []
+    if types == "null":
+        return null
+    return [" & ".join(parts), *null] if parts else None
+
+
+def _parts(schema: dict[str, Any]) -> list[str]:
+    """What has to hold of a string at the same time."""
+    parts = []
+    if "pattern" in schema:
+        parts.append(f"/{_in_slashes(schema['pattern'])}/")
+    if schema.get("format") in FORMATS:
+        parts.append(FORMATS[schema["format"]])
+    if "minLength" in schema or "maxLength" in schema:
+        parts.append(rf"/(?s:.{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}})/")
+    return parts
+
+
+def _in_slashes(pattern: str) -> str:
+    """A pattern of whole texts as the trial writes it, `^(?:...)$`, for an expression that always matches as a
+    whole."""
+    inner = pattern.removeprefix("^").removesuffix("$")
+    out, is_escape = [], False
+    for character in inner:
+        out.append("\\/" if character == "/" and not is_escape else {"\n": r"\n"}.get(character, character))
+        is_escape = character == "\\" and not is_escape
+    return "".join(out)

@@ -1,0 +1,45 @@
+"""A tokenizer with one token for each byte, and some special tokens: what grammars are tried with, so that no verdict
+depends on a model's vocabulary."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+NUM_BYTES = 256
+
+
+def byte_tokenizer_json(special_tokens: Sequence[str]) -> str:
+    """A tokenizer.json. The token of a byte has its number; the special tokens follow, and the last of them ends an
+    output."""
+    added = [
+        {
+            "id": token_id,
+            "content": text,
+            "special": True,
+            "normalized": False,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+        }
+        for token_id, text in enumerate(special_tokens, NUM_BYTES)
+    ]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    return json.dumps(
+        {
+            "version": "1.0",
+            "added_tokens": added,
+            "pre_tokenizer": byte_level,
+            "decoder": byte_level,
+            "model": {"type": "BPE", "vocab": {_letter(byte): byte for byte in range(NUM_BYTES)}, "merges": []},
+        }
+    )
+
+
+def _letter(byte: int) -> str:
+    """How byte-level vocabularies write a byte: as itself if it is a visible character of Latin-1, else as one of the
+    characters from 256 on, in order (GPT-2's `bytes_to_unicode`)."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    if byte in visible:
+        return chr(byte)
+    return chr(NUM_BYTES + sum(other not in visible for other in range(byte)))
