@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from slipstream.kv_transfer.api.ticket import PeerId, TransferAddress
+from slipstream.router.config.router_config import DispatchConfig
 from slipstream.router.protocol.messages import (
     EngineRequest,
     Failed,
@@ -31,6 +32,7 @@ from slipstream.workers.mock.script import scripted_outputs
 from slipstream.workers.mock.script.script_file import ScriptError, read_script
 from slipstream.workers.mock.script.scripted_outputs import ScriptedOutputs
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer
+from tests.support.router.mock_cluster import MockCluster
 
 MODEL_DIR = Path(__file__).parents[3] / "models" / "slipstream-demo"
 TOKENIZER = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
@@ -145,6 +147,21 @@ def test_an_answer_ends_with_the_models_end_token_and_goes_on_where_it_was(tmp_p
     for num_known in range(1, len(whole)):
         rest, _ = run(outputs, "x", tuple(whole[:num_known]))
         assert whole[:num_known] + rest == whole
+
+
+@pytest.mark.parametrize("num_prompt", [10, 200], ids=["local prefill", "remote prefill"])
+@pytest.mark.parametrize("at_s", [0.0, 0.005, 0.01, 0.02, 0.05])
+def test_an_answer_survives_the_death_of_its_workers(tmp_path: Path, num_prompt: int, at_s: float) -> None:
+    outputs = load(tmp_path, default="return value of the call", cuts="characters")
+    cluster = MockCluster(DispatchConfig(local_prefill_max_tokens=32), policy=outputs)
+    answer = cluster.submit("r", range(20, 20 + num_prompt), 100)
+    cluster.run(until_s=at_s)
+    for name in set(answer.workers):
+        cluster.lose(name)
+    cluster.run()
+    assert answer.finish is not None
+    assert answer.finish.reason == "stop"
+    assert TOKENIZER.decode(answer.token_ids) == "return value of the call"
 
 
 def test_the_ends_that_a_request_asks_for_count(tmp_path: Path) -> None:
