@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.agents.environments import node_environment
 from scripts.agents.processes import output_of
 
+XDG_FOLDERS = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME")
 CONTEXT_TOKENS, OUTPUT_TOKENS = 200_000, 4_096
 
 
@@ -25,8 +26,10 @@ class Desk:
     log: Path
 
     def run(self, *arguments: str) -> str:
-        command = (str(self.program), *arguments)
-        return output_of(command, self.folder, {"HOME": str(self.home), "DO_NOT_TRACK": "1", "CI": "true"}, self.log)
+        home = str(self.home)
+        own = {name: f"{home}/{name.lower()}" for name in XDG_FOLDERS}  # not those of who runs this
+        environment = {**own, "HOME": home, "DO_NOT_TRACK": "1", "CI": "true"}
+        return output_of((str(self.program), *arguments), self.folder, environment, self.log)
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class CodingAgent:
     def version(self) -> str:
         return self.package.rpartition("@")[2]
 
-    def loops(self, api: str, folder: Path, log: Path) -> Iterator[dict[str, str]]:
+    def loops(self, api: str, folder: Path, log: Path) -> Generator[dict[str, str], None, None]:
         program = node_environment(self.name.lower(), [self.package]) / "node_modules/.bin" / self.program
         desk = Desk(api, program, folder / "home", folder / "work", log)
         desk.home.mkdir(parents=True)

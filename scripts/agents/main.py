@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import click
 
@@ -47,6 +49,18 @@ calls tools in Hermes' format; all others the demo model's format.
 """
 
 
+class Client(Protocol):
+    """`loops` gives a line for each loop: `loop` is its name; `saw` what was seen, or `failed` what went wrong."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
+
+    def loops(self, api: str, folder: Path, log: Path) -> Generator[dict[str, str], None, None]: ...
+
+
 @dataclass(frozen=True)
 class PythonClient:
     name: str
@@ -59,7 +73,7 @@ class PythonClient:
         pins = dict(line.split("==") for line in self.requirements.read_text().splitlines() if "==" in line)
         return pins[self.package]
 
-    def loops(self, api: str, folder: Path, log: Path) -> Iterator[dict[str, str]]:
+    def loops(self, api: str, folder: Path, log: Path) -> Generator[dict[str, str], None, None]:
         python = python_environment(self.requirements.stem, self.requirements)
         yield from lines_of(output_of((str(python), "-m", f"scripts.agents.loops.{self.module}", api), ROOT, {}, log))
 
@@ -74,7 +88,7 @@ class NodeClient:
     def version(self) -> str:
         return self.packages[0].rpartition("@")[2]
 
-    def loops(self, api: str, folder: Path, log: Path) -> Iterator[dict[str, str]]:
+    def loops(self, api: str, folder: Path, log: Path) -> Generator[dict[str, str], None, None]:
         environment = node_environment(self.module, self.packages)
         for name in ("report.mjs", f"{self.module}.mjs"):  # Node looks for packages beside the program
             shutil.copy(LOOPS / name, environment)
@@ -88,8 +102,23 @@ def lines_of(output: str) -> Iterator[dict[str, str]]:
             yield json.loads(line[start:])
 
 
+def loops_of(client: Client, api: str, folder: Path, log: Path) -> Iterator[dict[str, str]]:
+    """Its loops; what goes wrong beside them is one that failed."""
+    num_loops = 0
+    try:
+        with closing(client.loops(api, folder, log)) as loops:
+            for loop in loops:
+                num_loops += 1
+                yield loop
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        yield {"loop": "its program", "failed": str(error)}
+    else:
+        if not num_loops:
+            yield {"loop": "its program", "failed": f"it ran no loop; see {log}"}
+
+
 AI_PACKAGES = ("ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92", "@ai-sdk/openai@4.0.118", "zod@4.6.7")
-CLIENTS = (
+CLIENTS: tuple[Client, ...] = (
     PythonClient("openai (Python)", "openai", "openai_python"),
     PythonClient("LangChain, LangGraph", "langchain", "langchain_agents"),
     PythonClient("pydantic-ai", "pydantic-ai-slim", "pydantic_ai_agents"),
@@ -113,20 +142,16 @@ def main(only: tuple[str, ...], write: bool) -> None:
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
     rows, num_failed = [], 0
-    with tempfile.TemporaryDirectory() as temporary, scripted_router(Path(temporary), models(Path(temporary))) as url:
+    with tempfile.TemporaryDirectory() as temporary, scripted_router(Path(temporary), models(Path(temporary))) as site:
         for client in CLIENTS:
             if only and client.name not in only:
                 continue
             folder = Path(temporary) / client.name
-            with closing(client.loops(f"{url}/v1", folder, logs / f"{client.name}.txt")) as loops:
-                for number, loop in enumerate(loops):
-                    seen = loop.get("saw") or f"FAILED: {loop['failed']}"
-                    num_failed += "failed" in loop
-                    rows.append((client.name, client.version, loop["loop"], " ".join(seen.split()).replace("|", "\\|")))
-                    print(f"{client.name if not number else '':22} {loop['loop']:36} {seen}", flush=True)
-                if not any(row[0] == client.name for row in rows):
-                    num_failed += 1
-                    print(f"{client.name:22} FAILED: it ran no loop; see {logs}", flush=True)
+            for loop in loops_of(client, site.api, folder, logs / f"{client.name}.txt"):
+                seen = loop.get("saw") or f"FAILED: {loop['failed']}"
+                num_failed += "failed" in loop
+                rows.append((client.name, client.version, loop["loop"], " ".join(seen.split()).replace("|", "\\|")))
+                print(f"{client.name:20} {loop['loop']:36} {seen}", flush=True)
     if write:
         PAGE.write_text(INTRODUCTION + "".join(f"| {' | '.join(row)} |\n" for row in rows))
     sys.exit(1 if num_failed else 0)

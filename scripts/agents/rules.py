@@ -35,6 +35,8 @@ PATH = r"(?P<path>/[\w./-]+\.txt)"
 PATHS = rf"{PATH} and (?P<other>/[\w./-]+\.txt)"
 SECRETS = r"code-(?P<secret>\d{4})"  # stands in files that only a tool can read
 
+STEP, LAST_STEP = r"did step (?P<number>\d+)", r"did step 42\b"
+
 SCRIPTED: list[Rule] = [
     # Questions that tools of the loop answer.
     rule(r"weather in (?P<city>\w+)", demo_call("get_weather", city=r"\g<city>")),
@@ -46,8 +48,13 @@ SCRIPTED: list[Rule] = [
     # smolagents answers by a tool, too, and writes results as text of the user.
     rule(r"(?s)Observation:.*sunny in (?P<city>\w+)", demo_call("final_answer", answer=r"It is sunny in \g<city>.")),
     rule(r"sunny in (?P<city>\w+)", "It is sunny in ", r"\g<city>", "."),
+    # A session of many turns, whose tool counts.
+    rule("Do all steps", demo_call("step", after="0")),
+    rule(LAST_STEP, "All done."),
+    rule(STEP, demo_call("step", after=r"\g<number>")),
     # A call that does not end within a few tokens.
     rule("Write a long letter", demo_call("write_letter", text="dear friend, " * 40)),
+    rule("Write a very long letter", demo_call("write_letter", text="dear friend, " * 400)),
     # Structured output by tools, as pydantic-ai, instructor and LangChain name them.
     rule("Describe (?P<city>Paris) by final_result", demo_call("final_result", name=r"\g<city>", country="France")),
     rule("Describe (?P<city>Paris) by PartialCity", demo_call("PartialCity", name=r"\g<city>", country="France")),
@@ -81,6 +88,9 @@ THINKING: list[Rule] = [
         hermes_call("get_weather", city=r"\g<other>"),
     ),
     rule(r"sunny in (?P<city>\w+)", thought("Now I know."), r"It is sunny in \g<city>."),
+    rule("Do all steps", thought("I begin."), hermes_call("step", after="0")),
+    rule(LAST_STEP, thought("That was the last one."), "All done."),
+    rule(STEP, thought(r"After \g<number> comes another one."), hermes_call("step", after=r"\g<number>")),
     rule(rf"(?s)title generator.*opencode: read {PATH}", "Reading files"),
     rule(rf"opencode: read {PATH}", thought("I read it."), hermes_call("read", filePath=r"\g<path>")),
     rule(rf"Cline: read {PATH}", thought("I read it."), hermes_call("read_files", files=[{"path": r"\g<path>"}])),
@@ -89,8 +99,8 @@ THINKING: list[Rule] = [
 ]
 
 
-def models(folder: Path) -> list[ScriptedModel]:
+def models(folder: Path, num_workers: int = 1) -> list[ScriptedModel]:
     return [
-        ScriptedModel("scripted", SCRIPTED),
+        ScriptedModel("scripted", SCRIPTED, num_workers=num_workers),
         ScriptedModel("thinking", THINKING, make_thinking_model(folder / "thinking")),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import openai
@@ -138,6 +139,31 @@ def reasoning(api: str) -> str:
     return f"{thoughts!r}, {num_reasoning} tokens; " + saw(asked=["Paris"], answer=last.content)
 
 
+def session(api: str, model: str) -> str:
+    """43 turns. What the model wrote comes back in the history as it was written, so that its pages are found again."""
+    messages: list[Any] = [{"role": "user", "content": "Do all steps"}]
+    completions = client(api).chat.completions
+    parameters = {"type": "object", "properties": {"after": {"type": "string"}}, "required": ["after"]}
+    step: Any = {"type": "function", "function": {"name": "step", "description": "One", "parameters": parameters}}
+    num_prompt, num_cached = [], []
+    while True:
+        answer = completions.create(model=model, messages=messages, tools=[step])
+        usage: Any = answer.usage
+        num_prompt.append(usage.prompt_tokens)
+        num_cached.append(usage.prompt_tokens_details.cached_tokens)
+        message = answer.choices[0].message
+        messages.append(message)
+        if not message.tool_calls:
+            break
+        [call] = message.tool_calls
+        after = int(json.loads(call.function.arguments)["after"])  # type: ignore[union-attr]
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": f"did step {after + 1}"})
+    assert (len(num_prompt), message.content) == (43, "All done."), message
+    share = sum(num_cached[1:]) / sum(num_prompt[1:])
+    assert share > 0.9, f"{share:.3f} of the tokens were found in the prefix cache"
+    return f"43 requests, {share:.1%} of the prompt tokens found in the prefix cache"
+
+
 def cut(api: str) -> str:
     """A call that `max_tokens` cuts off: its partial arguments, and the reason."""
     completions = client(api).chat.completions
@@ -166,6 +192,8 @@ LOOPS: dict[str, Loop] = {
     "parse": parsed,
     "stream helper": accumulated,
     "reasoning": reasoning,
+    "session of 43 turns": lambda api: session(api, "scripted"),
+    "session of 43 turns, thinking model": lambda api: session(api, "thinking"),
     "cut by max_tokens": cut,
 }
 

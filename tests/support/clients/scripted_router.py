@@ -33,11 +33,24 @@ class ScriptedModel:
     name: str
     rules: Sequence[Mapping[str, Any]]
     model_dir: Path = DEMO
+    num_workers: int = 1
+
+
+@dataclass(frozen=True)
+class ScriptedSite:
+    """A router's URL, and the workers' processes in the order of the models."""
+
+    url: str
+    workers: list[subprocess.Popen[str]]
+
+    @property
+    def api(self) -> str:
+        return f"{self.url}/v1"
 
 
 @contextmanager
-def scripted_router(folder: Path, models: Sequence[ScriptedModel]) -> Iterator[str]:
-    """The URL of a router and a worker for each model. What the programs say is in `folder`."""
+def scripted_router(folder: Path, models: Sequence[ScriptedModel]) -> Iterator[ScriptedSite]:
+    """A router and workers for each model. What the programs say is in `folder`."""
     program = folder / "router.json"
     program.write_text(
         json.dumps(
@@ -58,22 +71,23 @@ def scripted_router(folder: Path, models: Sequence[ScriptedModel]) -> Iterator[s
         if not line:
             raise RuntimeError(f"the router did not start: {log.read_text()[-2000:]}")
         listening = json.loads(line)
-        workers = [
-            programs.enter_context(_worker(folder, number, model, listening["workers"]))
-            for number, model in enumerate(models)
-        ]
-        _wait_until_ready(listening["http"], [model.name for model in models], workers, folder)
-        yield listening["http"]
+        site = ScriptedSite(listening["http"], [])
+        for model in models:
+            for number in range(model.num_workers):
+                worker = _worker(folder, f"{model.name}-{number}", model, listening["workers"])
+                site.workers.append(programs.enter_context(worker))
+        _wait_until_ready(site, [model.name for model in models], folder)
+        yield site
 
 
 @contextmanager
-def _worker(folder: Path, number: int, model: ScriptedModel, address: str) -> Iterator[subprocess.Popen[str]]:
-    script = folder / f"script{number}.yaml"
+def _worker(folder: Path, name: str, model: ScriptedModel, address: str) -> Iterator[subprocess.Popen[str]]:
+    script = folder / f"{name}.yaml"
     script.write_text(json.dumps({"tokenizer": str(model.model_dir), "rules": model.rules}))
     options = [option for setting in PROFILE for option in ("--set", setting)]
-    command = ("slipstream.workers.mock.main", "--router", address, "--model", model.name, "--name", model.name)
+    command = ("slipstream.workers.mock.main", "--router", address, "--model", model.name, "--name", name)
     options += ["--role", "decode", "--script", str(script)]
-    with _program(folder / f"worker{number}.txt", *command, *options) as worker:
+    with _program(folder / f"{name}.worker.txt", *command, *options) as worker:
         yield worker
 
 
@@ -102,18 +116,18 @@ def _program(log: Path, *command: str) -> Iterator[subprocess.Popen[str]]:
                 raise
 
 
-def _wait_until_ready(url: str, names: list[str], workers: list[subprocess.Popen[str]], folder: Path) -> None:
+def _wait_until_ready(site: ScriptedSite, names: list[str], folder: Path) -> None:
     """Until each model answers: a router is ready with the first of them."""
     end = time.monotonic() + START_TIMEOUT_S
     waiting = list(names)
-    while waiting and time.monotonic() < end and all(worker.poll() is None for worker in workers):
+    while waiting and time.monotonic() < end and all(worker.poll() is None for worker in site.workers):
         body = json.dumps({"model": waiting[0], "prompt": "x", "max_tokens": 1}).encode()
-        request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+        request = urllib.request.Request(f"{site.api}/completions", body, {"Content-Type": "application/json"})
         try:
             with urllib.request.urlopen(request, timeout=10):
                 waiting.pop(0)
         except OSError:  # not ready: 503
             time.sleep(0.05)
     if waiting:
-        logs = [log.read_text()[-1000:] for log in sorted(folder.glob("worker*.txt"))]
+        logs = [log.read_text()[-1000:] for log in sorted(folder.glob("*.worker.txt"))]
         raise RuntimeError(f"{waiting[0]} did not become ready: {logs}")
