@@ -204,7 +204,8 @@ class Router:
     def _send_limits_now(self, fronts: FrontPool) -> None:
         for name in self.service.models:
             shares = tuple(self.service.shares_of(name).items())
-            fronts.send_limits(name, self.service.max_model_len_of(name), self.service.versions_of(name), shares)
+            longest, versions = self.service.max_model_len_of(name), self.service.versions_of(name)
+            fronts.send_limits(name, longest, versions, shares, self.service.abilities_of(name))
 
     async def take_over(self) -> None:
         """Continue the connections that the previous router left behind. To be called once the expected workers are

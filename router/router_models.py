@@ -256,7 +256,8 @@ class RouterModels:
         source, defaults = self._sources[name], self._texts[name].defaults
         longest, versions = self._service.max_model_len_of(name), self._service.versions_of(name)
         shares = tuple(self._service.shares_of(name).items())
-        return FrontModel(source, defaults, longest, versions, self._front.catalog.entry(name).is_leaving, shares)
+        is_leaving, abilities = self._front.catalog.entry(name).is_leaving, self._service.abilities_of(name)
+        return FrontModel(source, defaults, longest, versions, is_leaving, shares, abilities)
 
     def _begin_canary(self, name: str) -> None:
         canary = self._canaries[name] = asyncio.create_task(self.readiness[name].canary.run())

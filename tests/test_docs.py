@@ -31,6 +31,10 @@ OTHER_NAMES = {
     "LlamaTokenizer",
     "DeepSeek",
     "MiniMax",
+    "FunctionGemma",
+    "LongCat",
+    "QwQ",
+    "ToolACE",
 }  # no classes of ours
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 LINK = re.compile(r"\]\(([^)\s]+)\)")

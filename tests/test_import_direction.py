@@ -38,7 +38,8 @@ router/parsers/grammar router/parsers router/catalog
 router/placement/policies router/placement router/placement/prefix
 router/page_budget router/dispatch/queue router/dispatch/table router/dispatch/migration router/dispatch/mirror
 router/dispatch
-router/api router/api/openai/answer router/api/openai/body router/api/openai router/api/admin router/api/pages
+router/beam_search router/api router/api/openai/answer router/api/openai/body router/api/openai router/api/admin
+router/api/pages
 router/frontends router
 
 workers/models/directory workers/models/sharding workers/config workers/models/description workers/models/interface
@@ -46,7 +47,8 @@ workers/models/weights workers/models/general/graph workers/models/general/atten
 workers/models/general/execution workers/models/general/cached workers/models/general
 workers/models/general/examination
 workers/models
-workers/engine/limits workers/engine/structured_output workers/engine/plan workers/engine/sampling
+workers/engine/limits workers/engine/structured_output workers/engine/processors workers/engine/plan
+workers/engine/sampling
 workers/engine/execution workers/engine/execution/gpu
 workers/interface workers/engine/kv_cache workers/engine/scheduling workers/engine
 workers/process workers/transfers workers/telemetry workers/group workers/roles workers workers/mock/script

@@ -38,6 +38,7 @@ from slipstream.workers.config.worker_config import WorkerConfig
 from slipstream.workers.engine.engine_builder import build_engine
 from slipstream.workers.engine.limits.engine_errors import EngineConfigError
 from slipstream.workers.engine.native_engine import NativeEngine
+from slipstream.workers.engine.processors.registered_processors import LogitsProcessors
 from slipstream.workers.engine.structured_output.grammars import GrammarCompiler
 from slipstream.workers.engine_loop import EngineEvent, EngineLoop, GrammarReady, GroupBroken, Stop, TransferEnded
 from slipstream.workers.group.group_executor import (
@@ -222,6 +223,7 @@ class Worker:
             self._reporter.show("freeing", "the memory of the model before")
             release_memory()
         with contextlib.ExitStack() as stack:
+            processors = LogitsProcessors.load(config.engine.logits_processors)
             ranks = self._gather(stack)
             tp = TensorParallel()
             if self._meeting is not None:
@@ -236,7 +238,7 @@ class Worker:
             self._reporter.show("warming_up", "generating the first tokens, timing steps")
             self._build, self._layout = build_of(parts.runner), parts.page_layout(tickets)
             pages = GroupPages(parts.memory, ranks) if parts.is_elastic else None
-            build = partial(self._warm_engine, parts, GroupExecutor(parts.runner, ranks, transfers), pages)
+            build = partial(self._warm_engine, parts, GroupExecutor(parts.runner, ranks, transfers), pages, processors)
             engine, profile = self._compute(build, config.role, parts)
             rows = expert_rows(parts.runner.model)
             load = expert_load(rows, config.tp, expert_parallel=config.engine.expert_parallel)
@@ -259,7 +261,7 @@ class Worker:
         return thread.result()
 
     def _warm_engine(
-        self, parts: RankParts, executor: GroupExecutor, pages: GroupPages | None
+        self, parts: RankParts, executor: GroupExecutor, pages: GroupPages | None, processors: LogitsProcessors
     ) -> tuple[NativeEngine, Sequence[StepTime]]:
         """An engine that has generated tokens, and how long its steps take. If its pool is elastic, with these `pages`,
         it has not touched more pages for that than one sequence can need, and has no page now."""
@@ -272,7 +274,7 @@ class Worker:
             on_ready=lambda: self._inbox.put_always(GrammarReady()),
             manifest=parts.files.manifest,
         )
-        engine = build_engine(limits, executor, grammars, pages)
+        engine = build_engine(limits, executor, grammars, pages, processors)
         profile = time_steps(limits if pages is None else limits.of_one_sequence, executor)
         engine.learn_step_times(profile)
         if pages is not None:
@@ -365,6 +367,8 @@ class Worker:
             block_tokens=limits.state_block_tokens or 0,
             group_pages=() if limits.windows == (None,) else tuple(most or 0 for most in limits.most_blocks),
             state_pages=limits.state_pages,
+            end_token_ids=tuple([token_id for token_id in limits.eos_token_ids if token_id < limits.vocab_size]),
+            logits_processors=tuple(sorted(self._config.engine.logits_processors)),
         )
 
     def _transfer_ended(self, rank: int, outcome: RankOutcome) -> None:

@@ -14,7 +14,7 @@ from slipstream.cluster.config.loading.config_warnings import Machine, warnings_
 from slipstream.cluster.config.loading.file_rewrite import rewrite
 from slipstream.cluster.config.loading.model_settings import models_by_key
 from slipstream.cluster.config.settings_file import ConfigError
-from slipstream.cluster.repository.model_dir import model_notes, text_problem
+from slipstream.cluster.repository.model_dir import examine_text, model_notes
 from slipstream.cluster.repository.outlines import Outlines
 from slipstream.cluster.sizing.config_choice import checked_config
 from slipstream.cluster.sizing.target_type import Target, TargetType
@@ -68,14 +68,20 @@ def _checked(path: Target, elsewhere: bool) -> list[str]:
 def _checked_with(files: Outlines, path: Target, elsewhere: bool) -> list[str]:
     config, machine = checked_config(path, files), Machine.this()
     refusals = [] if elsewhere else list(refusals_here(config, machine))
+    outputs: list[str] = []
     for key, alone in models_by_key(config):
-        if (of_text := text_problem(alone)) is not None:
+        found = examine_text(alone)
+        if (of_text := found.problem) is not None:
             refusals.append(f"{'.'.join(key)}.{of_text.removeprefix('model.')}" if key else of_text)
+        elif found.outputs:
+            outputs.append(f"{path}: {alone.model.name}: {found.outputs}")
     if not refusals:
         for warning in warnings_about(config, machine):
             console.warning(files.named(f"{path}: {warning}"))
         models = "; ".join(map(_models_line, config.each()))
         click.echo(f"{path}: ok: {models}, HTTP port {config.router.http.port}")
+        for line in outputs:
+            click.echo(line)
         if isinstance(path, Path) and path.is_file():  # for a model directory, the chosen settings list these notes
             for alone in config.each():
                 for note in model_notes(alone):

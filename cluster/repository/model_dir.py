@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.pool_config import PoolConfig
@@ -170,19 +171,30 @@ def code_of(config: ClusterConfig) -> RemoteCode:
     return "elsewhere" if config.model.trust_remote_code else "refused"
 
 
-def text_problem(config: ClusterConfig) -> str | None:
-    """What is wrong with the tokenizer or the chat template, in the words of the router, which finds it at its start.
-    With a large vocabulary this takes seconds and much memory, so only `slipstream check` looks for it before."""
+class TextFindings(NamedTuple):
+    """What is wrong with the tokenizer or the chat template, and how outputs are read if nothing is."""
+
+    problem: str | None
+    outputs: str = ""
+
+
+def examine_text(config: ClusterConfig) -> TextFindings:
+    """What the router finds at its start, in its words. With a large vocabulary this takes seconds and much memory, so
+    only `slipstream check` looks for it before."""
     # Imported here because they take tens of milliseconds, which only this should pay.
+    from slipstream.router.catalog.model_outputs import ModelOutputs
     from slipstream.router.text.encoding import encode_pool
     from slipstream.router.text.tokenizer import Tokenizer, TokenizerError
+    from slipstream.router.text.tokenizer_files import read_json
 
+    path = Path(config.model.path)
     try:
         with encode_pool() as pool:
-            Tokenizer.from_directory(config.model.path, pool, config.model.chat_template_content_format)
+            tokenizer = Tokenizer.from_directory(path, pool, config.model.chat_template_content_format)
+        outputs = ModelOutputs.of(tokenizer, read_json(path / "config.json"), config.model.parsers)
     except (OSError, TokenizerError) as error:
-        return f"model.path: {error}"
-    return None
+        return TextFindings(f"model.path: {error}")
+    return TextFindings(None, outputs.described() if tokenizer.chat_template is not None else "")
 
 
 def _tp_problem(model: ModelSpec, tp: int) -> str | None:

@@ -21,7 +21,12 @@ from slipstream.router.protocol.generation import ErrorKind
 from slipstream.router.status.version_status import VersionStatus
 
 ROUTER_PATIENCE_S = 5.0
-FAILED_ENDS: tuple[ErrorKind, ...] = ("worker_failed", "request_timeout", "queue_timeout")  # of requests let in
+FAILED_ENDS: tuple[ErrorKind, ...] = (
+    "worker_failed",
+    "processor_failed",
+    "request_timeout",
+    "queue_timeout",
+)  # of requests let in
 
 log = logging.getLogger(__name__)
 

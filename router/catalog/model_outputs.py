@@ -44,6 +44,19 @@ class ModelOutputs:
         """The outputs of a model with this config.json."""
         return cls(tokenizer, chosen_format(tokenizer, config, names))
 
+    def described(self) -> str:
+        """What is read, in one sentence without a stop."""
+        form = self.format
+        if form is None:
+            return "neither calls of tools nor reasoning are read"
+        if form.channels is not None:
+            return f"calls of tools and reasoning are read as {form.name}"
+        calls, _, reasoning = form.name.partition("+")
+        if form.calls is None:
+            return f"no calls of tools are read; reasoning as {form.name}"
+        of_reasoning = f"as {reasoning or calls}" if form.reasoning is not None else "is not read"
+        return f"calls of tools are read as {calls}, reasoning {of_reasoning}"
+
     def pieces(self, is_parsed: bool, shows_special: bool) -> PieceTable:
         """What tokens contribute to the text: with the markers of the format if it `is_parsed`, and with all other
         special tokens as they are written if it `shows_special`."""

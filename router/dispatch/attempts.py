@@ -178,7 +178,7 @@ class AttemptFlow:
         # scratch at the worker, so the worker still needs a Cancel.
         silent = None if state.is_converted and state.phase == "prefill" else worker
         if not message.retryable:
-            error = GenerationError("invalid_request", message.reason)
+            error = GenerationError(message.kind, message.reason)
             self._table.finish(state, now, "error", error=error, silent=silent)
             return
         if state.phase == "placed":

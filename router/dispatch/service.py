@@ -32,6 +32,7 @@ from slipstream.router.protocol.generation import (
     UnknownModelError,
 )
 from slipstream.router.protocol.messages import EngineRequest, PageLimit
+from slipstream.router.registry.worker_abilities import WorkerAbilities
 from slipstream.router.registry.worker_profile import RoleProfile, worker_profiles
 from slipstream.router.requests.history import History, RequestRecord
 from slipstream.router.requests.receiver import Receiver
@@ -153,6 +154,10 @@ class GenerationService:
         """The longest sequence (prompt and output) that a connected decode worker takes. While none is connected, the
         longest that an expected one will take; None: not known."""
         return self._models[model].max_model_len
+
+    def abilities_of(self, model: str) -> WorkerAbilities:
+        """What requests may ask of the connected workers."""
+        return self._models[model].dispatcher.registry.abilities
 
     def expect_max_model_len(self, model: str, max_model_len: int) -> None:
         """Sets the longest sequence that the decode workers will accept, before the first of them has connected."""

@@ -24,9 +24,8 @@ from slipstream.router.frontends.front_messages import (
     ModelLoaded,
     NameModel,
     RemoveModel,
-    ServedLimits,
 )
-from slipstream.router.frontends.front_setup import FrontModel, FrontSetup
+from slipstream.router.frontends.front_setup import FrontModel, FrontSetup, served_limits
 from slipstream.router.protocol.wire import FrameProtocol, WireError
 
 EXIT_TIMEOUT_S = 3.0  # after its connection is closed; then it is killed
@@ -108,7 +107,7 @@ class FrontChild:
             self._send(LoadModel(pickle.dumps(model)))
         self.models[model.name] = model
         self._send(NameModel(model.name, model.source.aliases, model.is_leaving))
-        self._send(ServedLimits(model.name, model.max_model_len, model.versions, model.shares))
+        self._send(served_limits(model))
 
     def forget(self, name: str) -> None:
         """The process forgets a model, also one that it has only read."""

@@ -33,6 +33,7 @@ from slipstream.router.protocol.generation import (
 )
 from slipstream.router.protocol.messages import SamplingParams, TokenLogprob
 from slipstream.router.protocol.wire import Vocabulary
+from slipstream.router.registry.worker_abilities import NO_ABILITIES, WorkerAbilities
 from slipstream.router.requests.history import Timeline
 
 
@@ -153,6 +154,7 @@ class ServedLimits:
     max_model_len: int | None
     versions: tuple[str, ...] = ()
     shares: tuple[tuple[str, float], ...] = ()  # of new requests, by version
+    abilities: WorkerAbilities = NO_ABILITIES
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from slipstream.router.frontends.front_messages import (
 from slipstream.router.frontends.front_setup import FrontModel, FrontSetup
 from slipstream.router.http.failover.failover_session import FailoverSession
 from slipstream.router.process.listening import bound_at, cannot_listen, close_all
+from slipstream.router.registry.worker_abilities import NO_ABILITIES, WorkerAbilities
 
 FIRST_RETRY_S = 0.2
 MAX_RETRY_S = 5.0
@@ -111,13 +112,18 @@ class FrontPool:
             self._tell_what_to_do(front)
 
     def send_limits(
-        self, name: str, max_model_len: int | None, versions: tuple[str, ...], shares: tuple[tuple[str, float], ...]
+        self,
+        name: str,
+        max_model_len: int | None,
+        versions: tuple[str, ...],
+        shares: tuple[tuple[str, float], ...],
+        abilities: WorkerAbilities = NO_ABILITIES,
     ) -> None:
-        """The longest sequence, the versions of a model or their shares may have changed. A model that the fronts do
-        not serve is left out."""
+        """The longest sequence, the versions of a model, their shares or the workers' abilities may have changed. A
+        model that the fronts do not serve is left out."""
         model = self._setup.models.get(name)
         if model is not None:
-            now = replace(model, max_model_len=max_model_len, versions=versions, shares=shares)
+            now = replace(model, max_model_len=max_model_len, versions=versions, shares=shares, abilities=abilities)
             if now != model:
                 self.serve_model(now)
 

@@ -39,11 +39,10 @@ from slipstream.router.frontends.front_messages import (
     ModelChange,
     NameModel,
     RemoveModel,
-    ServedLimits,
     TakeOver,
 )
 from slipstream.router.frontends.front_models import FrontModels
-from slipstream.router.frontends.front_setup import FrontSetup
+from slipstream.router.frontends.front_setup import FrontSetup, served_limits
 from slipstream.router.frontends.remote_service import RemoteAccess, RemoteDispatcher
 from slipstream.router.frontends.tally import counts_of
 from slipstream.router.http.failover.failover_server import FailoverServer
@@ -114,7 +113,7 @@ class FrontProcess:
         tracer = begin_tracing(config.tracing, next(iter(setup.models)) if len(setup.models) == 1 else "", cleanup)
         dispatcher = self._dispatcher = RemoteDispatcher(self._link.send, traces=tracer is not None)
         for model in setup.models.values():
-            dispatcher.received(ServedLimits(model.name, model.max_model_len, model.versions, model.shares))
+            dispatcher.received(served_limits(model))
         access = RemoteAccess(config.access, files, dispatcher)
         access.open()
         cleanup.push_async_callback(access.close)

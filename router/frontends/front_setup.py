@@ -9,7 +9,9 @@ from pathlib import Path
 
 from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.config.router_config import RouterConfig
+from slipstream.router.frontends.front_messages import ServedLimits
 from slipstream.router.model_files.sampling_defaults import PLAIN, SamplingDefaults
+from slipstream.router.registry.worker_abilities import NO_ABILITIES, WorkerAbilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,8 @@ class LogStyle:
 @dataclass(frozen=True, slots=True)
 class FrontModel:
     """A model that a front serves, or the text of one of its versions. The front reads the tokenizer itself, from
-    `source`, and gets the `defaults` of requests. `max_model_len`, `versions` and their `shares` are those of the
-    workers that are connected."""
+    `source`, and gets the `defaults` of requests. `max_model_len`, `versions`, their `shares` and
+    the `abilities` are those of the workers that are connected."""
 
     source: ModelSource
     defaults: SamplingDefaults = PLAIN
@@ -46,11 +48,17 @@ class FrontModel:
     versions: tuple[str, ...] = ()
     is_leaving: bool = False
     shares: tuple[tuple[str, float], ...] = ()
+    abilities: WorkerAbilities = NO_ABILITIES
 
     @property
     def name(self) -> str:
         """Unique among models and texts."""
         return self.source.key
+
+
+def served_limits(model: FrontModel) -> ServedLimits:
+    """The message that tells a front what depends on the workers of a model."""
+    return ServedLimits(model.name, model.max_model_len, model.versions, model.shares, model.abilities)
 
 
 @dataclass(frozen=True, slots=True)

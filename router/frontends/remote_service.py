@@ -42,6 +42,7 @@ from slipstream.router.protocol.generation import (
     Usage,
 )
 from slipstream.router.protocol.wire import WireError
+from slipstream.router.registry.worker_abilities import NO_ABILITIES, WorkerAbilities
 from slipstream.router.requests.history import RequestRecord, Timeline
 from slipstream.router.requests.rejections import RejectedRequest
 from slipstream.router.requests.stream import GenerationStream, Handouts
@@ -87,6 +88,11 @@ class RemoteDispatcher:
         """The longest sequence (prompt and output) that a worker takes; None: not known yet."""
         limits = self._limits.get(model)
         return None if limits is None else limits.max_model_len
+
+    def abilities_of(self, model: str) -> WorkerAbilities:
+        """What requests may ask of the connected workers."""
+        limits = self._limits.get(model)
+        return NO_ABILITIES if limits is None else limits.abilities
 
     def submit(self, request: GenerateRequest) -> GenerationStream:
         """A refusal comes as the end of the stream. Raises ShuttingDownError, InvalidRequestError."""

@@ -25,20 +25,23 @@ class ChannelsReader:
         self._reads_calls = reads_calls
 
     def read(self, begins_in_reasoning: bool) -> Reading[None]:
-        """The whole output. The header of its first message has begun in the prompt, or has ended there if it
+        """The whole output. The header of its first message has begun in the prompt, and has ended there if it
         `begins_in_reasoning`. Raises EndOfTextError, or returns when no more is asked for."""
         channels, source = self._channels, self._source
-        header = channels.channel + channels.reasoning_channel if begins_in_reasoning else None
-        if header is None and (yield from source.sees((*channels.marks, channels.recipient))) is None:
-            header = ""  # no header at all
+        if begins_in_reasoning:
+            yield from self._read_message(channels.channel + channels.reasoning_channel)
+        elif (yield from source.sees((*channels.marks, channels.recipient))) is not None:
+            yield from self._read_message((yield from self._read_header()))
         while not self._answer.is_over:
-            if header is None:
-                header = yield from self._read_header()
-            yield from self._read_message(header)
-            header = None
+            yield from source.accept((channels.end, channels.call, channels.over))
+            yield from self._read_text(self._answer.content)
+            self._answer.content.at_marker()
+            if (yield from source.sees((channels.start, channels.channel))) is not None:
+                yield from self._read_message((yield from self._read_header()))
 
     def _read_header(self) -> Reading[str]:
-        """What stands before the next message, from its role on; empty if it is no header."""
+        """What stands before the next message, from its role on. What is no header is content, and the header of it is
+        empty."""
         channels, source = self._channels, self._source
         marks = marker_set((channels.message, channels.start, channels.end, channels.call, channels.over))
         header = ""

@@ -29,6 +29,11 @@ class Sign:
     without: tuple[str, ...] = ()
 
 
+WITH_CALLS = {name: form for name, form in FORMATS.items() if form.calls is not None or form.channels is not None}
+WITH_REASONING = {
+    name: form for name, form in FORMATS.items() if form.reasoning is not None or form.channels is not None
+}
+
 # The first that fits counts.
 CALLS_SIGNS = (
     Sign("openai", ("<|channel|>", "<|message|>")),
@@ -59,7 +64,7 @@ CALLS_SIGNS = (
     Sign("llama4_pythonic", ("<|header_start|>", "tools")),
     Sign("pythonic", ("func_name1(",)),
     Sign("llama3_json", ("<|start_header_id|>", '"parameters"')),
-    Sign("llama3_json", ("<|python_tag|>",)),
+    Sign("llama3_json", ("<|python_tag|>",), without=("<function=",)),
 )
 REASONING_SIGNS = (
     Sign("openai", ("<|channel|>", "<|message|>")),
@@ -72,7 +77,7 @@ REASONING_SIGNS = (
     Sign("qwen3", ("<think>",)),
     Sign("deepseek_r1", ("</think>",)),  # the template cuts reasoning off in the history, and does not write `<think>`
 )
-# Where no template says it.
+# Where no template says it: models with calls and reasoning.
 MODEL_TYPES = {
     "gpt_oss": "openai",
     "kimi_k2": "kimi_k2",
@@ -92,30 +97,23 @@ def detect(chat_template: str | None, config: Mapping[str, Any]) -> OutputFormat
 def choose(calls: str, reasoning: str, chat_template: str | None, config: Mapping[str, Any]) -> OutputFormat | None:
     """The format with these calls and this reasoning, each a name, `auto` or `none`. Raises ValueError for an unknown
     name."""
-    return combined(
-        named("calls", calls, CALLS_SIGNS, chat_template or "", config),
-        named("reasoning", reasoning, REASONING_SIGNS, chat_template or "", config),
-    )
+    template = chat_template or ""
+    by_type = MODEL_TYPES.get(str(config.get("model_type")))
+    if calls == AUTO:
+        calls = found_name(CALLS_SIGNS, template) or by_type or NONE
+    elif calls == "mistral" and "[TOOL_CALLS]" in template and "[ARGS]" not in template:
+        calls = "mistral_list"
+    if reasoning == AUTO:
+        reasoning = found_name(REASONING_SIGNS, template) or by_type or NONE
+    return combined(named("calls", calls, WITH_CALLS), named("reasoning", reasoning, WITH_REASONING))
 
 
-def named(
-    part: str, name: str, signs: tuple[Sign, ...], chat_template: str, config: Mapping[str, Any]
-) -> OutputFormat | None:
-    """The format of this name that has this part."""
+def named(part: str, name: str, formats: Mapping[str, OutputFormat]) -> OutputFormat | None:
     if name == NONE:
         return None
-    is_found = name == AUTO
-    if is_found:
-        name = found_name(signs, chat_template) or MODEL_TYPES.get(str(config.get("model_type")), "")
-    elif name == "mistral" and part == "calls" and "[ARGS]" not in chat_template and "[TOOL_CALLS]" in chat_template:
-        name = "mistral_list"
-    form = FORMATS.get(name)
-    if form is not None and (getattr(form, part) is not None or form.channels is not None):
-        return form
-    if is_found:
-        return None
-    known = sorted(known for known, form in FORMATS.items() if getattr(form, part) is not None or form.channels)
-    raise ValueError(f"unknown format of {part}: {name!r}; known are {AUTO}, {NONE}, {', '.join(known)}")
+    if name not in formats:
+        raise ValueError(f"unknown format of {part}: {name!r}; known are {AUTO}, {NONE}, {', '.join(sorted(formats))}")
+    return formats[name]
 
 
 def found_name(signs: tuple[Sign, ...], chat_template: str) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from slipstream.router.parsers.answer import Answer, AnswerCall
 from slipstream.router.parsers.description.elements import Element, Literal, Space
-from slipstream.router.parsers.description.output_format import CallsPart, OutputFormat
+from slipstream.router.parsers.description.output_format import CallsPart, OutputFormat, ReasoningPart
 from slipstream.router.parsers.readers.call_reader import read_call, read_literals
 from slipstream.router.parsers.readers.json_values import SURROGATES, read_run
 from slipstream.router.parsers.readers.marker_set import marker_set
@@ -32,8 +32,8 @@ class PartsReader:
 
     def read(self, begins_in_reasoning: bool) -> Reading[None]:
         """The whole output. Raises EndOfTextError, or returns when no more is asked for."""
-        if begins_in_reasoning:
-            yield from self._read_reasoning()
+        if begins_in_reasoning and self._reasoning is not None:
+            yield from self._read_reasoning(self._reasoning)
         while not self._answer.is_over:
             at_start = self._answer.content.is_empty and not self._answer.num_begun
             if not at_start or not (yield from self._read_start()):
@@ -63,7 +63,7 @@ class PartsReader:
         if self._calls is not None and marker in self._calls.markers:
             yield from self._read_calls(self._calls, is_marked=True)
         elif self._reasoning is not None and marker in self._reasoning.opens:
-            yield from self._read_reasoning()
+            yield from self._read_reasoning(self._reasoning)
         else:
             self._source.move_to(self._source.at + len(marker))
             self._answer.content.at_marker()
@@ -72,25 +72,24 @@ class PartsReader:
         """What counts only where content may begin: reasoning, and calls without a marker. Returns whether it was
         there."""
         yield from read_run(self._source, WHITE_SPACE, self._answer.content.write)
-        opens = self._reasoning.opens if self._reasoning is not None and not self._has_reasoned else ()
-        if (yield from self._source.sees(opens)) is not None:
-            yield from self._read_reasoning()
+        reasoning = None if self._has_reasoned else self._reasoning
+        if reasoning is not None and (yield from self._source.sees(reasoning.opens)) is not None:
+            yield from self._read_reasoning(reasoning)
             return True
         if self._calls is not None and self._source.text.startswith(self._starts, self._source.at):
             yield from self._read_calls(self._calls, is_marked=False)
             return True
         return False
 
-    def _read_reasoning(self) -> Reading[None]:
+    def _read_reasoning(self, reasoning: ReasoningPart) -> Reading[None]:
         """A section of reasoning. Its opening text may have stood in the prompt, and may be repeated."""
-        assert self._reasoning is not None
         self._has_reasoned = True
         self._answer.begin_reasoning()
         yield from self._source.skip_white()
-        yield from self._source.accept(self._reasoning.opens)
+        yield from self._source.accept(reasoning.opens)
         markers = self._calls.markers if self._calls is not None else ()
         special_markers = tuple(marker for marker in markers if SURROGATES.search(marker))
-        marker = yield from self._read_text(self._answer.reasoning, (*self._reasoning.closes, *special_markers))
+        marker = yield from self._read_text(self._answer.reasoning, (*reasoning.closes, *special_markers))
         if marker not in special_markers:
             self._source.move_to(self._source.at + len(marker))
         self._answer.end_reasoning()
@@ -109,6 +108,7 @@ class PartsReader:
         except EndOfTextError:
             answer.content.write(source.release_all())
             raise
+        source.drop_unfinished((*closing_texts(calls), *calls.markers))
 
     def _read_call(self, calls: CallsPart, is_marked: bool) -> Reading[None]:
         """One call. Raises MismatchError if it is none, or is written otherwise."""

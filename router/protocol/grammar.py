@@ -86,9 +86,11 @@ def grammar_of(grammar_spec: GrammarSpec) -> str:
 def grammar_of_phase(phase: Phase) -> str:
     """The grammar of a phase that has one, in llguidance's format. It was written by the router, which has tried the
     parts of it that come from a client. Raises GrammarError."""
-    grammars = [{"lark_grammar": phase.grammar}]
+    grammars: list[dict[str, Any]] = [{"lark_grammar": phase.grammar}]
     if phase.content is not None:
-        grammars += [part | {"name": CONTENT} for part in json.loads(grammar_of(phase.content))["grammars"]]
+        content = grammar_of(phase.content)  # Lark, or JSON with one grammar
+        (part,) = json.loads(content)["grammars"] if content.startswith("{") else [{"lark_grammar": content}]
+        grammars.append(part | {"name": CONTENT})
     return json.dumps({"grammars": grammars})
 
 

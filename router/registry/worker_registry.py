@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -14,6 +14,7 @@ from slipstream.router.registry.credits import CreditLedger
 from slipstream.router.registry.load_order import LoadOrder
 from slipstream.router.registry.sequence_pages import pages_of
 from slipstream.router.registry.service_times import ServiceTimes
+from slipstream.router.registry.worker_abilities import NO_ABILITIES, WorkerAbilities
 from slipstream.router.registry.worker_load import WorkerLoad
 
 
@@ -68,6 +69,16 @@ class WorkerState:
 FEW = 8
 
 
+def common_abilities(workers: Sequence[WorkerState]) -> WorkerAbilities:
+    """What requests may ask of whichever of these workers they come to: what is registered at all, and the end tokens
+    of any."""
+    if not workers:
+        return NO_ABILITIES
+    ends = {token_id for worker in workers for token_id in worker.hello.end_token_ids}
+    registered = set(workers[0].hello.logits_processors).intersection(*[w.hello.logits_processors for w in workers])
+    return WorkerAbilities(True, tuple(sorted(ends)), tuple(sorted(registered)))
+
+
 def _decode_load(worker: WorkerState) -> float:
     """A rank: minus the free share of slots or of pages, whichever is smaller."""
     hello, ledger = worker.hello, worker.ledger
@@ -94,6 +105,7 @@ class WorkerRegistry:
         self.pools: dict[Role, ServiceTimes] = {"prefill": ServiceTimes(), "decode": ServiceTimes()}
         self.max_model_len: int | None = None  # the longest sequence that a decode worker takes; every request asks
         self.decode_slots: dict[str, int] = {}
+        self.abilities = NO_ABILITIES
 
     def __iter__(self) -> Iterator[WorkerState]:
         return iter(self._workers.values())
@@ -174,3 +186,4 @@ class WorkerRegistry:
         for worker in self.decode_workers:
             self.decode_slots[worker.version] = self.decode_slots.get(worker.version, 0) + worker.hello.max_slots
         self.max_model_len = max((worker.hello.max_model_len for worker in self.decode_workers), default=None)
+        self.abilities = common_abilities([*self.decode_workers, *self._open["prefill"]])

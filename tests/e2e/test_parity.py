@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.e2e.reference import Reference
 from tests.support.e2e.serving_cluster import ServingCluster
-from tests.support.e2e.streams import client_of, complete, prompt_of
+from tests.support.e2e.streams import MODEL, client_of, complete, prompt_of
 
 NUM_TOKENS = 12
 LENGTHS = [1, 2, 3, 5, 8, 13, 15, 16, 17, 21, 31, 32, 33, 34, 40, 47, 48, 49, 55, 63, 64, 65, 72, 79, 80, 81]
@@ -36,3 +36,14 @@ def test_52_prompts_at_once_and_again_from_the_prefix_cache(
         for _ in range(2):
             texts = pool.map(lambda case: complete(client, case[0], NUM_TOKENS, salt="together"), expected)
             assert list(texts) == [text for _, text in expected]
+
+
+@pytest.mark.parametrize(("num_beams", "penalty"), [(2, 0.0), (4, 1.0), (8, 2.0)])
+def test_beams(either_cluster: ServingCluster, reference: Reference, num_beams: int, penalty: float) -> None:
+    prompt = prompt_of(40, variant=7000 + num_beams)
+    asked = {"use_beam_search": True, "length_penalty": penalty, "ignore_eos": True}
+    with client_of(either_cluster) as client:
+        answer = client.completions.create(
+            model=MODEL, prompt=prompt, max_tokens=NUM_TOKENS, n=2, best_of=num_beams, extra_body=asked
+        )
+    assert [choice.text for choice in answer.choices] == reference.beams(prompt, NUM_TOKENS, num_beams, penalty)[:2]

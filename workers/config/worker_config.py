@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -14,6 +15,9 @@ from slipstream.workers.models.directory.stored_quantization import KvCacheDtype
 # TensorRT-LLM's words: running sequences may be preempted when pages run out, or each has room for its whole answer.
 SchedulerPolicy = Literal["max_utilization", "guaranteed_no_evict"]
 MOST_STEP_TOKENS, MOST_NUM_SEQS = 2048, 256  # of steps and engines that are sized by the ITL level
+MAX_PROCESSORS = 64
+PROCESSOR_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+PROCESSOR_TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 MAX_THREADS = 1024  # more than any host has cores; torch would try to start any number
 
 
@@ -43,6 +47,8 @@ class EngineConfig:
 
     `expert_parallel` deals out whole experts to the ranks of a group; otherwise each rank has a part of every expert.
 
+    `logits_processors` are functions that requests may choose by these names, each as `package.module:function`.
+
     `niceness` (0 to 19) is how far the threads that compute stand back for others on the same cores (nice(2)): `auto`
     is 0 for prefill and 5 for decode on CPU, so that decoding a few sequences does not halve the speed of prefill.
     Where `num_threads` leaves each rank on the host cores of its own, it is 0 for both."""
@@ -67,6 +73,7 @@ class EngineConfig:
     kv_cache_dtype: KvCacheDtype = "auto"
     model_impl: ModelImpl = "auto"
     expert_parallel: bool = False
+    logits_processors: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.page_tokens < 1:
@@ -87,6 +94,13 @@ class EngineConfig:
             raise ValueError(f"niceness must be auto or 0 to 19, got {self.niceness}")
         if self.cpu_kernels is False:
             object.__setattr__(self, "cpu_kernels", "off")
+        if len(self.logits_processors) > MAX_PROCESSORS:
+            raise ValueError(f"logits_processors may be at most {MAX_PROCESSORS}, got {len(self.logits_processors)}")
+        for name, target in self.logits_processors.items():
+            if not PROCESSOR_NAME.fullmatch(name):
+                raise ValueError(f"logits_processors: a name has up to 64 letters, digits, _, . and -, got {name!r}")
+            if not PROCESSOR_TARGET.fullmatch(target):
+                raise ValueError(f"logits_processors.{name} must be package.module:function, got {target!r}")
         if self.weight_cache_dir == "":
             raise ValueError("weight_cache_dir must be a directory, auto or null, got ''")
 

@@ -201,4 +201,6 @@ def _fill(page_table: Int32s, row: int, pages: array[int], num_pages: int) -> No
 def _sampling_row(sequence: Sequence) -> SamplingRow:
     masked = tuple(sequence.stop_ids) if len(sequence.tokens) < sequence.min_tokens else ()
     grammar = sequence.grammar if sequence.grammar is not None and sequence.grammar.restricts else None
-    return SamplingRow(sequence.params, sequence.num_output, sequence.counts, masked, grammar)
+    return SamplingRow(
+        sequence.params, sequence.num_output, sequence.counts, masked, grammar, sequence.bans, sequence.processors
+    )

@@ -33,6 +33,7 @@ from slipstream.workers.engine.limits.pool_size import (
 )
 from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.plan.executor import Executor, PageMemory
+from slipstream.workers.engine.processors.registered_processors import NO_PROCESSORS, LogitsProcessors
 from slipstream.workers.engine.structured_output.grammars import GrammarCompiler
 from slipstream.workers.models.directory.end_tokens import end_token_ids
 from slipstream.workers.models.directory.json_keys import ModelError
@@ -180,11 +181,12 @@ def build_engine(
     executor: Executor,
     grammars: GrammarCompiler | None = None,
     memory: PageMemory | None = None,
+    processors: LogitsProcessors = NO_PROCESSORS,
 ) -> NativeEngine:
     """A new engine that is ready to serve: tokens have already been generated with `executor` (in another engine, of
     which nothing is left but warm caches). For `memory` see `NativeEngine`."""
     warm_up(limits, executor)
-    return NativeEngine(limits, executor, grammars, memory)
+    return NativeEngine(limits, executor, grammars, memory, processors)
 
 
 def warm_up(limits: EngineLimits, executor: Executor) -> None:

@@ -12,7 +12,10 @@ from slipstream.router.protocol.block_hash import HashChain, root_digest
 from slipstream.router.protocol.messages import EngineRequest, SamplingParams
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.plan.step_plan import is_plainly_greedy
+from slipstream.workers.engine.plan.token_bans import TokenBans
 from slipstream.workers.engine.plan.token_counts import TokenCounts
+from slipstream.workers.engine.processors.registered_processors import NO_PROCESSORS, LogitsProcessors
+from slipstream.workers.engine.processors.row_processors import RowProcessors
 from slipstream.workers.engine.scheduling.sequence import Sequence
 from slipstream.workers.engine.structured_output.grammar_matcher import SequenceGrammar
 from slipstream.workers.engine.structured_output.grammars import GrammarCompiler
@@ -22,9 +25,15 @@ from slipstream.workers.interface.engine import EngineRequestError
 class InputProcessor:
     """Sequences are numbered in order of arrival. Without `grammars`, requests with a grammar are refused."""
 
-    def __init__(self, limits: EngineLimits, grammars: GrammarCompiler | None) -> None:
+    def __init__(
+        self,
+        limits: EngineLimits,
+        grammars: GrammarCompiler | None,
+        processors: LogitsProcessors = NO_PROCESSORS,
+    ) -> None:
         self.limits = limits
         self._grammars = grammars
+        self._processors = processors
         self._arrivals = count()
         # A model directory may name tokens that the model does not have, which can be ignored.
         self._eos_ids = frozenset(t for t in limits.eos_token_ids if t < limits.vocab_size)
@@ -67,6 +76,8 @@ class InputProcessor:
             max_model_len=self.limits.max_model_len,
             is_greedy=is_plainly_greedy(params),
             grammar=self._grammar(params, tokens, len(prompt)),
+            bans=self._bans(params, tokens, len(prompt)),
+            processors=self._row_processors(params, tokens, len(prompt)),
             ticket=ticket,
         )
 
@@ -77,6 +88,23 @@ class InputProcessor:
             return self._grammars.follow(params.grammar, tokens, num_prompt)
         except ValueError as error:
             raise EngineRequestError("grammar", str(error)) from error
+
+    def _bans(self, params: SamplingParams, tokens: array[int], num_prompt: int) -> TokenBans | None:
+        if not params.allowed_token_ids and not params.bad_words:
+            return None
+        _token_ids("allowed_token_ids", params.allowed_token_ids, self.limits.vocab_size)
+        for word in params.bad_words:
+            if not word or not 0 <= min(word) <= max(word) < self.limits.vocab_size:
+                raise EngineRequestError("bad_words", f"token ids {list(word)} are not in the vocabulary")
+        return TokenBans(params, tokens, num_prompt, self.limits.vocab_size)
+
+    def _row_processors(self, params: SamplingParams, tokens: array[int], num_prompt: int) -> RowProcessors | None:
+        if not params.logits_processors:
+            return None
+        try:
+            return RowProcessors(self._processors, params.logits_processors, tokens, num_prompt)
+        except ValueError as error:
+            raise EngineRequestError("logits_processors", str(error)) from error
 
     def _chain(self, cache_salt: str) -> HashChain | None:
         if not self.limits.prefix_caching:

@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket
-from slipstream.router.protocol.messages import EngineRequest, FinishReason, StepTime, TokenChunk, TokenLogprob
+from slipstream.router.protocol.messages import (
+    EngineRequest,
+    Failed,
+    FinishReason,
+    StepTime,
+    TokenChunk,
+    TokenLogprob,
+)
 from slipstream.workers.engine.batch_builder import BatchBuilder
 from slipstream.workers.engine.input_processor import InputProcessor
 from slipstream.workers.engine.kv_cache.prefix_cache import PrefixCache
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.plan.executor import Executor, PageMemory
-from slipstream.workers.engine.plan.step_plan import SampledTokens
+from slipstream.workers.engine.plan.step_plan import SampledTokens, TokenFailure
+from slipstream.workers.engine.processors.registered_processors import NO_PROCESSORS, LogitsProcessors
 from slipstream.workers.engine.scheduling.migrations import NativeMigrations
 from slipstream.workers.engine.scheduling.scheduled_step import ScheduledStep
 from slipstream.workers.engine.scheduling.scheduler import Scheduler
@@ -42,17 +50,19 @@ class NativeEngine:
         executor: Executor,
         grammars: GrammarCompiler | None = None,
         memory: PageMemory | None = None,
+        processors: LogitsProcessors = NO_PROCESSORS,
     ) -> None:
         self.limits = limits
         self._executor = executor
         self._memory = memory
-        self._input_processor = InputProcessor(limits, grammars)
+        self._input_processor = InputProcessor(limits, grammars, processors)
         self._scheduler = Scheduler(limits)
         self.migrations = NativeMigrations(limits, self._scheduler)
         self._composer = BatchBuilder(limits)
         self._last_step = ScheduledStep([])
         self._steps = StepCounts()
         self._num_sampled_tokens = 0
+        self.failures: list[Failed] = []
 
     def change_limits(self, limits: EngineLimits) -> None:
         """Changes the limits. Pages and what is cached in them stay. The engine must have no sequences."""
@@ -178,6 +188,10 @@ class NativeEngine:
         sampled = self._executor.execute(plan, rows)
         return self._postprocess(step, sampled)
 
+    def take_failures(self) -> list[Failed]:
+        failures, self.failures = self.failures, []
+        return failures
+
     @property
     def last_step_has_prefill(self) -> bool:
         return bool(self._last_step.chunks)
@@ -270,11 +284,11 @@ class NativeEngine:
         sequences = step.decoding
         if step.chunks:
             sequences = [*sequences, *(chunk.sequence for chunk in step.chunks if chunk.samples)]
-        logprobs = sampled.logprobs
+        logprobs, failures = sampled.logprobs, sampled.failures or {}
         outputs = []
         for at, (sequence, token_id) in enumerate(zip(sequences, sampled.token_ids, strict=True)):
             if token_id is None:
-                outputs.append(self._fail(sequence))
+                outputs.append(self._fail(sequence, failures.get(at)))
             else:
                 outputs.append(self._accept(sequence, token_id, None if logprobs is None else logprobs[at]))
         return outputs
@@ -306,13 +320,21 @@ class NativeEngine:
             sequence.num_cached,
         )
 
-    def _fail(self, sequence: Sequence) -> TokenChunk:
-        """No token could be picked. The fault may be in the KV, which must not be reused by others."""
-        self._scheduler.pages.forget(sequence)
+    def _fail(self, sequence: Sequence, failure: TokenFailure | None) -> TokenChunk:
+        """No token could be picked. Without a `failure`, the fault may be in the KV, which must not be reused by
+        others."""
+        if failure is None:
+            self._scheduler.pages.forget(sequence)
+        else:
+            self.failures.append(Failed(*sequence.key, failure.message, retryable=False, kind=failure.kind))
         self._end(sequence)
         assert sequence.num_cached is not None
         return TokenChunk(
-            *sequence.key, sequence.num_output, (), finish_reason="error", num_cached_tokens=sequence.num_cached
+            *sequence.key,
+            sequence.num_output,
+            (),
+            finish_reason="error",
+            num_cached_tokens=sequence.num_cached,
         )
 
     def _end(self, sequence: Sequence) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket
-from slipstream.router.protocol.messages import EngineRequest, StepTime, TokenChunk
+from slipstream.router.protocol.messages import EngineRequest, Failed, StepTime, TokenChunk
 from slipstream.workers.interface.cache_changes import CacheChanges
 
 AttemptKey = tuple[str, int]  # (request_id, attempt)
@@ -216,6 +216,13 @@ class SteppedEngine(Engine, Protocol):
     def step(self) -> list[TokenChunk]:
         """Computes one step. Empty if nothing could be sampled; see `has_work`. Whatever it raises is the end of the
         engine."""
+
+    @property
+    def failures(self) -> Sequence[Failed]:
+        """Why sequences ended with "error" where no other worker could do better."""
+
+    def take_failures(self) -> Sequence[Failed]:
+        """The `failures` since the last call."""
 
     def grammar_ready(self) -> None:
         """A grammar was compiled, for which a sequence may have been waiting."""

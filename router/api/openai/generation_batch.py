@@ -79,9 +79,9 @@ class ReceivedRequest(NamedTuple):
 
 
 class GenerationBatch:
-    """A request that passed its checks: each of its `prompts` is to be continued `choices_per_prompt` times.
-    `answer_id` is the id in the body of its answer; `prompt_param` is the field that its prompts came in. Outputs are
-    text by `pieces`, or events where they are read (`reading`)."""
+    """A request that passed its checks: each of its `prompts` is to be continued `choices_per_prompt` times, by as many
+    beams if it is a search. `answer_id` is the id in the body of its answer; `prompt_param` is the field that its
+    prompts came in. Outputs are text by `pieces`, or events where they are read (`reading`)."""
 
     __slots__ = (
         "answer_id",
@@ -114,9 +114,15 @@ class GenerationBatch:
         self.reading = reading
         self.prompt_param = prompt_param
         self.form = form
-        self.choices_per_prompt = received.body.n or 1
+        self.choices_per_prompt = received.body.candidates_per_prompt
         self.num_choices = len(prompts) * self.choices_per_prompt
         self.num_prompt_tokens = sum([len(prompt.packed_ids) for prompt in prompts]) // 4
+
+    @property
+    def num_best(self) -> int | None:
+        """How many of the choices of each prompt are sent; None: all."""
+        num_wanted = self.body.n or 1
+        return num_wanted if num_wanted < self.choices_per_prompt else None
 
     @property
     def num_reserved_tokens(self) -> int:
@@ -138,6 +144,10 @@ class GenerationBatch:
     def prompt_of(self, index: int) -> Prompt:
         """The prompt of a choice."""
         return self.prompts[index // self.choices_per_prompt]
+
+    def prefix_of(self, prompt: int) -> Any:
+        """What stands before the outputs of a prompt."""
+        return self.prompts[prompt].text if self.reading is None else []
 
     def output(self) -> Output[Any]:
         """The output of one choice."""
@@ -168,6 +178,12 @@ def used_by(choices: Sequence[Choice[Any]], batch: GenerationBatch) -> UsageCoun
         if choice.reason is None and finish is not None and finish.reason == "error":
             used.num_errors = 1
     return used
+
+
+def reasons_of(choices: Sequence[Choice[Any]]) -> list[str]:
+    """Why each choice ended, of those that have."""
+    ends = [choice.reason or (choice.stream.finish and choice.stream.finish.reason) for choice in choices]
+    return [reason for reason in ends if reason]
 
 
 def span_attributes(batch: GenerationBatch) -> dict[str, Value]:

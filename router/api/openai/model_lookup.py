@@ -12,6 +12,7 @@ from slipstream.router.catalog.catalog import Catalog, Resolved, UnknownNameErro
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.protocol.generation import GenerationError
+from slipstream.router.registry.worker_abilities import WorkerAbilities
 
 NOT_FOUND = "model_not_found"
 
@@ -27,6 +28,9 @@ class ModelStatus(Protocol):
 
     def max_model_len_of(self, model: str) -> int | None:
         """The longest sequence (prompt and output) that a worker takes; None: not known yet."""
+
+    def abilities_of(self, model: str) -> WorkerAbilities:
+        """What requests may ask of the connected workers."""
 
 
 class ModelLookup:

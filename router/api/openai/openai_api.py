@@ -12,11 +12,15 @@ import orjson
 from slipstream.router.access.access import Access, Permit
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
 from slipstream.router.api.openai.answer.answer import Answer
+from slipstream.router.api.openai.answer.best_of import MeanLogprob
 from slipstream.router.api.openai.answer.choice import Choice
 from slipstream.router.api.openai.answer.failures import as_http_error
 from slipstream.router.api.openai.answer.formats import AnswerHead, ChatFormat, CompletionFormat
 from slipstream.router.api.openai.answer.message_format import MessageFormat
+from slipstream.router.api.openai.beam_answer import BeamAnswer
+from slipstream.router.api.openai.body.beam_fields import check_beams, check_no_beams
 from slipstream.router.api.openai.body.parsing import BodyParser
+from slipstream.router.api.openai.body.restrictions import Restrictions, restrictions_of
 from slipstream.router.api.openai.body.sampling import SEED_MASK, check_token_ids, sampling_params
 from slipstream.router.api.openai.body.schema import ChatRequest, CompletionRequest, GenerationFields
 from slipstream.router.api.openai.body.structured_output import RequestGrammars
@@ -32,6 +36,7 @@ from slipstream.router.api.openai.generation_batch import (
     GenerationBatch,
     Prompt,
     ReceivedRequest,
+    reasons_of,
     span_attributes,
     used_by,
 )
@@ -147,6 +152,7 @@ class OpenAiApi:
         model = received.model
         limit = self._lookup.limit_of(model.name)
         await self._stages.next_stage(model.name)
+        restrictions = await self._restrictions(body, model)
         use = body.tool_use
         check_tools(use, model)
         packed_ids = await PromptReader(model.tokenizer).of_chat(
@@ -162,7 +168,8 @@ class OpenAiApi:
         default = model.defaults.default_max_tokens(None)
         max_tokens = room(packed_ids, limit, asked_for, default, "messages", self._clamps)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        prompts = [Prompt(packed_ids, sampling(body, model, max_tokens, logprobs, grammar, received.seed))]
+        params = sampling(body, model, max_tokens, logprobs, grammar, received.seed)
+        prompts = [Prompt(packed_ids, restrictions.applied(params))]
         pieces, reading = text_pieces(body, model), reading_of(body, model, reasoning)
         head, shows_logprobs = received.head, logprobs is not None
         if reading is None:
@@ -197,21 +204,34 @@ class OpenAiApi:
         limit = self._lookup.limit_of(model.name)
         await self._stages.next_stage(model.name)
         grammar = await self._grammars.of(body)
+        restrictions = await self._restrictions(body, model)
         prompts: list[Prompt] = []
         reader = PromptReader(model.tokenizer)
         id_lists = [*map(pack_ids, body.id_lists)] or await reader.of_texts(body.texts, limit, "prompt")
         asked_for = model.defaults.max_tokens(body.max_tokens)
         default = model.defaults.default_max_tokens(DEFAULT_COMPLETION_TOKENS)
+        logprobs = body.logprobs
+        if logprobs is None and body.candidates_per_prompt > (body.n or 1) and not body.use_beam_search:
+            logprobs = 0  # the best are chosen by them
         for packed_ids in id_lists:
             max_tokens = room(packed_ids, limit, asked_for, default, "prompt", self._clamps)
             seed = (received.seed + len(prompts) * SEED_STEP) & SEED_MASK
-            prompts.append(Prompt(packed_ids, sampling(body, model, max_tokens, body.logprobs, grammar, seed)))
+            params = sampling(body, model, max_tokens, logprobs, grammar, seed)
+            prompts.append(Prompt(packed_ids, restrictions.applied(params)))
         if body.echo:
             texts = body.texts or await model.tokenizer.decode(body.id_lists)
             prompts = [prompt._replace(text=text) for prompt, text in zip(prompts, texts, strict=True)]
         pieces = text_pieces(body, model)
         form = CompletionFormat(received.head, pieces, body.logprobs is not None, body.wants_usage)
         return GenerationBatch(received, prompts, "prompt", form, pieces)
+
+    async def _restrictions(self, body: GenerationFields, model: ServedModel) -> Restrictions:
+        """Raises HttpError 400 for what restricts the output in a way that there is not."""
+        if body.use_beam_search:
+            check_beams(body, body.num_prompts if isinstance(body, CompletionRequest) else 1)
+        else:
+            check_no_beams(body)
+        return await restrictions_of(body, model.tokenizer, self._service.abilities_of(model.name))
 
     def _received(
         self, body: GenerationFields, exchange: ApiExchange, arrived_s: float, prefix: str
@@ -251,7 +271,29 @@ class OpenAiApi:
             if exchange.context.trace is not None:
                 exchange.context.trace.refusal = refused.error
             raise
-        await self._answer(exchange, batch, permit)
+        if batch.body.use_beam_search:
+            await self._answer_by_beams(exchange, batch, permit)
+        else:
+            await self._answer(exchange, batch, permit)
+
+    async def _answer_by_beams(self, exchange: ApiExchange, batch: GenerationBatch, permit: Permit) -> None:
+        """Search and send the answer. Raises HttpError."""
+        name = batch.received.model.name
+        counts = self._metrics.of(name)
+        await self._stages.next_stage(name)
+        answer = BeamAnswer(
+            self._service,
+            batch,
+            lambda prompt: self._generation(batch, prompt * batch.choices_per_prompt, exchange),
+            lambda: self._service.abilities_of(name),
+            counts,
+        )
+        try:
+            await answer.respond(exchange)
+        finally:
+            self._access.settle(permit, answer.used())
+            if exchange.context.trace is not None:
+                exchange.context.trace.answered(answer.records, span_attributes(batch))
 
     async def _enter(self, exchange: ApiExchange, batch: GenerationBatch) -> Permit:
         """Raises HttpError if there are too many choices, or the caller's key does not allow so much now."""
@@ -291,6 +333,7 @@ class OpenAiApi:
                 choices_per_prompt=choices_per_prompt,
                 prompt_param=batch.prompt_param,
                 explains=bool(body.explain),
+                num_best=batch.num_best,
             )
             if body.stream:
                 await answer.send_stream(exchange, body.wants_usage, body.wants_usage_so_far, self._ping_s)
@@ -303,7 +346,8 @@ class OpenAiApi:
                 choice.record_end()
             self._access.settle(permit, used_by(choices, batch))
             if exchange.context.trace is not None:
-                exchange.context.trace.answered([choice.stream.record for choice in choices], span_attributes(batch))
+                records = [choice.stream.record for choice in choices]
+                exchange.context.trace.answered(records, span_attributes(batch), reasons_of(choices))
 
     def _submit(self, batch: GenerationBatch, index: int, exchange: ApiExchange, counts: ModelCounts) -> Choice[Any]:
         """Queue one choice. Raises HttpError if it is not admitted."""
@@ -318,8 +362,9 @@ class OpenAiApi:
             stream,
             batch.output(),
             counts.begin(batch.received.arrived_s),
-            prefix=batch.prompt_of(index).text if batch.reading is None else [],
+            prefix=batch.prefix_of(index // batch.choices_per_prompt),
             hides_stop_token=not batch.body.include_stop_str_in_output,
+            score=MeanLogprob() if batch.num_best is not None else None,
         )
 
     @staticmethod

@@ -23,6 +23,7 @@ from slipstream.router.protocol.generation import (
     QueueFullError,
     TenantQueueFullError,
 )
+from slipstream.router.protocol.older_peers import VERSION_OF_0_1_0
 from slipstream.router.registry.capacity import refusal
 from slipstream.router.registry.worker_registry import WorkerState
 
@@ -40,6 +41,10 @@ def check_request(request: GenerateRequest, versions: Versions, decode_workers: 
         raise InvalidRequestError(f"the prompt is not a list of token ids: {error}") from error
     if not prompt_ids:
         raise InvalidRequestError("the prompt is empty")
+    for worker in decode_workers if request.sampling.restrictions else ():
+        if worker.hello.version == VERSION_OF_0_1_0:
+            fields = ", ".join(request.sampling.restrictions)
+            raise InvalidRequestError(f"{fields}: not served while {worker.name} is of Slipstream 0.1.0")
     if request.version and not versions.is_known(request.version):
         raise InvalidRequestError(f"version {request.version!r} of the model is not served")
     refused = refusal(len(prompt_ids) // 4, decode_workers)

@@ -34,9 +34,14 @@ class RequestTrace:
     http_request_id: str = ""
     records: Sequence[RequestRecord] = ()
     asked: Mapping[str, Value] = field(default_factory=dict)
+    reasons: Sequence[str] = ()
     refusal: GenerationError | None = None
 
-    def answered(self, records: Sequence[RequestRecord], asked: Mapping[str, Value]) -> None:
-        """Adds the generations of the request, and its fields by their names in OpenTelemetry's GenAI conventions."""
+    def answered(
+        self, records: Sequence[RequestRecord], asked: Mapping[str, Value], reasons: Sequence[str] = ()
+    ) -> None:
+        """Adds the generations of the request, and its fields by their names in OpenTelemetry's GenAI conventions.
+        `reasons` are why they ended, in the words of the answer."""
         self.records = records
+        self.reasons = reasons
         self.asked = asked

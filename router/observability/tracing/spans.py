@@ -67,7 +67,7 @@ def _request_span(trace: RequestTrace) -> Span:
     records = trace.records
     if records:
         usages = [record.usage for record in records]
-        reasons = [record.finish.reason for record in records if record.finish is not None]
+        reasons = trace.reasons or [record.finish.reason for record in records if record.finish is not None]
         attributes |= {
             "gen_ai.usage.input_tokens": sum(usage.num_prompt_tokens for usage in usages),
             "gen_ai.usage.output_tokens": sum(usage.num_output_tokens for usage in usages),

@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A fixed text. `variants` are other spellings, which are read but not asked for. An `optional` one may be absent
-    when it is read; the grammar writes it."""
+    """A fixed text. `variants` are other spellings, which are read but not asked for. An `optional` one may be
+    absent."""
 
     text: str
     variants: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from dataclasses import replace
 from slipstream.router.parsers.description.output_format import OutputFormat
 from slipstream.router.parsers.formats.gemma import GEMMA_FORMATS
 from slipstream.router.parsers.formats.harmony import OPENAI
-from slipstream.router.parsers.formats.json_calls import GRANITE, HERMES, JSON_FORMATS
+from slipstream.router.parsers.formats.json_calls import GRANITE, HERMES, JSON_FORMATS, LLAMA3_JSON
 from slipstream.router.parsers.formats.marked_calls import (
     DEEPSEEK_V3,
     DEEPSEEK_V31,
@@ -19,8 +19,10 @@ from slipstream.router.parsers.formats.marked_calls import (
 from slipstream.router.parsers.formats.python_calls import PYTHON_FORMATS
 from slipstream.router.parsers.formats.reasoning import (
     ASSUMED_THINK,
+    DEEPSEEK_R1,
     GRANITE_REASONING,
     MAGISTRAL,
+    QWEN3,
     REASONING_FORMATS,
     SEED_REASONING,
     THINK,
@@ -55,6 +57,10 @@ ALIASES = {
     "granite4": HERMES,
     "qwen3_xml": QWEN3_CODER,
     "nemotron_v3": replace(QWEN3_CODER, reasoning=THINK),
+    "step3p5": replace(QWEN3_CODER, reasoning=THINK),
+    "llama4_json": LLAMA3_JSON,
+    "olmo3": QWEN3,
+    "step3": DEEPSEEK_R1,
     "openai_gptoss": OPENAI,
 }
 

@@ -91,7 +91,7 @@ class _Writer:
 
     def _strings(self, schema: dict[str, Any]) -> list[str]:
         written = []
-        for option in text_options({**schema, "type": "string"}, self._definitions) or [FREE]:
+        for option in text_options({**schema, "type": "string"}, self._definitions, null=None) or [FREE]:
             inner = f"({option}) & ~/(?s:.*){escaped(self._form.quote)}(?s:.*)/"
             text = self._rules.terminal(f"({inner})")
             if self._markers.is_token(self._form.quote):

@@ -107,10 +107,10 @@ class _PhaseWriter:
         within = Phase((*self._closes(section, 1), *calls), may_end=False)
         if reasoning == "begun":
             return within, behind
-        opens = self._opens(section, 0)
         first = self._bound(rules, either([body, *map(self._markers.lark, section.opens)]))
         within = within._replace(triggers=tuple(trigger._replace(to=2) for trigger in within.triggers))
-        return first._replace(triggers=tuple(trigger._replace(to=1) for trigger in opens)), within, behind
+        opens = tuple(Trigger(self._markers.parts(text), 1) for text in section.opens)
+        return first._replace(triggers=opens), within, behind
 
     def _bound(self, rules: LarkRules, start: str) -> Phase:
         return Phase(grammar=rules.text(start), content=self._content if CONTENT in start else None)

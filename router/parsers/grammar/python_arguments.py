@@ -13,7 +13,7 @@ from slipstream.router.parsers.grammar.schema_parts import ObjectParts, object_p
 from slipstream.router.parsers.grammar.tool_grammar import ANY_OBJECT, ToolGrammar
 
 WORDS = {"boolean": ["True", "False"], "null": ["None"]}
-NUMBER_OR_STRING = ["number", "string"]
+SINGLE_QUOTED = r"""/'([^'\\\n\r]|\\[nrt'"\\])*'/"""  # also written by models, for texts that nothing is asked of
 FREE_KEY = r"/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 
 
@@ -33,8 +33,10 @@ def listed(rules: LarkRules, parts: ObjectParts, argument: Callable[[str | None,
     is_needed = False  # one of those that follow is required
     if parts.others is not None:
         other = argument(None, parts.others)
-        more = rules.rule(f"({comma} {other})*")
-        first = rules.rule(f"{other} {more}")
+        least, most = parts.least_others, parts.most_others
+        more = rules.rule(f"({comma} {other}){{{least},{most}}}")
+        first = rules.rule(f"{other} ({comma} {other}){{{max(least - 1, 0)},{max(most - 1, 0)}}}") if most else None
+        is_needed = least > 0
     for name in reversed(parts.properties):
         one = argument(name, parts.properties[name])
         rest = more or ""
@@ -71,9 +73,10 @@ class _Writer:
         types = types if isinstance(types, list) else [types]
         words = [quoted(word) for name in types for word in WORDS.get(name, ())]
         left = [name for name in types if name not in WORDS]
-        if not words:
-            return [self._json(schema)]
-        return [*words, *([self._json({**schema, "type": left})] if left else ())]
+        values = [self._json({**schema, "type": left})] if words and left else [] if words else [self._json(schema)]
+        if "string" in types and schema.keys() <= {"type"}:
+            values.append(self._rules.terminal(SINGLE_QUOTED))
+        return [*words, *values]
 
     def _exact(self, value: Any) -> str:
         if value is None or isinstance(value, bool):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from slipstream.router.structured_output.json_schema.anything import NAME
+from slipstream.router.structured_output.json_schema.anything import MAX_FREE_PROPERTIES, NAME
 from slipstream.router.structured_output.regex.patterns import as_pattern, searched
 
 REFERENCE = "#/$defs/"
@@ -17,11 +17,19 @@ SCHEMAS = ("items", "additionalProperties")
 
 
 class ObjectParts(NamedTuple):
-    """The properties of an object in their order. `others` is the schema of further ones; None: there are none."""
+    """The properties of an object in their order. `others` is the schema of further ones, of which there are from
+    `least_others` to `most_others`; None: there are none."""
 
     properties: dict[str, Any]
     required: frozenset[str]
     others: Any = None
+    least_others: int = 0
+    most_others: int = MAX_FREE_PROPERTIES
+
+    @property
+    def repeats_of_others(self) -> str:
+        """How often they may be there, for Lark."""
+        return f"{{{self.least_others},{self.most_others}}}"
 
 
 def object_parts(schema: Any, definitions: dict[str, Any]) -> ObjectParts | None:
@@ -32,11 +40,15 @@ def object_parts(schema: Any, definitions: dict[str, Any]) -> ObjectParts | None
     properties = dict(found.get("properties", {}))
     required = frozenset(found.get("required", ()))
     others = found.get("additionalProperties")
-    if others is None and not properties and "minProperties" not in found:
+    if others is None and not properties:
         others = True
     for name in found.get("required", ()):
         properties.setdefault(name, True)
-    return ObjectParts(properties, required, None if others is False else others)
+    if others is None or others is False:
+        return ObjectParts(properties, required)
+    least = max(0, found.get("minProperties", 0) - len(properties))
+    most = found.get("maxProperties", MAX_FREE_PROPERTIES) - len(properties)
+    return ObjectParts(properties, required, others, least, max(least, min(most, MAX_FREE_PROPERTIES)))
 
 
 def resolved(schema: Any, definitions: dict[str, Any]) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 from slipstream.router.parsers.description.elements import Literal, StringFlag, TaggedArguments
 from slipstream.router.parsers.grammar.lark_rules import SPACE, LarkRules, either, escaped, sequence
 from slipstream.router.parsers.grammar.marker_tokens import MarkerTokens, quoted
-from slipstream.router.parsers.grammar.schema_parts import is_anything, object_parts, used, without_text
+from slipstream.router.parsers.grammar.schema_parts import is_anything, object_parts, resolved, used, without_text
 from slipstream.router.parsers.grammar.text_values import FREE, text_options
 from slipstream.router.parsers.grammar.tool_grammar import ToolGrammar
 from slipstream.router.parsers.readers.schema_types import TEXT, TEXT_OR_NULL, types_of
@@ -35,7 +35,7 @@ class _Writer:
             one = self._argument(quoted(name), schema, types_of(self._tool.given, name))
             written.append(one if name in parts.required else f"{one}?")
         if parts.others is not None:
-            written.append(f"{self._free(parts.others)}*")
+            written.append(f"({self._free(parts.others)}){parts.repeats_of_others}")
         return sequence(*written)
 
     def _free(self, schema: Any) -> str:
@@ -57,8 +57,8 @@ class _Writer:
     def _flagged(self, key: str, schema: Any) -> list[str]:
         flag = next(element for element in self._form.after_key if isinstance(element, StringFlag))
         options = []
-        if is_anything(schema) or _is_string(schema):
-            options += [self._behind(key, flag.true, text) for text in self._texts(schema)]
+        if is_anything(schema) or _may_be_string(schema, self._tool.definitions):
+            options += [self._behind(key, flag.true, text) for text in self._texts(schema, null=None)]
         if not _is_string(schema):
             options.append(self._behind(key, flag.false, self._json(schema)))
         return options
@@ -80,9 +80,9 @@ class _Writer:
         value = self._rules.json({} if schema is True else without_text(schema, close), avoiding)
         return sequence(SPACE, value, SPACE, self._markers.lark(close))
 
-    def _texts(self, schema: Any) -> list[str]:
-        options = text_options(schema, self._tool.definitions)
-        return [self._text(option) for option in options or [FREE]]
+    def _texts(self, schema: Any, null: str | None = "null") -> list[str]:
+        options = text_options(schema, self._tool.definitions, null=null)
+        return [self._text(option) for option in (options if options is not None else [FREE])]
 
     def _text(self, expression: str) -> str:
         """A text up to the end of the value, which it does not contain."""
@@ -96,6 +96,20 @@ class _Writer:
         if expression is FREE:
             return self._rules.lazy(f"/(?s:.*){escaped(close)}/")
         return self._rules.lazy(f"{f'/{line}/ ' if line else ''}({inner}) /{line}{escaped(close)}/")
+
+
+def _may_be_string(schema: Any, definitions: dict[str, Any], depth: int = 8) -> bool:
+    """Whether strings are among the values."""
+    schema = resolved(schema, definitions)
+    if not isinstance(schema, dict) or depth == 0:
+        return False
+    for key in ("anyOf", "oneOf"):
+        if key in schema:
+            return any(_may_be_string(option, definitions, depth - 1) for option in schema[key])
+    types = schema.get("type", ())
+    if "enum" in schema:
+        return any(isinstance(value, str) for value in schema["enum"])
+    return "string" in types if isinstance(types, list) else types == "string" or isinstance(schema.get("const"), str)
 
 
 def _is_string(schema: Any) -> bool:

@@ -17,8 +17,11 @@ FORMATS = {
 }
 
 
-def text_options(schema: Any, definitions: dict[str, Any], depth: int = MAX_DEPTH) -> list[str] | None:
-    """The texts that fit a schema, as expressions any of which they match. None: all do, or it cannot be said."""
+def text_options(
+    schema: Any, definitions: dict[str, Any], *, null: str | None = "null", depth: int = MAX_DEPTH
+) -> list[str] | None:
+    """The strings that fit a schema, as expressions any of which they match. None: all do, or it cannot be said.
+    `null` is how a null is written, None: not as a text."""
     schema = resolved(schema, definitions)
     if is_anything(schema) or not isinstance(schema, dict) or depth == 0:
         return None
@@ -27,18 +30,19 @@ def text_options(schema: Any, definitions: dict[str, Any], depth: int = MAX_DEPT
         return [f"/{escaped(value)}/" for value in values if isinstance(value, str) and value] or None
     for key in ("anyOf", "oneOf"):
         if key in schema:
-            options = [text_options(inner, definitions, depth - 1) for inner in schema[key]]
+            options = [text_options(inner, definitions, null=null, depth=depth - 1) for inner in schema[key]]
             return None if None in options else [text for option in options if option for text in option]
     parts = _parts(schema)
     for inner in schema.get("allOf", ()):
-        options_of_part = text_options(inner, definitions, depth - 1)
+        options_of_part = text_options(inner, definitions, null=null, depth=depth - 1)
         if options_of_part is not None:
             parts.append(f"({' | '.join(options_of_part)})")
-    types = schema.get("type")
-    null = ["/null/"] if types == "null" or (isinstance(types, list) and "null" in types) else []
-    if types == "null":
-        return null
-    return [" & ".join(parts), *null] if parts else None
+    types = schema.get("type", "string")
+    types = types if isinstance(types, list) else [types]
+    nulls = [f"/{null}/"] if "null" in types and null is not None else []
+    if "string" not in types:
+        return nulls
+    return [" & ".join(parts), *nulls] if parts else None
 
 
 def _parts(schema: dict[str, Any]) -> list[str]:

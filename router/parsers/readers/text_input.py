@@ -115,6 +115,12 @@ class TextInput:
             self.move_to(self.at + len(found))
         return found
 
+    def drop_unfinished(self, options: Sequence[str]) -> None:
+        """Drop the beginning of one of `options` at the end of the text."""
+        rest = self.text[self.at :]
+        if self.is_final and any(option.startswith(rest) for option in options):
+            self.at = len(self.text)
+
     def expect(self, *options: str) -> Reading[str]:
         """Read one of `options`. Raises MismatchError."""
         found = yield from self.accept(options)

@@ -24,6 +24,7 @@ from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId
 from slipstream.router.protocol.messages.request import EngineRequest
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+FaultKind = Literal["invalid_request", "processor_failed"]
 
 
 class Generate(NamedTuple):
@@ -112,11 +113,13 @@ class HandedOff(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The worker has given the attempt up and holds nothing of it any more. If it is not retryable, the request itself
-    is at fault. `is_unreachable`: the other end of its transfer could not be reached."""
+    """The worker has given the attempt up and holds nothing of it any more. If it is not retryable, no other worker
+    could do better, for the request itself is at fault, or a logits processor that it has chosen (`kind`).
+    `is_unreachable`: the other end of its transfer could not be reached."""
 
     request_id: str
     attempt: int
     reason: str
     retryable: bool
     is_unreachable: bool = False
+    kind: FaultKind = "invalid_request"

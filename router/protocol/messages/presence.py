@@ -99,6 +99,8 @@ class Hello:
     keeps_states: bool = False  # of its cached prefixes, only those that end with a block that it reports are of use
     block_tokens: int = 0  # of its prefix cache; 0: as many as `page_tokens`
     state_pages: int = 0  # of a sequence, beside those of its tokens
+    end_token_ids: tuple[int, ...] = ()  # at which an output ends, unless its request ignores them; (): it does not say
+    logits_processors: tuple[str, ...] = ()  # the names of those that requests may choose
 
     @property
     def cached_block_tokens(self) -> int:

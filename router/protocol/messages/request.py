@@ -33,12 +33,23 @@ class GrammarSpec(NamedTuple):
     spec: str
 
 
+class ProcessorCall(NamedTuple):
+    """A logits processor by the name that the workers' configuration gives it, with its keyword arguments as a JSON
+    object ("": none)."""
+
+    name: str
+    args: str = ""
+
+
 class SamplingParams(NamedTuple):
     """How to pick the next token. All values are final: the front has filled in defaults and a seed.
 
     The random draw at output position i is a function of (seed, i) alone, so that a request which moves to another
     worker continues identically. `temperature == 0` is greedy. `top_k == 0` and `top_p == 1` switch the filter off.
     `logprobs` is the number of alternatives to report beside the chosen token (0: only the chosen one), None: off.
+
+    `allowed_token_ids` (packed int32; empty: all) are the only tokens that may be picked, end tokens included. No
+    output contains one of the token sequences `bad_words`.
     """
 
     max_tokens: int
@@ -56,6 +67,18 @@ class SamplingParams(NamedTuple):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     grammar: GrammarSpec | None = None
+    allowed_token_ids: bytes = b""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    logits_processors: tuple[ProcessorCall, ...] = ()
+
+    @property
+    def restrictions(self) -> tuple[str, ...]:
+        """The fields that only workers since 0.2 know and which this asks for: without them the output would be
+        another."""
+        if not (self.allowed_token_ids or self.bad_words or self.logits_processors):
+            return ()
+        names = ("allowed_token_ids", "bad_words", "logits_processors")
+        return tuple([name for name in names if getattr(self, name)])
 
 
 class EngineRequest(NamedTuple):

@@ -9,7 +9,7 @@ export function saw({ asked, answer, city }) {
   const cities = city === "Rome" ? ["Paris", "Rome"] : ["Paris"];
   if (String([...asked].sort()) !== String(cities)) throw Error(`the tool was asked for ${asked}`);
   if (answer !== `It is sunny in ${city}.`) throw Error(`the answer is ${answer}`);
-  return `${asked.map((city) => `get_weather(${city})`).join(", ")}; '${answer}'`;
+  return `${cities.map((city) => `get_weather(${city})`).join(", ")}; '${answer}'`;
 }
 
 export async function run(loops) {

@@ -27,7 +27,7 @@ def saw(*, asked: list[str], answer: object, city: str = "Paris", is_either: boo
     assert sorted(asked) == cities, f"the tool was asked for {asked}"
     answers = [f"It is sunny in {one}." for one in (cities if is_either else [city])]
     assert answer in answers, f"the answer is {answer!r}"
-    calls = ", ".join(f"get_weather({city})" for city in asked)
+    calls = ", ".join(f"get_weather({city})" for city in cities)
     return f"{calls}; {answer!r}"
 
 

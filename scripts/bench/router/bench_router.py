@@ -72,7 +72,7 @@ class Vocabulary:
     def of(cls, model_dir: Path) -> Vocabulary:
         # Imported here: a peer could be measured without the router's dependencies.
         from slipstream.router.text.added_tokens import named_tokens
-        from slipstream.router.text.chat_template import ChatTemplate
+        from slipstream.router.text.template.chat_template import ChatTemplate
         from slipstream.router.text.tokenizer_files import TokenizerFiles
 
         files = TokenizerFiles.read(model_dir)

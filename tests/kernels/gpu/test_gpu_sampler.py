@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from array import array
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from slipstream.kernels.sampling.gpu import sampling
-from slipstream.router.protocol.messages import SamplingParams
+from slipstream.router.protocol.messages import ProcessorCall, SamplingParams, pack_ids
 from slipstream.workers.engine.execution.gpu.gpu_sampler import GpuSampler
 from slipstream.workers.engine.plan.step_plan import SamplingRow
+from slipstream.workers.engine.plan.token_bans import TokenBans
 from slipstream.workers.engine.plan.token_counts import TokenCounts
+from slipstream.workers.engine.processors.registered_processors import LogitsProcessors
+from slipstream.workers.engine.processors.row_processors import RowProcessors
 from slipstream.workers.engine.sampling.sampler import Sampler
 
 VOCAB = 300
@@ -42,6 +48,29 @@ def test_tokens_are_those_of_the_sampler_in_torch(device: torch.device, seed: in
     found = GpuSampler(VOCAB, device, sampling).sample(logits.to(device), rows())
     assert list(found.token_ids) == list(expected.token_ids)
     assert found.token_ids[7] == 17
+
+
+def test_bans_and_processors_are_obeyed_and_failures_reported(device: torch.device) -> None:
+    logits = torch.randn(4, VOCAB, generator=torch.manual_seed(0))
+    registered = LogitsProcessors({"reverse": lambda p, o, scores: scores.flip(0), "bad": lambda p, o, scores: None})
+
+    def restricted(**params: Any) -> SamplingRow:
+        sampling, tokens = SamplingParams(8, temperature=0.0, **params), array("i", [1])
+        processors = RowProcessors(registered, sampling.logits_processors, tokens, 1)
+        return SamplingRow(sampling, 0, None, (7,), None, TokenBans(sampling, tokens, 1, VOCAB), processors)
+
+    restricted_rows = [
+        restricted(allowed_token_ids=pack_ids([5, 6, 7])),
+        restricted(logits_processors=(ProcessorCall("reverse"),)),
+        restricted(logits_processors=(ProcessorCall("bad"),)),
+        restricted(allowed_token_ids=pack_ids([7])),
+    ]
+    expected = Sampler(VOCAB, torch.device("cpu")).sample(logits.clone(), restricted_rows)
+    found = GpuSampler(VOCAB, device, sampling).sample(logits.to(device), restricted_rows)
+    assert list(found.token_ids) == list(expected.token_ids)
+    assert found.failures == expected.failures
+    assert found.failures is not None
+    assert [failure.kind for failure in found.failures.values()] == ["processor_failed", "invalid_request"]
 
 
 def test_scores_that_are_no_numbers_give_no_token(device: torch.device) -> None:

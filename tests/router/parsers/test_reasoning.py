@@ -124,6 +124,11 @@ def test_text_without_a_header_is_content(text: str) -> None:
     assert read("openai", text).content == text
 
 
+def test_text_between_messages_is_content() -> None:
+    text = "<|channel|>final<|message|>One<|end|>two<|start|>assistant<|channel|>final<|message|>three<|return|>four"
+    assert read("openai", text).content == "One\ntwo\nthree\nfour"
+
+
 def test_a_recipient_that_is_no_function_makes_no_call() -> None:
     text = "<|channel|>commentary to=assistant<|message|>Hello"
     assert read("openai", text).content == "Hello"

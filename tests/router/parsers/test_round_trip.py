@@ -42,7 +42,7 @@ EVERY_FORMAT = pytest.mark.parametrize("form", DISTINCT_FORMATS, ids=lambda form
 
 @EVERY_FORMAT
 @given(calls=CALLS, content=PROSE, reasoning=PROSE, is_special=st.booleans(), cuts=st.randoms(use_true_random=False))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_what_was_written_is_read_in_any_pieces(
     form: OutputFormat, calls: list[Call], content: str, reasoning: str, is_special: bool, cuts: random.Random
 ) -> None:

@@ -123,3 +123,9 @@ def test_a_call_that_breaks_off_behind_its_name_is_ended() -> None:
 
 def test_a_word_behind_the_tag_is_no_call_of_glm() -> None:
     assert read("glm45", "<tool_call>is a tag", special=False).content == "<tool_call>is a tag"
+
+
+def test_a_closing_tag_that_is_cut_off_is_no_content() -> None:
+    for cut in range(MINIMAX.rindex("</invoke>") + len("</invoke>"), len(MINIMAX)):
+        answer = read("minimax_m2", MINIMAX[:cut], tools=TOOLS, special=False)
+        assert (cut, answer.content) == (cut, "Let me see.")

@@ -22,8 +22,12 @@ from slipstream.router.protocol.generation import GenerateRequest
 from slipstream.router.protocol.messages import (
     OLDEST_PROTOCOL_VERSION,
     PROTOCOL_VERSION,
+    Adopt,
     Credits,
+    Generate,
     Pong,
+    Prefill,
+    Reserve,
     RouterMessage,
     SamplingParams,
 )
@@ -70,7 +74,26 @@ def test_a_worker_of_0_1_0_gets_the_exact_fields_that_it_demands() -> None:
     frames = {frame["kind"]: frame["frame"] for frame in recorded["frames"]}
     for kind in get_args(RouterMessage):
         if kind.__name__ in frames:
-            assert encode_frame(for_0_1_0(sample(kind))).hex() == frames[kind.__name__], kind.__name__
+            assert encode_frame(for_0_1_0(unrestricted(sample(kind)))).hex() == frames[kind.__name__], kind.__name__
+
+
+def test_a_worker_of_0_1_0_refuses_a_request_that_it_would_answer_wrongly() -> None:
+    message = sample(Generate)
+    assert message.request.sampling.restrictions
+    assert for_0_1_0(message).request.sampling[0] == 0  # max_tokens
+
+
+def unrestricted(message: Any) -> Any:
+    """The message without what such a worker cannot serve."""
+    if not isinstance(message, Adopt | Generate | Reserve | Prefill):
+        return message
+    sampling = message.request.sampling._replace(allowed_token_ids=b"", bad_words=(), logits_processors=())
+    request = message.request._replace(sampling=sampling)
+    return (
+        dataclasses.replace(message, request=request)
+        if isinstance(message, Adopt)
+        else message._replace(request=request)
+    )
 
 
 def as_newer(hint: Any, value: Any) -> Any:

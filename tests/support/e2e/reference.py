@@ -34,3 +34,19 @@ class Reference:
 
     def text(self, prompt_ids: Sequence[int], num_tokens: int) -> str:
         return self.decode(self.continue_greedily(prompt_ids, num_tokens))
+
+    @torch.inference_mode()
+    def beams(self, prompt_ids: Sequence[int], num_tokens: int, num_beams: int, penalty: float) -> list[str]:
+        """The texts of all hypotheses of so many tokens, best first."""
+        ids = torch.tensor([list(prompt_ids)])
+        found: list[list[int]] = self._model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=num_tokens,
+            do_sample=False,
+            num_beams=num_beams,
+            num_return_sequences=num_beams,
+            length_penalty=penalty,
+            eos_token_id=None,
+        ).tolist()
+        return [self.decode(tokens[len(prompt_ids) :]) for tokens in found]

@@ -33,6 +33,7 @@ from slipstream.router.protocol.generation import (
     Usage,
 )
 from slipstream.router.protocol.messages import FinishReason, TokenLogprob, unpack_ids
+from slipstream.router.registry.worker_abilities import NO_ABILITIES, WorkerAbilities
 from slipstream.router.registry.worker_profile import RoleProfile
 from slipstream.router.requests.history import RequestRecord, Timeline
 from slipstream.router.requests.rejections import RejectedRequest
@@ -67,6 +68,7 @@ class FakeService:
     max_model_len: int | None = MAX_MODEL_LEN
     refusal: AdmissionError | None = None
     versions: tuple[str, ...] = ()
+    abilities: WorkerAbilities = NO_ABILITIES
     worker_port: None = None
     requests: list[GenerateRequest] = field(default_factory=list)
     streams: dict[str, GenerationStream] = field(default_factory=dict)
@@ -103,6 +105,9 @@ class FakeService:
 
     def shares_of(self, model: str) -> dict[str, float]:
         return dict.fromkeys(self.versions, 1.0)
+
+    def abilities_of(self, model: str) -> WorkerAbilities:
+        return self.abilities
 
     def max_model_len_of(self, model: str) -> int | None:
         return self.max_model_len

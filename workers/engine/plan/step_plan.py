@@ -11,12 +11,15 @@ token arrays (`StepArrays`), decoding ones first:
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket
-from slipstream.router.protocol.messages import SamplingParams, TokenLogprob
+from slipstream.router.protocol.messages import FaultKind, SamplingParams, TokenLogprob
+from slipstream.workers.engine.plan.token_bans import TokenBans
 from slipstream.workers.engine.plan.token_counts import TokenCounts
+from slipstream.workers.engine.processors.row_processors import RowProcessors
 from slipstream.workers.engine.structured_output.grammar_matcher import SequenceGrammar
 from slipstream.workers.models.interface.step_arrays import StepArrays
 
@@ -69,8 +72,9 @@ class SamplingRow:
     """One sequence whose next token is sampled in this step, in the order of the plan. Stays on rank 0. `grammar` is
     there only if it restricts that token.
 
-    `counts` is the sequence's own live object, there only if a penalty is on. `masked_ids` are the tokens that would
-    end the sequence before `min_tokens`; where the grammar allows nothing else they count for nothing.
+    `counts`, `bans` and `processors` are the sequence's own live objects, there only if they have something to do.
+    `masked_ids` are the tokens that would end the sequence before `min_tokens`; where the grammar allows nothing else
+    they count for nothing.
     """
 
     params: SamplingParams
@@ -78,15 +82,27 @@ class SamplingRow:
     counts: TokenCounts | None = None
     masked_ids: tuple[int, ...] = ()
     grammar: SequenceGrammar | None = None
+    bans: TokenBans | None = None
+    processors: RowProcessors | None = None
+
+
+class TokenFailure(NamedTuple):
+    """Why there is no next token, on whichever worker: the request leaves none to pick, or one of its logits processors
+    has failed."""
+
+    kind: FaultKind
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
     """The tokens of a step, one for each sequence that samples, in the order of the plan; None if its scores leave none
-    to pick. `logprobs` is None if no sequence wants any."""
+    to pick. `logprobs` is None if no sequence wants any. `failures` say why there is no token, by index, where that
+    would be so on any worker."""
 
     token_ids: Sequence[int | None] = ()
     logprobs: Sequence[TokenLogprob | None] | None = None
+    failures: Mapping[int, TokenFailure] | None = None
 
 
 def is_plainly_greedy(params: SamplingParams) -> bool:
@@ -98,4 +114,5 @@ def is_plainly_greedy(params: SamplingParams) -> bool:
         and not params.presence_penalty
         and not params.frequency_penalty
         and params.repetition_penalty == 1.0
+        and not params.restrictions
     )

@@ -1,1 +1,2 @@
-"""From scores to tokens: grammar masks, penalties, draws. May import engine/plan."""
+"""From scores to tokens: grammar masks, penalties, processors, bans, draws. May import engine/plan and
+engine/processors."""

@@ -2,27 +2,29 @@
 
     raw logits -> grammar's mask
                -> log-probabilities to report
-               -> penalties -> logit_bias -> min_tokens mask -> argmax                                     (greedy)
-                                                            -> temperature -> min_p -> top_k -> top_p -> draw
+               -> logits processors -> penalties -> logit_bias -> bans, min_tokens mask -> argmax           (greedy)
+                                                          -> temperature -> min_p -> top_k -> top_p -> draw
 
 Reported log-probabilities are those of the model itself among the tokens that a grammar allows, before anything on the
-lower path (as the OpenAI API and vLLM's default `raw_logprobs` have it). Penalties as in vLLM: repetition over prompt
-and output, presence and frequency over output alone. min_p, top_k and top_p each narrow what the one before has left,
-with probabilities that sum to one again in between; a tie at the edge goes to the lower token id.
+lower path (as the OpenAI API and vLLM's default `raw_logprobs` have it). Bans are `allowed_token_ids` and `bad_words`.
+Penalties as in vLLM: repetition over prompt and output, presence and frequency over output alone. min_p, top_k and
+top_p each narrow what the one before has left, with probabilities that sum to one again in between; a tie at the edge
+goes to the lower token id.
 
 The draw of a row is an inverse CDF, in order of token ids, at one uniform number, which is a hash of (seed, position).
 It depends on nothing else, so a sequence continues identically in another batch, on another worker, or after
 preemption.
 
 A row has no token if its highest score is not a finite number, be it from the model (a NaN or an overflow) or after the
-changes (no token is allowed). To draw from such a row would be to make something up.
+changes (no token is allowed). To draw from such a row would be to make something up. Where processors and bans leave
+none, the failure says so, because no other worker would find one.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,8 +35,14 @@ from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
 from slipstream.router.protocol.messages import SamplingParams, TokenLogprob
-from slipstream.workers.engine.plan.step_plan import GREEDY_BELOW, SampledTokens, SamplingRow
+from slipstream.workers.engine.plan.step_plan import GREEDY_BELOW, SampledTokens, SamplingRow, TokenFailure
 from slipstream.workers.engine.sampling.grammar_mask import apply_grammar_masks
+from slipstream.workers.engine.sampling.restrictions import (
+    apply_bans,
+    apply_processors,
+    has_restrictions,
+    nothing_left,
+)
 
 NUCLEUS_CANDIDATES = 256  # top_p looks at so many tokens first
 WIDENING = 16  # and at so many times more if these do not suffice
@@ -98,6 +106,12 @@ class Sampler:
         is_sound = logits.amax(dim=-1).isfinite()  # nan is above every number
         apply_grammar_masks(logits, rows)
         raw = self._raw_logprobs(logits, layout)
+        failures: dict[int, TokenFailure] | None = None
+        is_restricted = has_restrictions(rows)
+        had_tokens = logits.amax(dim=-1).isfinite() if is_restricted else is_sound
+        if is_restricted:
+            failures = apply_processors(logits, rows)
+            apply_bans(logits, rows)
         self._penalise(logits, rows)
         if layout.bias is not None:
             row, token_ids, values = layout.bias
@@ -105,8 +119,12 @@ class Sampler:
         self._mask(logits, rows)
         highest = logits.amax(dim=-1, keepdim=True)
         is_sound &= highest[:, 0].isfinite()
+        if failures is not None:
+            failures = failed_rows(rows, had_tokens, is_sound, failures)
+            is_sound[list(failures)] = False
         tokens = self._choose(logits, highest, rows, layout)
-        return sampled_tokens(tokens, is_sound, None if raw is None else self._reported(tokens, raw, layout))
+        reported = None if raw is None else self._reported(tokens, raw, layout)
+        return sampled_tokens(tokens, is_sound, reported, failures)
 
     def _layout_of(self, rows: Sequence[SamplingRow]) -> _Layout:
         known = self._layout.params
@@ -231,15 +249,29 @@ class Sampler:
         return logprobs
 
 
+def failed_rows(
+    rows: Sequence[SamplingRow], had_tokens: Tensor, is_sound: Tensor, failures: Mapping[int, TokenFailure]
+) -> dict[int, TokenFailure]:
+    """The `failures` of processors, and rows that had tokens to pick from [rows] before restrictions and have none."""
+    failed = dict(failures)
+    for i in (had_tokens & ~is_sound).nonzero()[:, 0].tolist():
+        if rows[i].bans is not None or rows[i].processors is not None:
+            failed.setdefault(i, nothing_left(rows[i]))
+    return failed
+
+
 def sampled_tokens(
-    token_ids: Tensor | NDArray[Any], is_sound: Tensor | NDArray[Any], logprobs: list[TokenLogprob | None] | None
+    token_ids: Tensor | NDArray[Any],
+    is_sound: Tensor | NDArray[Any],
+    logprobs: list[TokenLogprob | None] | None,
+    failures: Mapping[int, TokenFailure] | None = None,
 ) -> SampledTokens:
     """Tokens [rows], without those of rows that are not sound."""
     ids: list[int | None] = token_ids.tolist()
     sound = is_sound.tolist()
     if not all(sound):
         ids = [token_id if good else None for token_id, good in zip(ids, sound, strict=True)]
-    return SampledTokens(ids, logprobs)
+    return SampledTokens(ids, logprobs, failures)
 
 
 def _relative_logits(logits: Tensor, highest: Tensor, draws: _RowDraws) -> Tensor:

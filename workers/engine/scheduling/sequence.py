@@ -10,7 +10,9 @@ from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.router.protocol.block_hash import HashChain
 from slipstream.router.protocol.messages import SamplingParams
 from slipstream.workers.engine.kv_cache.page_states import PageState
+from slipstream.workers.engine.plan.token_bans import TokenBans
 from slipstream.workers.engine.plan.token_counts import TokenCounts
+from slipstream.workers.engine.processors.row_processors import RowProcessors
 from slipstream.workers.engine.structured_output.grammar_matcher import SequenceGrammar
 from slipstream.workers.interface.engine import AttemptKey
 
@@ -91,6 +93,8 @@ class Sequence:
     max_model_len: int
     is_greedy: bool  # nothing is wanted of the scores but the highest, where no token is masked
     grammar: SequenceGrammar | None = None  # reads the same tokens
+    bans: TokenBans | None = None  # also
+    processors: RowProcessors | None = None  # also
     ticket: HandoffTicket | None = None  # set: prefill only
     state: SequenceState = SequenceState.WAITING
     pages: array[int] = field(default_factory=lambda: array("i"))  # those of the first page group, block by block

@@ -9,6 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import orjson
 
 from slipstream.router.api.exchange_context import ApiExchange
+from slipstream.router.api.openai.answer.best_of import best_choices
 from slipstream.router.api.openai.answer.choice import Choice, ChoiceRun, OnText
 from slipstream.router.api.openai.answer.failures import GenerationFailed, as_http_error
 from slipstream.router.api.openai.answer.formats import DONE, AnswerFormat, TokenUsage, WholeChoice
@@ -45,13 +46,16 @@ class Answer(Generic[Out]):
         choices_per_prompt: int,
         prompt_param: str,
         explains: bool = False,
+        num_best: int | None = None,
     ) -> None:
+        """`num_best`: of the choices of each prompt, only so many are sent, those with the best scores first."""
         self._choices: Sequence[Choice[Out]] = choices
         self._form: AnswerFormat[Out] = form
         self._num_prompt_tokens = num_prompt_tokens
         self._choices_per_prompt = choices_per_prompt
         self._prompt_param = prompt_param
         self._explains = explains
+        self._num_best = num_best
         self._num_cached_tokens = 0
         self._checkpoint: StreamCheckpoint = NO_CHECKPOINT
 
@@ -75,6 +79,9 @@ class Answer(Generic[Out]):
             choices = await self._for_all(collect)
         except GenerationFailed as failure:
             raise as_http_error(failure.error, self._prompt_param) from failure
+        if self._num_best is not None:
+            scores = [choice.score.mean if choice.score is not None else 0.0 for choice in self._choices]
+            choices = best_choices(choices, scores, self._choices_per_prompt, self._num_best)
         exchange.respond(200, self._form.whole(choices, self._usage(), self._explained()))
 
     async def send_stream(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple
 
 from slipstream.router.api.exchange_context import ApiExchange
+from slipstream.router.api.openai.answer.best_of import MeanLogprob
 from slipstream.router.api.openai.answer.formats import AnswerFormat
 from slipstream.router.api.openai.answer.output import AnswerReason, Events, Out, Output, TokenEntry
 from slipstream.router.http.failover.stream_checkpoint import StreamCheckpoint
@@ -22,7 +23,7 @@ OnText = Callable[[Out, list[TokenEntry]], None]
 class Choice(Generic[Out]):
     """A choice and its stream. `prefix` is to be put before the output (the prompt, if it is to be echoed). With
     `hides_stop_token`, a stop token that ends the output is not part of the text. `reason` is set when the choice ends
-    normally."""
+    normally. `score` is there if only the best choices are sent."""
 
     index: int
     stream: GenerationStream
@@ -31,14 +32,17 @@ class Choice(Generic[Out]):
     prefix: Out
     hides_stop_token: bool = True
     reason: AnswerReason | None = None
+    score: MeanLogprob | None = None
 
     def record_end(self) -> None:
-        """Record the end in the metrics, however the choice ended."""
+        """Record the end in the metrics, however the choice ended. There, as in vLLM's, calls are a `stop`."""
         finish = self.stream.finish
         reason = self.reason or (finish.reason if finish is not None else "abort")
         usage = finish.usage if finish is not None else None
         self.meter.served_by(self.stream.record.version)  # also of one that got no token
-        self.meter.finish(reason, self.output.num_tokens, usage, self.stream.record.timeline)
+        self.meter.finish(
+            "stop" if reason == "tool_calls" else reason, self.output.num_tokens, usage, self.stream.record.timeline
+        )
 
 
 AnyChoice = Choice[str] | Choice[Events]
@@ -130,7 +134,10 @@ class ChoiceRun(Generic[Out]):
         choice.meter.tokens(len(delta))
         finish = choice.stream.finish  # set by the time the last delta arrives
         ends_with_stop_token = finish is not None and delta[-1][0] == finish.stop_token_id
+        num_before = output.num_tokens
         text = output.add(delta, ends_with_stop_token and choice.hides_stop_token)
+        if choice.score is not None:
+            choice.score.add(delta[: output.num_tokens - num_before])
         logprobs = output.take_logprobs() if output.held else []
         if output.held:
             self._checkpoint.spoil()  # they do not keep them

@@ -30,7 +30,6 @@ from slipstream.router.api.openai.body.fields import (
     at_most,
     field_error,
     only,
-    unsupported,
 )
 from slipstream.router.api.openai.body.messages import ChatMessage, not_too_many_parts
 from slipstream.router.api.openai.body.tools import (
@@ -189,6 +188,11 @@ class GenerationFields(VllmFields):
         return self.max_tokens
 
     @property
+    def candidates_per_prompt(self) -> int:
+        """How many outputs each prompt gets, of which the best `n` are the answer."""
+        return self.n or 1
+
+    @property
     def served_tier(self) -> str:
         """The service tier to name in the answer: empty unless the request names one."""
         return ""
@@ -322,20 +326,31 @@ class CompletionRequest(CompletionVllmFields, GenerationFields):
     ]
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
-    best_of: int | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     suffix: Annotated[Any, only("")] = None
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> CompletionRequest:
-        if self.best_of not in (None, self.n or 1):
-            raise unsupported(self.best_of, (self.n or 1, None), field="best_of", advice="it must equal `n`")
+        num_wanted = self.n or 1
+        if self.best_of is not None and self.best_of < num_wanted:
+            raise field_error("best_of", f"is {self.best_of}, less than `n`, {num_wanted}")
+        if self.stream and self.candidates_per_prompt > num_wanted:
+            message = f"is {self.best_of}, more than `n`, {num_wanted}"
+            raise field_error(
+                "best_of", f"{message}: which are the best is known only at the end of all, not in a stream"
+            )
         if self.echo and self.logprobs is not None:
             raise field_error("echo", "is not supported together with `logprobs` yet; accepted: false, null")
-        if self.num_prompts * (self.n or 1) > MAX_PROMPTS:
+        if self.num_prompts * self.candidates_per_prompt > MAX_PROMPTS:
+            field, number = "n" if self.best_of is None else "best_of", self.candidates_per_prompt
             raise field_error(
-                "n", f"is {self.n or 1}; times the {self.num_prompts} prompts, that is more than {MAX_PROMPTS}"
+                field, f"is {number}; times the {self.num_prompts} prompts, that is more than {MAX_PROMPTS}"
             )
         return self
+
+    @property
+    def candidates_per_prompt(self) -> int:
+        return self.best_of or self.n or 1
 
     @property
     def texts(self) -> list[str]:

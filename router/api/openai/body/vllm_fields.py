@@ -1,18 +1,32 @@
 """Fields of vLLM. Its clients send many of them with their default values, which ask for nothing and are accepted.
-Those that are not served are refused by name with another value."""
+Those that are not served are refused by name with another value. Beam search and what restricts the tokens are checked
+further in `beam_fields` and `restrictions`."""
 
 from __future__ import annotations
 
 import math
 from typing import Annotated, Any
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from slipstream.router.api.openai.body.fields import Label, Strict, Unserved, at_most, only
+from slipstream.router.api.openai.body.fields import (
+    FiniteFloat,
+    Label,
+    StopString,
+    Strict,
+    TokenId,
+    Unserved,
+    at_most,
+    field_error,
+    only,
+)
 
 MAX_TEMPLATE_KWARGS = 16
 MAX_TEMPLATE_CHARS = 512
+MAX_ALLOWED = 1 << 18  # more than most vocabularies have
+MAX_BAD_WORDS = 256
+MAX_PROCESSORS = 8
 # The variables that every template gets, besides the names of special tokens.
 OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 
@@ -41,18 +55,44 @@ TemplateKwargs = Annotated[
 ]
 
 
+class ProcessorObject(Strict):
+    """A logits processor with keyword arguments. `qualname` and `kwargs` are vLLM's names."""
+
+    name: Label | None = None
+    qualname: Label | None = None
+    args: dict[str, Any] | None = None
+    kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _fields_fit_together(self) -> ProcessorObject:
+        if (self.name is None) == (self.qualname is None):
+            raise field_error("name", "is required, or `qualname` in its place")
+        if self.args is not None and self.kwargs is not None:
+            raise field_error("args", "differs from `kwargs`; give one of them")
+        return self
+
+
+ProcessorChoice = Annotated[
+    Annotated[Label, Tag("~string")] | Annotated[ProcessorObject, Tag("~object")],
+    Discriminator(lambda value: "~string" if isinstance(value, str) else "~object"),
+]
+
+
 class VllmFields(Strict):
     """Those that both endpoints have in common."""
 
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None  # without effect: tokenizers of today put none there
-    use_beam_search: Annotated[Any, only(False)] = None
-    length_penalty: Annotated[Any, only(1, 1.0)] = None
+    use_beam_search: bool | None = None
+    length_penalty: Annotated[FiniteFloat, Field(ge=-5, le=5)] | None = None
+    early_stopping: Annotated[Any, only(True, False, "never")] = None
     truncate_prompt_tokens: Unserved = None
     prompt_logprobs: Unserved = None
-    allowed_token_ids: Unserved = None
-    bad_words: Annotated[Any, only([])] = None
-    logits_processors: Annotated[Any, only([])] = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED, fail_fast=True)] | None = (
+        None
+    )
+    bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
+    logits_processors: Annotated[list[ProcessorChoice], Field(max_length=MAX_PROCESSORS, fail_fast=True)] | None = None
     return_tokens_as_token_ids: Annotated[Any, only(False)] = None
     return_token_ids: Annotated[Any, only(False)] = None
     kv_transfer_params: Annotated[Any, only({})] = None

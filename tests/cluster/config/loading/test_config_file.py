@@ -15,7 +15,7 @@ from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.loading import config_file
 from slipstream.cluster.config.loading.config_file import load_config
 from slipstream.cluster.config.settings_file import ConfigError
-from slipstream.cluster.repository.model_dir import text_problem
+from slipstream.cluster.repository.model_dir import examine_text
 from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.router import Router
 from slipstream.router.text.tokenizer import TokenizerError
@@ -140,6 +140,10 @@ MODEL = "model: {path: tiny}\n"
         (
             "model: {path: tiny, chat_template_content_format: parts}\n",
             "c.yaml:1: model.chat_template_content_format: ",
+        ),
+        (
+            "model: {path: tiny, tool_call_parser: hermess}\n",
+            "c.yaml:1: model.tool_call_parser: unknown format of calls: 'hermess'; known are auto, none, ",
         ),
         (MODEL + "routr: {}\n", "c.yaml:2: routr: unknown setting; did you mean router?"),
         (
@@ -465,9 +469,9 @@ def test_what_the_router_would_refuse_of_tokenizer_and_template_is_found_without
     folder: Path, name: str, content: str, problem: str
 ) -> None:
     config = load(folder, MODEL)
-    assert text_problem(config) is None
+    assert examine_text(config).problem is None
     (folder / "tiny" / name).write_text(content)
-    found = text_problem(config)
+    found = examine_text(config).problem
     assert found is not None
     assert found.startswith("model.path: ")
     assert problem in found
@@ -478,9 +482,9 @@ def test_what_the_router_would_refuse_of_tokenizer_and_template_is_found_without
 def test_a_chat_template_that_writes_what_the_model_does_not_have_is_refused(folder: Path) -> None:
     add_token(folder / "tiny", 32, "<|turn|>")
     config = load(folder, MODEL)
-    assert text_problem(config) is None
+    assert examine_text(config).problem is None
     (folder / "tiny" / "chat_template.jinja").write_text("{% for m in messages %}<|turn|>{{ m.content }}{% endfor %}")
-    problem = text_problem(config) or ""
+    problem = examine_text(config).problem or ""
     assert "the chat template writes a token that is beyond the model: token '<|turn|>' has the id 32" in problem
 
 
@@ -518,6 +522,24 @@ def test_what_the_memory_of_a_host_can_never_hold_is_named(
 def test_with_a_budget_the_size_of_a_single_pool_limits_nothing(folder: Path) -> None:
     text = MODEL + "engine: {page_tokens: 9000, kv_cache_mib: 1, device: cpu}\nbudget: {memory_gib: 1}\n"
     assert load(folder, text).budget.memory_bytes == 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("registered", "expected"),
+    [
+        ("{a: math.sqrt}", "c.yaml:2: engine.logits_processors.a: must be package.module:function, got 'math.sqrt'"),
+        ("{a: 'math:'}", "engine.logits_processors.a: must be package.module:function, got 'math:'"),
+        ("{'a b': 'math:sqrt'}", "a name has up to 64 letters, digits, _, . and -, got 'a b'"),
+        ("{a: 5}", "engine.logits_processors: must be a valid string, got 5"),
+    ],
+)
+def test_the_form_of_logits_processors_is_checked(folder: Path, registered: str, expected: str) -> None:
+    assert any(expected in line for line in problems(folder, MODEL + f"engine: {{logits_processors: {registered}}}\n"))
+
+
+def test_logits_processors_are_registered_for_both_pools(folder: Path) -> None:
+    config = load(folder, MODEL + "engine: {logits_processors: {a: 'math:sqrt'}}\n")
+    assert config.prefill.engine.logits_processors == config.decode.engine.logits_processors == {"a": "math:sqrt"}
 
 
 def test_inputs_without_groups_are_named_where_int4_is_asked_for(folder: Path) -> None:

@@ -426,3 +426,59 @@ def test_the_openai_client_streams_calls() -> None:
             assert completion.choices[0].finish_reason == "tool_calls"
 
     run(main)
+
+
+SCHEMA_FAULT = {"type": "object", "properties": {"city": {"type": "nothing"}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"tools": TOOLS}, "output"),
+        ({"tools": TOOLS, "tool_choice": "required"}, "output"),
+        ({"tools": TOOLS, "tool_choice": "none"}, None),
+        ({"tools": TOOLS, "tool_choice": "none", "response_format": {"type": "json_object"}}, "json"),
+        ({"response_format": {"type": "json_object"}}, "json"),
+        ({"tools": [tool("a", parameters=SCHEMA_FAULT), TOOLS[0]]}, "output"),
+        ({}, None),
+    ],
+    ids=lambda value: str(value)[-60:],
+)
+def test_calls_are_constrained_where_there_may_be_any(fields: dict[str, Any], kind: str | None) -> None:
+    async def main() -> None:
+        async with front("abc") as site:
+            assert (await asked(site, **fields))[0] == 200
+            grammar = site.service.requests[-1].sampling.grammar
+            assert (grammar.kind if grammar is not None else None) == kind
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [TOOLS[0], tool("a", parameters=SCHEMA_FAULT, strict=True)]},
+        {"tools": [TOOLS[0], tool("a", parameters=SCHEMA_FAULT)], "tool_choice": {"type": "function", "name": "a"}},
+    ],
+)
+def test_parameters_that_have_to_be_followed_and_cannot_be_are_named(fields: dict[str, Any]) -> None:
+    async def main() -> None:
+        async with front("abc") as site:
+            status, answer = await asked(site, **fields)
+            assert (status, answer["error"]["param"]) == (400, "tools.1.function.parameters")
+
+    run(main)
+
+
+def test_a_schema_counts_behind_reasoning() -> None:
+    async def main() -> None:
+        async with front("<think>Hm.</think>{}", parsers=THINKING, reason="stop") as site:
+            status, answer = await asked(site, response_format={"type": "json_object"})
+            assert status == 200
+            message = answer["choices"][0]["message"]
+            assert (message["reasoning"], message["content"]) == ("Hm.", "{}")
+            grammar = site.service.requests[-1].sampling.grammar
+            assert grammar is not None
+            assert grammar.kind == "output"
+
+    run(main)

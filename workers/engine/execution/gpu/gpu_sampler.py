@@ -13,7 +13,8 @@ from torch import Tensor
 from slipstream.workers.engine.execution.gpu.gpu_inputs import Upload
 from slipstream.workers.engine.plan.step_plan import GREEDY_BELOW, SampledTokens, SamplingRow
 from slipstream.workers.engine.sampling.grammar_mask import apply_grammar_masks
-from slipstream.workers.engine.sampling.sampler import Sampler, sampled_tokens, uniform
+from slipstream.workers.engine.sampling.restrictions import apply_bans, apply_processors, has_restrictions
+from slipstream.workers.engine.sampling.sampler import Sampler, failed_rows, sampled_tokens, uniform
 
 
 class TokenReader:
@@ -62,7 +63,21 @@ class GpuSampler:
                 return self._sampler.sample(logits, rows)
             highest, tokens = logits.max(dim=-1)
             return self._reader.read(tokens, highest.isfinite())
+        apply_grammar_masks(logits, rows)
+        if not has_restrictions(rows):
+            self._change_scores(logits, rows)
+            return self._pick(logits, rows, is_greedy)
+        had_tokens = logits.amax(dim=-1).isfinite()
+        failures = apply_processors(logits, rows)
+        apply_bans(logits, rows)
         self._change_scores(logits, rows)
+        picked = self._pick(logits, rows, is_greedy)
+        is_sound = torch.tensor([token_id is not None for token_id in picked.token_ids], device=self._device)
+        failures = failed_rows(rows, had_tokens, is_sound, failures)
+        ids = [None if i in failures else token_id for i, token_id in enumerate(picked.token_ids)]
+        return SampledTokens(ids, None, failures)
+
+    def _pick(self, logits: Tensor, rows: Sequence[SamplingRow], is_greedy: bool) -> SampledTokens:
         return self._reader.read(*self._kernels.sample(logits, None if is_greedy else self._draws_of(rows)))
 
     def _draws_of(self, rows: Sequence[SamplingRow]) -> Any:
@@ -81,8 +96,7 @@ class GpuSampler:
         return top_k if 0 < top_k < self._vocab_size else self._vocab_size
 
     def _change_scores(self, logits: Tensor, rows: Sequence[SamplingRow]) -> None:
-        """Applies grammars, penalties, biases and masks, in the same order as `Sampler`."""
-        apply_grammar_masks(logits, rows)
+        """Applies penalties, biases and masks, in the same order as `Sampler`."""
         counted = [(i, row.counts) for i, row in enumerate(rows) if row.counts is not None]
         if counted:
             sizes = [len(counts.ids) for _, counts in counted]
@@ -120,4 +134,5 @@ class GpuSampler:
 
 
 def _changes_scores(row: SamplingRow) -> bool:
-    return row.counts is not None or bool(row.masked_ids) or bool(row.params.logit_bias) or row.grammar is not None
+    has_objects = row.counts is not None or row.grammar is not None
+    return has_objects or bool(row.masked_ids or row.params.logit_bias or row.params.restrictions)
