@@ -28,9 +28,9 @@ from slipstream.router.protocol.messages import (
     WorkerMessage,
     pack_ids,
 )
-from slipstream.workers.mock.mock_attempt import expected_token
 from slipstream.workers.mock.mock_profile import MockProfile
 from slipstream.workers.mock.mock_worker import MockWorker
+from slipstream.workers.mock.output_policy import expected_token
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
 PROMPT = pack_ids(range(20, 60))
