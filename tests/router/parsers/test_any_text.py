@@ -25,6 +25,7 @@ from tests.support.router.output_writer import (
 
 EVERY_FORMAT = pytest.mark.parametrize("form", DISTINCT_FORMATS, ids=lambda form: form.name)
 NUM_TEXTS = 60
+MAX_PIECE = 4  # characters
 COMMON = [
     "{",
     "}",
@@ -78,6 +79,16 @@ def test_fragments_of_a_format_are_read_alike_in_all_pieces(form: OutputFormat) 
         cut = rng.randrange(len(text) + 1)
         assert parsed(bound, [text[:cut], "", text[cut:]], **options) == whole
         "".join(map(repr, whole)).encode()  # no special token is left as its character
+
+
+@EVERY_FORMAT
+def test_a_call_is_read_alike_with_every_short_piece_of_its_own(form: OutputFormat) -> None:
+    bound = bound_to(form, special=False)
+    text = written(form, calls=[Call("f", {"a": "v"})]) if form.calls or form.channels else written(form, "v", "w")
+    whole = parsed(bound, [text], tools=TOOLS)
+    for first in range(len(text) + 1):
+        for second in range(first, min(first + MAX_PIECE, len(text)) + 1):
+            assert parsed(bound, [text[:first], text[first:second], text[second:]], tools=TOOLS) == whole
 
 
 @EVERY_FORMAT
