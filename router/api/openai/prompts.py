@@ -52,7 +52,7 @@ class PromptReader:
         knows_developer, reasoning_field = template.knows_developer_role, template.reasoning_field
         forms = self._tokenizer.content_forms
         shown_tools = None
-        if tools or any(map(has_tools, messages)):
+        if tools or has_tools(messages):
             plain, shown_tools = self._with_tools(messages, tools, call_example)
         else:
             plain = [plain_message(message, knows_developer, reasoning_field, forms) for message in messages]

@@ -11,6 +11,7 @@ from slipstream.router.api.openai.body.sampling import SEED_MASK, check_token_id
 from slipstream.router.api.openai.body.schema import ChatRequest, CompletionRequest, GenerationFields
 from slipstream.router.api.openai.body.structured_output import RequestGrammars
 from slipstream.router.api.openai.body.tool_grammars import ToolGrammars
+from slipstream.router.api.openai.body.tools import ToolUse
 from slipstream.router.api.openai.chat_reading import (
     check_tools,
     reading_of,
@@ -22,6 +23,7 @@ from slipstream.router.api.openai.generation_batch import GenerationBatch, Promp
 from slipstream.router.api.openai.model_lookup import ModelLookup, ModelStatus
 from slipstream.router.api.openai.preparation_stages import PreparationStages
 from slipstream.router.api.openai.prompts import DEFAULT_COMPLETION_TOKENS, PromptReader, room
+from slipstream.router.catalog.model_outputs import ModelOutputs
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.parsers.grammar.output_grammar import ReasoningState
 from slipstream.router.protocol.messages import GrammarSpec, SamplingParams, pack_ids
@@ -46,17 +48,20 @@ class RequestPreparation:
         limit = self._lookup.limit_of(model.name)
         await self._stages.next_stage(model.name)
         restrictions = await self._restrictions(body, model)
-        use = body.tool_use
-        check_tools(use, model)
+        use, outputs = body.tool_use, model.outputs
+        if use is not None:
+            check_tools(use, model)
         packed_ids = await PromptReader(model.tokenizer).of_chat(
             body.messages,
             limit,
             body.template_variables,
             use.tools if use is not None else (),
-            model.outputs.call_example if model.outputs is not None else "",
+            outputs.call_example if outputs is not None else "",
         )
         reasoning = reasoning_state(model, packed_ids)
-        grammar = await self._chat_grammar(body, model, reasoning)
+        grammar = await self._grammars.of(body)
+        if outputs is not None and (use is not None or (grammar is not None and reasoning != "over")):
+            grammar = await self._output_grammar(use, outputs, reasoning, grammar)
         asked_for = model.defaults.max_tokens(body.stated_max_tokens)
         default = model.defaults.default_max_tokens(None)
         max_tokens = room(packed_ids, limit, asked_for, default, "messages", self._clamps)
@@ -72,18 +77,14 @@ class RequestPreparation:
         parsed_form = MessageFormat(head, reading.pieces, shows_logprobs, body.wants_usage, is_legacy)
         return GenerationBatch(received, prompts, "messages", parsed_form, pieces, reading)
 
-    async def _chat_grammar(
-        self, body: ChatRequest, model: ServedModel, reasoning: ReasoningState
+    async def _output_grammar(
+        self, use: ToolUse | None, outputs: ModelOutputs, reasoning: ReasoningState, content: GrammarSpec | None
     ) -> GrammarSpec | None:
-        """What the output has to follow: the form of the answer, and calls of tools. Raises HttpError."""
-        content, use, outputs = await self._grammars.of(body), body.tool_use, model.outputs
-        tools = request_tools(use)
-        if outputs is None or not (tools or (content is not None and reasoning != "over")):
-            return content
+        """What the output has to follow: `content`, or calls of tools. Raises HttpError."""
         return await self._tool_grammars.of(
             outputs.format,
             outputs.markers,
-            tools,
+            [] if use is None else request_tools(use),
             "none" if use is None else use.mode,
             is_parallel=use is None or use.is_parallel,
             content=content,
