@@ -56,7 +56,7 @@ class RequestPreparation:
             limit,
             body.template_variables,
             use.tools if use is not None else (),
-            outputs.call_example if outputs is not None else "",
+            outputs,
         )
         reasoning = reasoning_state(model, packed_ids)
         grammar = await self._grammars.of(body)
