@@ -2,8 +2,8 @@
 
 Tokens are a function of the prompt and the position alone (`output_policy`), so a client can check whether an answer
 that moved between workers is the one it would have got otherwise. By default they follow from a hash and do not form
-text; then requests with a grammar are refused, as by a real engine without a tokenizer. The answers of a script are
-text, and ignore grammars.
+text; then requests with a grammar are refused, as by a real engine without a tokenizer, but for those with tools, or
+with a grammar behind reasoning, of which it is ignored. The answers of a script are text, and ignore all grammars.
 """
 
 from __future__ import annotations

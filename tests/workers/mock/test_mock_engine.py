@@ -165,6 +165,13 @@ def test_what_should_follow_a_grammar_is_refused_for_good(role: Role) -> None:
     assert worker.engine.prefix_cache.num_used == 0
 
 
+def test_the_grammar_of_a_request_with_tools_is_ignored() -> None:
+    worker = make_worker()
+    asked = EngineRequest("r", 0, PROMPT, b"", SamplingParams(max_tokens=3, grammar=GrammarSpec("output", "")))
+    assert not worker.handle(Generate(1, asked), 0.0)
+    assert worker.protocol.role.num_attempts == 1
+
+
 def test_a_drained_worker_offers_nothing() -> None:
     worker = make_worker()
     worker.handle(Drain(), 0.0)

@@ -39,7 +39,7 @@ EVERY_FORMAT = pytest.mark.parametrize(
     ids=lambda value: ("text", "tokens")[value] if isinstance(value, bool) else value.name,
 )
 TOOLS = tool_schemas()
-NUM_SAMPLED = 10
+NUM_SAMPLED = 6
 WEATHER = ToolSchema(
     "get_weather",
     {
