@@ -20,7 +20,7 @@ FREE_KEY = r"/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 def python_arguments(rules: LarkRules, tool: ToolGrammar) -> str:
     """With the parentheses."""
     parts = object_parts(tool.rewritten, tool.definitions) or ObjectParts({}, frozenset(), True)
-    return sequence(quoted("("), SPACE, listed(rules, parts, _Writer(rules, tool).argument), SPACE, quoted(")"))
+    return sequence(quoted("("), SPACE, listed(rules, parts, _PythonWriter(rules, tool).argument), SPACE, quoted(")"))
 
 
 def listed(rules: LarkRules, parts: ObjectParts, argument: Callable[[str | None, Any], str]) -> str:
@@ -53,7 +53,7 @@ def listed(rules: LarkRules, parts: ObjectParts, argument: Callable[[str | None,
     return first if is_needed else f"{first}?"
 
 
-class _Writer:
+class _PythonWriter:
     def __init__(self, rules: LarkRules, tool: ToolGrammar) -> None:
         self._rules, self._tool = rules, tool
 

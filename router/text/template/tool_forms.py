@@ -210,21 +210,25 @@ def is_short_id(call_id: str) -> bool:
 
 
 def one_at_a_time(turns: Sequence[Turn]) -> list[Turn]:
-    """The conversation in which each message has one call, followed by its result."""
-    results = {turn.call_id: turn for turn in turns if turn.role == "tool"}
+    """The conversation in which each message has one call, followed by its result. Ids may be those of calls of an
+    earlier message."""
     made: list[Turn] = []
-    split = set[str]()
-    for turn in turns:
-        if len(turn.calls) > 1:
-            for number, call in enumerate(turn.calls):
-                content = turn.content if number == 0 else None
-                reasoning = turn.reasoning if number == 0 else None
-                made.append(turn._replace(content=content, calls=(call,), reasoning=reasoning))
-                if call.id in results:
-                    made.append(results[call.id])
-                    split.add(call.id)
-        elif turn.call_id is None or turn.call_id not in split:
+    at = 0
+    while at < len(turns):
+        turn = turns[at]
+        at += 1
+        if len(turn.calls) < 2:
             made.append(turn)
+            continue
+        results: dict[str | None, Turn] = {}
+        while at < len(turns) and turns[at].role == "tool":
+            results[turns[at].call_id] = turns[at]
+            at += 1
+        for number, call in enumerate(turn.calls):
+            content, reasoning = (turn.content, turn.reasoning) if number == 0 else (None, None)
+            made.append(turn._replace(content=content, calls=(call,), reasoning=reasoning))
+            if call.id in results:
+                made.append(results[call.id])
     return made
 
 

@@ -185,7 +185,8 @@ class TriggerScanner:
         for number, length in begun:
             trigger, marker = self._phases[phase].triggers[number], self._markers[phase][number]
             leads_there = trigger.to == place.phase and place.read[: len(marker)] == marker
-            if leads_there and _begins(symbols, marker[length:], trigger.at_start):
+            rest = marker[length:]
+            if leads_there and _compared(symbols, trigger.at_start)[: len(rest)] == rest:
                 return marker[:length]
         return () if place.read == symbols else None
 
@@ -197,23 +198,28 @@ class TriggerScanner:
             if not trigger.at_start and max(marker) < FIRST_SHOWN:
                 text = bytes(marker)
                 found.update(token_id for token_id in self._tokens.with_byte(marker[0]) if text in of[token_id])
+        rests: dict[tuple[int, bool], set[Symbols]] = {}  # what is left of the begun ones, by its first byte
         for number, length in begun:
-            rest, at_start = markers[number][length:], triggers[number].at_start
+            rest = markers[number][length:]
             if max(rest) < FIRST_SHOWN:
-                near = self._tokens.with_byte(rest[0])
-                found.update(token_id for token_id in near if _begins(tuple(of[token_id]), rest, at_start))
+                rests.setdefault((rest[0], triggers[number].at_start), set()).add(rest)
+        for (first, at_start), left in rests.items():
+            lengths = {len(rest) for rest in left}
+            for token_id in self._tokens.with_byte(first):
+                symbols = _compared(tuple(of[token_id]), at_start)
+                if any(symbols[:length] in left for length in lengths):
+                    found.add(token_id)
         return found - self._shown
 
 
-def _begins(symbols: Symbols, marker: Symbols, at_start: bool) -> bool:
-    if at_start:
-        symbols = tuple([symbol for symbol in symbols if symbol not in WHITE_SPACE])
-    return symbols[: len(marker)] == marker
+def _compared(symbols: Symbols, at_start: bool) -> Symbols:
+    """The symbols that count beside a marker: where white space makes no difference, it is left out."""
+    return tuple([symbol for symbol in symbols if symbol not in WHITE_SPACE]) if at_start else symbols
 
 
 def _symbols(trigger: Trigger) -> Symbols:
-    """A marker's symbols. Where white space makes no difference, it has none."""
+    """A marker's symbols, those of white space only where it makes a difference."""
     found: list[int] = []
     for part in trigger.marker:
         found += [FIRST_SHOWN + part] if isinstance(part, int) else part.encode()
-    return tuple([symbol for symbol in found if not trigger.at_start or symbol not in WHITE_SPACE])
+    return _compared(tuple(found), trigger.at_start)

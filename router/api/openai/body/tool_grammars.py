@@ -20,6 +20,7 @@ from slipstream.router.api.openai.body.structured_output import (
     RequestGrammars,
     cannot_be_followed,
 )
+from slipstream.router.api.openai.body.tools import NO_PARAMETERS
 from slipstream.router.parsers.description.output_format import OutputFormat
 from slipstream.router.parsers.grammar.marker_tokens import MarkerTokens
 from slipstream.router.parsers.grammar.output_grammar import CallChoice, ReasoningState, output_grammar
@@ -30,7 +31,6 @@ from slipstream.router.structured_output.verdict_cache import BoundedCache
 log = logging.getLogger(__name__)
 
 MAX_CACHED_BYTES = 64 << 20
-NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
 class RequestTool(NamedTuple):
@@ -100,7 +100,7 @@ class ToolGrammars:
             made = await self._make(form, markers, tried, choice, is_parallel, content, reasoning)
             if made.fault is not None and any(tool.is_strict for tool in tools):
                 raise invalid("tools", cannot_be_followed("tools", made.fault))
-            self._outputs.put(key, made, 2 * len(made.grammar.spec) if made.grammar is not None else 0)
+            self._outputs.put(key, made, num_chars(tried, content, made.grammar))
         return made.grammar
 
     def _known(self, tool: RequestTool) -> _Tried | None:
@@ -156,6 +156,12 @@ class ToolGrammars:
             fault = fault or why
             log.warning("the grammar of an output with %d tools cannot be followed: %.200s", len(tools), why)
         return _Outputs(None, fault)
+
+
+def num_chars(tools: Sequence[ToolGrammar], content: GrammarSpec | None, made: GrammarSpec | None) -> int:
+    """The length of what a remembered grammar was made from, and of itself."""
+    specs = sum([len(grammar.spec) for grammar in (content, made) if grammar is not None])
+    return specs + sum([len(tool.schema) + len(tool.parameters) for tool in tools])
 
 
 def _dumped(value: Any) -> bytes:
