@@ -54,7 +54,6 @@ SCRIPTED: list[Rule] = [
     rule(STEP, demo_call("step", after=r"\g<number>")),
     # A call that does not end within a few tokens.
     rule("Write a long letter", demo_call("write_letter", text="dear friend, " * 40)),
-    rule("Write a very long letter", demo_call("write_letter", text="dear friend, " * 400)),
     # Structured output by tools, as pydantic-ai, instructor and LangChain name them.
     rule("Describe (?P<city>Paris) by final_result", demo_call("final_result", name=r"\g<city>", country="France")),
     rule("Describe (?P<city>Paris) by PartialCity", demo_call("PartialCity", name=r"\g<city>", country="France")),
@@ -99,8 +98,8 @@ THINKING: list[Rule] = [
 ]
 
 
-def models(folder: Path, num_workers: int = 1) -> list[ScriptedModel]:
+def models(folder: Path) -> list[ScriptedModel]:
     return [
-        ScriptedModel("scripted", SCRIPTED, num_workers=num_workers),
+        ScriptedModel("scripted", SCRIPTED),
         ScriptedModel("thinking", THINKING, make_thinking_model(folder / "thinking")),
     ]

@@ -22,18 +22,19 @@ DEMO = ROOT / "models/slipstream-demo"
 SECRET = "secret"
 START_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 30.0
-# Agents send long prompts: a system prompt, and a description of each tool. A token a millisecond gives events.
-PROFILE = ("max_model_len=500000", "max_queued_tokens=2000000", "step_s=0.001")
+# Agents send long prompts: a system prompt, and a description of each tool.
+PROFILE = ("max_model_len=500000", "max_queued_tokens=2000000")
 
 
 @dataclass(frozen=True)
 class ScriptedModel:
-    """`rules` are those of a script (docs/reference/mock_worker.md)."""
+    """`rules` are those of a script (docs/reference/mock_worker.md). A token a millisecond gives streams events."""
 
     name: str
     rules: Sequence[Mapping[str, Any]]
     model_dir: Path = DEMO
     num_workers: int = 1
+    step_s: float = 0.001
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def scripted_router(folder: Path, models: Sequence[ScriptedModel]) -> Iterator[S
 def _worker(folder: Path, name: str, model: ScriptedModel, address: str) -> Iterator[subprocess.Popen[str]]:
     script = folder / f"{name}.yaml"
     script.write_text(json.dumps({"tokenizer": str(model.model_dir), "rules": model.rules}))
-    options = [option for setting in PROFILE for option in ("--set", setting)]
+    options = [option for setting in (*PROFILE, f"step_s={model.step_s}") for option in ("--set", setting)]
     command = ("slipstream.workers.mock.main", "--router", address, "--model", model.name, "--name", name)
     options += ["--role", "decode", "--script", str(script)]
     with _program(folder / f"{name}.worker.txt", *command, *options) as worker:
