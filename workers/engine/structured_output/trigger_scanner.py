@@ -18,7 +18,8 @@ from typing import NamedTuple
 from slipstream.router.protocol.phased_grammar import PhasedGrammar, Trigger
 from slipstream.workers.engine.structured_output.token_bytes import TokenBytes
 
-WHITE_SPACE = frozenset(b" \t\n\r")
+SPACES = b" \t\n\r"
+WHITE_SPACE = frozenset(SPACES)
 FIRST_SHOWN = 256  # the symbol of the special token 0; smaller ones are bytes
 Symbols = tuple[int, ...]
 Begun = tuple[tuple[int, int], ...]
@@ -185,8 +186,7 @@ class TriggerScanner:
         for number, length in begun:
             trigger, marker = self._phases[phase].triggers[number], self._markers[phase][number]
             leads_there = trigger.to == place.phase and place.read[: len(marker)] == marker
-            rest = marker[length:]
-            if leads_there and _compared(symbols, trigger.at_start)[: len(rest)] == rest:
+            if leads_there and _begins(symbols, marker[length:], trigger.at_start):
                 return marker[:length]
         return () if place.read == symbols else None
 
@@ -198,28 +198,32 @@ class TriggerScanner:
             if not trigger.at_start and max(marker) < FIRST_SHOWN:
                 text = bytes(marker)
                 found.update(token_id for token_id in self._tokens.with_byte(marker[0]) if text in of[token_id])
-        rests: dict[tuple[int, bool], set[Symbols]] = {}  # what is left of the begun ones, by its first byte
+        # There may be a trigger for each of a thousand tools: all their rests are looked for at once.
+        rests: dict[bool, set[bytes]] = {False: set(), True: set()}
         for number, length in begun:
             rest = markers[number][length:]
             if max(rest) < FIRST_SHOWN:
-                rests.setdefault((rest[0], triggers[number].at_start), set()).add(rest)
-        for (first, at_start), left in rests.items():
-            lengths = {len(rest) for rest in left}
-            for token_id in self._tokens.with_byte(first):
-                symbols = _compared(tuple(of[token_id]), at_start)
-                if any(symbols[:length] in left for length in lengths):
+                rests[triggers[number].at_start].add(bytes(rest))
+        for at_start, wanted in rests.items():
+            lengths = {len(rest) for rest in wanted}
+            for token_id in {
+                token for first in {rest[0] for rest in wanted} for token in self._tokens.with_byte(first)
+            }:
+                text = of[token_id].translate(None, SPACES) if at_start else of[token_id]
+                if any(text[:length] in wanted for length in lengths if length <= len(text)):
                     found.add(token_id)
         return found - self._shown
 
 
-def _compared(symbols: Symbols, at_start: bool) -> Symbols:
-    """The symbols that count beside a marker: where white space makes no difference, it is left out."""
-    return tuple([symbol for symbol in symbols if symbol not in WHITE_SPACE]) if at_start else symbols
+def _begins(symbols: Symbols, marker: Symbols, at_start: bool) -> bool:
+    if at_start:
+        symbols = tuple([symbol for symbol in symbols if symbol not in WHITE_SPACE])
+    return symbols[: len(marker)] == marker
 
 
 def _symbols(trigger: Trigger) -> Symbols:
-    """A marker's symbols, those of white space only where it makes a difference."""
+    """A marker's symbols. Where white space makes no difference, it has none."""
     found: list[int] = []
     for part in trigger.marker:
         found += [FIRST_SHOWN + part] if isinstance(part, int) else part.encode()
-    return _compared(tuple(found), trigger.at_start)
+    return tuple([symbol for symbol in found if not trigger.at_start or symbol not in WHITE_SPACE])
