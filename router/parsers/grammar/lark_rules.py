@@ -17,32 +17,38 @@ JSON_OPTIONS = {
     "key_separator": ":[ ]?",
     "coerce_one_of": True,
 }
+MAX_CHARS = 2 << 20  # of a grammar; that of a hundred tools has some hundred thousand
 _ESCAPED = frozenset(r"\.+*?()|[]{}^$#&-~/")
 
 
+class GrammarTooLargeError(ValueError):
+    """A grammar would have more than MAX_CHARS characters."""
+
+
 class LarkRules:
-    """Equal rules are one."""
+    """Equal rules are one. Methods raise GrammarTooLargeError."""
 
     def __init__(self) -> None:
+        self._num_chars = 0
         self._names: dict[str, str] = {}
         self._recursive: dict[str, str] = {}
         self._bodies: dict[str, str] = {}
 
     def rule(self, body: str, options: str = "") -> str:
         """The name of a rule with this body."""
-        return self._names.setdefault(f"{options}: {body}", f"r{len(self._names)}")
+        return self._named(f"{options}: {body}", "r")
 
     def recursive(self, key: str, body: Callable[[], str]) -> str:
         """The name of the rule for `key`, whose body may refer to it."""
         name = self._recursive.get(key)
         if name is None:
             name = self._recursive[key] = f"d{len(self._recursive)}"
-            self._bodies[name] = body()
+            self._bodies[name] = self._counted(body())
         return name
 
     def terminal(self, body: str) -> str:
         """The name of a terminal: a regular expression, or several with `&`, `|` and `~`."""
-        return self._names.setdefault(f": {body}", f"T{len(self._names)}")
+        return self._named(f": {body}", "T")
 
     def lazy(self, body: str) -> str:
         """A rule for the shortest text that matches a regular expression."""
@@ -54,6 +60,18 @@ class LarkRules:
         if definitions:
             whole["$defs"] = definitions
         return self.rule("%json " + json.dumps(whole, ensure_ascii=False, separators=(",", ":")))
+
+    def _named(self, body: str, letter: str) -> str:
+        name = self._names.get(body)
+        if name is None:
+            name = self._names[self._counted(body)] = f"{letter}{len(self._names)}"
+        return name
+
+    def _counted(self, body: str) -> str:
+        self._num_chars += len(body)
+        if self._num_chars > MAX_CHARS:
+            raise GrammarTooLargeError(f"its grammar has more than {MAX_CHARS} characters")
+        return body
 
     def text(self, start: str) -> str:
         """The whole grammar."""

@@ -98,18 +98,31 @@ class _TaggedWriter:
         return self._rules.lazy(f"{f'/{line}/ ' if line else ''}({inner}) /{line}{escaped(close)}/")
 
 
-def _may_be_string(schema: Any, definitions: dict[str, Any], depth: int = 8) -> bool:
-    """Whether strings are among the values."""
-    schema = resolved(schema, definitions)
-    if not isinstance(schema, dict) or depth == 0:
-        return False
-    for key in ("anyOf", "oneOf"):
-        if key in schema:
-            return any(_may_be_string(option, definitions, depth - 1) for option in schema[key])
-    types = schema.get("type", ())
-    if "enum" in schema:
-        return any(isinstance(value, str) for value in schema["enum"])
-    return "string" in types if isinstance(types, list) else types == "string" or isinstance(schema.get("const"), str)
+def _may_be_string(schema: Any, definitions: dict[str, Any]) -> bool:
+    """Whether strings are among the values. Each reference is followed once."""
+    followed: set[str] = set()
+    left = [schema]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict) and "$ref" in one:
+            if one["$ref"] in followed:
+                continue
+            followed.add(one["$ref"])
+        one = resolved(one, definitions)
+        if not isinstance(one, dict):
+            continue
+        unions = [option for key in ("anyOf", "oneOf") for option in one.get(key, ())]
+        if unions:
+            left += unions
+            continue
+        types = one.get("type", ())
+        if "enum" in one:
+            is_string = any(isinstance(value, str) for value in one["enum"])
+        else:
+            is_string = "string" in types if isinstance(types, list) else types == "string"
+        if is_string or isinstance(one.get("const"), str):
+            return True
+    return False
 
 
 def _is_string(schema: Any) -> bool:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from slipstream.router.parsers.grammar.lark_rules import escaped
-from slipstream.router.parsers.grammar.schema_parts import is_anything, resolved
+from slipstream.router.parsers.grammar.schema_parts import REFERENCE, is_anything
 
 FREE = r"/(?s:.*)/"
-MAX_DEPTH = 8
 # Formats that llguidance knows for JSON strings only.
 FORMATS = {
     "email": r"/[A-Za-z0-9._%+\-]{1,64}@[A-Za-z0-9\-]{1,63}(\.[A-Za-z0-9\-]{1,63}){1,4}/",
@@ -17,32 +16,52 @@ FORMATS = {
 }
 
 
-def text_options(
-    schema: Any, definitions: dict[str, Any], *, null: str | None = "null", depth: int = MAX_DEPTH
-) -> list[str] | None:
+def text_options(schema: Any, definitions: dict[str, Any], *, null: str | None = "null") -> list[str] | None:
     """The strings that fit a schema, as expressions any of which they match. None: all do, or it cannot be said.
     `null` is how a null is written, None: not as a text."""
-    schema = resolved(schema, definitions)
-    if is_anything(schema) or not isinstance(schema, dict) or depth == 0:
-        return None
-    if "enum" in schema or "const" in schema:
-        values = schema["enum"] if "enum" in schema else [schema["const"]]
-        return [f"/{escaped(value)}/" for value in values if isinstance(value, str) and value] or None
-    for key in ("anyOf", "oneOf"):
-        if key in schema:
-            options = [text_options(inner, definitions, null=null, depth=depth - 1) for inner in schema[key]]
-            return None if None in options else [text for option in options if option for text in option]
-    parts = _parts(schema)
-    for inner in schema.get("allOf", ()):
-        options_of_part = text_options(inner, definitions, null=null, depth=depth - 1)
-        if options_of_part is not None:
-            parts.append(f"({' | '.join(options_of_part)})")
-    types = schema.get("type", "string")
-    types = types if isinstance(types, list) else [types]
-    nulls = [f"/{null}/"] if "null" in types and null is not None else []
-    if "string" not in types:
-        return nulls
-    return [" & ".join(parts), *nulls] if parts else None
+    return _TextOptions(definitions, null).of(schema)
+
+
+class _TextOptions:
+    def __init__(self, definitions: dict[str, Any], null: str | None) -> None:
+        self._definitions = definitions
+        self._null = null
+        self._of_reference: dict[str, list[str] | None] = {}  # each is followed once
+
+    def of(self, schema: Any) -> list[str] | None:
+        if is_anything(schema) or not isinstance(schema, dict):
+            return None
+        if schema.keys() == {"$ref"}:
+            return self._referred(schema["$ref"])
+        if "$ref" in schema:
+            others = {key: value for key, value in schema.items() if key != "$ref"}
+            return self.of({"allOf": [{"$ref": schema["$ref"]}, others]})
+        if "enum" in schema or "const" in schema:
+            values = schema["enum"] if "enum" in schema else [schema["const"]]
+            return [f"/{escaped(value)}/" for value in values if isinstance(value, str) and value] or None
+        for key in ("anyOf", "oneOf"):
+            if key in schema:
+                options = [self.of(inner) for inner in schema[key]]
+                # Equal ones come once.
+                return None if None in options else list(dict.fromkeys(text for one in options for text in one or ()))
+        parts = _parts(schema)
+        for inner in schema.get("allOf", ()):
+            options_of_part = self.of(inner)
+            if options_of_part is not None:
+                parts.append(f"({' | '.join(options_of_part)})")
+        types = schema.get("type", "string")
+        types = types if isinstance(types, list) else [types]
+        nulls = [f"/{self._null}/"] if "null" in types and self._null is not None else []
+        if "string" not in types:
+            return nulls
+        return [" & ".join(parts), *nulls] if parts else None
+
+    def _referred(self, reference: str) -> list[str] | None:
+        if reference not in self._of_reference:
+            self._of_reference[reference] = None  # for a recursion, of which nothing can be said
+            target = self._definitions.get(reference.removeprefix(REFERENCE), True)
+            self._of_reference[reference] = self.of(target)
+        return self._of_reference[reference]
 
 
 def _parts(schema: dict[str, Any]) -> list[str]:

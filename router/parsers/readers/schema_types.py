@@ -12,7 +12,6 @@ from slipstream.router.parsers.readers.json_values import json_of
 
 TEXT = frozenset({"string"})
 TEXT_OR_NULL = frozenset({"string", "null"})
-MAX_DEPTH = 8  # of references and unions
 
 NO_JSON = (ValueError, TypeError, RecursionError, MemoryError, SyntaxError)
 
@@ -21,29 +20,36 @@ def types_of(parameters: Any, key: str) -> frozenset[str]:
     """The types of one property of a function's parameters; empty if they are unknown."""
     properties = parameters.get("properties") if isinstance(parameters, dict) else None
     schema = properties.get(key) if isinstance(properties, dict) else None
-    return frozenset(schema_types(schema, parameters, MAX_DEPTH))
+    return frozenset(schema_types(schema, parameters))
 
 
-def schema_types(schema: Any, root: Any, depth: int) -> set[str]:
-    if not isinstance(schema, dict) or depth == 0:
-        return set()
-    declared = schema.get("type")
-    if isinstance(declared, str):
-        return {declared, "null"} if schema.get("nullable") is True else {declared}
-    if isinstance(declared, list):
-        return {name for name in declared if isinstance(name, str)}
+def schema_types(schema: Any, root: Any) -> set[str]:
+    """Each reference is followed once, so that the time is linear in the size of `root`."""
     found: set[str] = set()
-    if isinstance(schema.get("enum"), list):
-        found = {type_name(value) for value in schema["enum"]}
-    elif "const" in schema:
-        found = {type_name(schema["const"])}
-    reference = schema.get("$ref")
-    if isinstance(reference, str):
-        found |= schema_types(referred(reference, root), root, depth - 1)
-    for union in ("anyOf", "oneOf", "allOf"):
-        choices = schema.get(union)
-        for choice in choices if isinstance(choices, list) else ():
-            found |= schema_types(choice, root, depth - 1)
+    followed: set[str] = set()
+    left = [schema]
+    while left:
+        one = left.pop()
+        if not isinstance(one, dict):
+            continue
+        declared = one.get("type")
+        if isinstance(declared, str):
+            found |= {declared, "null"} if one.get("nullable") is True else {declared}
+            continue
+        if isinstance(declared, list):
+            found |= {name for name in declared if isinstance(name, str)}
+            continue
+        if isinstance(one.get("enum"), list):
+            found |= {type_name(value) for value in one["enum"]}
+        elif "const" in one:
+            found.add(type_name(one["const"]))
+        reference = one.get("$ref")
+        if isinstance(reference, str) and reference not in followed:
+            followed.add(reference)
+            left.append(referred(reference, root))
+        for union in ("anyOf", "oneOf", "allOf"):
+            choices = one.get(union)
+            left += choices if isinstance(choices, list) else ()
     return found
 
 

@@ -8,6 +8,7 @@ they would be: agents pass on schemas that they have not written.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from slipstream.router.api.openai.body.structured_output import (
 )
 from slipstream.router.api.openai.body.tools import NO_PARAMETERS
 from slipstream.router.parsers.description.output_format import OutputFormat
+from slipstream.router.parsers.grammar.lark_rules import GrammarTooLargeError
 from slipstream.router.parsers.grammar.marker_tokens import MarkerTokens
 from slipstream.router.parsers.grammar.output_grammar import CallChoice, ReasoningState, output_grammar
 from slipstream.router.parsers.grammar.tool_grammar import ToolGrammar
@@ -139,20 +141,28 @@ class ToolGrammars:
         object. If that is too much as well, the answer is not constrained."""
         fault: str | None = None
         for written in (tools, [ToolGrammar(tool.name, parameters=tool.parameters) for tool in tools]):
-            grammar = output_grammar(
-                form,
-                markers,
-                tools=written,
-                choice=choice,
-                is_parallel=is_parallel,
-                content=content,
-                reasoning=reasoning,
-            )
-            if grammar is None or grammar is content:
-                return _Outputs(grammar)
-            final, why = await self._grammars.verdict(grammar)
-            if final is not None:
-                return _Outputs(final, fault)
+            why: str | None
+            try:
+                # In a thread: it takes up to a second, as the clients' schemas have it.
+                grammar = await asyncio.to_thread(
+                    output_grammar,
+                    form,
+                    markers,
+                    tools=written,
+                    choice=choice,
+                    is_parallel=is_parallel,
+                    content=content,
+                    reasoning=reasoning,
+                )
+                if grammar is None or grammar is content:
+                    return _Outputs(grammar)
+                final, why = await self._grammars.verdict(grammar)
+                if final is not None:
+                    return _Outputs(final, fault)
+            except GrammarTooLargeError as error:
+                why = str(error)
+            except RecursionError:
+                why = "it is nested too deeply"
             fault = fault or why
             log.warning("the grammar of an output with %d tools cannot be followed: %.200s", len(tools), why)
         return _Outputs(None, fault)

@@ -118,6 +118,23 @@ def test_what_a_remembered_grammar_was_made_from_counts_also_if_there_is_none() 
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(("name", "num_properties"), [("qwen3_coder", 400), ("gemma4", 1)])
+def test_parameters_whose_grammar_is_too_large_or_too_deep_take_any_object(name: str, num_properties: int) -> None:
+    chain = {
+        f"d{i}": {"type": "object", "properties": {"n": {"$ref": f"#/$defs/d{(i + 1) % 400}"}}} for i in range(400)
+    }
+    one = {"$ref": "#/$defs/d0"}
+    properties = {f"p{i}": {"anyOf": [one, {"type": "integer", "maximum": i}]} for i in range(num_properties)}
+    schema = {"type": "object", "properties": properties, "$defs": chain}
+
+    async def run() -> None:
+        served = await ToolGrammars(CountingGrammars()).of(FORMATS[name], MarkerTokens(), [tool(0, schema)], "auto")
+        assert "tool_0" in lark_of(served)
+        assert "p0" not in lark_of(served)
+
+    asyncio.run(run())
+
+
 def test_a_whole_grammar_is_tried_with_its_special_tokens() -> None:
     grammars = RequestGrammars(TRIALS)
     good = PhasedGrammar.of((ask(grammars, [tool(0, CITY)])[0] or GrammarSpec("output", "")).spec)
