@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -77,3 +78,9 @@ def sequence(*parts: str) -> str:
 def escaped(text: str) -> str:
     """A text as a regular expression within slashes."""
     return "".join("\\" + c if c in _ESCAPED else {"\n": r"\n", "\r": r"\r", "\t": r"\t"}.get(c, c) for c in text)
+
+
+def name_beside(pattern: str, names: Iterable[str]) -> str:
+    """A terminal for names of a pattern other than some."""
+    taken = [name for name in names if re.fullmatch(pattern[1:-1], name)]
+    return f"{pattern} & ~/({'|'.join(map(escaped, taken))})/" if taken else pattern

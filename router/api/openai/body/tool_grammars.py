@@ -21,6 +21,7 @@ from slipstream.router.api.openai.body.structured_output import (
     cannot_be_followed,
 )
 from slipstream.router.parsers.description.output_format import OutputFormat
+from slipstream.router.parsers.grammar.calls import unwritable_name
 from slipstream.router.parsers.grammar.marker_tokens import MarkerTokens
 from slipstream.router.parsers.grammar.output_grammar import CallChoice, ReasoningState, output_grammar
 from slipstream.router.parsers.grammar.tool_grammar import ToolGrammar
@@ -97,10 +98,13 @@ class ToolGrammars:
         key = (name, markers, choice, is_parallel, content, reasoning, tuple(tried))
         made = self._outputs.get(key)
         if made is None:
+            check_names(form, tools, tried)
             made = await self._make(form, markers, tried, choice, is_parallel, content, reasoning)
             if made.fault is not None and any(tool.is_strict for tool in tools):
                 raise invalid("tools", cannot_be_followed("tools", made.fault))
-            self._outputs.put(key, made, 2 * len(made.grammar.spec) if made.grammar is not None else 0)
+            num_bytes = sum(len(tool.schema) + len(tool.parameters) for tool in tried)
+            num_bytes += 2 * len(made.grammar.spec) if made.grammar is not None else 0
+            self._outputs.put(key, made, num_bytes)
         return made.grammar
 
     def _known(self, tool: RequestTool) -> _Tried | None:
@@ -156,6 +160,16 @@ class ToolGrammars:
             fault = fault or why
             log.warning("the grammar of an output with %d tools cannot be followed: %.200s", len(tools), why)
         return _Outputs(None, fault)
+
+
+def check_names(form: OutputFormat | None, tools: Sequence[RequestTool], tried: Sequence[ToolGrammar]) -> None:
+    """Raises HttpError 400 for a strict tool with a required property whose name cannot stand in the model's format."""
+    for tool, grammar in zip(tools, tried, strict=True):
+        if tool.is_strict and form is not None and form.calls is not None:
+            name = unwritable_name(form.calls, grammar)
+            if name is not None:
+                fault = f"a property cannot be named {name!r:.60} in the format of this model's calls"
+                raise invalid(tool.field, cannot_be_followed(tool.field, fault))
 
 
 def _dumped(value: Any) -> bytes:

@@ -160,6 +160,18 @@ def test_templates_that_take_text_or_no_wrapper_get_that() -> None:
     run(main)
 
 
+def test_results_belong_to_the_calls_before_them_though_ids_come_again() -> None:
+    async def main() -> None:
+        async with front("abc", chat_template=ONE_CALL) as site:
+            first = [calling(call("a"), call("b"), content=None), result("b", "B."), result("a", "A.")]
+            second = [calling(call("a"), content=None), result("a", "C.")]
+            third = [calling(call("a"), call("a"), content=None), result("a", "D."), result("a", "E.")]
+            prompt = await prompt_of(site, [ASKED, *first, *second, *third])
+            assert prompt == "<hi" + "".join(f"<f{ARGUMENTS}<{text}." for text in "ABCDE")
+
+    run(main)
+
+
 def test_a_template_without_tools_gets_them_as_text() -> None:
     async def main() -> None:
         messages = [ASKED, calling(call("a"), content="Wait."), result("a"), {"role": "user", "content": "So?"}]
