@@ -45,7 +45,11 @@ class _Writer:
 
     def _object(self, parts: ObjectParts) -> str:
         """Without properties whose names cannot stand in quotes."""
-        named = {name: schema for name, schema in parts.properties.items() if self._form.quote not in name}
+        named = {
+            name: schema
+            for name, schema in parts.properties.items()
+            if schema is not False and self._form.quote not in name
+        }
         free = name_beside(BARE_KEY, parts.properties)
         written = listed(
             self._rules, parts._replace(properties=named), lambda name, schema: self._property(name, schema, free)
@@ -78,7 +82,7 @@ class _Writer:
             return [self._exact(value) for value in schema.get("enum", [schema.get("const")])]
         for key in ("anyOf", "oneOf"):
             if key in schema:
-                return [self._value(option) for option in schema[key]]
+                return [self._value(option) for option in schema[key] if option is not False]
         types = schema.get("type", ANY_TYPES)
         return self._of_types(types if isinstance(types, list) else [types], schema)
 

@@ -61,7 +61,9 @@ class _Writer:
 
     def arguments(self, parts: ObjectParts) -> str:
         """Without properties whose names cannot be keywords."""
-        named = {name: schema for name, schema in parts.properties.items() if can_be_keyword(name)}
+        named = {
+            name: schema for name, schema in parts.properties.items() if schema is not False and can_be_keyword(name)
+        }
         free = name_beside(FREE_KEY, parts.properties)
         return self._rules.rule(
             listed(
@@ -80,7 +82,7 @@ class _Writer:
             return [self._exact(value) for value in schema.get("enum", [schema.get("const")])]
         for key in ("anyOf", "oneOf"):
             if schema.keys() == {key}:
-                return [value for option in schema[key] for value in self._values(option)]
+                return [value for option in schema[key] if option is not False for value in self._values(option)]
         types = schema.get("type", [])
         types = types if isinstance(types, list) else [types]
         words = [quoted(word) for name in types for word in WORDS.get(name, ())]

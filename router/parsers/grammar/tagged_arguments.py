@@ -44,7 +44,7 @@ class _Writer:
     def _object(self, parts: ObjectParts) -> str:
         written = [SPACE]
         for name, schema in parts.properties.items():
-            if can_be_key(self._form, name):
+            if schema is not False and can_be_key(self._form, name):
                 one = self._argument(quoted(name), schema, types_of(self._tool.given, name))
                 written.append(one if name in parts.required else f"{one}?")
         if parts.others is not None:

@@ -38,6 +38,12 @@ EVERYWHERE = {
         "properties": {"a": {"type": "string", "minLength": 3, "maxLength": 3}},
         "required": ["a"],
     },
+    "a name that may not be there": {
+        "type": "object",
+        "properties": {"no": False, "n": {"type": "integer"}},
+        "required": ["n"],
+        "additionalProperties": True,
+    },
     "a tuple": {
         "type": "object",
         "properties": {"p": {"type": "array", "prefixItems": [SHORT, {"type": "integer"}], "items": False}},
