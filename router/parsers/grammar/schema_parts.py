@@ -12,6 +12,7 @@ REFERENCE = "#/$defs/"
 MAX_REFERENCES = 16
 UNIONS = ("anyOf", "oneOf")
 MAX_OPTIONS = 16
+MAX_MERGED = 100
 SCHEMAS_BY_NAME = ("properties", "patternProperties")
 LISTS_OF_SCHEMAS = ("prefixItems", "allOf", *UNIONS)
 SCHEMAS = ("items", "additionalProperties")
@@ -33,17 +34,21 @@ class ObjectParts(NamedTuple):
         return f"{{{self.least_others},{self.most_others}}}"
 
 
-def object_options(schema: Any, definitions: dict[str, Any]) -> list[ObjectParts] | None:
+def object_options(schema: Any, definitions: dict[str, Any], depth: int = MAX_REFERENCES) -> list[ObjectParts] | None:
     """The objects that a schema allows, any of which may come. None if that takes more than lists of properties."""
     found = merged(resolved(schema, definitions), definitions)
-    if found is None or any(key in found for key in ("patternProperties", "enum", "const")):
+    if found is None or depth == 0 or any(key in found for key in ("patternProperties", "enum", "const")):
         return None
     for key in UNIONS:
         if key in found:
             base = {name: value for name, value in found.items() if name != key}
-            options = [object_options({"allOf": [base, option]}, definitions) for option in found[key]]
-            listed = [parts for option in options if option is not None for parts in option]
-            return None if None in options or not 0 < len(listed) <= MAX_OPTIONS else listed
+            listed: list[ObjectParts] = []
+            for option in found[key]:
+                parts = object_options({"allOf": [base, option]}, definitions, depth - 1)
+                if not parts or len(listed) + len(parts) > MAX_OPTIONS:
+                    return None
+                listed += parts
+            return listed
     properties = dict(found.get("properties", {}))
     required = frozenset(found.get("required", ()))
     others = found.get("additionalProperties")
@@ -76,18 +81,24 @@ def resolved(schema: Any, definitions: dict[str, Any]) -> Any:
     return schema
 
 
-def merged(schema: Any, definitions: dict[str, Any], depth: int = MAX_REFERENCES) -> dict[str, Any] | None:
-    """A schema without `allOf`: one that says what all of those say. None if none can be written down."""
-    if schema is True:
-        return {}
-    if not isinstance(schema, dict) or depth == 0:
-        return None
-    if "allOf" not in schema:
+def merged(schema: Any, definitions: dict[str, Any]) -> dict[str, Any] | None:
+    """A schema without `allOf`: one that says what all of those say. None if none can be written down. Each part counts
+    once: a client's schema may name one a thousand times."""
+    if isinstance(schema, dict) and "allOf" not in schema:
         return schema
-    whole = {key: value for key, value in schema.items() if key != "allOf"}
-    for part in schema["allOf"]:
-        one = merged(resolved(part, definitions), definitions, depth - 1)
-        if one is None or is_beyond(whole, one) or is_beyond(one, whole):
+    whole: dict[str, Any] = {}
+    seen: dict[int, Any] = {}
+    left = [schema]
+    while left:
+        part = resolved(left.pop(), definitions)
+        if part is True or id(part) in seen:
+            continue
+        if not isinstance(part, dict) or len(seen) >= MAX_MERGED:
+            return None
+        seen[id(part)] = part
+        left += reversed(part.get("allOf", ()))
+        one = {key: value for key, value in part.items() if key != "allOf"}
+        if is_beyond(whole, one) or is_beyond(one, whole):
             return None
         for key, value in one.items():
             both = _both(key, whole[key], value) if key in whole else value

@@ -10,6 +10,7 @@ from slipstream.router.parsers.description.elements import Literal, StringFlag, 
 from slipstream.router.parsers.grammar.lark_rules import SPACE, LarkRules, either, escaped, name_beside, sequence
 from slipstream.router.parsers.grammar.marker_tokens import MarkerTokens, quoted
 from slipstream.router.parsers.grammar.schema_parts import (
+    UNIONS,
     ObjectParts,
     is_anything,
     object_options,
@@ -120,18 +121,27 @@ def can_be_key(form: TaggedArguments, name: str) -> bool:
     return not has_end and "\n" not in name and name == name.strip() and len(name) <= MAX_KEY
 
 
-def _may_be_string(schema: Any, definitions: dict[str, Any], depth: int = 8) -> bool:
+def _may_be_string(schema: Any, definitions: dict[str, Any]) -> bool:
     """Whether strings are among the values."""
-    schema = resolved(schema, definitions)
-    if not isinstance(schema, dict) or depth == 0:
-        return False
-    for key in ("anyOf", "oneOf"):
-        if key in schema:
-            return any(_may_be_string(option, definitions, depth - 1) for option in schema[key])
-    types = schema.get("type", ())
-    if "enum" in schema:
-        return any(isinstance(value, str) for value in schema["enum"])
-    return "string" in types if isinstance(types, list) else types == "string" or isinstance(schema.get("const"), str)
+    seen: dict[int, Any] = {}
+    left = [schema]
+    while left:
+        part = resolved(left.pop(), definitions)
+        if not isinstance(part, dict) or id(part) in seen:
+            continue
+        seen[id(part)] = part
+        choices = [choice for key in UNIONS for choice in part.get(key, ())]
+        left += choices
+        if choices:
+            continue
+        types = part.get("type", ())
+        if "enum" in part:
+            may_be = any(isinstance(value, str) for value in part["enum"])
+        else:
+            may_be = "string" in types if isinstance(types, list) else types == "string"
+        if may_be or isinstance(part.get("const"), str):
+            return True
+    return False
 
 
 def _is_string(schema: Any) -> bool:

@@ -8,8 +8,10 @@ they would be: agents pass on schemas that they have not written.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import orjson
@@ -31,6 +33,7 @@ from slipstream.router.structured_output.verdict_cache import BoundedCache
 log = logging.getLogger(__name__)
 
 MAX_CACHED_BYTES = 64 << 20
+MAX_WRITTEN_AT_ONCE = 32 << 10  # of schemas; more take over 50 ms, and are written on a thread
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -143,7 +146,8 @@ class ToolGrammars:
         object. If that is too much as well, the answer is not constrained."""
         fault: str | None = None
         for written in (tools, [ToolGrammar(tool.name, parameters=tool.parameters) for tool in tools]):
-            grammar = output_grammar(
+            write = partial(
+                output_grammar,
                 form,
                 markers,
                 tools=written,
@@ -152,6 +156,8 @@ class ToolGrammars:
                 content=content,
                 reasoning=reasoning,
             )
+            is_long = sum(len(tool.schema) for tool in written) > MAX_WRITTEN_AT_ONCE
+            grammar = await asyncio.to_thread(write) if is_long else write()
             if grammar is None or grammar is content:
                 return _Outputs(grammar)
             final, why = await self._grammars.verdict(grammar)

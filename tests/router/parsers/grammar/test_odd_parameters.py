@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 
 from slipstream.router.parsers.formats.registry import FORMATS
+from slipstream.router.parsers.grammar.marker_tokens import MarkerTokens
+from slipstream.router.parsers.grammar.output_grammar import output_grammar
+from slipstream.router.parsers.grammar.tool_grammar import ToolGrammar
 from slipstream.router.parsers.readers.schema_types import types_of
 from tests.support.router.call_walks import CallWalker, check_calls, grammar_of_tool
 from tests.support.router.tool_schemas import ToolSchema
@@ -93,6 +97,18 @@ def test_names_that_a_format_cannot_write_are_left_out() -> None:
         drawn = walker.draw(matcher, seed)
         assert drawn is not None
         check_calls(walker.read(drawn, [tool]), [tool])
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "gemma4", "deepseek_v32", "pythonic"])
+def test_schemas_that_name_each_other_many_times_are_written_once(name: str) -> None:
+    """A hundred million ways lead to the constant."""
+    chain = {f"A{i}": {"anyOf": [{"$ref": f"#/$defs/A{i + 1}"}] * 10} for i in range(8)}
+    alike = {f"B{i}": {"allOf": [{"$ref": f"#/$defs/B{i + 1}"}] * 10} for i in range(8)}
+    definitions = {**chain, "A8": {"const": "a"}, **alike, "B8": SHORT}
+    properties = {"a": {"$ref": "#/$defs/A0"}, "b": {"$ref": "#/$defs/B0"}}
+    schema = json.dumps({"type": "object", "properties": properties, "required": ["a", "b"], "$defs": definitions})
+    form = FORMATS[name]
+    assert output_grammar(form, MarkerTokens(), tools=[ToolGrammar("f", schema, schema)], choice="auto") is not None
 
 
 def test_types_are_found_in_a_schema_that_names_itself_a_thousand_times() -> None:
