@@ -35,6 +35,7 @@ def tagged_arguments(rules: LarkRules, markers: MarkerTokens, form: TaggedArgume
 class _Writer:
     def __init__(self, rules: LarkRules, markers: MarkerTokens, form: TaggedArguments, tool: ToolGrammar) -> None:
         self._rules, self._markers, self._form, self._tool = rules, markers, form, tool
+        self._avoiding: dict[str, Any] = {}  # definitions whose texts do not end a value
 
     def arguments(self) -> str:
         options = object_options(self._tool.rewritten, self._tool.definitions)
@@ -92,7 +93,10 @@ class _Writer:
     def _json(self, schema: Any) -> str:
         definitions = used(schema, self._tool.definitions)
         close = self._form.after_value
-        avoiding = {name: without_text(inner, close) for name, inner in definitions.items()}
+        for name in definitions:
+            if name not in self._avoiding:
+                self._avoiding[name] = without_text(definitions[name], close)
+        avoiding = {name: self._avoiding[name] for name in definitions}
         value = self._rules.json({} if schema is True else without_text(schema, close), avoiding)
         return sequence(SPACE, value, SPACE, self._markers.lark(close))
 

@@ -24,6 +24,7 @@ from slipstream.router.api.openai.body.structured_output import (
 )
 from slipstream.router.parsers.description.output_format import OutputFormat
 from slipstream.router.parsers.grammar.calls import unwritable_name
+from slipstream.router.parsers.grammar.lark_rules import TooLongError
 from slipstream.router.parsers.grammar.marker_tokens import MarkerTokens
 from slipstream.router.parsers.grammar.output_grammar import CallChoice, ReasoningState, output_grammar
 from slipstream.router.parsers.grammar.tool_grammar import ToolGrammar
@@ -98,12 +99,13 @@ class ToolGrammars:
                 raise invalid(tool.field, cannot_be_followed(tool.field, found.fault))
             tried.append(found.tool)
         name = "" if form is None else form.name
-        key = (name, markers, choice, is_parallel, content, reasoning, tuple(tried))
+        strict = tuple(tool.is_strict for tool in tools)  # what is remembered has been checked for these
+        key = (name, markers, choice, is_parallel, content, reasoning, tuple(tried), strict)
         made = self._outputs.get(key)
         if made is None:
             check_names(form, tools, tried)
             made = await self._make(form, markers, tried, choice, is_parallel, content, reasoning)
-            if made.fault is not None and any(tool.is_strict for tool in tools):
+            if made.fault is not None and any(strict):
                 raise invalid("tools", cannot_be_followed("tools", made.fault))
             num_bytes = sum(len(tool.schema) + len(tool.parameters) for tool in tried)
             num_bytes += 2 * len(made.grammar.spec) if made.grammar is not None else 0
@@ -157,7 +159,11 @@ class ToolGrammars:
                 reasoning=reasoning,
             )
             is_long = sum(len(tool.schema) for tool in written) > MAX_WRITTEN_AT_ONCE
-            grammar = await asyncio.to_thread(write) if is_long else write()
+            try:
+                grammar = await asyncio.to_thread(write) if is_long else write()
+            except TooLongError as error:
+                fault = fault or str(error)
+                continue
             if grammar is None or grammar is content:
                 return _Outputs(grammar)
             final, why = await self._grammars.verdict(grammar)

@@ -11,6 +11,7 @@ import pytest
 
 from slipstream.router.api.openai.body.structured_output import RequestGrammars
 from slipstream.router.api.openai.body.tool_grammars import RequestTool, ToolGrammars
+from slipstream.router.http.http_error import HttpError
 from slipstream.router.parsers.formats.registry import FORMATS
 from slipstream.router.parsers.grammar.marker_tokens import MarkerTokens
 from slipstream.router.parsers.parser_names import ParserNames
@@ -501,6 +502,24 @@ def test_tools_that_are_remembered_count_with_all_their_bytes() -> None:
         parameters = {"type": "string", "description": "x" * 100_000}
         await grammars.of(FORMATS["hermes"], MarkerTokens(), [RequestTool("f", parameters, "tools.0")], "auto")
         assert grammars._outputs.num_bytes > 100_000
+
+    run(main)
+
+
+def test_parameters_that_are_too_long_written_out_are_any_object() -> None:
+    """Each value stands alone in such a format, with all definitions."""
+
+    async def main() -> None:
+        large = {"type": "object", "properties": {f"name{number}": {"type": "string"} for number in range(500)}}
+        several = {f"p{i}": {"anyOf": [{"$ref": "#/$defs/X"}, {"const": i}]} for i in range(100)}
+        parameters = {"type": "object", "properties": several, "$defs": {"X": large}}
+        asked_for = RequestTool("f", parameters, "tools.0")
+        grammars, markers = ToolGrammars(RequestGrammars()), MarkerTokens()
+        found = await grammars.of(FORMATS["qwen3_coder"], markers, [asked_for], "auto")
+        assert found is not None
+        assert "name7" not in found.spec
+        with pytest.raises(HttpError, match="written out"):
+            await grammars.of(FORMATS["qwen3_coder"], markers, [asked_for._replace(is_strict=True)], "auto")
 
     run(main)
 
