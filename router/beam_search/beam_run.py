@@ -35,10 +35,13 @@ class BeamStepFailed(Exception):  # noqa: N818 - an event of the request's life,
 
 
 class StepOfBeam(NamedTuple):
-    """What the request of one beam in one step differs in. `number` counts the requests of the search from 0;
-    `suffix` are the tokens of the beam, packed."""
+    """What the request of one beam in one step differs in. `number` counts the requests of the search from 0; the one
+    of the number `replaces` (0: none) has ended and is not shown any longer. `suffix` are the tokens of the beam,
+    packed."""
 
     number: int
+    beam: int
+    replaces: int
     suffix: bytes
     sampling: SamplingParams
 
@@ -61,6 +64,9 @@ class BeamRun:
         self._end_token_ids = end_token_ids
         self._num_logprobs = num_logprobs
         self._num_requests = 0
+        self._latest = [
+            0
+        ] * settings.num_beams  # the number of each beam's latest request, 0: none but the first of all
         self.first: RequestRecord | None = None  # of the prompt alone
         self.usage = Usage(0, 0, 0)
         self.version = ""
@@ -95,8 +101,9 @@ class BeamRun:
         sampling = SamplingParams(max_tokens=1, temperature=0.0, logprobs=max(num_candidates, self._num_logprobs))
         streams: list[GenerationStream] = []
         try:
-            for suffix in suffixes:
-                step = StepOfBeam(self._num_requests, suffix, sampling)
+            for beam, suffix in enumerate(suffixes):
+                replaces, self._latest[beam] = self._latest[beam], self._num_requests
+                step = StepOfBeam(self._num_requests, beam, replaces, suffix, sampling)
                 streams.append(self._service.submit(self._request_of(step)))
                 self._num_requests += 1
             self.first = self.first or streams[0].record
@@ -114,8 +121,11 @@ class BeamRun:
         finish = stream.finish
         assert finish is not None, "an ended stream has a finish"
         self._count(finish.usage)
-        if finish.reason in ("abort", "error") or reported is None:
+        if finish.reason in ("abort", "error"):
             raise BeamStepFailed(finish)
+        if reported is None:
+            error = GenerationError("worker_failed", "the worker reported no log-probabilities")
+            raise BeamStepFailed(GenerationFinish("error", finish.usage, error=error))
         shown = reported.top[: self._num_logprobs]
         return [(token_id, TokenLogprob(logprob, shown)) for token_id, logprob in reported.top]
 

@@ -25,9 +25,11 @@ FALLBACK = "hermes"
 
 class ModelOutputs:
     """`format` is that of the model, `form` the same for its vocabulary; None: outputs are only text. `call_example`
-    shows how a call is written, for a model whose template does not know tools."""
+    shows how a call is written, for a model whose template does not know tools. `tool_forms` is how the template takes
+    tools."""
 
-    def __init__(self, tokenizer: Tokenizer, form: OutputFormat | None) -> None:
+    def __init__(self, tokenizer: Tokenizer, form: OutputFormat | None, tools_in_text: bool = False) -> None:
+        """`tools_in_text`: whatever the template says of tools is left aside, as the model's format is not known."""
         self.tokenizer = tokenizer
         shown = {} if form is None else form.marker_characters(tokenizer.special_tokens)
         self.format = form
@@ -36,13 +38,24 @@ class ModelOutputs:
         self.reads_calls = form is not None and (form.calls is not None or form.channels is not None)
         self.reads_reasoning = form is not None and (form.reasoning is not None or form.channels is not None)
         self.call_example = "" if form is None or form.calls is None else call_example(form.calls)
+        self.tool_forms = tokenizer.tool_forms
+        if tools_in_text:
+            self.tool_forms = self.tool_forms._replace(knows_tools=False, calls=None)
         self._pieces = tokenizer.pieces_showing(shown) if shown else tokenizer.pieces
         self._raw_pieces: dict[bool, PieceTable] = {}  # with all special tokens, by whether markers are shown as such
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, config: Mapping[str, Any], names: ParserNames = DETECTED) -> ModelOutputs:
-        """The outputs of a model with this config.json."""
-        return cls(tokenizer, chosen_format(tokenizer, config, names))
+        """The outputs of a model with this config.json, read by the parsers of these names. A detected format of calls
+        counts where the template shows something of it: tools or calls."""
+        template, forms = tokenizer.chat_template, tokenizer.tool_forms
+        if template is None:
+            return cls(tokenizer, None)
+        calls = choose(names.calls, NONE, template.source, config)
+        reasoning = choose(NONE, names.reasoning, template.source, config)
+        if names.calls == AUTO and (calls is None or not (forms.knows_tools or forms.calls is not None)):
+            return cls(tokenizer, combined(FORMATS[FALLBACK], reasoning), tools_in_text=True)
+        return cls(tokenizer, combined(calls, reasoning))
 
     def described(self) -> str:
         """What is read, in one sentence without a stop."""
@@ -67,16 +80,3 @@ class ModelOutputs:
             shown = self.form.special if is_parsed and self.form is not None else {}
             table = self._raw_pieces[is_parsed] = self.tokenizer.pieces_showing(shown, shows_special=True)
         return table
-
-
-def chosen_format(tokenizer: Tokenizer, config: Mapping[str, Any], names: ParserNames) -> OutputFormat | None:
-    """The format of calls and reasoning together; None: neither is read. A detected format of calls counts where the
-    template shows something of it: tools or calls."""
-    template = tokenizer.chat_template
-    if template is None:
-        return None
-    calls = choose(names.calls, NONE, template.source, config)
-    knows = tokenizer.tool_forms.knows_tools or tokenizer.tool_forms.calls is not None
-    if names.calls == AUTO and (calls is None or not knows):
-        calls = FORMATS[FALLBACK]
-    return combined(calls, choose(NONE, names.reasoning, template.source, config))

@@ -68,6 +68,7 @@ class Submit:
     resumed: Resumed | None
     model: str
     versions: tuple[str, ...]
+    replaces: str
 
     @classmethod
     def of(cls, request: GenerateRequest, number: int) -> Submit:

@@ -106,7 +106,11 @@ class PartsReader:
         except MismatchError:
             answer.content.write(source.release())
         except EndOfTextError:
-            answer.content.write(source.release_all())
+            begun = source.release_all()
+            if SURROGATES.match(begun):  # behind a special token it is the beginning of a call for certain
+                answer.content.at_marker()
+            else:
+                answer.content.write(begun)
             raise
         source.drop_unfinished((*closing_texts(calls), *calls.markers))
 

@@ -98,6 +98,7 @@ class GenerateRequest(NamedTuple):
     resumed: Resumed | None = None
     model: str = ""
     versions: tuple[str, ...] = ()  # whose tokenizer made the prompt, where versions have several; (): any version
+    replaces: str = ""  # the id of an ended request of the same answer, which this one displaces in the history
 
     def packed_prompt(self) -> bytes:
         """The prompt as packed int32. Raises ValueError, TypeError or OverflowError if it is not a list of token

@@ -25,7 +25,8 @@ NUM_SAMPLING_FIELDS = 15
 def for_0_1_0(message: RouterMessage) -> RouterMessage:
     """The message without newer fields. What they say is nothing that such a worker does: it has no page groups. A
     request that it cannot serve as meant (see `SamplingParams.restrictions`) is sent without room for a single token,
-    which it refuses."""
+    which it refuses. A grammar of the kind "output" is left out: the output is not constrained then, and read by the
+    same parser. An answer with calls is worth more than none."""
     match message:
         case Prefill(ticket=ticket, request=request):
             return message._replace(ticket=_shortened(ticket), request=_known(request))
@@ -47,4 +48,6 @@ def _known(request: EngineRequest) -> EngineRequest:
     sampling = request.sampling
     if sampling.restrictions:
         sampling = sampling._replace(max_tokens=0)
+    if sampling.grammar is not None and sampling.grammar.kind == "output":
+        sampling = sampling._replace(grammar=None)
     return request._replace(sampling=cast(SamplingParams, tuple(sampling)[:NUM_SAMPLING_FIELDS]))

@@ -261,8 +261,10 @@ class History:
         """Keeps the record of a rejected request."""
         self._rejections.add(refused)
 
-    def add(self, record: RequestRecord) -> None:
-        earlier = self._records.pop(record.request_id, None)
+    def add(self, record: RequestRecord, replaces: str = "") -> None:
+        """`replaces` is the id of an ended request, whose record is dropped, so that the many requests of one search do
+        not displace those of others."""
+        earlier = self._records.pop(replaces or record.request_id, None)
         if earlier is not None:
             self._drop_names(earlier)
         elif len(self._records) == self._capacity:

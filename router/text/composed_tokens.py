@@ -36,11 +36,14 @@ class ComposedTokens:
     def has_telling_name(self, messages: Sequence[Message]) -> bool:
         """Whether the name of a message, a tool or a call, or an id, is the middle of a control token, such as
         `system`."""
-        return any(
-            self._is_middle(value) if key in NAMES else type(value) is list and self._has_telling_name(value)
-            for message in messages
-            for key, value in message.items()
-        )
+        for message in messages:
+            for key, value in message.items():
+                if key in NAMES:
+                    if self._is_middle(value):
+                        return True
+                elif type(value) is list and self._has_telling_name(value):
+                    return True
+        return False
 
     def _has_telling_name(self, value: Any) -> bool:
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""instructor's modes that need no tools."""
+"""instructor's modes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ def ask(site: Site, mode: instructor.Mode, model: type[BaseModel]) -> Any:
 
 
 @pytest.mark.parametrize("model", [Choices, Collections, Pet], ids=lambda model: model.__name__)
-def test_json_schema_gives_models(site: Site, model: type[BaseModel]) -> None:
-    assert isinstance(ask(site, instructor.Mode.JSON_SCHEMA, model), model)
+@pytest.mark.parametrize("mode", [instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA])
+def test_modes_with_a_schema_give_models(site: Site, mode: instructor.Mode, model: type[BaseModel]) -> None:
+    assert isinstance(ask(site, mode, model), model)
 
 
 @pytest.mark.parametrize("mode", [instructor.Mode.JSON, instructor.Mode.MD_JSON])

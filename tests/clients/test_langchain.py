@@ -32,6 +32,12 @@ def test_models_by_json_schema(site: Site, model: type[BaseModel], strict: bool 
     assert isinstance(bound.invoke("Give me JSON"), model)
 
 
+@pytest.mark.parametrize("model", [Choices, Collections, Pet], ids=lambda model: model.__name__)
+def test_models_by_a_named_tool(site: Site, model: type[BaseModel]) -> None:
+    bound = chat(site, max_tokens=500).with_structured_output(model, method="function_calling")
+    assert isinstance(bound.invoke("Give me JSON"), model)
+
+
 def test_a_schema_by_json_schema(site: Site) -> None:
     schema = {"title": "Size", "description": "How large", **Choices.model_json_schema()}
     bound = chat(site, max_tokens=500).with_structured_output(schema, method="json_schema")

@@ -41,6 +41,29 @@ def test_models_come_back_parsed(client: openai.OpenAI, site: Site, model: type[
     assert num_ended
 
 
+@pytest.mark.parametrize("model", ALL, ids=lambda model: model.__name__)
+def test_strict_tools_come_back_parsed(client: openai.OpenAI, site: Site, model: type[BaseModel]) -> None:
+    num_ended = 0
+    for seed in range(4):
+        try:
+            answer = client.chat.completions.parse(
+                model=MODEL,
+                messages=MESSAGES,
+                tools=[openai.pydantic_function_tool(model)],
+                tool_choice="required",
+                parallel_tool_calls=False,
+                max_tokens=500,
+                seed=seed,
+                logit_bias=site.bias,
+            )
+        except openai.LengthFinishReasonError:
+            continue
+        [call] = answer.choices[0].message.tool_calls or []
+        assert isinstance(call.function.parsed_arguments, model)
+        num_ended += 1
+    assert num_ended
+
+
 def test_streams_come_back_parsed(client: openai.OpenAI, site: Site) -> None:
     with client.chat.completions.stream(
         model=MODEL, messages=MESSAGES, response_format=Person, max_tokens=500, seed=1, logit_bias=site.bias

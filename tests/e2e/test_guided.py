@@ -27,11 +27,24 @@ NUM_TOKENS = 900
 ASKED: list[dict[str, Any]] = [
     {"prompt": prompt_of(20 + 60 * i, i), "temperature": float(i % 2), "seed": i, "regex": WORDS} for i in range(4)
 ]
+# Calls as long as that: one that the request asks for, and one that the model begins, whose grammar begins then.
+ARGUMENTS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"text": {"type": "string", "pattern": "^[a-z .]{600,9000}$"}, "size": {"type": "integer"}},
+    "required": ["text"],
+}
+TELL = {"type": "function", "function": {"name": "tell", "parameters": ARGUMENTS}}
+ONE_CALL: dict[str, Any] = {"messages": MESSAGES, "tools": [TELL], "parallel_tool_calls": False}
+BEGIN_CALL = {"8": 100}
+CALLS: list[dict[str, Any]] = [
+    {**ONE_CALL, "tool_choice": "required", "logit_bias": {}},
+    {**ONE_CALL, "tool_choice": "auto", "logit_bias": BEGIN_CALL, "temperature": 1.0, "seed": 5},
+]
 
 
 def streams_of(serving: ServingCluster, salt: str) -> list[BackgroundStream]:
-    """Two greedy ones and two with seeds."""
-    return [BackgroundStream(serving, max_tokens=NUM_TOKENS, salt=salt, **asked) for asked in ASKED]
+    """Two greedy ones and two with seeds, and two with calls of tools."""
+    return [BackgroundStream(serving, max_tokens=NUM_TOKENS, salt=salt, **asked) for asked in (*ASKED, *CALLS)]
 
 
 def test_structured_answers_fit_whole_and_streamed(fleet: ServingCluster) -> None:
@@ -61,7 +74,9 @@ def test_moves_and_kills_do_not_change_structured_answers(fleet: ServingCluster)
     alone = streams_of(fleet, "alone")
     with streaming(alone):
         expected = [stream.join() for stream in alone]
-    assert all(re.fullmatch(WORDS, text) for text in expected)
+    assert all(re.fullmatch(WORDS, text) for text in expected[: len(ASKED)])
+    for text in expected[len(ASKED) :]:
+        assert re.match(r'tell\{"text": ?"[a-z .]{500}', text), text
     wait_until_at_rest(fleet)
 
     before = Scrape.of(fleet)

@@ -17,6 +17,8 @@ from slipstream.router.process.log_level import log_level
 from slipstream.router.protocol.messages import Role
 from slipstream.workers.mock.mock_profile import MockProfile
 from slipstream.workers.mock.mock_program import MockConfig, run_mock_workers
+from slipstream.workers.mock.script.script_file import ScriptError, read_script
+from slipstream.workers.mock.script.scripted_outputs import ScriptedOutputs
 from slipstream.workers.telemetry.worker_report import WorkerFailed
 
 TOKEN_VARIABLE = "SLIPSTREAM_WORKER_TOKEN"
@@ -36,6 +38,17 @@ ROLES: dict[str, tuple[Role, ...]] = {"prefill": ("prefill",), "decode": ("decod
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A YAML file with a profile.",
 )
+@click.option(
+    "--script",
+    "script",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A YAML file with rules that say what is answered.",
+)
+@click.option(
+    "--tokenizer",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="The model directory whose vocabulary the script's answers are written in.",
+)
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a value of the profile.")
 def mock_worker_command(
     router: str,
@@ -45,9 +58,13 @@ def mock_worker_command(
     name: str,
     count: int,
     path: Path | None,
+    script: Path | None,
+    tokenizer: Path | None,
     settings: tuple[str, ...],
 ) -> None:
     """Run workers without a model, which take the time given by a profile and answer with made-up tokens.
+
+    With --script they answer by the rules of a file (docs/reference/mock_worker.md).
 
     They speak the real protocol over real connections, so that a router can be measured and tested without engines.
     The workers' secret is read from SLIPSTREAM_WORKER_TOKEN. Profile keys: page_tokens, num_pages, max_slots,
@@ -62,8 +79,9 @@ def mock_worker_command(
     if not token:
         raise click.UsageError(f"the secret of the workers is expected in {TOKEN_VARIABLE}, which is empty")
     profile = _profile(path, settings)
+    policy = _policy(script, tokenizer)
     configs = [
-        MockConfig(f"{name}-{one}-{number}", one, model, host, int(port), token, profile, model_version)
+        MockConfig(f"{name}-{one}-{number}", one, model, host, int(port), token, profile, model_version, policy)
         for one in ROLES[role]
         for number in range(count)
     ]
@@ -94,6 +112,21 @@ def _profile(path: Path | None, settings: tuple[str, ...]) -> MockProfile:
         return TypeAdapter(MockProfile).validate_python(values)
     except (ValidationError, yaml.YAMLError, UnicodeDecodeError, ValueError, TypeError) as error:
         raise click.UsageError(f"{path or '--set'}: {error}") from error
+
+
+def _policy(path: Path | None, tokenizer: Path | None) -> ScriptedOutputs | None:
+    if path is None:
+        if tokenizer is not None:
+            raise click.UsageError("--tokenizer is only used with --script")
+        return None
+    try:
+        script = read_script(path)
+        model_dir = tokenizer or script.tokenizer
+        if model_dir is None:
+            raise click.UsageError(f"--script: {path} has no tokenizer, and there is no --tokenizer")
+        return ScriptedOutputs.load(script, model_dir)
+    except ScriptError as error:
+        raise click.UsageError(f"--script: {error}") from error
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One attempt on a mock worker, and the tokens that it produces."""
+"""One attempt on a mock worker."""
 
 from __future__ import annotations
 
@@ -6,26 +6,12 @@ from array import array
 from dataclasses import dataclass
 from enum import Enum
 
-from xxhash import xxh3_64_intdigest
-
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId
 from slipstream.router.protocol.block_hash import HashChain
 from slipstream.router.protocol.messages import EngineRequest
 from slipstream.workers.interface.engine import AttemptKey
 from slipstream.workers.mock.mock_pages import Lease
-from slipstream.workers.mock.mock_profile import FIRST_TOKEN_ID
-
-_SPREAD = 0x9E37_79B9_7F4A_7C15  # 2**64 / golden ratio: neighbouring positions get unrelated tokens
-
-
-def expected_token(prompt_ids: bytes, position: int, vocab_size: int) -> int:
-    """The token at `position` of the output of a prompt (packed int32)."""
-    return token_at(xxh3_64_intdigest(prompt_ids), position, vocab_size - FIRST_TOKEN_ID)
-
-
-def token_at(seed: int, position: int, num_choices: int) -> int:
-    """One of `num_choices` ordinary tokens."""
-    return FIRST_TOKEN_ID + (((seed + position * _SPREAD) & 0xFFFF_FFFF_FFFF_FFFF) >> 24) % num_choices
+from slipstream.workers.mock.output_policy import PlannedOutput
 
 
 class MockState(Enum):
@@ -47,7 +33,8 @@ class MockAttempt:
     request: EngineRequest
     key: AttemptKey
     state: MockState
-    seed: int
+    output: PlannedOutput
+    stop_ids: frozenset[int]  # tokens that end the answer
     num_prompt: int
     num_output: int
     num_uncomputed: int

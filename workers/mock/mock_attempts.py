@@ -5,21 +5,21 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 
-from xxhash import xxh3_64_intdigest
-
 from slipstream.router.protocol.block_hash import HashChain, root_digest
-from slipstream.router.protocol.messages import EngineRequest
+from slipstream.router.protocol.messages import EngineRequest, SamplingParams
 from slipstream.workers.interface.engine import AttemptKey, EngineRequestError
 from slipstream.workers.mock.mock_attempt import MockAttempt, MockState
 from slipstream.workers.mock.mock_pages import MockPages
 from slipstream.workers.mock.mock_profile import MockProfile
+from slipstream.workers.mock.output_policy import OutputPolicy
 
 _ID_BYTES = 4
 
 
 class MockAttempts:
-    def __init__(self, profile: MockProfile, model: str, reserves_output: bool) -> None:
+    def __init__(self, profile: MockProfile, model: str, reserves_output: bool, policy: OutputPolicy) -> None:
         self.profile = profile
+        self._policy = policy
         self._reserves_output = reserves_output
         self.pages = MockPages(profile.num_pages)
         self.num_queried_tokens = 0
@@ -45,7 +45,9 @@ class MockAttempts:
         key = (request.request_id, request.attempt)
         if key in self._attempts:
             raise EngineRequestError("request_id", f"{key} is here already")
-        if request.sampling.grammar is not None:
+        grammar = request.sampling.grammar
+        # That of an output with tools allows a free text, or is ignored.
+        if grammar is not None and grammar.kind != "output" and not self._policy.serves_grammars:
             raise EngineRequestError("grammar", "is not served by a mock worker")
         num_prompt = len(request.prompt_ids) // _ID_BYTES
         num_output = len(request.output_ids) // _ID_BYTES
@@ -53,6 +55,7 @@ class MockAttempts:
         max_output = min(request.sampling.max_tokens, self.profile.max_model_len - num_prompt)
         if num_prompt == 0 or num_output >= max_output:
             raise EngineRequestError("prompt_ids", f"{num_tokens} tokens leave nothing to generate")
+        output = self._policy.output_of(request.prompt_ids)
         tokens, chain = None, None
         if self.profile.prefix_caching:
             tokens = array("i", request.prompt_ids + request.output_ids)
@@ -69,7 +72,8 @@ class MockAttempts:
             request=request,
             key=key,
             state=state,
-            seed=xxh3_64_intdigest(request.prompt_ids),
+            output=output,
+            stop_ids=self._stop_ids(request.sampling),
             num_prompt=num_prompt,
             num_output=num_output,
             num_uncomputed=0,
@@ -80,6 +84,13 @@ class MockAttempts:
         self.num_queried_tokens += num_tokens
         self._attempts[key] = attempt
         return attempt
+
+    def _stop_ids(self, sampling: SamplingParams) -> frozenset[int]:
+        """Made-up tokens, which have no end, are not taken for one either."""
+        ends = self._policy.end_token_ids
+        if not ends:
+            return ends
+        return frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else ends)
 
     def remove(self, attempt: MockAttempt) -> None:
         """An attempt has ended here; its pages are given back."""

@@ -1,8 +1,9 @@
 """An engine without a model: pages that are counted, steps that take the time given by a profile, made-up tokens.
 
-Tokens are a function of the prompt and the position alone, so a client can check whether an answer that moved between
-workers is the one it would have got otherwise (`mock_attempt.expected_token`). They do not form text, so requests with
-a grammar are refused, as by a real engine without a tokenizer.
+Tokens are a function of the prompt and the position alone (`output_policy`), so a client can check whether an answer
+that moved between workers is the one it would have got otherwise. By default they follow from a hash and do not form
+text; then requests with a grammar are refused, as by a real engine without a tokenizer, but for those with tools, or
+with a grammar behind reasoning, of which it is ignored. The answers of a script are text, and ignore all grammars.
 """
 
 from __future__ import annotations
@@ -25,15 +26,19 @@ from slipstream.workers.mock.mock_pages import MockPages
 from slipstream.workers.mock.mock_profile import MockProfile
 from slipstream.workers.mock.mock_steps import MockSteps
 from slipstream.workers.mock.mock_transfers import MockTransfers
+from slipstream.workers.mock.output_policy import HashTokens, OutputPolicy
 from slipstream.workers.telemetry.step_times import StepSampler
 
 
 class MockEngine:
     """`Engine` of a mock worker, with its `transfers`. Steps begin and end in its `batch`."""
 
-    def __init__(self, profile: MockProfile, role: Role, model: str, steps: StepSampler) -> None:
+    def __init__(
+        self, profile: MockProfile, role: Role, model: str, steps: StepSampler, policy: OutputPolicy | None = None
+    ) -> None:
         self._profile = profile
-        self.book = MockAttempts(profile, model, profile.reserves_output and role == "decode")
+        policy = policy or HashTokens(profile.vocab_size)
+        self.book = MockAttempts(profile, model, profile.reserves_output and role == "decode", policy)
         self.transfers = MockTransfers(self.book, role)
         self.batch = MockSteps(self.book, self.transfers, role, steps)
         self.migrations = MockMigrations(self.book, self.batch)

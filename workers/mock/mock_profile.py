@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferAddress
 from slipstream.router.protocol.messages import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, Hello, Role, StepTime
+from slipstream.workers.mock.output_policy import FIRST_TOKEN_ID
 from slipstream.workers.telemetry.plain_build import plain_build
 from slipstream.workers.telemetry.step_profile import step_profile
 
@@ -99,6 +100,3 @@ class MockProfile:
             build=plain_build(),
             reserves_output=self.reserves_output and role == "decode",
         )
-
-
-FIRST_TOKEN_ID = 16  # below are the special tokens of most vocabularies

@@ -32,6 +32,7 @@ from slipstream.router.protocol.messages import (
 from slipstream.router.protocol.wire import FrameProtocol, Message, WireError
 from slipstream.workers.mock.mock_profile import MockProfile
 from slipstream.workers.mock.mock_worker import MockWorker
+from slipstream.workers.mock.output_policy import OutputPolicy
 from slipstream.workers.process.keep_alive import keep_alive
 from slipstream.workers.telemetry.worker_report import WorkerFailed
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer
@@ -48,7 +49,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class MockConfig:
-    """One mock worker. `token` is the secret that the router expects."""
+    """One mock worker. `token` is the secret that the router expects; `policy` says what it answers, by default made-up
+    tokens."""
 
     name: str
     role: Role
@@ -58,6 +60,7 @@ class MockConfig:
     token: str
     profile: MockProfile = field(default_factory=MockProfile)
     model_version: str = ""
+    policy: OutputPolicy | None = None
 
 
 class MockProgram:
@@ -116,7 +119,7 @@ class _Serving:
         self._loop = asyncio.get_running_loop()
         self._peer = tickets.open_epoch()
         model = model_key(config.model, config.model_version)
-        self.worker = MockWorker(config.profile, config.role, tickets, model, has_stats=True)
+        self.worker = MockWorker(config.profile, config.role, tickets, model, has_stats=True, policy=config.policy)
         self._connection = FrameProtocol(self._received, self._lost)
         self._closed = asyncio.Event()
         self._out: list[WorkerMessage] = []

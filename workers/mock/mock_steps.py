@@ -7,9 +7,8 @@ from collections import deque
 from slipstream.router.protocol.messages import FinishReason, Role, StepTime, TokenChunk
 from slipstream.workers.engine.step_counts import StepCounts
 from slipstream.workers.interface.engine import AttemptKey
-from slipstream.workers.mock.mock_attempt import MockAttempt, MockState, token_at
+from slipstream.workers.mock.mock_attempt import MockAttempt, MockState
 from slipstream.workers.mock.mock_attempts import MockAttempts
-from slipstream.workers.mock.mock_profile import FIRST_TOKEN_ID
 from slipstream.workers.mock.mock_transfers import MockTransfers
 from slipstream.workers.telemetry.step_times import StepSampler
 
@@ -150,10 +149,14 @@ class MockSteps:
     def _next_chunk(self, attempt: MockAttempt) -> TokenChunk:
         request_id, number = attempt.key
         index = attempt.num_output
-        token_id = token_at(attempt.seed, index, self._profile.vocab_size - FIRST_TOKEN_ID)
+        token_id = attempt.output.token_at(index)
         attempt.num_output += 1
         if attempt.tokens is not None:
             attempt.tokens.append(token_id)
         self.num_sampled_tokens += 1
-        reason: FinishReason | None = "length" if attempt.num_output >= attempt.max_output else None
-        return TokenChunk(request_id, number, index, (token_id,), (), reason, None, attempt.num_cached)
+        is_stop = token_id in attempt.stop_ids and index >= attempt.request.sampling.min_tokens
+        reason: FinishReason | None = "stop" if is_stop else None
+        if reason is None and attempt.num_output >= attempt.max_output:
+            reason = "length"
+        stop_token_id = token_id if is_stop else None
+        return TokenChunk(request_id, number, index, (token_id,), (), reason, stop_token_id, attempt.num_cached)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from slipstream.router.protocol.messages import Role, RouterMessage, WorkerMessage
 from slipstream.workers.mock.mock_engine import MockEngine
 from slipstream.workers.mock.mock_profile import MockProfile
+from slipstream.workers.mock.output_policy import OutputPolicy
 from slipstream.workers.roles.worker_protocol import WorkerProtocol
 from slipstream.workers.telemetry.stats_collector import StatsCollector
 from slipstream.workers.telemetry.step_times import StepSampler
@@ -18,7 +19,8 @@ from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
 
 class MockWorker:
-    """One incarnation of a worker. A lost connection ends it; the next connection begins with a new one."""
+    """One incarnation of a worker. A lost connection ends it; the next connection begins with a new one. Without a
+    `policy`, tokens follow from a hash of the prompt."""
 
     def __init__(
         self,
@@ -28,9 +30,10 @@ class MockWorker:
         model: str = "",
         *,
         has_stats: bool = False,
+        policy: OutputPolicy | None = None,
     ) -> None:
         self._steps = StepSampler(tuple(profile.steps()))
-        engine = self.engine = MockEngine(profile, role, model, self._steps)
+        engine = self.engine = MockEngine(profile, role, model, self._steps, policy)
         transfers = self._transfers = engine.transfers
         stats = StatsCollector(engine, transfers) if has_stats else None
         self.protocol = WorkerProtocol.in_role(role, engine, transfers, tickets, profile.start_lease_s, stats)

@@ -125,11 +125,12 @@ class BeamAnswer:
             names=(f"{received.exchange_id}#{number}", *of_all),
             prompt_ids=base.prompt_ids + step.suffix,
             sampling=step.sampling,
-            session=f"{received.session or self._batch.answer_id}#{prompt}",
+            session=received.session or f"{self._batch.answer_id}#{prompt}",
             expected_output_tokens=None,
             timeout_s=None if self._ends_s is None else max(self._ends_s - time.monotonic(), 0.001),
             local_prefill_max_tokens=LOCAL,
-            choice=step.number,
+            choice=step.beam,
+            replaces=f"{self._batch.answer_id}#{prompt}.{step.replaces}" if step.replaces else "",
             first_choice="",
         )
 

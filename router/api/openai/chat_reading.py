@@ -13,9 +13,9 @@ from slipstream.router.parsers.grammar.output_grammar import ReasoningState
 from slipstream.router.text.detokenizer import PieceTable
 
 
-def check_tools(use: ToolUse | None, model: ServedModel) -> None:
+def check_tools(use: ToolUse, model: ServedModel) -> None:
     """Raises HttpError 400 if calls are to be read, and the model's are not."""
-    if use is not None and use.reads_calls and not (model.outputs is not None and model.outputs.reads_calls):
+    if use.reads_calls and not (model.outputs is not None and model.outputs.reads_calls):
         why = "its calls are not read (model.tool_call_parser is none)"
         message = f"'{use.field}' cannot be used with {model.name!r}: {why}."
         raise HttpError(400, message, param=use.field, code="unsupported_parameter")
@@ -38,9 +38,9 @@ def reading_of(body: ChatRequest, model: ServedModel, reasoning: ReasoningState)
     )
 
 
-def request_tools(use: ToolUse | None) -> list[RequestTool]:
+def request_tools(use: ToolUse) -> list[RequestTool]:
     """The tools that may be called."""
-    if use is None or not use.reads_calls:
+    if not use.reads_calls:
         return []
     allowed = None if use.allowed is None else set(use.allowed)
     return [

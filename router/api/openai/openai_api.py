@@ -15,26 +15,13 @@ from slipstream.router.api.openai.answer.answer import Answer
 from slipstream.router.api.openai.answer.best_of import MeanLogprob
 from slipstream.router.api.openai.answer.choice import Choice
 from slipstream.router.api.openai.answer.failures import as_http_error
-from slipstream.router.api.openai.answer.formats import AnswerHead, ChatFormat, CompletionFormat
-from slipstream.router.api.openai.answer.message_format import MessageFormat
+from slipstream.router.api.openai.answer.formats import AnswerHead
 from slipstream.router.api.openai.beam_answer import BeamAnswer
-from slipstream.router.api.openai.body.beam_fields import check_beams, check_no_beams
 from slipstream.router.api.openai.body.parsing import BodyParser
-from slipstream.router.api.openai.body.restrictions import Restrictions, restrictions_of
-from slipstream.router.api.openai.body.sampling import SEED_MASK, check_token_ids, sampling_params
+from slipstream.router.api.openai.body.sampling import SEED_MASK
 from slipstream.router.api.openai.body.schema import ChatRequest, CompletionRequest, GenerationFields
-from slipstream.router.api.openai.body.structured_output import RequestGrammars
-from slipstream.router.api.openai.body.tool_grammars import ToolGrammars
-from slipstream.router.api.openai.chat_reading import (
-    check_tools,
-    reading_of,
-    reasoning_state,
-    request_tools,
-    text_pieces,
-)
 from slipstream.router.api.openai.generation_batch import (
     GenerationBatch,
-    Prompt,
     ReceivedRequest,
     reasons_of,
     span_attributes,
@@ -43,23 +30,19 @@ from slipstream.router.api.openai.generation_batch import (
 from slipstream.router.api.openai.model_lookup import ModelLookup, ModelStatus
 from slipstream.router.api.openai.model_pages import ModelPages
 from slipstream.router.api.openai.preparation_stages import PreparationStages
-from slipstream.router.api.openai.prompts import DEFAULT_COMPLETION_TOKENS, PromptReader, room
+from slipstream.router.api.openai.request_preparation import RequestPreparation
 from slipstream.router.api.openai.token_pages import TokenPages
 from slipstream.router.catalog.catalog import Catalog
-from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.router_config import ApiConfig
 from slipstream.router.http.http_error import HttpError, RequestError
 from slipstream.router.http.reader import Request
 from slipstream.router.observability.front_counts import FrontMetrics, ModelCounts
-from slipstream.router.parsers.grammar.output_grammar import ReasoningState
 from slipstream.router.protocol.generation import AdmissionError, GenerateRequest
-from slipstream.router.protocol.messages import GrammarSpec, SamplingParams, pack_ids
 from slipstream.router.protocol.model_id import ModelId
 from slipstream.router.requests.rejections import RejectedRequest
 from slipstream.router.requests.stream import GenerationStream
 
 MAX_TOKENS_HEADER = "x-slipstream-max-tokens"
-SEED_STEP = 0x9E3779B97F4A7C15  # between the seeds of a request's prompts, to keep them far apart in 63 bits
 MAX_EXPLAINED_CHOICES = 16  # in one answer; the explanation of each can be tens of KiB
 
 Fields = TypeVar("Fields", bound=GenerationFields)
@@ -92,10 +75,8 @@ class OpenAiApi:
         self._access = access
         self._lookup = ModelLookup(catalog, service)
         self._bodies = BodyParser(config.unknown_fields == "ignore", metrics.ignored_fields, self._lookup.longest)
-        self._clamps = config.overlong == "clamp"
-        self._grammars = RequestGrammars()
-        self._tool_grammars = ToolGrammars(self._grammars)
         self._stages = PreparationStages()
+        self._preparation = RequestPreparation(self._lookup, service, self._stages, config.overlong == "clamp")
 
     def add_to(self, routes: ApiRoutes) -> None:
         """Register the endpoints."""
@@ -129,7 +110,7 @@ class OpenAiApi:
         body = self._parse(request, exchange, ChatRequest)
         received = self._received(body, exchange, arrived_s, "chatcmpl-")
         with self._stages:
-            await self._serve(exchange, received, self._chat_batch(received, body))
+            await self._serve(exchange, received, self._preparation.of_chat(received, body))
 
     async def completions(self, request: Request, exchange: ApiExchange) -> None:
         """The continuation of a text."""
@@ -137,7 +118,7 @@ class OpenAiApi:
         body = self._parse(request, exchange, CompletionRequest)
         received = self._received(body, exchange, arrived_s, "cmpl-")
         with self._stages:
-            await self._serve(exchange, received, self._completion_batch(received, body))
+            await self._serve(exchange, received, self._preparation.of_completion(received, body))
 
     def _parse(self, request: Request, exchange: ApiExchange, form: type[Fields]) -> Fields:
         """The body. Raises HttpError; one about a model that is not named says which there are."""
@@ -147,91 +128,6 @@ class OpenAiApi:
             if (error.param, error.code) == ("model", "missing_required_parameter"):
                 raise self._lookup.missing(exchange.context.caller) from error
             raise
-
-    async def _chat_batch(self, received: ReceivedRequest, body: ChatRequest) -> GenerationBatch:
-        model = received.model
-        limit = self._lookup.limit_of(model.name)
-        await self._stages.next_stage(model.name)
-        restrictions = await self._restrictions(body, model)
-        use = body.tool_use
-        check_tools(use, model)
-        packed_ids = await PromptReader(model.tokenizer).of_chat(
-            body.messages,
-            limit,
-            body.template_variables,
-            use.tools if use is not None else (),
-            model.outputs.call_example if model.outputs is not None else "",
-        )
-        reasoning = reasoning_state(model, packed_ids)
-        grammar = await self._chat_grammar(body, model, reasoning)
-        asked_for = model.defaults.max_tokens(body.stated_max_tokens)
-        default = model.defaults.default_max_tokens(None)
-        max_tokens = room(packed_ids, limit, asked_for, default, "messages", self._clamps)
-        logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        params = sampling(body, model, max_tokens, logprobs, grammar, received.seed)
-        prompts = [Prompt(packed_ids, restrictions.applied(params))]
-        pieces, reading = text_pieces(body, model), reading_of(body, model, reasoning)
-        head, shows_logprobs = received.head, logprobs is not None
-        if reading is None:
-            form = ChatFormat(head, pieces, shows_logprobs, body.wants_usage)
-            return GenerationBatch(received, prompts, "messages", form, pieces)
-        is_legacy = use is not None and use.is_legacy
-        parsed_form = MessageFormat(head, reading.pieces, shows_logprobs, body.wants_usage, is_legacy)
-        return GenerationBatch(received, prompts, "messages", parsed_form, pieces, reading)
-
-    async def _chat_grammar(
-        self, body: ChatRequest, model: ServedModel, reasoning: ReasoningState
-    ) -> GrammarSpec | None:
-        """What the output has to follow: the form of the answer, and calls of tools. Raises HttpError."""
-        content, use, outputs = await self._grammars.of(body), body.tool_use, model.outputs
-        tools = request_tools(use)
-        if outputs is None or not (tools or (content is not None and reasoning != "over")):
-            return content
-        return await self._tool_grammars.of(
-            outputs.format,
-            outputs.markers,
-            tools,
-            "none" if use is None else use.mode,
-            is_parallel=use is None or use.is_parallel,
-            content=content,
-            reasoning=reasoning,
-        )
-
-    async def _completion_batch(self, received: ReceivedRequest, body: CompletionRequest) -> GenerationBatch:
-        model = received.model
-        for token_ids in body.id_lists:
-            check_token_ids("prompt", token_ids, model.tokenizer.vocab_size)
-        limit = self._lookup.limit_of(model.name)
-        await self._stages.next_stage(model.name)
-        grammar = await self._grammars.of(body)
-        restrictions = await self._restrictions(body, model)
-        prompts: list[Prompt] = []
-        reader = PromptReader(model.tokenizer)
-        id_lists = [*map(pack_ids, body.id_lists)] or await reader.of_texts(body.texts, limit, "prompt")
-        asked_for = model.defaults.max_tokens(body.max_tokens)
-        default = model.defaults.default_max_tokens(DEFAULT_COMPLETION_TOKENS)
-        logprobs = body.logprobs
-        if logprobs is None and body.candidates_per_prompt > (body.n or 1) and not body.use_beam_search:
-            logprobs = 0  # the best are chosen by them
-        for packed_ids in id_lists:
-            max_tokens = room(packed_ids, limit, asked_for, default, "prompt", self._clamps)
-            seed = (received.seed + len(prompts) * SEED_STEP) & SEED_MASK
-            params = sampling(body, model, max_tokens, logprobs, grammar, seed)
-            prompts.append(Prompt(packed_ids, restrictions.applied(params)))
-        if body.echo:
-            texts = body.texts or await model.tokenizer.decode(body.id_lists)
-            prompts = [prompt._replace(text=text) for prompt, text in zip(prompts, texts, strict=True)]
-        pieces = text_pieces(body, model)
-        form = CompletionFormat(received.head, pieces, body.logprobs is not None, body.wants_usage)
-        return GenerationBatch(received, prompts, "prompt", form, pieces)
-
-    async def _restrictions(self, body: GenerationFields, model: ServedModel) -> Restrictions:
-        """Raises HttpError 400 for what restricts the output in a way that there is not."""
-        if body.use_beam_search:
-            check_beams(body, body.num_prompts if isinstance(body, CompletionRequest) else 1)
-        else:
-            check_no_beams(body)
-        return await restrictions_of(body, model.tokenizer, self._service.abilities_of(model.name))
 
     def _received(
         self, body: GenerationFields, exchange: ApiExchange, arrived_s: float, prefix: str
@@ -399,23 +295,3 @@ class OpenAiApi:
             model=received.model.name,
             versions=received.versions,
         )
-
-
-def sampling(
-    body: GenerationFields,
-    model: ServedModel,
-    max_tokens: int,
-    logprobs: int | None,
-    grammar: GrammarSpec | None,
-    own_seed: int,
-) -> SamplingParams:
-    """How the tokens of one prompt are drawn. `own_seed` is used if the request has none."""
-    return sampling_params(
-        body,
-        max_tokens=max_tokens,
-        logprobs=logprobs,
-        seed=own_seed if body.seed is None else body.seed,
-        vocab_size=model.tokenizer.vocab_size,
-        grammar=grammar,
-        defaults=model.defaults,
-    )

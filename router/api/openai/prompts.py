@@ -9,6 +9,7 @@ from slipstream.router.api.openai.answer.failures import as_http_error
 from slipstream.router.api.openai.body.messages import ChatMessage
 from slipstream.router.api.openai.body.tools import Tool
 from slipstream.router.api.openai.tool_history import has_tools, turns_of
+from slipstream.router.catalog.model_outputs import ModelOutputs
 from slipstream.router.http.http_error import HttpError, RequestError
 from slipstream.router.protocol.generation import Figure, GenerationError
 from slipstream.router.text.control_tokens import ControlTokenError
@@ -36,11 +37,11 @@ class PromptReader:
         limit: int,
         variables: Mapping[str, Any],
         tools: Sequence[Tool] = (),
-        call_example: str = "",
+        outputs: ModelOutputs | None = None,
     ) -> bytes:
-        """The token ids of a conversation. `variables` are the client's for the chat template; `call_example` is how
-        the model writes a call, for a template that does not know `tools`. Raises HttpError 400 if the model has no
-        chat template, or one that refuses these messages."""
+        """The token ids of a conversation. `variables` are the client's for the chat template; `outputs` say how the
+        model takes `tools`. Raises HttpError 400 if the model has no chat template, or one that refuses these
+        messages."""
         template = self._tokenizer.chat_template
         if template is None:
             raise HttpError(
@@ -52,8 +53,8 @@ class PromptReader:
         knows_developer, reasoning_field = template.knows_developer_role, template.reasoning_field
         forms = self._tokenizer.content_forms
         shown_tools = None
-        if tools or any(map(has_tools, messages)):
-            plain, shown_tools = self._with_tools(messages, tools, call_example)
+        if tools or has_tools(messages):
+            plain, shown_tools = self._with_tools(messages, tools, outputs)
         else:
             plain = [plain_message(message, knows_developer, reasoning_field, forms) for message in messages]
         try:
@@ -70,7 +71,7 @@ class PromptReader:
             raise HttpError(500, message, kind="server_error", code="token_beyond_model") from error
 
     def _with_tools(
-        self, messages: list[ChatMessage], tools: Sequence[Tool], call_example: str
+        self, messages: list[ChatMessage], tools: Sequence[Tool], outputs: ModelOutputs | None
     ) -> tuple[list[Message], list[JsonObject] | None]:
         """The messages and the tools as the template takes them. Raises HttpError 400 for calls and results that do not
         fit together, and for tools that are too large."""
@@ -80,11 +81,13 @@ class PromptReader:
             raise HttpError(400, message, param="tools", code="invalid_value")
         tokenizer, template = self._tokenizer, self._tokenizer.chat_template
         assert template is not None
-        turns, shown = tokenizer.tool_forms.conversation(turns_of(messages), objects, call_example)
+        tool_forms = tokenizer.tool_forms if outputs is None else outputs.tool_forms
+        example = outputs.call_example if outputs is not None else ""
+        turns, shown = tool_forms.conversation(turns_of(messages), objects, example)
         if not template.knows_developer_role:
             turns = [turn._replace(role="system") if turn.role == "developer" else turn for turn in turns]
         forms = tokenizer.content_forms
-        return [tokenizer.tool_forms.message(turn, forms, template.reasoning_field) for turn in turns], shown
+        return [tool_forms.message(turn, forms, template.reasoning_field) for turn in turns], shown
 
     async def of_texts(self, texts: Sequence[str], limit: int, param: str) -> list[bytes]:
         """The token ids of each text. Raises HttpError 400 if one has no tokens, more than fit the model's

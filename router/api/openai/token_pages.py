@@ -85,8 +85,8 @@ class TokenPages:
         prompts = PromptReader(model.tokenizer)
         if body.messages is not None:
             tools = body.tool_use.tools if body.tool_use is not None else ()
-            example = model.outputs.call_example if model.outputs is not None else ""
-            packed_ids = await prompts.of_chat(body.messages, limit, body.chat_template_kwargs or {}, tools, example)
+            variables = body.chat_template_kwargs or {}
+            packed_ids = await prompts.of_chat(body.messages, limit, variables, tools, model.outputs)
         else:
             adds_start = body.add_special_tokens is not False
             packed_ids = await prompts.of_any_text(body.prompt or "", limit, adds_start)

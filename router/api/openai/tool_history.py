@@ -14,9 +14,12 @@ from slipstream.router.text.template.turn import Call, Turn
 RESULT_ROLES = frozenset({"tool", "function"})
 
 
-def has_tools(message: ChatMessage) -> bool:
+def has_tools(messages: Sequence[ChatMessage]) -> bool:
     """Whether a message has calls, or is the result of one."""
-    return bool(message.tool_calls) or message.role in RESULT_ROLES or message.function_call is not None
+    for message in messages:
+        if message.role in RESULT_ROLES or message.tool_calls or message.function_call is not None:
+            return True
+    return False
 
 
 def turns_of(messages: Sequence[ChatMessage]) -> list[Turn]:

@@ -112,7 +112,7 @@ class RequestTable:
         first = self._requests.get(request.first_choice) if request.first_choice else None
         state.record.version = self._versions.choose(state, first.version if first is not None else None, now)
         self._requests[state.request_id] = state
-        self.history.add(state.record)
+        self.history.add(state.record, request.replaces)
         self.totals.num_prompt_tokens += state.num_prompt_tokens
         self.signals.arrived(state, now)
         self._request_deadlines.set(state.request_id, now + state.deadline.limit_s)

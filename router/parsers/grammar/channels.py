@@ -27,7 +27,8 @@ def channel_phases(
     choice: str,
     content: GrammarSpec | None,
 ) -> tuple[Phase, ...]:
-    """The prompt ends behind the role of the first message. There is one call at most."""
+    """The prompt ends behind the role of the first message; if it ends within a message of reasoning, the output begins
+    in the second phase. There is one call at most."""
     writer = _Writer(part, markers)
     rules = LarkRules()
     if choice == "auto" and content is None:

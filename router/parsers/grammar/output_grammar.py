@@ -61,7 +61,8 @@ def output_grammar(
         writer = _PhaseWriter(form, markers, tools, is_parallel, content)
         free = choice == "auto" and content is None
         phases = writer.free_content(reasoning) if free else writer.bound_content(reasoning, choice)
-    return PhasedGrammar(phases, 0, markers.shown_ids(form)).spec()
+    begin = 1 if form.channels is not None and reasoning == "begun" else 0
+    return PhasedGrammar(phases, begin, markers.shown_ids(form)).spec()
 
 
 class _PhaseWriter:

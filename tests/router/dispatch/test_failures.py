@@ -65,6 +65,16 @@ def test_a_failure_that_is_the_requests_own_fault_is_not_retried(pair):
     assert end.finish.error == GenerationError("invalid_request", "no such token")
 
 
+def test_a_logits_processor_that_fails_ends_the_request_once_and_frees_both_workers(pair):
+    to_prefill(pair)
+    pair.say(P, Failed("r", 0, "the logits processor 'x' raised", False, kind="processor_failed"))
+    pair.chunk(P, "r", 0, finish="error")  # how the sequence ended there
+    cancel, end = pair.take()
+    assert cancel == Send(D, Cancel("r", 0))
+    assert end.finish.error == GenerationError("processor_failed", "the logits processor 'x' raised")
+    assert pair.dispatcher.num_requests == 0
+
+
 def test_a_failed_hand_off_cancels_both_sides_and_goes_on_locally_if_there_is_no_other_group(pair):
     to_prefill(pair)
     pair.chunk(P, "r", 0, 100)

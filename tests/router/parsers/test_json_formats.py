@@ -86,6 +86,14 @@ def test_special_tokens_of_what_is_no_call_are_not_shown() -> None:
     assert read("hermes", "The tag is <tool_call>, in short.", special=True).content == "The tag is , in short."
 
 
+def test_a_call_that_is_cut_off_before_its_arguments_is_content_unless_a_special_token_began_it() -> None:
+    for cut in range(len("<tool_call>"), WEATHER.index("{", 1)):
+        text = f"Yes. <tool_call>{WEATHER[:cut]}"
+        assert read("hermes", text, special=False).content == text
+        begun = read("slipstream-demo", f"Yes. <|tool_call|>{WEATHER[:cut]}", special=True)
+        assert (begun.content, begun.calls) == ("Yes.", [])
+
+
 def test_a_call_that_is_cut_off_keeps_its_arguments() -> None:
     text = f"<tool_call>{TIME}</tool_call><tool_call>{WEATHER}"
     assert read("hermes", text[: text.index("1, ")]).calls == [

@@ -25,6 +25,8 @@ from slipstream.router.protocol.messages import (
     Adopt,
     Credits,
     Generate,
+    GrammarKind,
+    GrammarSpec,
     Pong,
     Prefill,
     Reserve,
@@ -81,6 +83,16 @@ def test_a_worker_of_0_1_0_refuses_a_request_that_it_would_answer_wrongly() -> N
     message = sample(Generate)
     assert message.request.sampling.restrictions
     assert for_0_1_0(message).request.sampling[0] == 0  # max_tokens
+
+
+def test_a_worker_of_0_1_0_answers_freely_where_it_knows_no_such_grammar() -> None:
+    message = unrestricted(sample(Generate))
+    cases: tuple[tuple[GrammarKind, bool], ...] = (("output", False), ("json", True))
+    for kind, is_kept in cases:
+        grammar = GrammarSpec(kind, "{}")
+        sampling = message.request.sampling._replace(grammar=grammar)
+        sent = for_0_1_0(message._replace(request=message.request._replace(sampling=sampling)))
+        assert SamplingParams(*sent.request.sampling).grammar == (grammar if is_kept else None)
 
 
 def unrestricted(message: Any) -> Any:

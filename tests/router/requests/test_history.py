@@ -50,3 +50,13 @@ def test_an_id_that_comes_again_takes_the_place_of_the_old_record() -> None:
     assert history.get("a") is history.get("new") is again
     assert history.get("old") is None
     assert history.get("b") is not None
+
+
+def test_a_request_that_replaces_another_displaces_no_third() -> None:
+    history = History(3)
+    for number in range(3):
+        history.add(RequestRecord(f"r{number}", "", 0, 1, Timeline(float(number)), names=(f"n{number}",)))
+    for number in range(3, 10):
+        history.add(RequestRecord(f"r{number}", "", 0, 1, Timeline(float(number))), replaces=f"r{number - 1}")
+    assert [record.request_id for record in history.latest()] == ["r9", "r1", "r0"]
+    assert history.get("n2") is None

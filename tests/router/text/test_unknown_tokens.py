@@ -16,13 +16,13 @@ from slipstream.router.text.unknown_tokens import warning_about
 from tests.support.router.fake_cluster import MODEL_DIR, front, run
 
 VOCAB_SIZE = 4096
-TEMPLATE = "{% for m in messages %}{{ m.content }}{% if m.role == 'tool' %}<|new|>{% endif %}{% endfor %}"
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% if m.role == 'system' %}<|new|>{% endif %}{% endfor %}"
 Make = Callable[[str], Path]
 
 
 @pytest.fixture
 def model_dir(tmp_path: Path) -> Path:
-    """The demo model with a token beyond its vocabulary, which the template writes after messages of tools."""
+    """The demo model with a token beyond its vocabulary, which the template writes after system messages."""
     folder = Path(shutil.copytree(MODEL_DIR, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors")))
     spec = json.loads((folder / "tokenizer.json").read_text())
     spec["added_tokens"].append(spec["added_tokens"][-1] | {"id": VOCAB_SIZE, "content": "<|new|>"})
@@ -48,7 +48,7 @@ def test_a_template_that_writes_such_a_token_is_not_the_clients_fault(model_dir:
         async with front(model_dir=model_dir) as site:
             chat = [{"role": "user", "content": "<|new|> typed"}]
             assert (await site.post("/v1/chat/completions", messages=chat))[0] == 200
-            chat.append({"role": "tool", "content": "4", "tool_call_id": "t"})
+            chat.append({"role": "system", "content": "4"})
             status, _, body = await site.post("/v1/chat/completions", messages=chat)
             error = orjson.loads(body)["error"]
             assert (status, error["type"], error["param"]) == (500, "server_error", None)
@@ -60,7 +60,7 @@ def test_a_template_that_writes_such_a_token_is_not_the_clients_fault(model_dir:
 def test_a_template_that_writes_such_a_token_in_any_chat_is_found_at_the_start(model_dir: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         Tokenizer.from_directory(model_dir, pool)
-        (model_dir / "chat_template.jinja").write_text(TEMPLATE.replace("'tool'", "'user'"))
+        (model_dir / "chat_template.jinja").write_text(TEMPLATE.replace("'system'", "'user'"))
         with pytest.raises(TokenizerError, match=r"beyond the model: token '<\|new\|>' has the id 4096"):
             Tokenizer.from_directory(model_dir, pool)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from tests.support.e2e.streams import said_by
 from tests.support.faults.drawn_seeds import Drawn
 from tests.support.faults.jobs import Job
 
@@ -113,7 +114,7 @@ async def _read_events(reader: asyncio.StreamReader, job: Job, leave_after: int 
             return
         answer.id = event["id"]
         for choice in event["choices"]:
-            text = choice.get("text") or choice.get("delta", {}).get("content") or ""
+            text = choice.get("text") or said_by(choice.get("delta", {}))
             answer.texts[choice["index"]] = answer.texts.get(choice["index"], "") + text
             if choice["finish_reason"] is not None:
                 answer.finishes.append((choice["index"], choice["finish_reason"]))
@@ -127,7 +128,7 @@ def _take_whole(answer: Answer, body: dict[str, Any]) -> None:
         return
     answer.id = body["id"]
     for choice in body["choices"]:
-        answer.texts[choice["index"]] = choice["text"] if "text" in choice else choice["message"]["content"]
+        answer.texts[choice["index"]] = choice["text"] if "text" in choice else said_by(choice["message"])
         answer.finishes.append((choice["index"], choice["finish_reason"]))
     answer.end = "finished"
 

@@ -26,14 +26,22 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 REGEX = r"[a-z]{3,12}( [a-z]{2,9}){4,60}\."
+TOOL = "report"
+ARGUMENTS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"why": {"type": "string", "pattern": "^[a-z ]{40,160}$"}, **SCHEMA["properties"]},
+    "required": ["why", "kind"],
+    "additionalProperties": False,
+}
 CHOICES = ["it waits in the queue for room", "it was placed on another worker", "it is over"]
+TOOL_CALL = 8  # the token with which the demo model begins a call
 GRAMMAR = 'start: WORD (", " WORD)+ "."\nWORD: /[a-z_]{1,10}/\n'
 
 
 @dataclass(frozen=True)
 class Job:
-    """`fields` of a body without salt and stream. `grammar`: what its text has to fit, json, regex, choice or grammar.
-    `texts` and `finishes`: what each choice says, and why it ends, once that is known."""
+    """`fields` of a body without salt and stream. `grammar`: what its text has to fit, json, regex, choice, grammar or
+    call. `texts` and `finishes`: what each choice says, and why it ends, once that is known."""
 
     number: int
     path: str
@@ -69,6 +77,10 @@ class Job:
 
     def _fits(self, text: str, finish: str) -> bool:
         """An answer that its grammar has ended is whole; another one is only a beginning."""
+        if finish == "tool_calls":
+            assert self.grammar == "call"
+            jsonschema.validate(json.loads(text.removeprefix(TOOL)), ARGUMENTS)
+            return text.startswith(TOOL)
         if finish != "stop":
             return True
         match self.grammar:
@@ -81,6 +93,8 @@ class Job:
                 return text in CHOICES
             case "grammar":
                 return re.fullmatch(r"[a-z_]{1,10}(, [a-z_]{1,10})+\.", text) is not None
+            case "call":
+                return False
         return True
 
 
@@ -102,6 +116,8 @@ def make_jobs(seed: int, count: int, longest_prompt: int = 600) -> list[Job]:
                 del fields["seed"]
         is_chat = number % 4 == 1
         grammar = rng.choice(("json", "json", "regex", "choice", "grammar")) if number % 7 in (1, 3, 6) else None
+        if number % 8 == 1:
+            grammar = "call"
         if grammar is not None:
             fields |= _grammar_fields(grammar, is_chat)
             fields["max_tokens"] = rng.choice((16, 90, 90, 160))
@@ -132,8 +148,12 @@ def make_drawn_jobs(seed: int, count: int) -> list[Job]:
 
 
 def _grammar_fields(grammar: str, is_chat: bool) -> dict[str, Any]:
-    """OpenAI's form in a chat, vLLM's elsewhere."""
+    """OpenAI's form in a chat, vLLM's elsewhere. A call is what the model begins with."""
     match grammar:
+        case "call":
+            tool = {"type": "function", "function": {"name": TOOL, "parameters": ARGUMENTS}}
+            begins = {**GREEDY["logit_bias"], str(TOOL_CALL): 100}
+            return {"tools": [tool], "parallel_tool_calls": False, "logit_bias": begins}
         case "json" if is_chat:
             schema = {"name": "answer", "schema": SCHEMA, "strict": True}
             return {"response_format": {"type": "json_schema", "json_schema": schema}}

@@ -23,7 +23,7 @@ from slipstream.router.config.router_config import DispatchConfig, MigrationConf
 from slipstream.router.dispatch.table.actions import Emit, Finish
 from slipstream.router.protocol.generation import AdmissionError, GenerationError
 from slipstream.router.protocol.messages import FinishReason, Role, pack_ids
-from slipstream.workers.mock.mock_attempt import expected_token
+from slipstream.workers.mock.output_policy import expected_token
 from tests.support.faults.cables import REOPENED_S, Cables
 from tests.support.faults.clockwork import Clockwork, Connection
 from tests.support.faults.mishaps import Mishaps

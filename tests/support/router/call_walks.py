@@ -38,7 +38,8 @@ def grammar_of_tool(tool: ToolSchema) -> ToolGrammar:
 
 @dataclass
 class CallWalker:
-    """The calls of one format, with all its tags as special tokens of the vocabulary, or none of them."""
+    """The calls of one format, with all its tags as special tokens of the vocabulary, or none of them, or, `is_plain`,
+    as tokens that are not special."""
 
     form: OutputFormat
     markers: MarkerTokens
@@ -46,12 +47,13 @@ class CallWalker:
     eos: int
 
     @staticmethod
-    def of(form: OutputFormat, is_special: bool) -> CallWalker:
+    def of(form: OutputFormat, is_special: bool, is_plain: bool = False) -> CallWalker:
         texts = sorted({tag for text in form.texts() for tag in TAGS.findall(text)}) if is_special else []
         eos = NUM_BYTES + len(texts)
+        ids = {text: NUM_BYTES + number for number, text in enumerate(texts)}
         return CallWalker(
             form,
-            MarkerTokens({text: NUM_BYTES + number for number, text in enumerate(texts)}),
+            MarkerTokens(plain=ids) if is_plain else MarkerTokens(ids),
             LLTokenizer(byte_tokenizer_json([*texts, "<|eos|>"]), eos_token=eos),
             eos,
         )
@@ -96,6 +98,7 @@ class CallWalker:
         """What the parser makes of it, in pieces of one character."""
         shown = self.form.marker_characters(self.markers.special)
         character = {self.markers.special[text]: mark for text, mark in shown.items()}
+        character |= {token_id: text for text, token_id in self.markers.plain.items()}
         if self.form.channels is not None:  # which the prompt has written
             drawn = drawn[2 + len(self.form.channels.role) :]
         pieces: list[str] = []
@@ -104,7 +107,7 @@ class CallWalker:
             if token_id < NUM_BYTES:
                 run.append(token_id)
             else:
-                pieces += [*run.decode(), character.get(token_id, "")]
+                pieces += [*run.decode(), *character.get(token_id, "")]
                 run.clear()
         schemas = {tool.name: tool.parameters for tool in tools}
         return answer_of(parsed(self.form.bound(shown), [*pieces, *run.decode()], tools=schemas))

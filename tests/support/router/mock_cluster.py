@@ -27,6 +27,7 @@ from slipstream.router.protocol.messages import (
 from slipstream.router.requests.history import History
 from slipstream.workers.mock.mock_profile import MockProfile
 from slipstream.workers.mock.mock_worker import MockWorker
+from slipstream.workers.mock.output_policy import OutputPolicy
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 from tests.support.router.greetings import make_hello
 
@@ -46,8 +47,8 @@ class Answer:
 
 
 class ClusterWorker(MockWorker):
-    def __init__(self, peer: PeerId, role: Role, profile: MockProfile) -> None:
-        super().__init__(profile, role, TicketIssuer(peer, (TransferAddress("h", 1),), 8, 2, 2, 64), "m")
+    def __init__(self, peer: PeerId, role: Role, profile: MockProfile, policy: OutputPolicy | None) -> None:
+        super().__init__(profile, role, TicketIssuer(peer, (TransferAddress("h", 1),), 8, 2, 2, 64), "m", policy=policy)
         self.peer, self.role = peer, role
         self.loses_blocks = False  # what it tells of them does not arrive
 
@@ -67,6 +68,7 @@ class MockCluster:
         num_decode: int = 2,
         profile: MockProfile = PROFILE,
         history: History | None = None,
+        policy: OutputPolicy | None = None,
     ) -> None:
         self.dispatcher = Dispatcher(config or DispatchConfig(), history)
         self.now_s = 0.0
@@ -74,6 +76,7 @@ class MockCluster:
         self.answers: dict[str, Answer] = {}
         self.closed: list[Close] = []
         self._profile = profile
+        self._policy = policy
         self._on_their_way: deque[tuple[ClusterWorker, WorkerMessage]] = deque()
         self._is_hearing = False
         for number in range(num_prefill):
@@ -82,7 +85,7 @@ class MockCluster:
             self.join(f"d{number}", "decode")
 
     def join(self, name: str, role: Role, epoch: int = 1) -> ClusterWorker:
-        worker = ClusterWorker(PeerId(name, epoch), role, self._profile)
+        worker = ClusterWorker(PeerId(name, epoch), role, self._profile, self._policy)
         profile = self._profile
         hello = make_hello(
             worker.peer,
@@ -111,7 +114,7 @@ class MockCluster:
         self, request_id: str, prompt: Sequence[int], num_output: int = 8, session: str = "", salt: str = ""
     ) -> Answer:
         answer = self.answers[request_id] = Answer()
-        sampling = SamplingParams(max_tokens=num_output, ignore_eos=True)
+        sampling = SamplingParams(max_tokens=num_output, ignore_eos=self._policy is None)
         request = GenerateRequest(request_id, pack_ids(prompt), sampling, session=session, cache_salt=salt)
         self._perform(self.dispatcher.submit(request, self.now_s))
         return answer

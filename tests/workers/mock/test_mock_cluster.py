@@ -17,7 +17,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from slipstream.router.protocol.messages import pack_ids
-from slipstream.workers.mock.mock_attempt import expected_token
+from slipstream.workers.mock.output_policy import expected_token
 
 MODEL_DIR = Path(__file__).parents[3] / "models" / "slipstream-demo"
 TIMEOUT_S = 60.0

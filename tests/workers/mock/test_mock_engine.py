@@ -28,9 +28,9 @@ from slipstream.router.protocol.messages import (
     WorkerMessage,
     pack_ids,
 )
-from slipstream.workers.mock.mock_attempt import expected_token
 from slipstream.workers.mock.mock_profile import MockProfile
 from slipstream.workers.mock.mock_worker import MockWorker
+from slipstream.workers.mock.output_policy import expected_token
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 
 PROMPT = pack_ids(range(20, 60))
@@ -163,6 +163,13 @@ def test_what_should_follow_a_grammar_is_refused_for_good(role: Role) -> None:
     assert worker.handle(message, 0.0) == [Failed("r", 0, "grammar: is not served by a mock worker", False)]
     assert worker.protocol.role.num_attempts == 0
     assert worker.engine.prefix_cache.num_used == 0
+
+
+def test_the_grammar_of_a_request_with_tools_is_ignored() -> None:
+    worker = make_worker()
+    asked = EngineRequest("r", 0, PROMPT, b"", SamplingParams(max_tokens=3, grammar=GrammarSpec("output", "")))
+    assert not worker.handle(Generate(1, asked), 0.0)
+    assert worker.protocol.role.num_attempts == 1
 
 
 def test_a_drained_worker_offers_nothing() -> None:

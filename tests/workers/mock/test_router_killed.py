@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 from slipstream.router.http.failover.held_connection import MAX_LIVES
 from slipstream.router.http.failover.holder.socket_holder import SocketHolder
 from slipstream.router.protocol.messages import pack_ids
-from slipstream.workers.mock.mock_attempt import expected_token
+from slipstream.workers.mock.output_policy import expected_token
 
 MODEL_DIR = Path(__file__).parents[3] / "models" / "slipstream-demo"
 TIMEOUT_S = 60.0

@@ -18,7 +18,8 @@ from typing import NamedTuple
 from slipstream.router.protocol.phased_grammar import PhasedGrammar, Trigger
 from slipstream.workers.engine.structured_output.token_bytes import TokenBytes
 
-WHITE_SPACE = frozenset(b" \t\n\r")
+SPACES = b" \t\n\r"
+WHITE_SPACE = frozenset(SPACES)
 FIRST_SHOWN = 256  # the symbol of the special token 0; smaller ones are bytes
 Symbols = tuple[int, ...]
 Begun = tuple[tuple[int, int], ...]
@@ -197,11 +198,20 @@ class TriggerScanner:
             if not trigger.at_start and max(marker) < FIRST_SHOWN:
                 text = bytes(marker)
                 found.update(token_id for token_id in self._tokens.with_byte(marker[0]) if text in of[token_id])
+        # There may be a trigger for each of a thousand tools: all their rests are looked for at once.
+        rests: dict[bool, set[bytes]] = {False: set(), True: set()}
         for number, length in begun:
-            rest, at_start = markers[number][length:], triggers[number].at_start
+            rest = markers[number][length:]
             if max(rest) < FIRST_SHOWN:
-                near = self._tokens.with_byte(rest[0])
-                found.update(token_id for token_id in near if _begins(tuple(of[token_id]), rest, at_start))
+                rests[triggers[number].at_start].add(bytes(rest))
+        for at_start, wanted in rests.items():
+            lengths = {len(rest) for rest in wanted}
+            for token_id in {
+                token for first in {rest[0] for rest in wanted} for token in self._tokens.with_byte(first)
+            }:
+                text = of[token_id].translate(None, SPACES) if at_start else of[token_id]
+                if any(text[:length] in wanted for length in lengths if length <= len(text)):
+                    found.add(token_id)
         return found - self._shown
 
 

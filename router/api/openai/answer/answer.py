@@ -182,9 +182,11 @@ class Answer(Generic[Out]):
         return orjson.dumps({"explain": explained_now(choice.stream.record for choice in self._choices)})
 
     def _usage(self) -> TokenUsage:
-        counts = [choice.output.num_reasoning_tokens for choice in self._choices]
-        num_reasoning = None if None in counts else sum(filter(None, counts))
-        return TokenUsage(self._num_prompt_tokens, self._num_output_tokens(), self._num_cached_tokens, num_reasoning)
+        usage = TokenUsage(self._num_prompt_tokens, self._num_output_tokens(), self._num_cached_tokens)
+        if self._choices[0].output.num_reasoning_tokens is None:  # as of all others
+            return usage
+        counts = [choice.output.num_reasoning_tokens or 0 for choice in self._choices]
+        return usage._replace(num_reasoning_tokens=sum(counts))
 
     def _num_output_tokens(self) -> int:
         return sum([choice.output.num_tokens for choice in self._choices])

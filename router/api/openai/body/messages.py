@@ -18,12 +18,13 @@ CallIdField = Annotated[str, Field(min_length=1, max_length=512)]
 def not_too_many_parts(messages: Any) -> Any:
     """Bounds the number of parts of all messages together, and of calls."""
     if isinstance(messages, list):
-        fields = [message for message in messages if isinstance(message, dict)]
-        num_most = len(messages)
-        for name in ("content", "tool_calls"):
-            values = [message.get(name) for message in fields]
-            num_most = max(num_most, sum([len(value) for value in values if isinstance(value, list)]))
-        if num_most > MAX_MESSAGES:
+        num_parts = num_calls = 0
+        for message in messages:
+            if isinstance(message, dict):
+                content, calls = message.get("content"), message.get("tool_calls")
+                num_parts += len(content) if type(content) is list else 0
+                num_calls += len(calls) if type(calls) is list else 0
+        if max(num_parts, num_calls, len(messages)) > MAX_MESSAGES:
             raise PydanticCustomError("too_long", "has more than {limit} messages or parts", {"limit": MAX_MESSAGES})
     return messages
 

@@ -61,6 +61,7 @@ MAX_MILLISECONDS = 86_400_000
 MAX_TIMEOUT_S = 86_400
 NO_SLO = Slo()
 CHOICES_WITHOUT_TOOLS = ("none", "auto", None)  # OpenAI refuses them; clients send them all the same
+TOOL_FIELDS = frozenset({"tools", "tool_choice", "functions", "function_call"})
 NO_VARIABLES: Mapping[str, Any] = {}
 THINKING_OFF = {"enable_thinking": False, "thinking": False}  # of Qwen's templates; of DeepSeek's and Granite's
 
@@ -280,7 +281,8 @@ class ChatRequest(ChatVllmFields, GenerationFields):
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> ChatRequest:
-        self._check_tools()
+        if not self.model_fields_set.isdisjoint(TOOL_FIELDS):
+            self._check_tools()
         if self.top_logprobs and not self.logprobs:
             raise field_error("top_logprobs", f"is {self.top_logprobs}, which needs `logprobs` to be true")
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):

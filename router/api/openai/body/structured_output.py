@@ -38,11 +38,11 @@ class StructuredOutputField(NamedTuple):
 
 
 class RequestGrammars:
-    """The grammars of one API and their verdicts. Used on its event loop only."""
+    """The grammars of one API and their verdicts, which `trials` gives. Used on its event loop only."""
 
-    def __init__(self) -> None:
+    def __init__(self, trials: GrammarTrials | None = None) -> None:
         self._verdicts: BoundedCache[tuple[GrammarSpec, JsonStyle], GrammarVerdict] = BoundedCache(MAX_VERDICT_BYTES)
-        self._trials = GrammarTrials()
+        self._trials = GrammarTrials() if trials is None else trials
         self._turn = asyncio.Lock()
         self._waiting: set[asyncio.Task[GrammarVerdict]] = set()  # trials that wait for their turn or for a verdict
 

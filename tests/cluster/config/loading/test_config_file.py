@@ -143,7 +143,7 @@ MODEL = "model: {path: tiny}\n"
         ),
         (
             "model: {path: tiny, tool_call_parser: hermess}\n",
-            "c.yaml:1: model.tool_call_parser: unknown format of calls: 'hermess'; known are auto, none, ",
+            "c.yaml:1: model: tool_call_parser: unknown format of calls: 'hermess'; known are auto, none, ",
         ),
         (MODEL + "routr: {}\n", "c.yaml:2: routr: unknown setting; did you mean router?"),
         (

@@ -87,6 +87,14 @@ def test_choices_are_the_hypotheses_best_first(fields: dict[str, Any], settings:
             assert len({request.request_id for request in requests}) == len(requests) == 1 + 4 * (search.num_tokens - 1)
             assert {request.session for request in requests} == {f"{answer['id']}#0"}
             assert {request.sampling.max_tokens for request in requests} == {1}
+            gone = [request.replaces for request in requests if request.replaces]
+            assert len(set(gone)) == len(gone) == len(requests) - 1 - 4, (
+                "the first and the latest of each beam are shown"
+            )
+            assert {request.request_id for request in requests}.issuperset(gone)
+            _, _, account = await site.request("GET", "/v1/usage")
+            [used] = orjson.loads(account)["data"]
+            assert (used["num_requests"], used["completion_tokens"]) == (1, len(requests))
             usage = answer["usage"]
             assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(PROMPT), len(requests))
 

@@ -8,10 +8,12 @@ from typing import Any
 import orjson
 import pytest
 
+from slipstream.router.parsers.parser_names import ParserNames
 from slipstream.router.protocol.messages import unpack_ids
 from tests.support.router.fake_cluster import FrontUnderTest, front, run
 
 CHAT = "/v1/chat/completions"
+KNOWN = ParserNames("hermes")  # whatever the template shows
 ASKED = {"role": "user", "content": "hi"}
 ARGUMENTS = '{"city": "Rom"}'
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
@@ -115,7 +117,7 @@ def test_arguments_are_an_object_if_they_are_one(arguments: Any) -> None:
     template = SHORT_IDS
 
     async def main() -> None:
-        async with front("abc", chat_template=template) as site:
+        async with front("abc", chat_template=template, parsers=KNOWN) as site:
             prompt = await prompt_of(
                 site, [ASKED, calling(call("123456789", arguments=arguments)), result("123456789")]
             )
@@ -130,7 +132,7 @@ def test_arguments_are_an_object_if_they_are_one(arguments: Any) -> None:
 
 def test_ids_that_a_template_refuses_become_short_ones_always_the_same() -> None:
     async def main() -> None:
-        async with front("abc", chat_template=SHORT_IDS) as site:
+        async with front("abc", chat_template=SHORT_IDS, parsers=KNOWN) as site:
             messages = [
                 ASKED,
                 calling(call("call_with_a_long_id"), call("abcdefgh1")),
@@ -149,11 +151,11 @@ def test_ids_that_a_template_refuses_become_short_ones_always_the_same() -> None
 def test_templates_that_take_text_or_no_wrapper_get_that() -> None:
     async def main() -> None:
         messages = [ASKED, calling(call("a"), content=""), result("a")]
-        async with front("abc", chat_template=TEXT_ARGUMENTS) as site:
+        async with front("abc", chat_template=TEXT_ARGUMENTS, parsers=KNOWN) as site:
             assert await prompt_of(site, messages) == f"hi[f{ARGUMENTS}](Rain.)"
-        async with front("abc", chat_template=NO_WRAPPER) as site:
+        async with front("abc", chat_template=NO_WRAPPER, parsers=KNOWN) as site:
             assert await prompt_of(site, messages) == f"hif{ARGUMENTS}Rain."
-        async with front("abc", chat_template=ONE_CALL) as site:
+        async with front("abc", chat_template=ONE_CALL, parsers=KNOWN) as site:
             messages = [ASKED, calling(call("a"), call("b"), content=None), result("b", "B."), result("a", "A.")]
             assert await prompt_of(site, messages) == f"<hi<f{ARGUMENTS}<A.<f{ARGUMENTS}<B."
 
@@ -190,6 +192,21 @@ def test_a_template_without_tools_gets_them_as_text() -> None:
             assert (message["content"], message["tool_calls"][0]["function"]["name"]) == ("Well.", "f")
         async with front("abc", chat_template=ONLY_USERS) as site:
             assert (await prompt_of(site, messages, tools=[TOOL])).startswith("<user># Tools\n")
+
+    run(main)
+
+
+def test_tools_are_text_where_the_form_of_calls_is_not_known() -> None:
+    template = "{% for tool in tools or [] %}{{ tool|tojson }}{% endfor %}" + NO_WRAPPER
+
+    async def main() -> None:
+        messages = [ASKED, calling(call("a")), result("a")]
+        async with front("abc", chat_template=template) as site:
+            prompt = await prompt_of(site, messages, tools=[TOOL])
+            assert prompt.startswith("# Tools\n")
+            assert f'<tool_call>\n{{"name": "f", "arguments": {ARGUMENTS}}}\n</tool_call>' in prompt
+        async with front("abc", chat_template=template, parsers=KNOWN) as site:
+            assert (await prompt_of(site, messages, tools=[TOOL])).startswith('{"type": "function"')
 
     run(main)
 
@@ -234,7 +251,7 @@ def test_a_name_that_is_the_middle_of_a_control_token_makes_none() -> None:
     template = "{% for tool in tools or [] %}<|{{ tool.function.name }}|>{% endfor %}{{ messages[0].content }}"
 
     async def main() -> None:
-        async with front("abc", chat_template=template) as site:
+        async with front("abc", chat_template=template, parsers=KNOWN) as site:
             tools = [{"type": "function", "function": {"name": "system"}}]
             status, _, answer = await site.post(CHAT, messages=[ASKED], tools=tools)
             assert status == 400

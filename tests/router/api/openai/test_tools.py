@@ -536,3 +536,28 @@ def test_a_schema_counts_behind_reasoning() -> None:
             assert grammar.kind == "output"
 
     run(main)
+
+
+def test_channels_are_reasoning_calls_and_content() -> None:
+    text = (
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
+        f"<|constrain|>json<|message|>{BONN}<|call|>"
+    )
+
+    async def main() -> None:
+        async with front(text, parsers=ParserNames("openai", "openai"), reason="stop") as site:
+            message, reason = await message_of(site, tools=TOOLS)
+            assert (message["reasoning"], message["content"], reason) == ("Hm.", None, "tool_calls")
+            assert message["tool_calls"][0]["function"] == {"name": "weather", "arguments": BONN}
+
+    run(main)
+
+
+def test_tools_count_in_what_is_tokenised() -> None:
+    async def main() -> None:
+        async with front("abc") as site:
+            _, _, answer = await site.post("/tokenize", messages=HI, tools=TOOLS)
+            await message_of(site, tools=TOOLS)
+            assert orjson.loads(answer)["tokens"] == list(unpack_ids(site.service.requests[-1].prompt_ids))
+
+    run(main)

@@ -39,7 +39,7 @@ EVERY_FORMAT = pytest.mark.parametrize(
     ids=lambda value: ("text", "tokens")[value] if isinstance(value, bool) else value.name,
 )
 TOOLS = tool_schemas()
-NUM_SAMPLED = 10
+NUM_SAMPLED = 4
 WEATHER = ToolSchema(
     "get_weather",
     {
@@ -61,6 +61,8 @@ CALLS = [
     Call("now", {}),
     Call("get_weather", {"city": "x </b> y", "note": None}),
 ]
+AUTO: CallChoice = "auto"
+REQUIRED: CallChoice = "required"
 SCHEMA = GrammarSpec("json", json.dumps({"type": "object", "properties": {"n": {"type": "integer"}}, "x-guidance": {}}))
 
 
@@ -79,7 +81,7 @@ def test_whatever_the_grammar_lets_through_is_a_valid_call(form: OutputFormat, i
             num_calls += len(answer.calls)
     assert num_calls >= NUM_SAMPLED // 2
     together = walker.matcher([grammar_of_tool(tool) for tool in tools])
-    for seed in range(3):
+    for seed in range(2):
         drawn = walker.draw(together, seed)
         if drawn is not None:
             check_calls(walker.read(drawn, tools), tools)
@@ -130,8 +132,8 @@ def follow(
 
 def following(walker: CallWalker, spec: GrammarSpec, text: str) -> PhasedMatcher:
     phased = PhasedGrammar.of(spec.spec)
-    special = set(walker.markers.special.values())
-    tokens = TokenBytes([b"" if i in special or i >= NUM_BYTES else bytes([i]) for i in range(walker.eos + 1)])
+    plain = {token_id: text.encode() for text, token_id in walker.markers.plain.items()}
+    tokens = TokenBytes([bytes([i]) if i < NUM_BYTES else plain.get(i, b"") for i in range(walker.eos + 1)])
     compiled = {
         number: ready(
             LLMatcher(
@@ -144,11 +146,7 @@ def following(walker: CallWalker, spec: GrammarSpec, text: str) -> PhasedMatcher
         for number, phase in enumerate(phased.phases)
         if phase.grammar is not None
     }
-    output = [
-        token_id
-        for part in walker.markers.parts(text)
-        for token_id in ([part] if isinstance(part, int) else part.encode())
-    ]
+    output = walker.tokenizer.tokenize_str(text)
     return PhasedMatcher(
         phased,
         ready(TriggerScanner(OutputShape.of(phased), tokens)),
@@ -172,6 +170,23 @@ def ends(follower: PhasedMatcher, walker: CallWalker) -> bool:
     mask = np.empty(-(-(walker.eos + 1) // 8), np.uint8)
     follower.write_allowed(mask)
     return follower.restricts and bool(mask[walker.eos >> 3] >> (walker.eos & 7) & 1)
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "glm45"])
+def test_markers_may_be_tokens_that_are_text(name: str) -> None:
+    """As `<tool_call>` in Qwen's vocabulary, which is no special token there, but one to llguidance."""
+    walker = CallWalker.of(FORMATS[name], is_special=True, is_plain=True)
+    tools = TOOLS[:8]
+    for seed, tool in enumerate(tools):
+        drawn = walker.draw(walker.matcher([grammar_of_tool(tool)]), seed)
+        assert drawn is not None
+        assert max(drawn) >= NUM_BYTES
+        check_calls(walker.read(drawn, [tool]), [tool])
+    calls = written(walker.form, calls=CALLS[:2])
+    for choice, text in ((AUTO, f"Let me <tool_ see.{calls}"), (REQUIRED, calls)):
+        follower = follow(walker, text, choice, "over", [WEATHER, NOW])
+        assert follower.restricts
+        assert ends(follower, walker)
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "deepseek_v31", "openai", "gemma4", "llama3_json"])
@@ -222,6 +237,18 @@ def test_every_kind_of_grammar_can_stand_behind_reasoning(kind: Any) -> None:
     spec = output_grammar(walker.form, walker.markers, content=GrammarSpec(kind, content), reasoning="begun")
     assert spec is not None
     assert ends(following(walker, spec, "Hm.</think>17"), walker)
+
+
+def test_a_prompt_may_end_within_a_message_of_reasoning() -> None:
+    walker = CallWalker.of(FORMATS["openai"], True)
+    tools = [grammar_of_tool(NOW)]
+    call = written(walker.form, calls=CALLS[1:2])
+    for choice in (AUTO, REQUIRED):
+        spec = output_grammar(walker.form, walker.markers, tools=tools, choice=choice, reasoning="begun")
+        assert spec is not None
+        within = following(walker, spec, "They speak to=functions.now")
+        assert within.restricts == (choice == REQUIRED)  # it may not end there
+        assert ends(following(walker, spec, f"Hm.<|end|><|start|>assistant{call}"), walker)
 
 
 def test_nothing_is_asked_of_an_output_without_tools_or_content() -> None:

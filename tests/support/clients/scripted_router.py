@@ -1,0 +1,134 @@
+"""A router and mock workers that answer by scripts, as programs of the project's environment. It needs nothing but
+Python, because the clients that it is for run in environments of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+PYTHON = ROOT / ".venv/bin/python"
+DEMO = ROOT / "models/slipstream-demo"
+SECRET = "secret"
+START_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 30.0
+# Agents send long prompts: a system prompt, and a description of each tool.
+PROFILE = ("max_model_len=500000", "max_queued_tokens=2000000")
+
+
+@dataclass(frozen=True)
+class ScriptedModel:
+    """`rules` are those of a script (docs/reference/mock_worker.md). A token a millisecond gives streams events."""
+
+    name: str
+    rules: Sequence[Mapping[str, Any]]
+    model_dir: Path = DEMO
+    num_workers: int = 1
+    step_s: float = 0.001
+
+
+@dataclass(frozen=True)
+class ScriptedSite:
+    """A router's URL, and the workers' processes in the order of the models."""
+
+    url: str
+    workers: list[subprocess.Popen[str]]
+
+    @property
+    def api(self) -> str:
+        return f"{self.url}/v1"
+
+
+@contextmanager
+def scripted_router(folder: Path, models: Sequence[ScriptedModel]) -> Iterator[ScriptedSite]:
+    """A router and workers for each model. What the programs say is in `folder`."""
+    program = folder / "router.json"
+    program.write_text(
+        json.dumps(
+            {
+                "models": [{"name": model.name, "model_dir": str(model.model_dir)} for model in models],
+                "token": SECRET,
+                "drain_s": 5,
+                "drain_grace_s": 0,
+                "router": {"http": {"port": 0}, "admin": {"port": None}},
+            }
+        )
+    )
+    with ExitStack() as programs:
+        log = folder / "router.txt"
+        router = programs.enter_context(_program(log, "slipstream.router.main", "--config", str(program)))
+        assert router.stdout is not None
+        line = router.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the router did not start: {log.read_text()[-2000:]}")
+        listening = json.loads(line)
+        site = ScriptedSite(listening["http"], [])
+        for model in models:
+            for number in range(model.num_workers):
+                worker = _worker(folder, f"{model.name}-{number}", model, listening["workers"])
+                site.workers.append(programs.enter_context(worker))
+        _wait_until_ready(site, [model.name for model in models], folder)
+        yield site
+
+
+@contextmanager
+def _worker(folder: Path, name: str, model: ScriptedModel, address: str) -> Iterator[subprocess.Popen[str]]:
+    script = folder / f"{name}.yaml"
+    script.write_text(json.dumps({"tokenizer": str(model.model_dir), "rules": model.rules}))
+    options = [option for setting in (*PROFILE, f"step_s={model.step_s}") for option in ("--set", setting)]
+    command = ("slipstream.workers.mock.main", "--router", address, "--model", model.name, "--name", name)
+    options += ["--role", "decode", "--script", str(script)]
+    with _program(folder / f"{name}.worker.txt", *command, *options) as worker:
+        yield worker
+
+
+@contextmanager
+def _program(log: Path, *command: str) -> Iterator[subprocess.Popen[str]]:
+    """A module of ours as a process, which is drained in the end."""
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            [str(PYTHON), "-m", *command],
+            cwd=ROOT,
+            env={**os.environ, "SLIPSTREAM_WORKER_TOKEN": SECRET},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.communicate(timeout=END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+                raise
+
+
+def _wait_until_ready(site: ScriptedSite, names: list[str], folder: Path) -> None:
+    """Until each model answers: a router is ready with the first of them."""
+    end = time.monotonic() + START_TIMEOUT_S
+    waiting = list(names)
+    while waiting and time.monotonic() < end and all(worker.poll() is None for worker in site.workers):
+        body = json.dumps({"model": waiting[0], "prompt": "x", "max_tokens": 1}).encode()
+        request = urllib.request.Request(f"{site.api}/completions", body, {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=10):
+                waiting.pop(0)
+        except OSError:  # not ready: 503
+            time.sleep(0.05)
+    if waiting:
+        logs = [log.read_text()[-1000:] for log in sorted(folder.glob("*.worker.txt"))]
+        raise RuntimeError(f"{waiting[0]} did not become ready: {logs}")
