@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,13 +18,19 @@ JSON_OPTIONS = {
     "key_separator": ":[ ]?",
     "coerce_one_of": True,
 }
+MAX_CHARS = 2 << 20  # each value has all the definitions that it needs, so there may be many times those of the schema
 _ESCAPED = frozenset(r"\.+*?()|[]{}^$#&-~/")
+
+
+class TooLongError(ValueError):
+    """A grammar is longer than any that can be followed."""
 
 
 class LarkRules:
     """Equal rules are one."""
 
     def __init__(self) -> None:
+        self._num_chars = 0  # of JSON schemas, which take most
         self._names: dict[str, str] = {}
         self._recursive: dict[str, str] = {}
         self._bodies: dict[str, str] = {}
@@ -49,11 +56,15 @@ class LarkRules:
         return self.rule(self.terminal(body), "[lazy]")
 
     def json(self, schema: dict[str, Any], definitions: dict[str, Any]) -> str:
-        """A value that a schema allows. It may refer to `#/$defs/NAME`."""
+        """A value that a schema allows. It may refer to `#/$defs/NAME`. Raises TooLongError if that makes too much."""
         whole = {**schema, "x-guidance": JSON_OPTIONS}
         if definitions:
             whole["$defs"] = definitions
-        return self.rule("%json " + json.dumps(whole, ensure_ascii=False, separators=(",", ":")))
+        text = json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
+        self._num_chars += len(text)
+        if self._num_chars > MAX_CHARS:
+            raise TooLongError(f"its schemas have more than {MAX_CHARS} characters where each is written out")
+        return self.rule("%json " + text)
 
     def text(self, start: str) -> str:
         """The whole grammar."""
@@ -78,3 +89,9 @@ def sequence(*parts: str) -> str:
 def escaped(text: str) -> str:
     """A text as a regular expression within slashes."""
     return "".join("\\" + c if c in _ESCAPED else {"\n": r"\n", "\r": r"\r", "\t": r"\t"}.get(c, c) for c in text)
+
+
+def name_beside(pattern: str, names: Iterable[str]) -> str:
+    """A terminal for names of a pattern other than some."""
+    taken = [name for name in names if re.fullmatch(pattern[1:-1], name)]
+    return f"{pattern} & ~/({'|'.join(map(escaped, taken))})/" if taken else pattern
