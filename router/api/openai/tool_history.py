@@ -47,7 +47,7 @@ class OpenCalls:
         self._index = index
         self._is_legacy = is_legacy
         self._names = {call.id: call.name for call in calls}
-        self._unanswered = Counter(call.id for call in calls)
+        self._num_unanswered = Counter(call.id for call in calls)
 
     def answered_by(self, index: int, message: ChatMessage) -> Turn:
         """The result of one of the calls. Raises HttpError 400."""
@@ -65,15 +65,15 @@ class OpenCalls:
         if call_id not in self._names:
             text = f"'tool_call_id' of {call_id!r} not found in 'tool_calls' of previous message."
             raise invalid(f"messages.{index}.tool_call_id", f"Invalid parameter: {text}")
-        if not self._unanswered[call_id]:
+        if not self._num_unanswered[call_id]:
             text = f"Duplicate value for 'tool_call_id' of {call_id!r} in 'messages.{index}'."
             raise invalid(f"messages.{index}.tool_call_id", text)
-        self._unanswered[call_id] -= 1
+        self._num_unanswered[call_id] -= 1
         return Turn("tool", content_of(message), message.name or self._names[call_id], call_id=call_id)
 
     def check_all_answered(self) -> None:
         """Raises HttpError 400."""
-        left = list(+self._unanswered)
+        left = list(self._num_unanswered.elements())
         if left and not self._is_legacy:  # a function may have been called and left at that
             raise unanswered(self._index, left)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from slipstream.router.parsers.description.elements import (
@@ -24,8 +25,10 @@ from slipstream.router.parsers.grammar.gemma_arguments import gemma_arguments
 from slipstream.router.parsers.grammar.lark_rules import SPACE, LarkRules, either, sequence
 from slipstream.router.parsers.grammar.marker_tokens import MarkerTokens, quoted
 from slipstream.router.parsers.grammar.python_arguments import python_arguments
-from slipstream.router.parsers.grammar.tagged_arguments import tagged_arguments
+from slipstream.router.parsers.grammar.schema_parts import object_options
+from slipstream.router.parsers.grammar.tagged_arguments import can_be_key, tagged_arguments
 from slipstream.router.parsers.grammar.tool_grammar import ToolGrammar
+from slipstream.router.parsers.readers.python_arguments import can_be_keyword
 
 CALL_ID = r"/[A-Za-z0-9]{9}/"  # Mistral's
 CALL_NUMBER = r"/[0-9]{1,4}/"
@@ -50,6 +53,24 @@ def calls_rule(
     more = sequence(writer.all(part.separator), writer.all(call.before), of_tools)
     closing = writer.all(part.closing)
     return rules.rule(sequence(first, f"({more})*" if is_parallel else "", closing, SPACE))
+
+
+def unwritable_name(part: CallsPart, tool: ToolGrammar) -> str | None:
+    """A required property whose name the format cannot write, so that its arguments never fit the schema."""
+    can_be_written: Callable[[str], bool]
+    for element in part.call:
+        match element:
+            case TaggedArguments():
+                can_be_written = partial(can_be_key, element)
+            case PythonArguments():
+                can_be_written = can_be_keyword
+            case _:
+                continue
+        for parts in object_options(tool.rewritten, tool.definitions) or ():
+            for name in parts.properties:
+                if name in parts.required and not can_be_written(name):
+                    return name
+    return None
 
 
 def start_of_call(part: CallsPart, tool: str) -> str:

@@ -7,14 +7,15 @@ import json
 from typing import Any
 
 from slipstream.router.parsers.description.elements import GemmaArguments
-from slipstream.router.parsers.grammar.lark_rules import SPACE, LarkRules, either, escaped, sequence
+from slipstream.router.parsers.grammar.lark_rules import SPACE, LarkRules, either, escaped, name_beside, sequence
 from slipstream.router.parsers.grammar.marker_tokens import MarkerTokens, quoted
 from slipstream.router.parsers.grammar.python_arguments import listed
 from slipstream.router.parsers.grammar.schema_parts import (
     REFERENCE,
     ObjectParts,
     is_anything,
-    object_parts,
+    merged,
+    object_options,
     resolved,
     used,
 )
@@ -30,8 +31,7 @@ ANY_TYPES = ["null", "boolean", "number", "string", "array", "object"]
 def gemma_arguments(rules: LarkRules, markers: MarkerTokens, form: GemmaArguments, tool: ToolGrammar) -> str:
     """With the braces."""
     writer = _GemmaWriter(rules, markers, form, tool)
-    parts = object_parts(tool.rewritten, tool.definitions) or ObjectParts({}, frozenset(), True)
-    return writer.object(parts)
+    return writer.objects(tool.rewritten)
 
 
 class _GemmaWriter:
@@ -39,11 +39,25 @@ class _GemmaWriter:
         self._rules, self._markers, self._form = rules, markers, form
         self._definitions = tool.definitions
 
-    def object(self, parts: ObjectParts) -> str:
-        return sequence(quoted("{"), SPACE, listed(self._rules, parts, self._property), SPACE, quoted("}"))
+    def objects(self, schema: Any) -> str:
+        options = object_options(schema, self._definitions) or [ObjectParts({}, frozenset(), True)]
+        return either(self._object(parts) for parts in options)
 
-    def _property(self, name: str | None, schema: Any) -> str:
-        key = self._rules.terminal(BARE_KEY) if name is None else self._key(name)
+    def _object(self, parts: ObjectParts) -> str:
+        """Without properties whose names cannot stand in quotes."""
+        named = {
+            name: schema
+            for name, schema in parts.properties.items()
+            if schema is not False and self._form.quote not in name
+        }
+        free = name_beside(BARE_KEY, parts.properties)
+        written = listed(
+            self._rules, parts._replace(properties=named), lambda name, schema: self._property(name, schema, free)
+        )
+        return sequence(quoted("{"), SPACE, written, SPACE, quoted("}"))
+
+    def _property(self, name: str | None, schema: Any, free_key: str) -> str:
+        key = self._rules.terminal(free_key) if name is None else self._key(name)
         return self._rules.rule(sequence(key, SPACE, quoted(":"), SPACE, self._value(schema)))
 
     @property
@@ -61,14 +75,14 @@ class _GemmaWriter:
         return self._rules.rule(either(self._options(schema)))
 
     def _options(self, schema: Any) -> list[str]:
-        schema = resolved(schema, self._definitions)
-        if not isinstance(schema, dict) or "allOf" in schema:
+        schema = merged(resolved(schema, self._definitions), self._definitions)
+        if schema is None:
             return [self._value(True)]
         if "enum" in schema or "const" in schema:
             return [self._exact(value) for value in schema.get("enum", [schema.get("const")])]
         for key in ("anyOf", "oneOf"):
             if key in schema:
-                return [self._value(option) for option in schema[key]]
+                return [self._value(option) for option in schema[key] if option is not False]
         types = schema.get("type", ANY_TYPES)
         return self._of_types(types if isinstance(types, list) else [types], schema)
 
@@ -85,8 +99,7 @@ class _GemmaWriter:
                 case "array":
                     options.append(self._array(schema))
                 case "object":
-                    parts = object_parts({**schema, "type": name}, self._definitions)
-                    options.append(self.object(parts or ObjectParts({}, frozenset(), True)))
+                    options.append(self.objects({**schema, "type": name}))
         return options
 
     def _strings(self, schema: dict[str, Any]) -> list[str]:
@@ -102,15 +115,22 @@ class _GemmaWriter:
         return written
 
     def _array(self, schema: dict[str, Any]) -> str:
-        item = self._value(schema.get("items", True))
+        first, rest = schema.get("prefixItems", []), schema.get("items", True)
         comma = f"{SPACE} {quoted(',')} {SPACE}"
         least, most = schema.get("minItems", 0), schema.get("maxItems")
-        if most == 0:
-            items = ""
-        else:
-            rest = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
-            items = f"{item} ({comma} {item}){rest if rest != '{0,}' else '*'}"
-            items = items if least else f"({items})?"
+        num_first = len(first) if most is None else min(len(first), most)
+        items = ""  # behind the first ones
+        if rest is not False and (most is None or most > num_first):
+            one = self._value(rest)
+            rest_of = f"({comma} {one})"
+            if num_first:
+                items = repeated(rest_of, least - num_first, None if most is None else most - num_first)
+            else:
+                items = f"{one} {repeated(rest_of, least - 1, None if most is None else most - 1)}"
+                items = items if least else f"({items})?"
+        for number in reversed(range(num_first)):
+            items = sequence(comma if number else "", self._value(first[number]), items)
+            items = items if number < least else f"({items})?"
         return sequence(quoted("["), SPACE, items, SPACE, quoted("]"))
 
     def _exact(self, value: Any) -> str:
@@ -127,3 +147,9 @@ class _GemmaWriter:
     def _key(self, name: str) -> str:
         is_bare = bool(name) and NOT_BARE.isdisjoint(name) and name == name.strip()
         return quoted(name) if is_bare else sequence(self._quote, quoted(name) if name else "", self._quote)
+
+
+def repeated(expression: str, least: int, most: int | None) -> str:
+    if most is None and least <= 0:
+        return f"{expression}*"
+    return f"{expression}{{{max(least, 0)},{'' if most is None else max(most, 0)}}}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,61 +18,53 @@ JSON_OPTIONS = {
     "key_separator": ":[ ]?",
     "coerce_one_of": True,
 }
-MAX_CHARS = 2 << 20  # of a grammar; that of a hundred tools has some hundred thousand
+MAX_CHARS = 2 << 20  # each value has all the definitions that it needs, so there may be many times those of the schema
 _ESCAPED = frozenset(r"\.+*?()|[]{}^$#&-~/")
 
 
-class GrammarTooLargeError(ValueError):
-    """A grammar would have more than MAX_CHARS characters."""
+class TooLongError(ValueError):
+    """A grammar is longer than any that can be followed."""
 
 
 class LarkRules:
-    """Equal rules are one. Methods raise GrammarTooLargeError."""
+    """Equal rules are one."""
 
     def __init__(self) -> None:
-        self._num_chars = 0
+        self._num_chars = 0  # of JSON schemas, which take most
         self._names: dict[str, str] = {}
         self._recursive: dict[str, str] = {}
         self._bodies: dict[str, str] = {}
 
     def rule(self, body: str, options: str = "") -> str:
         """The name of a rule with this body."""
-        return self._named(f"{options}: {body}", "r")
+        return self._names.setdefault(f"{options}: {body}", f"r{len(self._names)}")
 
     def recursive(self, key: str, body: Callable[[], str]) -> str:
         """The name of the rule for `key`, whose body may refer to it."""
         name = self._recursive.get(key)
         if name is None:
             name = self._recursive[key] = f"d{len(self._recursive)}"
-            self._bodies[name] = self._counted(body())
+            self._bodies[name] = body()
         return name
 
     def terminal(self, body: str) -> str:
         """The name of a terminal: a regular expression, or several with `&`, `|` and `~`."""
-        return self._named(f": {body}", "T")
+        return self._names.setdefault(f": {body}", f"T{len(self._names)}")
 
     def lazy(self, body: str) -> str:
         """A rule for the shortest text that matches a regular expression."""
         return self.rule(self.terminal(body), "[lazy]")
 
     def json(self, schema: dict[str, Any], definitions: dict[str, Any]) -> str:
-        """A value that a schema allows. It may refer to `#/$defs/NAME`."""
+        """A value that a schema allows. It may refer to `#/$defs/NAME`. Raises TooLongError if that makes too much."""
         whole = {**schema, "x-guidance": JSON_OPTIONS}
         if definitions:
             whole["$defs"] = definitions
-        return self.rule("%json " + json.dumps(whole, ensure_ascii=False, separators=(",", ":")))
-
-    def _named(self, body: str, letter: str) -> str:
-        name = self._names.get(body)
-        if name is None:
-            name = self._names[self._counted(body)] = f"{letter}{len(self._names)}"
-        return name
-
-    def _counted(self, body: str) -> str:
-        self._num_chars += len(body)
+        text = json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
+        self._num_chars += len(text)
         if self._num_chars > MAX_CHARS:
-            raise GrammarTooLargeError(f"its grammar has more than {MAX_CHARS} characters")
-        return body
+            raise TooLongError(f"its schemas have more than {MAX_CHARS} characters where each is written out")
+        return self.rule("%json " + text)
 
     def text(self, start: str) -> str:
         """The whole grammar."""
@@ -96,3 +89,9 @@ def sequence(*parts: str) -> str:
 def escaped(text: str) -> str:
     """A text as a regular expression within slashes."""
     return "".join("\\" + c if c in _ESCAPED else {"\n": r"\n", "\r": r"\r", "\t": r"\t"}.get(c, c) for c in text)
+
+
+def name_beside(pattern: str, names: Iterable[str]) -> str:
+    """A terminal for names of a pattern other than some."""
+    taken = [name for name in names if re.fullmatch(pattern[1:-1], name)]
+    return f"{pattern} & ~/({'|'.join(map(escaped, taken))})/" if taken else pattern

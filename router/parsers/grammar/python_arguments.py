@@ -7,10 +7,11 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from slipstream.router.parsers.grammar.lark_rules import SPACE, LarkRules, either, sequence
+from slipstream.router.parsers.grammar.lark_rules import SPACE, LarkRules, either, name_beside, sequence
 from slipstream.router.parsers.grammar.marker_tokens import quoted
-from slipstream.router.parsers.grammar.schema_parts import ObjectParts, object_parts, used
+from slipstream.router.parsers.grammar.schema_parts import ObjectParts, object_options, used
 from slipstream.router.parsers.grammar.tool_grammar import ANY_OBJECT, ToolGrammar
+from slipstream.router.parsers.readers.python_arguments import can_be_keyword
 
 WORDS = {"boolean": ["True", "False"], "null": ["None"]}
 SINGLE_QUOTED = r"""/'([^'\\\n\r]|\\[nrt'"\\])*'/"""  # also written by models, for texts that nothing is asked of
@@ -19,8 +20,9 @@ FREE_KEY = r"/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 
 def python_arguments(rules: LarkRules, tool: ToolGrammar) -> str:
     """With the parentheses."""
-    parts = object_parts(tool.rewritten, tool.definitions) or ObjectParts({}, frozenset(), True)
-    return sequence(quoted("("), SPACE, listed(rules, parts, _PythonWriter(rules, tool).argument), SPACE, quoted(")"))
+    options = object_options(tool.rewritten, tool.definitions) or [ObjectParts({}, frozenset(), True)]
+    written = either(_PythonWriter(rules, tool).arguments(parts) for parts in options)
+    return sequence(quoted("("), SPACE, written, SPACE, quoted(")"))
 
 
 def listed(rules: LarkRules, parts: ObjectParts, argument: Callable[[str | None, Any], str]) -> str:
@@ -57,8 +59,20 @@ class _PythonWriter:
     def __init__(self, rules: LarkRules, tool: ToolGrammar) -> None:
         self._rules, self._tool = rules, tool
 
-    def argument(self, name: str | None, schema: Any) -> str:
-        key = self._rules.terminal(FREE_KEY) if name is None else quoted(name)
+    def arguments(self, parts: ObjectParts) -> str:
+        """Without properties whose names cannot be keywords."""
+        named = {
+            name: schema for name, schema in parts.properties.items() if schema is not False and can_be_keyword(name)
+        }
+        free = name_beside(FREE_KEY, parts.properties)
+        return self._rules.rule(
+            listed(
+                self._rules, parts._replace(properties=named), lambda name, schema: self._argument(name, schema, free)
+            )
+        )
+
+    def _argument(self, name: str | None, schema: Any, free_key: str) -> str:
+        key = self._rules.terminal(free_key) if name is None else quoted(name)
         return self._rules.rule(sequence(key, SPACE, quoted("="), SPACE, either(self._values(schema))))
 
     def _values(self, schema: Any) -> list[str]:
@@ -68,7 +82,7 @@ class _PythonWriter:
             return [self._exact(value) for value in schema.get("enum", [schema.get("const")])]
         for key in ("anyOf", "oneOf"):
             if schema.keys() == {key}:
-                return [value for option in schema[key] for value in self._values(option)]
+                return [value for option in schema[key] if option is not False for value in self._values(option)]
         types = schema.get("type", [])
         types = types if isinstance(types, list) else [types]
         words = [quoted(word) for name in types for word in WORDS.get(name, ())]

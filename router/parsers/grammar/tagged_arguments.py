@@ -3,15 +3,25 @@ decides by the same types."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from slipstream.router.parsers.description.elements import Literal, StringFlag, TaggedArguments
-from slipstream.router.parsers.grammar.lark_rules import SPACE, LarkRules, either, escaped, sequence
+from slipstream.router.parsers.grammar.lark_rules import SPACE, LarkRules, either, escaped, name_beside, sequence
 from slipstream.router.parsers.grammar.marker_tokens import MarkerTokens, quoted
-from slipstream.router.parsers.grammar.schema_parts import is_anything, object_parts, resolved, used, without_text
+from slipstream.router.parsers.grammar.schema_parts import (
+    UNIONS,
+    ObjectParts,
+    is_anything,
+    object_options,
+    resolved,
+    used,
+    without_text,
+)
 from slipstream.router.parsers.grammar.text_values import FREE, text_options
 from slipstream.router.parsers.grammar.tool_grammar import ToolGrammar
-from slipstream.router.parsers.readers.schema_types import TEXT, TEXT_OR_NULL, types_of
+from slipstream.router.parsers.readers.schema_types import TEXT, TEXT_OR_NULL, schema_types, types_of
+from slipstream.router.parsers.readers.tagged_arguments import MAX_KEY
 
 FREE_KEY = r"/[A-Za-z0-9_.\-]{1,64}/"
 NO_JSON = r"/[^ \t\r\n\"\[{0-9tfn\-](?s:.*)/"  # a text that is surely not taken for a JSON value
@@ -25,22 +35,29 @@ def tagged_arguments(rules: LarkRules, markers: MarkerTokens, form: TaggedArgume
 class _TaggedWriter:
     def __init__(self, rules: LarkRules, markers: MarkerTokens, form: TaggedArguments, tool: ToolGrammar) -> None:
         self._rules, self._markers, self._form, self._tool = rules, markers, form, tool
+        self._avoiding: dict[str, Any] = {}  # definitions whose texts do not end a value
 
     def arguments(self) -> str:
-        parts = object_parts(self._tool.rewritten, self._tool.definitions)
-        if parts is None:  # a combination of schemas
-            return f"{SPACE} {self._free(True)}*"
+        options = object_options(self._tool.rewritten, self._tool.definitions)
+        if options is None:  # a combination of schemas
+            return f"{SPACE} {self._free(True, ())}*"
+        return either(self._object(parts) for parts in options)
+
+    def _object(self, parts: ObjectParts) -> str:
         written = [SPACE]
         for name, schema in parts.properties.items():
-            one = self._argument(quoted(name), schema, types_of(self._tool.given, name))
-            written.append(one if name in parts.required else f"{one}?")
+            if schema is not False and can_be_key(self._form, name):
+                one = self._argument(quoted(name), schema, types_of(self._tool.given, name))
+                written.append(one if name in parts.required else f"{one}?")
         if parts.others is not None:
-            written.append(f"({self._free(parts.others)}){parts.repeats_of_others}")
-        return sequence(*written)
+            written.append(f"({self._free(parts.others, parts.properties)}){parts.repeats_of_others}")
+        return self._rules.rule(sequence(*written))
 
-    def _free(self, schema: Any) -> str:
-        """An argument that the schema does not name."""
-        return self._argument(self._rules.terminal(FREE_KEY), schema, frozenset())
+    def _free(self, schema: Any, named: Iterable[str]) -> str:
+        """An argument that the schema does not name. Its name is none of `named`, of which there are rules."""
+        key = self._rules.terminal(name_beside(FREE_KEY, named))
+        given = self._tool.given
+        return self._argument(key, schema, frozenset(schema_types(given.get("additionalProperties"), given)))
 
     def _argument(self, key: str, schema: Any, types: frozenset[str]) -> str:
         has_flag = any(isinstance(element, StringFlag) for element in self._form.after_key)
@@ -76,7 +93,10 @@ class _TaggedWriter:
     def _json(self, schema: Any) -> str:
         definitions = used(schema, self._tool.definitions)
         close = self._form.after_value
-        avoiding = {name: without_text(inner, close) for name, inner in definitions.items()}
+        for name in definitions:
+            if name not in self._avoiding:
+                self._avoiding[name] = without_text(definitions[name], close)
+        avoiding = {name: self._avoiding[name] for name in definitions}
         value = self._rules.json({} if schema is True else without_text(schema, close), avoiding)
         return sequence(SPACE, value, SPACE, self._markers.lark(close))
 
@@ -91,36 +111,39 @@ class _TaggedWriter:
         body = expression if expression is FREE else f"({expression})"
         inner = f"{body} & ~/(?s:.*){escaped(close)}(?s:.*)/"
         if self._markers.is_token(close):
-            text = self._rules.terminal(f"({inner})")
+            text = self._rules.terminal(f"/{line}/ ({inner}) /{line}/" if line else f"({inner})")
             return sequence(text, self._markers.lark(close))
         if expression is FREE:
             return self._rules.lazy(f"/(?s:.*){escaped(close)}/")
         return self._rules.lazy(f"{f'/{line}/ ' if line else ''}({inner}) /{line}{escaped(close)}/")
 
 
+def can_be_key(form: TaggedArguments, name: str) -> bool:
+    """Whether a property's name can stand between its tags, which know no escapes. If not, it is left out."""
+    end, *_ = form.after_key
+    has_end = isinstance(end, Literal) and any(text in name for text in end.spellings)
+    return not has_end and "\n" not in name and name == name.strip() and len(name) <= MAX_KEY
+
+
 def _may_be_string(schema: Any, definitions: dict[str, Any]) -> bool:
-    """Whether strings are among the values. Each reference is followed once."""
-    followed: set[str] = set()
+    """Whether strings are among the values."""
+    seen: dict[int, Any] = {}
     left = [schema]
     while left:
-        one = left.pop()
-        if isinstance(one, dict) and "$ref" in one:
-            if one["$ref"] in followed:
-                continue
-            followed.add(one["$ref"])
-        one = resolved(one, definitions)
-        if not isinstance(one, dict):
+        part = resolved(left.pop(), definitions)
+        if not isinstance(part, dict) or id(part) in seen:
             continue
-        unions = [option for key in ("anyOf", "oneOf") for option in one.get(key, ())]
-        if unions:
-            left += unions
+        seen[id(part)] = part
+        choices = [choice for key in UNIONS for choice in part.get(key, ())]
+        left += choices
+        if choices:
             continue
-        types = one.get("type", ())
-        if "enum" in one:
-            is_string = any(isinstance(value, str) for value in one["enum"])
+        types = part.get("type", ())
+        if "enum" in part:
+            may_be = any(isinstance(value, str) for value in part["enum"])
         else:
-            is_string = "string" in types if isinstance(types, list) else types == "string"
-        if is_string or isinstance(one.get("const"), str):
+            may_be = "string" in types if isinstance(types, list) else types == "string"
+        if may_be or isinstance(part.get("const"), str):
             return True
     return False
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from slipstream.router.parsers.grammar.lark_rules import escaped
-from slipstream.router.parsers.grammar.schema_parts import REFERENCE, is_anything
+from slipstream.router.parsers.grammar.schema_parts import is_anything, resolved
 
 FREE = r"/(?s:.*)/"
+MAX_DEPTH = 8
+MAX_LENGTH = 256 << 10  # characters of all expressions of one value
 # Formats that llguidance knows for JSON strings only.
 FORMATS = {
     "email": r"/[A-Za-z0-9._%+\-]{1,64}@[A-Za-z0-9\-]{1,63}(\.[A-Za-z0-9\-]{1,63}){1,4}/",
@@ -19,34 +21,42 @@ FORMATS = {
 def text_options(schema: Any, definitions: dict[str, Any], *, null: str | None = "null") -> list[str] | None:
     """The strings that fit a schema, as expressions any of which they match. None: all do, or it cannot be said.
     `null` is how a null is written, None: not as a text."""
-    return _TextOptions(definitions, null).of(schema)
+    return _Options(definitions, null).of(schema, MAX_DEPTH)
 
 
-class _TextOptions:
+class _Options:
+    """Remembers what it has found: a client's schema may name a part a thousand times."""
+
     def __init__(self, definitions: dict[str, Any], null: str | None) -> None:
         self._definitions = definitions
         self._null = null
-        self._of_reference: dict[str, list[str] | None] = {}  # each is followed once
+        self._known: dict[tuple[int, int], tuple[Any, list[str] | None]] = {}  # with the schema, so that its id stays
 
-    def of(self, schema: Any) -> list[str] | None:
+    def of(self, schema: Any, depth: int) -> list[str] | None:
+        key = id(schema), depth
+        if key not in self._known:
+            found = None if depth == 0 else self._of(schema, depth)
+            if found is not None and sum(map(len, found)) > MAX_LENGTH:
+                found = None
+            self._known[key] = schema, found
+        return self._known[key][1]
+
+    def _of(self, schema: Any, depth: int) -> list[str] | None:
+        schema = resolved(schema, self._definitions)
         if is_anything(schema) or not isinstance(schema, dict):
             return None
-        if schema.keys() == {"$ref"}:
-            return self._referred(schema["$ref"])
-        if "$ref" in schema:
-            others = {key: value for key, value in schema.items() if key != "$ref"}
-            return self.of({"allOf": [{"$ref": schema["$ref"]}, others]})
         if "enum" in schema or "const" in schema:
             values = schema["enum"] if "enum" in schema else [schema["const"]]
             return [f"/{escaped(value)}/" for value in values if isinstance(value, str) and value] or None
         for key in ("anyOf", "oneOf"):
             if key in schema:
-                options = [self.of(inner) for inner in schema[key]]
-                # Equal ones come once.
-                return None if None in options else list(dict.fromkeys(text for one in options for text in one or ()))
+                options = [self.of(inner, depth - 1) for inner in schema[key]]
+                if None in options:
+                    return None
+                return list(dict.fromkeys(text for option in options if option for text in option))
         parts = _parts(schema)
         for inner in schema.get("allOf", ()):
-            options_of_part = self.of(inner)
+            options_of_part = self.of(inner, depth - 1)
             if options_of_part is not None:
                 parts.append(f"({' | '.join(options_of_part)})")
         types = schema.get("type", "string")
@@ -54,14 +64,7 @@ class _TextOptions:
         nulls = [f"/{self._null}/"] if "null" in types and self._null is not None else []
         if "string" not in types:
             return nulls
-        return [" & ".join(parts), *nulls] if parts else None
-
-    def _referred(self, reference: str) -> list[str] | None:
-        if reference not in self._of_reference:
-            self._of_reference[reference] = None  # for a recursion, of which nothing can be said
-            target = self._definitions.get(reference.removeprefix(REFERENCE), True)
-            self._of_reference[reference] = self.of(target)
-        return self._of_reference[reference]
+        return [" & ".join(dict.fromkeys(parts)), *nulls] if parts else None
 
 
 def _parts(schema: dict[str, Any]) -> list[str]:

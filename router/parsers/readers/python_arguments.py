@@ -11,6 +11,7 @@ from slipstream.router.parsers.readers.schema_types import NO_JSON, python_value
 from slipstream.router.parsers.readers.text_input import MismatchError, Reading, TextInput
 
 OUTSIDE = re.compile(r"""[^"'()\[\]{},\ud800-\udfff]*+""")
+FORBIDDEN = frozenset("\"'()[]{},=")
 INSIDE = {quote: re.compile(rf"(?:[^{quote}\\]++|\\.)*+", re.DOTALL) for quote in ("'", '"')}
 KEYWORD = re.compile(r"\s*([^\W\d]\w*)\s*=(?!=)(.*)", re.DOTALL)
 
@@ -27,9 +28,9 @@ def read_python(source: TextInput, call: CallSink) -> Reading[None]:
         text = "".join(pieces)
         if not text.strip():
             continue
-        keyword = KEYWORD.fullmatch(text)
-        key, value = keyword.groups() if keyword else (positional_name(call.parameters, num_positional), text)
-        num_positional += not keyword
+        keyword = keyword_of(call.parameters, text)
+        key, value = keyword or (positional_name(call.parameters, num_positional), text)
+        num_positional += keyword is None
         call.write(f"{before}{json_of(key)}: {python_json(value)}")
         before = ", "
     call.write(NO_ARGUMENTS if before == "{" else "}")
@@ -71,9 +72,28 @@ def read_python_string(source: TextInput, write: Write) -> Reading[None]:
     write((yield from source.expect(quote)))
 
 
-def positional_name(parameters: object, index: int) -> str:
+def keyword_of(parameters: object, text: str) -> tuple[str, str] | None:
+    """The name and the value of an argument that has a name: one of Python's, or any that the function gives to a
+    parameter (`user-id`)."""
+    found = KEYWORD.fullmatch(text)
+    if found:
+        return found[1], found[2]
+    name, equals, value = text.partition("=")
+    return (name.strip(), value) if equals and name.strip() in property_names(parameters) else None
+
+
+def can_be_keyword(name: str) -> bool:
+    """Whether a parameter's name can stand before `=`. It is not quoted there."""
+    return name == name.strip() and FORBIDDEN.isdisjoint(name) and bool(name)
+
+
+def property_names(parameters: object) -> list[str]:
     properties = parameters.get("properties") if isinstance(parameters, dict) else None
-    names = list(properties) if isinstance(properties, dict) else []
+    return list(properties) if isinstance(properties, dict) else []
+
+
+def positional_name(parameters: object, index: int) -> str:
+    names = property_names(parameters)
     return str(names[index]) if index < len(names) else str(index)
 
 

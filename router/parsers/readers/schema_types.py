@@ -5,52 +5,72 @@ from __future__ import annotations
 import ast
 import json
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from slipstream.router.parsers.readers.json_values import json_of
 
 TEXT = frozenset({"string"})
 TEXT_OR_NULL = frozenset({"string", "null"})
+MAX_PARTS = 1000  # of a schema
 
 NO_JSON = (ValueError, TypeError, RecursionError, MemoryError, SyntaxError)
 
 
 def types_of(parameters: Any, key: str) -> frozenset[str]:
-    """The types of one property of a function's parameters; empty if they are unknown."""
-    properties = parameters.get("properties") if isinstance(parameters, dict) else None
-    schema = properties.get(key) if isinstance(properties, dict) else None
-    return frozenset(schema_types(schema, parameters))
+    """The types of one property of a function's parameters; empty if they are unknown. A property that they do not name
+    has the type of `additionalProperties`."""
+    found: set[str] = set()
+    is_named = False
+    for schema in parts_of(parameters, parameters):
+        properties = schema.get("properties")
+        if isinstance(properties, dict) and key in properties:
+            is_named = True
+            found |= schema_types(properties[key], parameters)
+    if not is_named and isinstance(parameters, dict):
+        found = schema_types(parameters.get("additionalProperties"), parameters)
+    return frozenset(found)
+
+
+def parts_of(
+    schema: Any, root: Any, is_whole: Callable[[Mapping[str, Any]], bool] | None = None
+) -> Iterator[dict[str, Any]]:
+    """A schema, what it refers to and what it is a union of, each once: a client's schema may name one a thousand
+    times. One that `is_whole` is not looked into."""
+    seen = set[int]()
+    left = [schema]
+    while left and len(seen) < MAX_PARTS:
+        part = left.pop()
+        if not isinstance(part, dict) or id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield part
+        if is_whole is not None and is_whole(part):
+            continue
+        if isinstance(part.get("$ref"), str):
+            left.append(referred(part["$ref"], root))
+        for union in ("anyOf", "oneOf", "allOf"):
+            choices = part.get(union)
+            left += choices if isinstance(choices, list) else ()
 
 
 def schema_types(schema: Any, root: Any) -> set[str]:
-    """Each reference is followed once, so that the time is linear in the size of `root`."""
     found: set[str] = set()
-    followed: set[str] = set()
-    left = [schema]
-    while left:
-        one = left.pop()
-        if not isinstance(one, dict):
-            continue
-        declared = one.get("type")
+    for part in parts_of(schema, root, has_type):
+        declared = part.get("type")
         if isinstance(declared, str):
-            found |= {declared, "null"} if one.get("nullable") is True else {declared}
-            continue
-        if isinstance(declared, list):
+            found |= {declared, "null"} if part.get("nullable") is True else {declared}
+        elif isinstance(declared, list):
             found |= {name for name in declared if isinstance(name, str)}
-            continue
-        if isinstance(one.get("enum"), list):
-            found |= {type_name(value) for value in one["enum"]}
-        elif "const" in one:
-            found.add(type_name(one["const"]))
-        reference = one.get("$ref")
-        if isinstance(reference, str) and reference not in followed:
-            followed.add(reference)
-            left.append(referred(reference, root))
-        for union in ("anyOf", "oneOf", "allOf"):
-            choices = one.get(union)
-            left += choices if isinstance(choices, list) else ()
+        elif isinstance(part.get("enum"), list):
+            found |= {type_name(value) for value in part["enum"]}
+        elif "const" in part:
+            found.add(type_name(part["const"]))
     return found
+
+
+def has_type(schema: Mapping[str, Any]) -> bool:
+    return isinstance(schema.get("type"), str | list)
 
 
 def referred(reference: str, root: Any) -> Any:

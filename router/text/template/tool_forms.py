@@ -5,9 +5,10 @@ does not come out was given in the wrong form.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from itertools import product
+from itertools import chain, product
 from string import ascii_letters, digits
 from typing import Any, NamedTuple, TypeAlias
 
@@ -210,8 +211,8 @@ def is_short_id(call_id: str) -> bool:
 
 
 def one_at_a_time(turns: Sequence[Turn]) -> list[Turn]:
-    """The conversation in which each message has one call, followed by its result. Ids may be those of calls of an
-    earlier message."""
+    """The conversation in which each message has one call, followed by its result. An id stands for the calls of one
+    message only: clients give the same ones again in the next."""
     made: list[Turn] = []
     at = 0
     while at < len(turns):
@@ -220,15 +221,17 @@ def one_at_a_time(turns: Sequence[Turn]) -> list[Turn]:
         if len(turn.calls) < 2:
             made.append(turn)
             continue
-        results: dict[str | None, Turn] = {}
+        results: dict[str | None, deque[Turn]] = {}
         while at < len(turns) and turns[at].role == "tool":
-            results[turns[at].call_id] = turns[at]
+            results.setdefault(turns[at].call_id, deque()).append(turns[at])
             at += 1
         for number, call in enumerate(turn.calls):
-            content, reasoning = (turn.content, turn.reasoning) if number == 0 else (None, None)
+            content = turn.content if number == 0 else None
+            reasoning = turn.reasoning if number == 0 else None
             made.append(turn._replace(content=content, calls=(call,), reasoning=reasoning))
-            if call.id in results:
-                made.append(results[call.id])
+            if results.get(call.id):
+                made.append(results[call.id].popleft())
+        made += chain.from_iterable(results.values())
     return made
 
 

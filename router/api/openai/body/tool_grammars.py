@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import orjson
@@ -23,7 +24,8 @@ from slipstream.router.api.openai.body.structured_output import (
 )
 from slipstream.router.api.openai.body.tools import NO_PARAMETERS
 from slipstream.router.parsers.description.output_format import OutputFormat
-from slipstream.router.parsers.grammar.lark_rules import GrammarTooLargeError
+from slipstream.router.parsers.grammar.calls import unwritable_name
+from slipstream.router.parsers.grammar.lark_rules import TooLongError
 from slipstream.router.parsers.grammar.marker_tokens import MarkerTokens
 from slipstream.router.parsers.grammar.output_grammar import CallChoice, ReasoningState, output_grammar
 from slipstream.router.parsers.grammar.tool_grammar import ToolGrammar
@@ -33,6 +35,7 @@ from slipstream.router.structured_output.verdict_cache import BoundedCache
 log = logging.getLogger(__name__)
 
 MAX_CACHED_BYTES = 64 << 20
+MAX_WRITTEN_AT_ONCE = 32 << 10  # of schemas; more take over 50 ms, and are written on a thread
 
 
 class RequestTool(NamedTuple):
@@ -96,11 +99,13 @@ class ToolGrammars:
                 raise invalid(tool.field, cannot_be_followed(tool.field, found.fault))
             tried.append(found.tool)
         name = "" if form is None else form.name
-        key = (name, markers, choice, is_parallel, content, reasoning, tuple(tried))
+        strict = tuple(tool.is_strict for tool in tools)  # what is remembered has been checked for these
+        key = (name, markers, choice, is_parallel, content, reasoning, tuple(tried), strict)
         made = self._outputs.get(key)
         if made is None:
+            check_names(form, tools, tried)
             made = await self._make(form, markers, tried, choice, is_parallel, content, reasoning)
-            if made.fault is not None and any(tool.is_strict for tool in tools):
+            if made.fault is not None and any(strict):
                 raise invalid("tools", cannot_be_followed("tools", made.fault))
             self._outputs.put(key, made, num_chars(tried, content, made.grammar))
         return made.grammar
@@ -141,28 +146,30 @@ class ToolGrammars:
         object. If that is too much as well, the answer is not constrained."""
         fault: str | None = None
         for written in (tools, [ToolGrammar(tool.name, parameters=tool.parameters) for tool in tools]):
-            why: str | None
+            write = partial(
+                output_grammar,
+                form,
+                markers,
+                tools=written,
+                choice=choice,
+                is_parallel=is_parallel,
+                content=content,
+                reasoning=reasoning,
+            )
+            is_long = sum(len(tool.schema) for tool in written) > MAX_WRITTEN_AT_ONCE
             try:
-                # In a thread: it takes up to a second, as the clients' schemas have it.
-                grammar = await asyncio.to_thread(
-                    output_grammar,
-                    form,
-                    markers,
-                    tools=written,
-                    choice=choice,
-                    is_parallel=is_parallel,
-                    content=content,
-                    reasoning=reasoning,
-                )
-                if grammar is None or grammar is content:
-                    return _Outputs(grammar)
-                final, why = await self._grammars.verdict(grammar)
-                if final is not None:
-                    return _Outputs(final, fault)
-            except GrammarTooLargeError as error:
-                why = str(error)
+                grammar = await asyncio.to_thread(write) if is_long else write()
+            except TooLongError as error:
+                fault = fault or str(error)
+                continue
             except RecursionError:
-                why = "it is nested too deeply"
+                fault = fault or "it is nested too deeply"
+                continue
+            if grammar is None or grammar is content:
+                return _Outputs(grammar)
+            final, why = await self._grammars.verdict(grammar)
+            if final is not None:
+                return _Outputs(final, fault)
             fault = fault or why
             log.warning("the grammar of an output with %d tools cannot be followed: %.200s", len(tools), why)
         return _Outputs(None, fault)
@@ -172,6 +179,16 @@ def num_chars(tools: Sequence[ToolGrammar], content: GrammarSpec | None, made: G
     """The length of what a remembered grammar was made from, and of itself."""
     specs = sum([len(grammar.spec) for grammar in (content, made) if grammar is not None])
     return specs + sum([len(tool.schema) + len(tool.parameters) for tool in tools])
+
+
+def check_names(form: OutputFormat | None, tools: Sequence[RequestTool], tried: Sequence[ToolGrammar]) -> None:
+    """Raises HttpError 400 for a strict tool with a required property whose name cannot stand in the model's format."""
+    for tool, grammar in zip(tools, tried, strict=True):
+        if tool.is_strict and form is not None and form.calls is not None:
+            name = unwritable_name(form.calls, grammar)
+            if name is not None:
+                fault = f"a property cannot be named {name!r:.60} in the format of this model's calls"
+                raise invalid(tool.field, cannot_be_followed(tool.field, fault))
 
 
 def _dumped(value: Any) -> bytes:

@@ -173,6 +173,18 @@ def test_each_of_several_calls_is_followed_by_its_own_result_also_where_ids_come
     run(main)
 
 
+def test_results_belong_to_the_calls_before_them_though_ids_come_again() -> None:
+    async def main() -> None:
+        async with front("abc", chat_template=ONE_CALL, parsers=KNOWN) as site:
+            first = [calling(call("a"), call("b"), content=None), result("b", "B."), result("a", "A.")]
+            second = [calling(call("a"), content=None), result("a", "C.")]
+            third = [calling(call("a"), call("a"), content=None), result("a", "D."), result("a", "E.")]
+            prompt = await prompt_of(site, [ASKED, *first, *second, *third])
+            assert prompt == "<hi" + "".join(f"<f{ARGUMENTS}<{text}." for text in "ABCDE")
+
+    run(main)
+
+
 def test_a_template_without_tools_gets_them_as_text() -> None:
     async def main() -> None:
         messages = [ASKED, calling(call("a"), content="Wait."), result("a"), {"role": "user", "content": "So?"}]

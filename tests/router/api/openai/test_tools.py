@@ -9,6 +9,11 @@ from typing import Any
 import orjson
 import pytest
 
+from slipstream.router.api.openai.body.structured_output import RequestGrammars
+from slipstream.router.api.openai.body.tool_grammars import RequestTool, ToolGrammars
+from slipstream.router.http.http_error import HttpError
+from slipstream.router.parsers.formats.registry import FORMATS
+from slipstream.router.parsers.grammar.marker_tokens import MarkerTokens
 from slipstream.router.parsers.parser_names import ParserNames
 from slipstream.router.protocol.messages import unpack_ids
 from tests.support.router.fake_cluster import FrontUnderTest, events_of, front, openai_client, run, say
@@ -470,6 +475,55 @@ def test_parameters_that_have_to_be_followed_and_cannot_be_are_named(fields: dic
         async with front("abc") as site:
             status, answer = await asked(site, **fields)
             assert (status, answer["error"]["param"]) == (400, "tools.1.function.parameters")
+
+    run(main)
+
+
+TAGGED = ParserNames("qwen3_coder", "none")
+
+
+@pytest.mark.parametrize(("is_strict", "status"), [(True, 400), (False, 200)])
+def test_a_strict_tool_needs_names_that_the_format_can_write(is_strict: bool, status: int) -> None:
+    """`<parameter=a>b>` is an argument `a`."""
+
+    async def main() -> None:
+        async with front("abc", parsers=TAGGED) as site:
+            parameters = {"type": "object", "properties": {"a>b": {"type": "string"}}, "required": ["a>b"]}
+            got, answer = await asked(site, tools=[tool("f", parameters=parameters, strict=is_strict)])
+            assert got == status
+            if is_strict:
+                assert answer["error"]["param"] == "tools.0.function.parameters"
+                assert "'a>b'" in answer["error"]["message"]
+
+    run(main)
+
+
+def test_tools_that_are_remembered_count_with_all_their_bytes() -> None:
+    """Also those whose arguments are any object, since their own schemas cannot be followed."""
+
+    async def main() -> None:
+        grammars = ToolGrammars(RequestGrammars())
+        parameters = {"type": "string", "description": "x" * 100_000}
+        await grammars.of(FORMATS["hermes"], MarkerTokens(), [RequestTool("f", parameters, "tools.0")], "auto")
+        assert grammars._outputs.num_bytes > 100_000
+
+    run(main)
+
+
+def test_parameters_that_are_too_long_written_out_are_any_object() -> None:
+    """Each value stands alone in such a format, with all definitions."""
+
+    async def main() -> None:
+        large = {"type": "object", "properties": {f"name{number}": {"type": "string"} for number in range(500)}}
+        several = {f"p{i}": {"anyOf": [{"$ref": "#/$defs/X"}, {"const": i}]} for i in range(100)}
+        parameters = {"type": "object", "properties": several, "$defs": {"X": large}}
+        asked_for = RequestTool("f", parameters, "tools.0")
+        grammars, markers = ToolGrammars(RequestGrammars()), MarkerTokens()
+        found = await grammars.of(FORMATS["qwen3_coder"], markers, [asked_for], "auto")
+        assert found is not None
+        assert "name7" not in found.spec
+        with pytest.raises(HttpError, match="written out"):
+            await grammars.of(FORMATS["qwen3_coder"], markers, [asked_for._replace(is_strict=True)], "auto")
 
     run(main)
 

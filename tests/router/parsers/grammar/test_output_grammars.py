@@ -18,7 +18,6 @@ from slipstream.router.parsers.formats.registry import FORMATS
 from slipstream.router.parsers.grammar.marker_tokens import MarkerTokens
 from slipstream.router.parsers.grammar.output_grammar import CallChoice, ReasoningState, output_grammar
 from slipstream.router.parsers.grammar.tool_grammar import ToolGrammar
-from slipstream.router.parsers.readers.schema_types import types_of
 from slipstream.router.protocol.grammar import grammar_of_phase, parser_limits
 from slipstream.router.protocol.messages import GrammarSpec
 from slipstream.router.protocol.phased_grammar import PhasedGrammar
@@ -280,18 +279,3 @@ def test_a_tool_without_a_schema_takes_any_object() -> None:
             drawn = walker.draw(walker.matcher([ToolGrammar("odd")]), seed)
             if drawn is not None:
                 check_calls(walker.read(drawn, [tool]), [tool])
-
-
-@pytest.mark.parametrize("leaf", ["integer", "string"])
-def test_unions_of_many_references_to_the_same_take_no_time(leaf: str) -> None:
-    """A union of a hundred references to a union of a hundred, and so on: each is followed once."""
-    unions = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 100} for i in range(8)}
-    parameters = {
-        "type": "object",
-        "properties": {"p": {"$ref": "#/$defs/d0"}},
-        "$defs": {**unions, "d8": {"type": leaf, **({"minLength": 2} if leaf == "string" else {})}},
-    }
-    tool = ToolGrammar("f", json.dumps(parameters), json.dumps(parameters))
-    assert types_of(parameters, "p") == {leaf}
-    for form in FORMATS_WITH_CALLS:
-        assert output_grammar(form, MarkerTokens(), tools=[tool], choice="auto") is not None
