@@ -25,8 +25,6 @@ from slipstream.router.protocol.messages import TokenLogprob
 
 EarlyStopping = Literal["never"] | bool
 
-LOWEST = np.float32(-1e9)  # transformers' score of what is no hypothesis
-
 
 class BeamSettings(NamedTuple):
     """`max_tokens` is the longest that an output may be."""

@@ -14,7 +14,8 @@ from typing import Any
 
 from slipstream.router.catalog.call_example import call_example
 from slipstream.router.parsers.description.output_format import BoundFormat, OutputFormat
-from slipstream.router.parsers.detection import AUTO, FORMATS, NONE, choose, combined
+from slipstream.router.parsers.detection import AUTO, NONE, choose
+from slipstream.router.parsers.formats.registry import FORMATS, combined
 from slipstream.router.parsers.grammar.marker_tokens import MarkerTokens
 from slipstream.router.parsers.parser_names import DETECTED, ParserNames
 from slipstream.router.text.detokenizer import PieceTable

@@ -14,8 +14,6 @@ from slipstream.router.parsers.description.output_format import OutputFormat
 from slipstream.router.parsers.formats.registry import FORMATS, combined
 from slipstream.router.parsers.readers.text_input import WHITE
 
-__all__ = ["AUTO", "FORMATS", "NONE", "begins_in_reasoning", "choose", "combined", "detect"]
-
 AUTO = "auto"
 NONE = "none"
 

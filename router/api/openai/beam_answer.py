@@ -51,7 +51,7 @@ class BeamAnswer:
         ]
         self._meters: list[RequestMeter] = [counts.begin(received.arrived_s) for _ in self._runs]
         self._num_reasoning_tokens: list[int | None] = []  # of each choice
-        self._has_failed = True
+        self._has_failed = False  # not so if the client has left
 
     @property
     def records(self) -> list[RequestRecord]:
@@ -82,13 +82,14 @@ class BeamAnswer:
             counts = self._num_reasoning_tokens
             num_reasoning = None if None in counts else sum(filter(None, counts))
             usage = TokenUsage(used.num_prompt_tokens, used.num_output_tokens, used.num_cached_tokens, num_reasoning)
-            self._has_failed, reason = False, choices[0].finish_reason
+            reason = choices[0].finish_reason
             exchange.respond(200, self._batch.form.whole(choices, usage))
         except AdmissionError as refusal:
-            reason = "error"
+            self._has_failed, reason = True, "error"
             raise as_http_error(refusal.error, self._batch.prompt_param) from refusal
         except BeamStepFailed as failure:
             reason = failure.finish.reason
+            self._has_failed = reason == "error"
             raise as_http_error(GenerationFailed(failure.finish).error, self._batch.prompt_param) from failure
         finally:
             for run, meter in zip(self._runs, self._meters, strict=True):

@@ -14,10 +14,14 @@ from slipstream.router.text.detokenizer import PieceTable
 
 
 def check_tools(use: ToolUse, model: ServedModel) -> None:
-    """Raises HttpError 400 if calls are to be read, and the model's are not."""
-    if use.reads_calls and not (model.outputs is not None and model.outputs.reads_calls):
-        why = "its calls are not read (model.tool_call_parser is none)"
-        message = f"'{use.field}' cannot be used with {model.name!r}: {why}."
+    """Raises HttpError 400 if calls are to be read, and the model's are not. A model without a chat template takes no
+    chat at all, which is said when its prompt is made."""
+    if not use.reads_calls or model.tokenizer.chat_template is None:
+        return
+    if model.outputs is None or not model.outputs.reads_calls:
+        message = (
+            f"'{use.field}' cannot be used with {model.name!r}: model.tool_call_parser is none, calls are not read."
+        )
         raise HttpError(400, message, param=use.field, code="unsupported_parameter")
 
 

@@ -43,10 +43,6 @@ class RowProcessors:
         self._num_prompt = num_prompt
         self._prompt_ids = tuple(tokens[:num_prompt])
 
-    @property
-    def names(self) -> list[str]:
-        return [processor.name for processor, _ in self._calls]
-
     def apply(self, logits: Tensor) -> Tensor:
         """The scores [vocab], float32 on the CPU, after all processors. A token that is forbidden already stays so.
         Raises ProcessorError."""

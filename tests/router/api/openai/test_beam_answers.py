@@ -57,6 +57,12 @@ async def ask(site: FrontUnderTest, **fields: Any) -> dict[str, Any]:
     return answered
 
 
+async def num_errors(site: FrontUnderTest) -> int:
+    _, _, account = await site.request("GET", "/v1/usage")
+    [used] = orjson.loads(account)["data"]
+    return int(used["num_errors"])
+
+
 def text_of(site: FrontUnderTest, token_ids: list[int]) -> str:
     return site.tokenizer._tokenizer.decode(token_ids)
 
@@ -147,6 +153,7 @@ def test_a_step_that_fails_fails_the_answer_and_leaves_nothing_running() -> None
             site.service.script = script
             status, _, answer = await site.post(COMPLETIONS, prompt=PROMPT, use_beam_search=True, n=4, max_tokens=9)
             assert (status, orjson.loads(answer)["error"]["code"]) == (500, "worker_failed")
+            assert await num_errors(site) == 1
 
     run(main)
 
@@ -175,5 +182,6 @@ def test_a_client_that_leaves_cancels_the_beams_that_run() -> None:
             for request in site.service.requests[1:]:
                 await site.service.cancelled.setdefault(request.request_id, asyncio.Event()).wait()
             assert len(site.service.requests) == 5
+            assert await num_errors(site) == 0
 
     run(main)
