@@ -11,7 +11,7 @@ from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.router.protocol.block_hash import HashChain, root_digest
 from slipstream.router.protocol.messages import EngineRequest, SamplingParams
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
-from slipstream.workers.engine.plan.step_plan import is_plainly_greedy
+from slipstream.workers.engine.plan.step_plan import is_greedy
 from slipstream.workers.engine.plan.token_bans import TokenBans
 from slipstream.workers.engine.plan.token_counts import TokenCounts
 from slipstream.workers.engine.processors.registered_processors import NO_PROCESSORS, LogitsProcessors
@@ -74,7 +74,7 @@ class InputProcessor:
             chain=self._chain(request.cache_salt),
             counts=_token_counts(params, prompt, resumed),
             max_model_len=self.limits.max_model_len,
-            is_greedy=is_plainly_greedy(params),
+            is_greedy=is_greedy(params),
             grammar=self._grammar(params, tokens, len(prompt)),
             bans=self._bans(params, tokens, len(prompt)),
             processors=self._row_processors(params, tokens, len(prompt)),

@@ -44,7 +44,7 @@ class BeamAnswer:
                 service,
                 partial(self._request, base_of, at),
                 beam_settings(body, prompt.sampling.max_tokens),
-                lambda: () if body.ignore_eos else (*abilities().end_token_ids, *(body.stop_token_ids or ())),
+                lambda: (*(() if body.ignore_eos else abilities().end_token_ids), *(body.stop_token_ids or ())),
                 self._logprobs or 0,
             )
             for at, prompt in enumerate(batch.prompts)

@@ -9,7 +9,7 @@ import numpy as np
 
 from slipstream.router.protocol.messages import SamplingParams
 from slipstream.workers.engine.batch_builder import BatchBuilder
-from slipstream.workers.engine.plan.step_plan import is_plainly_greedy
+from slipstream.workers.engine.plan.step_plan import is_greedy
 from slipstream.workers.engine.scheduling.scheduled_step import ScheduledStep
 from slipstream.workers.engine.scheduling.scheduler import Scheduler
 from slipstream.workers.engine.scheduling.sequence import Sequence
@@ -32,7 +32,7 @@ def new_sequence(arrival: int, num_prompt: int, **params: object) -> Sequence:
         chain=None,
         counts=None,
         max_model_len=LIMITS.max_model_len,
-        is_greedy=is_plainly_greedy(sampling),
+        is_greedy=is_greedy(sampling),
     )
 
 

@@ -105,7 +105,7 @@ class SampledTokens:
     failures: Mapping[int, TokenFailure] | None = None
 
 
-def is_plainly_greedy(params: SamplingParams) -> bool:
+def is_greedy(params: SamplingParams) -> bool:
     """Whether, where no token is masked, the best token is taken and nothing else is wanted of the scores."""
     return (
         params.temperature < GREEDY_BELOW

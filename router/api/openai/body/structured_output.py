@@ -17,8 +17,8 @@ from slipstream.router.api.openai.body.schema import GenerationFields
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.protocol.grammar import COMPACT_JSON, ENDLESS, JsonStyle, any_object
 from slipstream.router.protocol.messages import GrammarKind, GrammarSpec
+from slipstream.router.structured_output.bounded_cache import BoundedCache
 from slipstream.router.structured_output.grammar_trial import GrammarTrials, GrammarVerdict
-from slipstream.router.structured_output.verdict_cache import BoundedCache
 
 MAX_GRAMMAR_BYTES = 64 << 10
 MAX_VERDICT_BYTES = 32 << 20  # some ten thousand schemas of tools

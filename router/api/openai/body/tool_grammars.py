@@ -30,7 +30,7 @@ from slipstream.router.parsers.grammar.marker_tokens import MarkerTokens
 from slipstream.router.parsers.grammar.output_grammar import CallChoice, ReasoningState, output_grammar
 from slipstream.router.parsers.grammar.tool_grammar import ToolGrammar
 from slipstream.router.protocol.messages import GrammarSpec
-from slipstream.router.structured_output.verdict_cache import BoundedCache
+from slipstream.router.structured_output.bounded_cache import BoundedCache
 
 log = logging.getLogger(__name__)
 

@@ -75,6 +75,7 @@ def text_of(site: FrontUnderTest, token_ids: list[int]) -> str:
         ({"n": 2, "best_of": 4, "early_stopping": "never"}, {"early_stopping": "never"}),
         ({"n": 4, "ignore_eos": True}, {"ends": ()}),
         ({"n": 4, "stop_token_ids": [7, 20]}, {"ends": (END, 7, 20)}),
+        ({"n": 4, "stop_token_ids": [7, 20], "ignore_eos": True}, {"ends": (7, 20)}),
     ],
 )
 def test_choices_are_the_hypotheses_best_first(fields: dict[str, Any], settings: dict[str, Any]) -> None:

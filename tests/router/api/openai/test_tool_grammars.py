@@ -17,8 +17,8 @@ from slipstream.router.parsers.grammar.marker_tokens import MarkerTokens
 from slipstream.router.protocol.grammar import COMPACT_JSON, JsonStyle
 from slipstream.router.protocol.messages import GrammarSpec
 from slipstream.router.protocol.phased_grammar import PhasedGrammar
+from slipstream.router.structured_output.bounded_cache import BYTES_OF_ENTRY, BoundedCache
 from slipstream.router.structured_output.grammar_trial import GrammarTrials, GrammarVerdict
-from slipstream.router.structured_output.verdict_cache import BYTES_OF_ENTRY, BoundedCache
 
 HERMES = FORMATS["hermes"]
 MARKERS = MarkerTokens(plain={"<tool_call>": 300, "</tool_call>": 301})

@@ -1,4 +1,4 @@
-"""What was found out about grammars, kept within a bound on its bytes."""
+"""A cache within a bound on its bytes: of verdicts on grammars, and of grammars made."""
 
 from __future__ import annotations
 
