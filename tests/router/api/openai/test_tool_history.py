@@ -164,7 +164,7 @@ def test_templates_that_take_text_or_no_wrapper_get_that() -> None:
 
 def test_results_belong_to_the_calls_before_them_though_ids_come_again() -> None:
     async def main() -> None:
-        async with front("abc", chat_template=ONE_CALL) as site:
+        async with front("abc", chat_template=ONE_CALL, parsers=KNOWN) as site:
             first = [calling(call("a"), call("b"), content=None), result("b", "B."), result("a", "A.")]
             second = [calling(call("a"), content=None), result("a", "C.")]
             third = [calling(call("a"), call("a"), content=None), result("a", "D."), result("a", "E.")]
