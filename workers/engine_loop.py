@@ -129,8 +129,8 @@ class EngineLoop:
                 self._flush()  # answers to reservations should not wait for the step
             began_s = self.clock() if self._step_ended_s is None else self._step_ended_s
             outputs = self.engine.step()
-            if self.engine.failures:  # before the ends of their sequences, which alone would be tried again elsewhere
-                self._out += self.engine.take_failures()
+            # Before the ends of their sequences, which alone would be tried again elsewhere.
+            self._out += self.engine.take_failures()
             self._out += self.protocol.role.sampled(outputs)
             self._sample_step(began_s)
         self._out += self.protocol.tick(self.clock())

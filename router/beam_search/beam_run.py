@@ -64,9 +64,7 @@ class BeamRun:
         self._end_token_ids = end_token_ids
         self._num_logprobs = num_logprobs
         self._num_requests = 0
-        self._latest = [
-            0
-        ] * settings.num_beams  # the number of each beam's latest request, 0: none but the first of all
+        self._latest = [0] * settings.num_beams  # the number of each beam's latest request; 0: none, or the first
         self.first: RequestRecord | None = None  # of the prompt alone
         self.usage = Usage(0, 0, 0)
         self.version = ""

@@ -24,16 +24,16 @@ FALLBACK = "hermes"
 
 
 class ModelOutputs:
-    """`format` is that of the model, `form` the same for its vocabulary; None: outputs are only text. `call_example`
-    shows how a call is written, for a model whose template does not know tools. `tool_forms` is how the template takes
-    tools."""
+    """`format` is that of the model, `bound_format` is bound to its vocabulary; None: outputs are only text.
+    `call_example` shows how a call is written, for a model whose template does not know tools. `tool_forms` is how the
+    template takes tools."""
 
     def __init__(self, tokenizer: Tokenizer, form: OutputFormat | None, tools_in_text: bool = False) -> None:
         """`tools_in_text`: whatever the template says of tools is left aside, as the model's format is not known."""
         self.tokenizer = tokenizer
         shown = {} if form is None else form.marker_characters(tokenizer.special_tokens)
         self.format = form
-        self.form: BoundFormat | None = None if form is None else form.bound(shown)
+        self.bound_format: BoundFormat | None = None if form is None else form.bound(shown)
         self.markers = MarkerTokens.of(tokenizer.added_tokens)
         self.reads_calls = form is not None and (form.calls is not None or form.channels is not None)
         self.reads_reasoning = form is not None and (form.reasoning is not None or form.channels is not None)
@@ -77,6 +77,6 @@ class ModelOutputs:
             return self._pieces if is_parsed else self.tokenizer.pieces
         table = self._raw_pieces.get(is_parsed)
         if table is None:
-            shown = self.form.special if is_parsed and self.form is not None else {}
+            shown = self.bound_format.special if is_parsed and self.bound_format is not None else {}
             table = self._raw_pieces[is_parsed] = self.tokenizer.pieces_showing(shown, shows_special=True)
         return table

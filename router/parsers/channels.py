@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from slipstream.router.parsers.answer import Answer, AnswerCall
 from slipstream.router.parsers.description.output_format import ChannelsPart
+from slipstream.router.parsers.output_parts import CallWriter, OutputParts
 from slipstream.router.parsers.readers.json_values import NO_ARGUMENTS, read_arguments
 from slipstream.router.parsers.readers.marker_set import marker_set
 from slipstream.router.parsers.readers.text_input import EndOfTextError, MismatchError, Reading, TextInput
@@ -18,10 +18,10 @@ MAX_HEADER = 1024  # characters
 class ChannelsReader:
     """A message is reasoning, content or a call, by its channel and its recipient."""
 
-    def __init__(self, channels: ChannelsPart, source: TextInput, answer: Answer, reads_calls: bool) -> None:
+    def __init__(self, channels: ChannelsPart, source: TextInput, output: OutputParts, reads_calls: bool) -> None:
         self._channels = channels
         self._source = source
-        self._answer = answer
+        self._output = output
         self._reads_calls = reads_calls
 
     def read(self, begins_in_reasoning: bool) -> Reading[None]:
@@ -32,10 +32,10 @@ class ChannelsReader:
             yield from self._read_message(channels.channel + channels.reasoning_channel)
         elif (yield from source.sees((*channels.marks, channels.recipient))) is not None:
             yield from self._read_message((yield from self._read_header()))
-        while not self._answer.is_over:
+        while not self._output.is_over:
             yield from source.accept((channels.end, channels.call, channels.over))
-            yield from self._read_text(self._answer.content)
-            self._answer.content.at_marker()
+            yield from self._read_text(self._output.content)
+            self._output.content.at_marker()
             if (yield from source.sees((channels.start, channels.channel))) is not None:
                 yield from self._read_message((yield from self._read_header()))
 
@@ -49,7 +49,7 @@ class ChannelsReader:
             end, found = marks.find(source.text, source.at)
             header += source.text[source.at : end]
             if len(header) > MAX_HEADER:
-                self._answer.content.write(header[:MAX_HEADER])
+                self._output.content.write(header[:MAX_HEADER])
                 source.move_to(end - len(header) + MAX_HEADER)
                 return ""
             source.move_to(end + len(found or ""))
@@ -61,17 +61,17 @@ class ChannelsReader:
                 yield from source.wait()
 
     def _read_message(self, header: str) -> Reading[None]:
-        channels, answer = self._channels, self._answer
+        channels, output = self._channels, self._output
         recipient = self._recipient(header)
         if recipient is not None:
             yield from self._read_call(recipient)
         elif self._channel(header) == channels.reasoning_channel:
-            answer.begin_reasoning()
-            yield from self._read_text(answer.reasoning)
-            answer.end_reasoning()
+            output.begin_reasoning()
+            yield from self._read_text(output.reasoning)
+            output.end_reasoning()
         else:
-            yield from self._read_text(answer.content)
-            answer.content.at_marker()
+            yield from self._read_text(output.content)
+            output.content.at_marker()
 
     def _channel(self, header: str) -> str:
         """The word behind the channel's mark."""
@@ -84,7 +84,7 @@ class ChannelsReader:
         if found is None:
             return None
         name = found[1].removeprefix(self._channels.recipient_prefix)
-        return name if name and (name != found[1] or name in self._answer.tools) else None
+        return name if name and (name != found[1] or name in self._output.tools) else None
 
     def _read_text(self, writer: TextWriter) -> Reading[None]:
         channels, source = self._channels, self._source
@@ -98,7 +98,7 @@ class ChannelsReader:
             yield from source.wait()
 
     def _read_call(self, name: str) -> Reading[None]:
-        call = AnswerCall(self._answer, only_tools=False)
+        call = CallWriter(self._output, only_tools=False)
         call.begin(name, "")
         try:
             character = yield from self._source.skip_white()

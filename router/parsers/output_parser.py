@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from slipstream.router.parsers.answer import Answer
 from slipstream.router.parsers.channels import ChannelsReader
 from slipstream.router.parsers.description.output_format import BoundFormat
 from slipstream.router.parsers.events import OutputEvent
+from slipstream.router.parsers.output_parts import OutputParts
 from slipstream.router.parsers.parts import PartsReader
 from slipstream.router.parsers.readers.text_input import EndOfTextError, Reading, TextInput
 
@@ -32,48 +32,48 @@ class OutputParser:
         max_calls: int | None = None,
     ) -> None:
         self._source = TextInput()
-        self._answer = Answer(self._source, form, tools, max_calls)
+        self._output = OutputParts(self._source, form, tools, max_calls)
         self._reading = self._read(form, begins_in_reasoning, reads_calls)
         if begins_in_reasoning:
             self._advance()
 
     @property
     def in_reasoning(self) -> bool:
-        return self._answer.in_reasoning
+        return self._output.in_reasoning
 
     @property
     def num_calls(self) -> int:
         """Complete calls so far."""
-        return self._answer.num_calls
+        return self._output.num_calls
 
     @property
     def is_over(self) -> bool:
         """Whether `max_calls` calls are complete."""
-        return self._answer.is_over
+        return self._output.is_over
 
     def feed(self, text: str) -> list[OutputEvent]:
         """What has become certain with `text`. Neighbouring deltas of one kind are one."""
         self._source.add(text)
         self._advance()
-        return self._answer.events.take()
+        return self._output.events.take()
 
     def finish(self) -> list[OutputEvent]:
         """What was held back. A call that is still open is ended as it is."""
         self._source.end()
         self._advance()
-        self._answer.finish()
-        return self._answer.events.take()
+        self._output.finish()
+        return self._output.events.take()
 
     def _advance(self) -> None:
         """Read as far as the text goes."""
         next(self._reading, None)
 
     def _read(self, form: BoundFormat, begins_in_reasoning: bool, reads_calls: bool) -> Reading[None]:
-        channels = form.form.channels
+        channels = form.format.channels
         reader: ChannelsReader | PartsReader
         if channels is not None:
-            reader = ChannelsReader(channels, self._source, self._answer, reads_calls)
+            reader = ChannelsReader(channels, self._source, self._output, reads_calls)
         else:
-            reader = PartsReader(form.form, self._source, self._answer, reads_calls)
+            reader = PartsReader(form.format, self._source, self._output, reads_calls)
         with contextlib.suppress(EndOfTextError):
             yield from reader.read(begins_in_reasoning)

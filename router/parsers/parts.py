@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from slipstream.router.parsers.answer import Answer, AnswerCall
 from slipstream.router.parsers.description.elements import Element, Literal, Space
 from slipstream.router.parsers.description.output_format import CallsPart, OutputFormat, ReasoningPart
+from slipstream.router.parsers.output_parts import CallWriter, OutputParts
 from slipstream.router.parsers.readers.call_reader import read_call, read_literals
 from slipstream.router.parsers.readers.json_values import SURROGATES, read_run
 from slipstream.router.parsers.readers.marker_set import marker_set
@@ -21,9 +21,9 @@ MIN_STRAY = 4  # characters of a closing text that is taken away where it stands
 class PartsReader:
     """What belongs to no part is content."""
 
-    def __init__(self, form: OutputFormat, source: TextInput, answer: Answer, reads_calls: bool) -> None:
+    def __init__(self, form: OutputFormat, source: TextInput, output: OutputParts, reads_calls: bool) -> None:
         self._source = source
-        self._answer = answer
+        self._output = output
         self._hidden = form.hidden
         self._reasoning = form.reasoning
         self._has_reasoned = False
@@ -34,8 +34,8 @@ class PartsReader:
         """The whole output. Raises EndOfTextError, or returns when no more is asked for."""
         if begins_in_reasoning and self._reasoning is not None:
             yield from self._read_reasoning(self._reasoning)
-        while not self._answer.is_over:
-            at_start = self._answer.content.is_empty and not self._answer.num_begun
+        while not self._output.is_over:
+            at_start = self._output.content.is_empty and not self._output.num_begun
             if not at_start or not (yield from self._read_start()):
                 yield from self._read_content()
 
@@ -43,7 +43,7 @@ class PartsReader:
         reasoning = self._reasoning.opens if self._reasoning is not None and self._reasoning.anywhere else ()
         if self._calls is None:
             return (*reasoning, *self._hidden)
-        closings = closing_texts(self._calls) if self._answer.num_begun else ()
+        closings = closing_texts(self._calls) if self._output.num_begun else ()
         return (*self._calls.markers, *reasoning, *self._hidden, *closings)
 
     def _read_text(self, writer: TextWriter, markers: tuple[str, ...]) -> Reading[str]:
@@ -59,19 +59,19 @@ class PartsReader:
 
     def _read_content(self) -> Reading[None]:
         """Content up to a marker, and what begins there."""
-        marker = yield from self._read_text(self._answer.content, self._markers_in_content())
+        marker = yield from self._read_text(self._output.content, self._markers_in_content())
         if self._calls is not None and marker in self._calls.markers:
             yield from self._read_calls(self._calls, is_marked=True)
         elif self._reasoning is not None and marker in self._reasoning.opens:
             yield from self._read_reasoning(self._reasoning)
         else:
             self._source.move_to(self._source.at + len(marker))
-            self._answer.content.at_marker()
+            self._output.content.at_marker()
 
     def _read_start(self) -> Reading[bool]:
         """What counts only where content may begin: reasoning, and calls without a marker. Returns whether it was
         there."""
-        yield from read_run(self._source, WHITE_SPACE, self._answer.content.write)
+        yield from read_run(self._source, WHITE_SPACE, self._output.content.write)
         reasoning = None if self._has_reasoned else self._reasoning
         if reasoning is not None and (yield from self._source.sees(reasoning.opens)) is not None:
             yield from self._read_reasoning(reasoning)
@@ -84,40 +84,40 @@ class PartsReader:
     def _read_reasoning(self, reasoning: ReasoningPart) -> Reading[None]:
         """A section of reasoning. Its opening text may have stood in the prompt, and may be repeated."""
         self._has_reasoned = True
-        self._answer.begin_reasoning()
+        self._output.begin_reasoning()
         yield from self._source.skip_white()
         yield from self._source.accept(reasoning.opens)
         markers = self._calls.markers if self._calls is not None else ()
         special_markers = tuple(marker for marker in markers if SURROGATES.search(marker))
-        marker = yield from self._read_text(self._answer.reasoning, (*reasoning.closes, *special_markers))
+        marker = yield from self._read_text(self._output.reasoning, (*reasoning.closes, *special_markers))
         if marker not in special_markers:
             self._source.move_to(self._source.at + len(marker))
-        self._answer.end_reasoning()
+        self._output.end_reasoning()
 
     def _read_calls(self, calls: CallsPart, is_marked: bool) -> Reading[None]:
         """Calls from their first text on. What turns out to be none is content."""
-        source, answer = self._source, self._answer
+        source, output = self._source, self._output
         source.mark()
         try:
             yield from read_literals(source, calls.opening)
             yield from self._read_call(calls, is_marked)
-            while not answer.is_over and (yield from self._goes_on(calls)):
+            while not output.is_over and (yield from self._goes_on(calls)):
                 yield from self._read_call(calls, is_marked)
         except MismatchError:
-            answer.content.write(source.release())
+            output.content.write(source.release())
         except EndOfTextError:
             begun = source.release_all()
             if SURROGATES.match(begun):  # behind a special token it is the beginning of a call for certain
-                answer.content.at_marker()
+                output.content.at_marker()
             else:
-                answer.content.write(begun)
+                output.content.write(begun)
             raise
         source.drop_unfinished((*closing_texts(calls), *calls.markers))
 
     def _read_call(self, calls: CallsPart, is_marked: bool) -> Reading[None]:
         """One call. Raises MismatchError if it is none, or is written otherwise."""
         elements, tail = calls.call[: calls.body + 1], calls.call[calls.body + 1 :]
-        call = AnswerCall(self._answer, only_tools=not is_marked)
+        call = CallWriter(self._output, only_tools=not is_marked)
         try:
             yield from read_call(self._source, call, elements, first_texts(tail))
         except (MismatchError, EndOfTextError) as error:
@@ -125,7 +125,7 @@ class PartsReader:
                 call.end(is_complete=isinstance(error, MismatchError))
             raise
         call.end(is_complete=True)
-        if not self._answer.is_over:
+        if not self._output.is_over:
             yield from read_literals(self._source, tail)
 
     def _goes_on(self, calls: CallsPart) -> Reading[bool]:

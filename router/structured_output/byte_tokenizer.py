@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import count
 
 NUM_BYTES = 256
 
@@ -31,15 +32,14 @@ def byte_tokenizer_json(special_tokens: Sequence[str]) -> str:
             "added_tokens": added,
             "pre_tokenizer": byte_level,
             "decoder": byte_level,
-            "model": {"type": "BPE", "vocab": {_letter(byte): byte for byte in range(NUM_BYTES)}, "merges": []},
+            "model": {"type": "BPE", "vocab": _letters(), "merges": []},
         }
     )
 
 
-def _letter(byte: int) -> str:
-    """How byte-level vocabularies write a byte: as itself if it is a visible character of Latin-1, else as one of the
-    characters from 256 on, in order (GPT-2's `bytes_to_unicode`)."""
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    if byte in visible:
-        return chr(byte)
-    return chr(NUM_BYTES + sum(other not in visible for other in range(byte)))
+def _letters() -> dict[str, int]:
+    """The bytes by how byte-level vocabularies write them: as themselves if they are visible characters of Latin-1,
+    else as the characters from 256 on, in order (GPT-2's `bytes_to_unicode`)."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = count(NUM_BYTES)
+    return {chr(byte if byte in visible else next(others)): byte for byte in range(NUM_BYTES)}

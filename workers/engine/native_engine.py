@@ -62,7 +62,7 @@ class NativeEngine:
         self._last_step = ScheduledStep([])
         self._steps = StepCounts()
         self._num_sampled_tokens = 0
-        self.failures: list[Failed] = []
+        self._failures: list[Failed] = []
 
     def change_limits(self, limits: EngineLimits) -> None:
         """Changes the limits. Pages and what is cached in them stay. The engine must have no sequences."""
@@ -189,7 +189,7 @@ class NativeEngine:
         return self._postprocess(step, sampled)
 
     def take_failures(self) -> list[Failed]:
-        failures, self.failures = self.failures, []
+        failures, self._failures = self._failures, []
         return failures
 
     @property
@@ -326,7 +326,7 @@ class NativeEngine:
         if failure is None:
             self._scheduler.pages.forget(sequence)
         else:
-            self.failures.append(Failed(*sequence.key, failure.message, retryable=False, kind=failure.kind))
+            self._failures.append(Failed(*sequence.key, failure.message, retryable=False, kind=failure.kind))
         self._end(sequence)
         assert sequence.num_cached is not None
         return TokenChunk(

@@ -217,12 +217,8 @@ class SteppedEngine(Engine, Protocol):
         """Computes one step. Empty if nothing could be sampled; see `has_work`. Whatever it raises is the end of the
         engine."""
 
-    @property
-    def failures(self) -> Sequence[Failed]:
-        """Why sequences ended with "error" where no other worker could do better."""
-
     def take_failures(self) -> Sequence[Failed]:
-        """The `failures` since the last call."""
+        """Why sequences ended with "error" since the last call, where no other worker could do better."""
 
     def grammar_ready(self) -> None:
         """A grammar was compiled, for which a sequence may have been waiting."""

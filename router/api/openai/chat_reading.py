@@ -25,10 +25,10 @@ def reading_of(body: ChatRequest, model: ServedModel, reasoning: ReasoningState)
     """None: the outputs are text, as those of a model whose reasoning is not known are where calls are not read."""
     use, outputs = body.tool_use, model.outputs
     reads_calls = use is not None and use.reads_calls
-    if outputs is None or outputs.form is None or not (reads_calls or outputs.reads_reasoning):
+    if outputs is None or outputs.bound_format is None or not (reads_calls or outputs.reads_reasoning):
         return None
     return OutputReading(
-        outputs.form,
+        outputs.bound_format,
         outputs.pieces(True, body.skip_special_tokens is False),
         {tool.name: tool.parameters or {} for tool in use.tools} if use is not None else {},
         reasoning == "begun",

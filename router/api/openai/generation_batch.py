@@ -9,7 +9,7 @@ from slipstream.router.access.caller import Caller
 from slipstream.router.access.usage import UsageCounts
 from slipstream.router.api.openai.answer.choice import Choice
 from slipstream.router.api.openai.answer.formats import AnswerFormat, AnswerHead
-from slipstream.router.api.openai.answer.output import Output
+from slipstream.router.api.openai.answer.output import ChoiceOutput
 from slipstream.router.api.openai.answer.output_text import OutputText
 from slipstream.router.api.openai.answer.parsed_output import OutputReading
 from slipstream.router.api.openai.body.schema import ChatRequest, GenerationFields
@@ -149,7 +149,7 @@ class GenerationBatch:
         """What stands before the outputs of a prompt."""
         return self.prompts[prompt].text if self.reading is None else []
 
-    def output(self) -> Output[Any]:
+    def output(self) -> ChoiceOutput[Any]:
         """The output of one choice."""
         body = self.body
         stops, includes_stop, min_tokens = body.stop or (), bool(body.include_stop_str_in_output), body.min_tokens or 0

@@ -51,7 +51,7 @@ class OpenCalls:
 
     def answered_by(self, index: int, message: ChatMessage) -> Turn:
         """The result of one of the calls. Raises HttpError 400."""
-        role, field = (message.role, "function_call" if message.role == "function" else "tool_calls")
+        role, field = message.role, "function_call" if message.role == "function" else "tool_calls"
         if not self._names or self._is_legacy != (role == "function"):
             message_text = f"messages with role '{role}' must be a response to a preceeding message with '{field}'."
             raise invalid(f"messages.{index}.role", f"Invalid parameter: {message_text}")

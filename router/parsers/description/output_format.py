@@ -171,10 +171,10 @@ class OutputFormat:
 
 @dataclass(frozen=True, slots=True)
 class BoundFormat:
-    """A format for one vocabulary: in the texts of `form`, each special token is one character. `special` gives the
+    """A format for one vocabulary: in the texts of `format`, each special token is one character. `special` gives the
     characters by the tokens' texts."""
 
-    form: OutputFormat
+    format: OutputFormat
     special: Mapping[str, str] = field(default_factory=dict)
 
     def token_of(self, character: str) -> str | None:

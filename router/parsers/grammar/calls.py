@@ -44,7 +44,7 @@ def calls_rule(
 ) -> str:
     """The name of a rule for one call or more, from the first marker to where the output may end. The first marker may
     have any of its spellings, since it may have been written freely."""
-    writer = _Writer(rules, markers)
+    writer = _CallsWriter(rules, markers)
     lead, opening = _split_lead((*part.opening, *part.call))
     call = _split_call(part.call)
     of_tools = rules.rule(either(writer.of_tool(call.of_tool, tool) for tool in tools))
@@ -99,7 +99,7 @@ def marker_texts(part: CallsPart) -> list[str]:
     for marker in part.markers:
         text = marker
         if marker.isalpha():
-            at = next(i for i, element in enumerate(elements) if marker in getattr(element, "spellings", ()))
+            at = next(i for i, one in enumerate(elements) if isinstance(one, Literal) and marker in one.spellings)
             following = [element for element in elements[at + 1 :] if not isinstance(element, Space)]
             if following and isinstance(following[0], Literal):
                 text += following[0].text
@@ -125,7 +125,7 @@ def _split_call(elements: tuple[Element, ...]) -> _CallElements:
     raise ValueError("a call without a name")
 
 
-class _Writer:
+class _CallsWriter:
     def __init__(self, rules: LarkRules, markers: MarkerTokens) -> None:
         self._rules, self._markers = rules, markers
 

@@ -29,7 +29,7 @@ def channel_phases(
 ) -> tuple[Phase, ...]:
     """The prompt ends behind the role of the first message; if it ends within a message of reasoning, the output begins
     in the second phase. There is one call at most."""
-    writer = _Writer(part, markers)
+    writer = _MessageWriter(part, markers)
     rules = LarkRules()
     if choice == "auto" and content is None:
         call = Phase(grammar=rules.text(writer.recipient_and_call(rules, tools)))
@@ -58,7 +58,7 @@ def channel_phases(
     )
 
 
-class _Writer:
+class _MessageWriter:
     def __init__(self, part: ChannelsPart, markers: MarkerTokens) -> None:
         self._part, self._markers = part, markers
 

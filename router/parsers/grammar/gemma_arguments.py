@@ -30,11 +30,11 @@ ANY_TYPES = ["null", "boolean", "number", "string", "array", "object"]
 
 def gemma_arguments(rules: LarkRules, markers: MarkerTokens, form: GemmaArguments, tool: ToolGrammar) -> str:
     """With the braces."""
-    writer = _Writer(rules, markers, form, tool)
+    writer = _GemmaWriter(rules, markers, form, tool)
     return writer.objects(tool.rewritten)
 
 
-class _Writer:
+class _GemmaWriter:
     def __init__(self, rules: LarkRules, markers: MarkerTokens, form: GemmaArguments, tool: ToolGrammar) -> None:
         self._rules, self._markers, self._form = rules, markers, form
         self._definitions = tool.definitions

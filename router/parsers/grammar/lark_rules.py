@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-MAX_WHITE_SPACE = 16  # otherwise a small model that has begun to write spaces would continue with them to the end
+from slipstream.router.protocol.grammar import MAX_WHITE_SPACE
+
 SPACE = "WS?"
 WHITE_SPACE = rf"WS: /[ \t\r\n]{{1,{MAX_WHITE_SPACE}}}/"
 # As models are trained to write it: `json.dumps` puts a space behind commas and colons, others write none.

@@ -144,9 +144,8 @@ class _PhaseWriter:
 def _beginning_with(phases: tuple[Phase, ...], begin: int) -> tuple[Phase, ...]:
     """The phases that can be reached, renumbered so that `begin` is the first."""
     order = [begin]
-    for number in order:
-        order += [to for _, to, _ in phases[number].triggers if to not in order and (to not in order)]
-        order = list(dict.fromkeys(order))
+    for number in order:  # which grows
+        order += dict.fromkeys(trigger.to for trigger in phases[number].triggers if trigger.to not in order)
     number_of = {old: new for new, old in enumerate(order)}
     return tuple(
         phases[old]._replace(

@@ -21,7 +21,7 @@ FREE_KEY = r"/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 def python_arguments(rules: LarkRules, tool: ToolGrammar) -> str:
     """With the parentheses."""
     options = object_options(tool.rewritten, tool.definitions) or [ObjectParts({}, frozenset(), True)]
-    written = either(_Writer(rules, tool).arguments(parts) for parts in options)
+    written = either(_PythonWriter(rules, tool).arguments(parts) for parts in options)
     return sequence(quoted("("), SPACE, written, SPACE, quoted(")"))
 
 
@@ -55,7 +55,7 @@ def listed(rules: LarkRules, parts: ObjectParts, argument: Callable[[str | None,
     return first if is_needed else f"{first}?"
 
 
-class _Writer:
+class _PythonWriter:
     def __init__(self, rules: LarkRules, tool: ToolGrammar) -> None:
         self._rules, self._tool = rules, tool
 

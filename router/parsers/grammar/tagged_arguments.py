@@ -29,10 +29,10 @@ NO_JSON = r"/[^ \t\r\n\"\[{0-9tfn\-](?s:.*)/"  # a text that is surely not taken
 
 def tagged_arguments(rules: LarkRules, markers: MarkerTokens, form: TaggedArguments, tool: ToolGrammar) -> str:
     """Required arguments, and optional ones that may be left out, in the order of the schema."""
-    return _Writer(rules, markers, form, tool).arguments()
+    return _TaggedWriter(rules, markers, form, tool).arguments()
 
 
-class _Writer:
+class _TaggedWriter:
     def __init__(self, rules: LarkRules, markers: MarkerTokens, form: TaggedArguments, tool: ToolGrammar) -> None:
         self._rules, self._markers, self._form, self._tool = rules, markers, form, tool
         self._avoiding: dict[str, Any] = {}  # definitions whose texts do not end a value

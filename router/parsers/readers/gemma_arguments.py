@@ -38,6 +38,8 @@ def read_gemma(source: TextInput, call: CallSink, form: GemmaArguments) -> Readi
             call.write(closings.pop())
             is_empty = False
             continue
+        if character in "]}":
+            raise MismatchError  # it closes something else
         if character == ",":
             source.move_to(source.at + 1)
             continue

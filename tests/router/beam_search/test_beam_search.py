@@ -56,18 +56,20 @@ def theirs(settings: BeamSettings, ends: list[int], num_returned: int) -> list[l
     return found
 
 
-def candidates(tokens: list[int], number: int) -> list[tuple[int, TokenLogprob]]:
+def candidates(outputs: list[list[int]], number: int) -> list[list[tuple[int, TokenLogprob]]]:
+    """The best next tokens of each of several outputs of equal length."""
     with torch.inference_mode():
-        scores = torch.log_softmax(tiny_model()(torch.tensor([PROMPT + tokens])).logits[0, -1].float(), dim=-1)
-    values, ids = scores.topk(min(number, VOCAB))
-    return [(token_id, TokenLogprob(value)) for token_id, value in zip(ids.tolist(), values.tolist(), strict=True)]
+        logits = tiny_model()(torch.tensor([PROMPT + tokens for tokens in outputs])).logits[:, -1]
+        values, ids = torch.log_softmax(logits.float(), dim=-1).topk(min(number, VOCAB))
+    rows = zip(ids.tolist(), values.tolist(), strict=True)
+    return [[(token_id, TokenLogprob(value)) for token_id, value in zip(*row, strict=True)] for row in rows]
 
 
 def ours(settings: BeamSettings, ends: list[int]) -> BeamSearch:
     search = BeamSearch(settings, ends)
     while not search.is_over:
         paths = [[beam.token_id for beam in last.path()] if last else [] for last in search.beams]
-        search.advance([candidates(path, search.num_candidates) for path in paths])
+        search.advance(candidates(paths, search.num_candidates))
     return search
 
 

@@ -104,8 +104,8 @@ def test_only_special_tokens_that_a_format_names_get_characters() -> None:
     characters = form.marker_characters(["｜DSML｜", "<think>", "<|im_end|>", ""])
     assert set(characters) == {"｜DSML｜", "<think>"}
     bound = form.bound(characters)
-    assert bound.form.calls is not None
-    [marker] = bound.form.calls.markers
+    assert bound.format.calls is not None
+    [marker] = bound.format.calls.markers
     assert marker == f"<{characters['｜DSML｜']}function_calls>"
     assert bound.token_of(characters["<think>"]) == "<think>"
     assert bound.token_of("x") is None

@@ -122,3 +122,10 @@ def test_values_of_gemma() -> None:
 def test_a_special_token_within_a_string_is_text() -> None:
     text = '<|tool_call>call:f{a:<|"|>the tag <tool_call|> ends<|"|>}<tool_call|>'
     assert read("gemma4", text).calls == [("f", '{"a": "the tag <tool_call|> ends"}')]
+
+
+@pytest.mark.parametrize("body", ["a:[}", "a:[1}", "a:{b:]", "a:]", "]"])
+def test_a_bracket_of_gemma_that_closes_nothing_open_ends_the_arguments(body: str) -> None:
+    answer = read("gemma4", f"<|tool_call>call:f{{{body} rest")
+    assert [name for name, _ in answer.calls] == ["f"]
+    assert len(answer.calls[0][1]) < 32

@@ -123,7 +123,7 @@ def test_a_processor_that_fails_ends_its_sequence_alone(tiny: TinyEngine) -> Non
     [failed] = engine.take_failures()
     assert (failed.request_id, failed.retryable, failed.kind) == ("bad", False, "processor_failed")
     assert "'fails_at_two' raised RuntimeError: no third token" in failed.reason
-    assert not engine.failures
+    assert not engine.take_failures()
     assert owned(engine) == 0
 
 

@@ -9,7 +9,7 @@ from typing import Generic, NamedTuple
 from slipstream.router.api.exchange_context import ApiExchange
 from slipstream.router.api.openai.answer.best_of import MeanLogprob
 from slipstream.router.api.openai.answer.formats import AnswerFormat
-from slipstream.router.api.openai.answer.output import AnswerReason, Events, Out, Output, TokenEntry
+from slipstream.router.api.openai.answer.output import AnswerReason, ChoiceOutput, Out, TokenEntry
 from slipstream.router.http.failover.stream_checkpoint import StreamCheckpoint
 from slipstream.router.observability.front_counts import RequestMeter
 from slipstream.router.protocol.generation import Delta
@@ -27,7 +27,7 @@ class Choice(Generic[Out]):
 
     index: int
     stream: GenerationStream
-    output: Output[Out]
+    output: ChoiceOutput[Out]
     meter: RequestMeter
     prefix: Out
     hides_stop_token: bool = True
@@ -43,9 +43,6 @@ class Choice(Generic[Out]):
         self.meter.finish(
             "stop" if reason == "tool_calls" else reason, self.output.num_tokens, usage, self.stream.record.timeline
         )
-
-
-AnyChoice = Choice[str] | Choice[Events]
 
 
 class HeldBack(NamedTuple, Generic[Out]):

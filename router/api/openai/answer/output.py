@@ -22,7 +22,7 @@ class TokenEntry(NamedTuple):
     offset: int
 
 
-class Output(Protocol[Out]):
+class ChoiceOutput(Protocol[Out]):
     """The output of one choice as it grows. `held` are the entries of tokens that wait for their text. `stopped` is set
     where the output ended before the model ended it. `num_calls` counts complete calls; `num_reasoning_tokens` is None
     where reasoning is not read."""

@@ -59,7 +59,7 @@ class ParsedOutput:
         )
         self._shows_reasoning = reading.shows_reasoning
         self.num_tokens = 0
-        form = reading.form.form
+        form = reading.form.format
         self._reads_reasoning = form.reasoning is not None or form.channels is not None
         self._num_reasoning_tokens = 0
         self.stopped = False

@@ -40,6 +40,7 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
     "guided_grammar": (),
     "explain": (False,),
     "tools": ([],),
+    "functions": ([],),
 }
 
 

@@ -22,6 +22,7 @@ from slipstream.router.api.openai.body.structured_output import (
     RequestGrammars,
     cannot_be_followed,
 )
+from slipstream.router.api.openai.body.tools import NO_PARAMETERS
 from slipstream.router.parsers.description.output_format import OutputFormat
 from slipstream.router.parsers.grammar.calls import unwritable_name
 from slipstream.router.parsers.grammar.lark_rules import TooLongError
@@ -35,7 +36,6 @@ log = logging.getLogger(__name__)
 
 MAX_CACHED_BYTES = 64 << 20
 MAX_WRITTEN_AT_ONCE = 32 << 10  # of schemas; more take over 50 ms, and are written on a thread
-NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
 class RequestTool(NamedTuple):
@@ -107,9 +107,7 @@ class ToolGrammars:
             made = await self._make(form, markers, tried, choice, is_parallel, content, reasoning)
             if made.fault is not None and any(strict):
                 raise invalid("tools", cannot_be_followed("tools", made.fault))
-            num_bytes = sum(len(tool.schema) + len(tool.parameters) for tool in tried)
-            num_bytes += 2 * len(made.grammar.spec) if made.grammar is not None else 0
-            self._outputs.put(key, made, num_bytes)
+            self._outputs.put(key, made, num_chars(tried, content, made.grammar))
         return made.grammar
 
     def _known(self, tool: RequestTool) -> _Tried | None:
@@ -172,6 +170,12 @@ class ToolGrammars:
             fault = fault or why
             log.warning("the grammar of an output with %d tools cannot be followed: %.200s", len(tools), why)
         return _Outputs(None, fault)
+
+
+def num_chars(tools: Sequence[ToolGrammar], content: GrammarSpec | None, made: GrammarSpec | None) -> int:
+    """The length of what a remembered grammar was made from, and of itself."""
+    specs = sum([len(grammar.spec) for grammar in (content, made) if grammar is not None])
+    return specs + sum([len(tool.schema) + len(tool.parameters) for tool in tools])
 
 
 def check_names(form: OutputFormat | None, tools: Sequence[RequestTool], tried: Sequence[ToolGrammar]) -> None:

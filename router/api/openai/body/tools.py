@@ -6,7 +6,7 @@ Responses API, which have no object inside. The older `functions` and `function_
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -17,7 +17,8 @@ from slipstream.router.api.openai.body.fields import Strict, exactly, field_erro
 MAX_TOOLS = 1024
 NAME = r"^[a-zA-Z0-9_.-]{1,256}$"  # OpenAI has neither dots nor more than 64 characters; tools of MCP servers have
 ONLY_FUNCTIONS = "describe the tool as a function, and run it in the client"
-NO_PARAMETERS = {"type": "object", "properties": {}}  # what a function without `parameters` has, in OpenAI's words
+# What a function without `parameters` has, in OpenAI's words.
+NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 ToolMode = Literal["none", "auto", "required"]
 ToolName = Annotated[str, Field(pattern=NAME)]

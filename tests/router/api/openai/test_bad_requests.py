@@ -516,6 +516,7 @@ def test_what_vllms_clients_send_by_default_is_accepted() -> None:
             {"use_beam_search": True, "n": 9},
             "'n' is the number of beams where `use_beam_search` is true: 2 to 8, got 9",
         ),
+        (CHAT, {"use_beam_search": True, "n": 4, "functions": [{"name": "f"}]}, None),
         (CHAT, {"length_penalty": 2}, "'length_penalty' is only allowed where `use_beam_search` is true"),
         (COMPLETIONS, {"suffix": "end"}, "'suffix': 'end' is not supported; accepted: '', null"),
         (COMPLETIONS, {"mirostat": 2}, "'mirostat': 2 is not supported; accepted: 0, 0.0, null"),

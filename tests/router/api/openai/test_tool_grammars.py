@@ -109,6 +109,15 @@ def test_tools_that_are_too_much_together_take_any_objects() -> None:
         ask(CountingGrammars(max_output=6000), [*tools, tool(9, CITY, is_strict=True)])
 
 
+def test_what_a_remembered_grammar_was_made_from_counts_also_if_there_is_none() -> None:
+    async def run() -> None:
+        of_tools = ToolGrammars(CountingGrammars(max_output=0))
+        assert await of_tools.of(HERMES, MARKERS, [tool(0, {**CITY, "description": "x" * 5000})], "auto") is None
+        assert of_tools._outputs.num_bytes > 5000
+
+    asyncio.run(run())
+
+
 def test_a_whole_grammar_is_tried_with_its_special_tokens() -> None:
     grammars = RequestGrammars(TRIALS)
     good = PhasedGrammar.of((ask(grammars, [tool(0, CITY)])[0] or GrammarSpec("output", "")).spec)

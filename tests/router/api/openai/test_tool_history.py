@@ -162,6 +162,17 @@ def test_templates_that_take_text_or_no_wrapper_get_that() -> None:
     run(main)
 
 
+def test_each_of_several_calls_is_followed_by_its_own_result_also_where_ids_come_again() -> None:
+    async def main() -> None:
+        async with front("abc", chat_template=ONE_CALL, parsers=KNOWN) as site:
+            turn = [ASKED, calling(call("a"), call("b", "g"))]
+            messages = [*turn, result("b", "1"), result("a", "2"), *turn, result("a", "3"), result("b", "4")]
+            shown = "<hi<f{0}<{1}<g{0}<{2}".format
+            assert await prompt_of(site, messages) == shown(ARGUMENTS, 2, 1) + shown(ARGUMENTS, 3, 4)
+
+    run(main)
+
+
 def test_results_belong_to_the_calls_before_them_though_ids_come_again() -> None:
     async def main() -> None:
         async with front("abc", chat_template=ONE_CALL, parsers=KNOWN) as site:

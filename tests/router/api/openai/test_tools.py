@@ -16,7 +16,7 @@ from slipstream.router.parsers.formats.registry import FORMATS
 from slipstream.router.parsers.grammar.marker_tokens import MarkerTokens
 from slipstream.router.parsers.parser_names import ParserNames
 from slipstream.router.protocol.messages import unpack_ids
-from tests.support.router.fake_cluster import FrontUnderTest, events_of, front, openai_client, run
+from tests.support.router.fake_cluster import FrontUnderTest, events_of, front, openai_client, run, say
 
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -350,26 +350,30 @@ def test_a_stream_is_the_whole_answer_however_its_tokens_are_grouped(seed: int) 
     ]
     random_ = random.Random(seed)
 
-    async def main() -> None:
+    async def compare(site: FrontUnderTest) -> None:
         for text in texts:
             answers = []
             for grouped in (1, random_.randint(2, 5), random_.randint(6, 40)):
-                async with front(text, parsers=THINKING, reason="stop", tokens_a_delta=grouped) as site:
-                    fields = {"tools": TOOLS, "stop": ["ZZZ"], "stream_options": None}
-                    status, answer = await asked(site, **fields)
-                    assert status == 200
-                    (choice,) = answer["choices"]
-                    fields |= {"stream": True, "stream_options": {"include_usage": True}}
-                    _, _, streamed = await site.post(CHAT, messages=HI, **fields)
-                    events = events_of(streamed)
-                    put_together = without_ids(message_from(events))
-                    assert put_together == without_ids(choice["message"])
-                    ends = [event["choices"][0]["finish_reason"] for event in events[:-2]]  # type: ignore[index]
-                    assert ends[-1] == choice["finish_reason"]
-                    assert set(ends[:-1]) == {None}
-                    assert events[-2]["usage"] == answer["usage"]  # type: ignore[index]
-                    answers.append((put_together, answer["usage"]))
+                site.service.script = say(site.tokenizer, text, reason="stop", tokens_a_delta=grouped)
+                fields = {"tools": TOOLS, "stop": ["ZZZ"], "stream_options": None}
+                status, answer = await asked(site, **fields)
+                assert status == 200
+                (choice,) = answer["choices"]
+                fields |= {"stream": True, "stream_options": {"include_usage": True}}
+                _, _, streamed = await site.post(CHAT, messages=HI, **fields)
+                events = events_of(streamed)
+                put_together = without_ids(message_from(events))
+                assert put_together == without_ids(choice["message"])
+                ends = [event["choices"][0]["finish_reason"] for event in events[:-2]]  # type: ignore[index]
+                assert ends[-1] == choice["finish_reason"]
+                assert set(ends[:-1]) == {None}
+                assert events[-2]["usage"] == answer["usage"]  # type: ignore[index]
+                answers.append((put_together, answer["usage"]))
             assert answers[0] == answers[1] == answers[2]
+
+    async def main() -> None:
+        async with front(parsers=THINKING) as site:
+            await compare(site)
 
     run(main)
 

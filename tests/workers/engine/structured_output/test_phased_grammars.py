@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import random
 import re
+import threading
 from array import array
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from slipstream.router.structured_output.byte_tokenizer import NUM_BYTES, byte_t
 from slipstream.workers.config.worker_config import EngineConfig
 from slipstream.workers.engine.engine_builder import build_runner, engine_limits
 from slipstream.workers.engine.execution.model_runner import ModelRunner
+from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.native_engine import NativeEngine
 from slipstream.workers.engine.structured_output.grammars import GrammarCompiler
 from tests.support.workers.engine_driver import Generated, make_request, make_ticket, run
@@ -259,10 +262,16 @@ class CountingRunner:
         return self._runner.execute(plan, rows)
 
 
+@cache
+def compiler_of(limits: EngineLimits) -> GrammarCompiler:
+    """Shared by engines: it keeps nothing of a sequence."""
+    return GrammarCompiler(DEMO, limits.vocab_size, limits.eos_token_ids)
+
+
 def make_engine(runner: Any, book: GrammarCompiler | None = None, **overrides: Any) -> NativeEngine:
     values: dict[str, Any] = {"num_pages": 256, "max_num_seqs": 16, "max_step_tokens": 128, **overrides}
     limits = engine_limits(DEMO, EngineConfig(dtype="float32", page_tokens=8, **values))
-    return NativeEngine(limits, runner, book or GrammarCompiler(DEMO, limits.vocab_size, limits.eos_token_ids))
+    return NativeEngine(limits, runner, book or compiler_of(limits))
 
 
 def outcome(engine: NativeEngine, *requests: Any) -> dict[str, Generated]:
@@ -317,8 +326,6 @@ def test_a_lack_of_pages_changes_no_call(runner: ModelRunner) -> None:
 
 
 def test_a_grammar_that_is_not_compiled_yet_holds_up_only_calls(runner: ModelRunner) -> None:
-    import threading
-
     class SlowCompiler(GrammarCompiler):
         def __init__(self, on_ready: Callable[[], None]) -> None:
             limits = make_engine(runner).limits

@@ -1,4 +1,4 @@
-"""The parts of an answer, as they come."""
+"""The parts of an output, as they come, and the events that are made of them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class EventBuffer:
             self._pieces.clear()
 
 
-class Answer:
+class OutputParts:
     """Content, reasoning and calls. `tools` and `max_calls`: see OutputParser."""
 
     def __init__(self, source: TextInput, form: BoundFormat, tools: Mapping[str, Any], max_calls: int | None) -> None:
@@ -86,36 +86,36 @@ class Answer:
         self.content.finish()
 
 
-class AnswerCall:
-    """A call that is being read: what the readers' CallSink is. With `only_tools` it must be one of the request's
-    functions, or have arguments at least."""
+class CallWriter:
+    """Writes the events of a call that is being read: the readers' CallSink. With `only_tools` it must be one of the
+    request's functions, or have arguments at least."""
 
-    def __init__(self, answer: Answer, only_tools: bool) -> None:
-        self._answer = answer
+    def __init__(self, output: OutputParts, only_tools: bool) -> None:
+        self._output = output
         self._only_tools = only_tools
-        self._index = answer.num_begun
+        self._index = output.num_begun
         self.has_begun = False
         self.parameters: Any = None
 
     def begin(self, name: str, call_id: str, has_arguments: bool = True) -> None:
-        answer = self._answer
-        if self._only_tools and not (name in answer.tools if answer.tools else has_arguments):
+        output = self._output
+        if self._only_tools and not (name in output.tools if output.tools else has_arguments):
             raise MismatchError
-        answer.source.release()
-        answer.content.at_marker()
-        answer.num_begun += 1
+        output.source.release()
+        output.content.at_marker()
+        output.num_begun += 1
         name, call_id = (SURROGATES.sub("\ufffd", text) for text in (name, call_id))
-        answer.events.add(CallBegin(self._index, name, call_id))
-        self.parameters = answer.tools.get(name)
+        output.events.add(CallBegin(self._index, name, call_id))
+        self.parameters = output.tools.get(name)
         self.has_begun = True
 
     def write(self, fragment: str) -> None:
         """Special tokens within it stand in strings: there they are their texts."""
         if SURROGATES.search(fragment):
-            texts = self._answer.token_texts
+            texts = self._output.token_texts
             fragment = SURROGATES.sub(lambda mark: texts.get(mark[0], "\ufffd"), fragment)
-        self._answer.events.add_text(None, fragment, self._index)
+        self._output.events.add_text(None, fragment, self._index)
 
     def end(self, is_complete: bool) -> None:
-        self._answer.events.add(CallEnd(self._index))
-        self._answer.num_calls += is_complete
+        self._output.events.add(CallEnd(self._index))
+        self._output.num_calls += is_complete
