@@ -42,9 +42,9 @@ class OutputParser:
         return self._output.in_reasoning
 
     @property
-    def num_calls(self) -> int:
-        """Complete calls so far."""
-        return self._output.num_calls
+    def has_calls(self) -> bool:
+        """Whether the output has calls, none of which is cut off."""
+        return 0 < self._output.num_calls == self._output.num_begun
 
     @property
     def is_over(self) -> bool:

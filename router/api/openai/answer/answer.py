@@ -173,7 +173,7 @@ class Answer(Generic[Out]):
         if choice.index % self._choices_per_prompt == 0:
             self._num_cached_tokens += finish.usage.num_cached_tokens
         reason = "stop" if choice.output.stopped else finish.reason
-        return "tool_calls" if reason == "stop" and choice.output.num_calls else reason
+        return "tool_calls" if reason == "stop" and choice.output.has_calls else reason
 
     def _explained(self) -> bytes:
         """The explanation of each choice as JSON; empty if the client did not ask for it."""

@@ -24,8 +24,8 @@ class TokenEntry(NamedTuple):
 
 class ChoiceOutput(Protocol[Out]):
     """The output of one choice as it grows. `held` are the entries of tokens that wait for their text. `stopped` is set
-    where the output ended before the model ended it. `num_calls` counts complete calls; `num_reasoning_tokens` is None
-    where reasoning is not read."""
+    where the output ended before the model ended it. `has_calls`: it has calls, none of which is cut off.
+    `num_reasoning_tokens` is None where reasoning is not read."""
 
     num_tokens: int
     stopped: bool
@@ -33,7 +33,7 @@ class ChoiceOutput(Protocol[Out]):
     @property
     def held(self) -> Sequence[TokenEntry]: ...
     @property
-    def num_calls(self) -> int: ...
+    def has_calls(self) -> bool: ...
     @property
     def num_reasoning_tokens(self) -> int | None: ...
 

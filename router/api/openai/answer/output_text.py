@@ -26,7 +26,7 @@ class OutputText:
         "stopped",
     )
 
-    num_calls = 0  # text is not read
+    has_calls = False  # text is not read
     num_reasoning_tokens: int | None = None
 
     def __init__(self, pieces: PieceTable, stops: Sequence[str], include_stop: bool, min_tokens: int = 0) -> None:

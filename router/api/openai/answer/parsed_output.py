@@ -69,8 +69,8 @@ class ParsedOutput:
         return self._text.held
 
     @property
-    def num_calls(self) -> int:
-        return self._parser.num_calls
+    def has_calls(self) -> bool:
+        return self._parser.has_calls
 
     @property
     def num_reasoning_tokens(self) -> int | None:

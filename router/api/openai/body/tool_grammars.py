@@ -170,6 +170,7 @@ class ToolGrammars:
             final, why = await self._grammars.verdict(grammar)
             if final is not None:
                 return _Outputs(final, fault)
+            why = (why or "").partition("\n")[0]  # behind it are llguidance's own details
             fault = fault or why
             log.warning("the grammar of an output with %d tools cannot be followed: %.200s", len(tools), why)
         return _Outputs(None, fault)

@@ -420,7 +420,9 @@ def test_a_stop_string_within_a_call_ends_it() -> None:
         async with front(CALLS, reason="stop") as site:
             message, reason = await message_of(site, tools=TOOLS, stop=["Bonn"])
             assert [call["function"]["arguments"] for call in message["tool_calls"]] == [ROME, '{"city": "']
-            assert reason == "tool_calls"
+            assert reason == "stop", "a call that is cut off is not to be run"
+            message, reason = await message_of(site, tools=TOOLS, stop=["Nowhere"])
+            assert (len(message["tool_calls"]), reason) == (2, "tool_calls")
 
     run(main)
 
