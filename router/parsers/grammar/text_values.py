@@ -8,6 +8,7 @@ from slipstream.router.parsers.grammar.lark_rules import escaped
 from slipstream.router.parsers.grammar.schema_parts import is_anything, resolved
 
 FREE = r"/(?s:.*)/"
+NOTHING = r"/(?s:.){0}/"
 MAX_DEPTH = 8
 MAX_LENGTH = 256 << 10  # characters of all expressions of one value
 # Formats that llguidance knows for JSON strings only.
@@ -47,7 +48,7 @@ class _Options:
             return None
         if "enum" in schema or "const" in schema:
             values = schema["enum"] if "enum" in schema else [schema["const"]]
-            return [f"/{escaped(value)}/" for value in values if isinstance(value, str) and value] or None
+            return [f"/{escaped(value)}/" if value else NOTHING for value in values if isinstance(value, str)] or None
         for key in ("anyOf", "oneOf"):
             if key in schema:
                 options = [self.of(inner, depth - 1) for inner in schema[key]]

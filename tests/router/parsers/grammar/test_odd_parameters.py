@@ -48,6 +48,11 @@ EVERYWHERE = {
         "required": ["n"],
         "additionalProperties": True,
     },
+    "texts that may be empty": {
+        "type": "object",
+        "properties": {"a": {"enum": ["", "x"]}, "b": {"const": ""}},
+        "required": ["a", "b"],
+    },
     "a tuple": {
         "type": "object",
         "properties": {"p": {"type": "array", "prefixItems": [SHORT, {"type": "integer"}], "items": False}},
