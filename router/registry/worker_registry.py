@@ -9,6 +9,7 @@ from itertools import islice
 
 from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.protocol.messages import Hello, PagesHeld, Role, Stats
+from slipstream.router.protocol.older_peers import VERSION_OF_0_1_0
 from slipstream.router.registry.broken_links import Links
 from slipstream.router.registry.credits import CreditLedger
 from slipstream.router.registry.load_order import LoadOrder
@@ -76,7 +77,8 @@ def common_abilities(workers: Sequence[WorkerState]) -> WorkerAbilities:
         return NO_ABILITIES
     ends = {token_id for worker in workers for token_id in worker.hello.end_token_ids}
     registered = set(workers[0].hello.logits_processors).intersection(*[w.hello.logits_processors for w in workers])
-    return WorkerAbilities(True, tuple(sorted(ends)), tuple(sorted(registered)))
+    says_ends = any(worker.hello.version != VERSION_OF_0_1_0 for worker in workers)
+    return WorkerAbilities(True, tuple(sorted(ends)), tuple(sorted(registered)), says_ends)
 
 
 def _decode_load(worker: WorkerState) -> float:

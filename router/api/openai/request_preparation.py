@@ -122,11 +122,13 @@ class RequestPreparation:
 
     async def _restrictions(self, body: GenerationFields, model: ServedModel) -> Restrictions:
         """Raises HttpError 400 for what restricts the output in a way that there is not."""
+        abilities = self._status.abilities_of(model.name)
         if body.use_beam_search:
-            check_beams(body, body.num_prompts if isinstance(body, CompletionRequest) else 1)
+            num_prompts = body.num_prompts if isinstance(body, CompletionRequest) else 1
+            check_beams(body, num_prompts, abilities.says_ends)
         else:
             check_no_beams(body)
-        return await restrictions_of(body, model.tokenizer, self._status.abilities_of(model.name))
+        return await restrictions_of(body, model.tokenizer, abilities)
 
 
 def sampling(

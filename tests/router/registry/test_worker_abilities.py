@@ -22,6 +22,14 @@ def test_processors_are_those_that_every_worker_knows_and_end_tokens_those_of_an
     assert registry.abilities == WorkerAbilities(True, (3, 7), ("a", "b"))
 
 
+def test_ends_are_known_unless_all_workers_are_too_old_to_say_theirs():
+    lab = Lab()
+    lab.join(PeerId("d", 1), "decode", version=VERSION_OF_0_1_0)
+    assert not lab.dispatcher.registry.abilities.says_ends
+    lab.join(PeerId("e", 1), "decode", end_token_ids=(3,))
+    assert lab.dispatcher.registry.abilities.says_ends
+
+
 def test_restrictions_are_refused_while_a_worker_is_too_old_for_them():
     lab = Lab()
     lab.join(PeerId("d", 1), "decode", version=VERSION_OF_0_1_0)

@@ -52,8 +52,12 @@ def check_no_beams(body: GenerationFields) -> None:
             raise invalid(field, f"'{field}' is only allowed where `use_beam_search` is true.")
 
 
-def check_beams(body: GenerationFields, num_prompts: int) -> None:
-    """Raises HttpError 400 if the search that a request asks for is not served."""
+def check_beams(body: GenerationFields, num_prompts: int, says_ends: bool) -> None:
+    """Raises HttpError 400 if the search that a request asks for is not served. `says_ends`: the workers have said which
+    tokens end an output."""
+    if not says_ends and not body.ignore_eos:
+        message = "'use_beam_search' is not served while all workers are of Slipstream 0.1.0."
+        raise HttpError(400, message, param="use_beam_search", code="unsupported_parameter")
     num_beams, field = body.candidates_per_prompt, "n" if getattr(body, "best_of", None) is None else "best_of"
     if not 2 <= num_beams <= MAX_BEAMS:
         message = (

@@ -140,6 +140,21 @@ def test_chat_has_beams_too_and_several_prompts_are_searched_one_by_one() -> Non
     run(main)
 
 
+def test_a_search_is_refused_where_its_ends_are_not_known() -> None:
+    async def main() -> None:
+        async with front("x") as site:
+            serve_beams(site)
+            service: Any = site.service
+            service.abilities = WorkerAbilities(True, says_ends=False)
+            fields = {"prompt": PROMPT, "use_beam_search": True, "n": 2, "max_tokens": 4}
+            status, _, answer = await site.post(COMPLETIONS, **fields)
+            assert (status, orjson.loads(answer)["error"]["param"]) == (400, "use_beam_search")
+            status, _, answer = await site.post(COMPLETIONS, **fields, ignore_eos=True)
+            assert status == 200, answer
+
+    run(main)
+
+
 def test_a_step_that_fails_fails_the_answer_and_leaves_nothing_running() -> None:
     async def main() -> None:
         async with front("x") as site:
