@@ -53,8 +53,8 @@ def check_no_beams(body: GenerationFields) -> None:
 
 
 def check_beams(body: GenerationFields, num_prompts: int, says_ends: bool) -> None:
-    """Raises HttpError 400 if the search that a request asks for is not served. `says_ends`: the workers have said which
-    tokens end an output."""
+    """Raises HttpError 400 if the search that a request asks for is not served. `says_ends`: the workers have said
+    which tokens end an output."""
     if not says_ends and not body.ignore_eos:
         message = "'use_beam_search' is not served while all workers are of Slipstream 0.1.0."
         raise HttpError(400, message, param="use_beam_search", code="unsupported_parameter")
