@@ -9,6 +9,7 @@ from slipstream.router.protocol.phased_grammar import Phase, PhasedGrammar
 from slipstream.router.structured_output.byte_tokenizer import NUM_BYTES, byte_tokenizer_json
 
 NUM_TRIED_TOKENS = 64
+NONCHARACTER = "\ufdd0"  # no text of a grammar is a special token
 TOKEN_ID = re.compile(r"<\[(\d+)\]>")
 
 
@@ -30,7 +31,7 @@ def _complaint(phase: Phase, lark: str) -> str | None:
     lark = TOKEN_ID.sub(lambda found: f"<[{new_id[found[1]]}]>", lark)
     num_tokens = NUM_BYTES + len(ids)
     tokenizer = LLTokenizer(
-        byte_tokenizer_json([*(f"<|{token_id}|>" for token_id in ids), "<|end|>"]), eos_token=num_tokens
+        byte_tokenizer_json([f"<{NONCHARACTER}{number}>" for number in range(len(ids) + 1)]), eos_token=num_tokens
     )
     grammar = grammar_of_phase(phase._replace(grammar=lark))
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())

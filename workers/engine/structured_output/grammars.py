@@ -28,6 +28,7 @@ from slipstream.router.protocol.phased_grammar import Phase, PhasedGrammar
 from slipstream.workers.engine.structured_output.grammar_matcher import GrammarMatcher, SequenceGrammar
 from slipstream.workers.engine.structured_output.phased_matcher import PhasedMatcher
 from slipstream.workers.engine.structured_output.token_bytes import TokenBytes
+from slipstream.workers.engine.structured_output.token_names import TokenNames
 from slipstream.workers.engine.structured_output.trigger_scanner import OutputShape, TriggerScanner
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class GrammarCompiler:
         self._eos_ids = sorted(eos_ids)
         self._tokenizer: LLTokenizer | None = None
         self._token_bytes: TokenBytes | None = None
+        self._names = TokenNames(())
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
         self._compiled: OrderedDict[GrammarSpec | Phase, Future[LLMatcher | None]] = OrderedDict()
         self._phased: OrderedDict[str, PhasedGrammar] = OrderedDict()
@@ -120,7 +122,7 @@ class GrammarCompiler:
         try:
             tokenizer = self._read_tokenizer()
             text = grammar_of_phase(grammar) if isinstance(grammar, Phase) else grammar_of(grammar)
-            matcher = LLMatcher(tokenizer, text, log_level=0, limits=parser_limits())
+            matcher = LLMatcher(tokenizer, with_ids(text, self._names), log_level=0, limits=parser_limits())
         except (OSError, ValueError) as error:  # a GrammarError is one
             log.warning("a grammar cannot be followed: %s", error)
             return None
@@ -145,17 +147,21 @@ class GrammarCompiler:
         if self._tokenizer is None:
             # It has been read as JSON: text that is not would be taken for a file name.
             text = read_text(self._model_dir, self._manifests, vocabulary)
-            spec = json.loads(text)
-            text = without_tokens_beyond(spec, self._vocab_size) or text
-            tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos_ids or None)
-            self._token_bytes = TokenBytes.read(tokenizer, spec)
+            spec = without_tokens_beyond(json.loads(text), self._vocab_size)
+            names = TokenNames(spec.get("added_tokens") or [])
+            tokenizer = LLTokenizer(
+                json.dumps(names.renamed(spec)),
+                n_vocab=self._vocab_size,
+                eos_token=self._eos_ids or names.end_id(),
+            )
+            self._token_bytes, self._names = TokenBytes.read(tokenizer, spec), names
             self._tokenizer = tokenizer
         return self._tokenizer
 
     def _tokens_of(self, text: bytes) -> list[int]:
-        """Tokens with this text. To be called when something was compiled."""
+        """Tokens with this text of an output. To be called when something was compiled."""
         assert self._tokenizer is not None
-        return self._tokenizer.tokenize_bytes(text)
+        return self._tokenizer.tokenize_bytes(self._names.in_output(text))
 
 
 def _kept(table: OrderedDict[K, V], key: K, value: V) -> V:
@@ -166,12 +172,24 @@ def _kept(table: OrderedDict[K, V], key: K, value: V) -> V:
     return value
 
 
-def without_tokens_beyond(tokenizer: dict[str, Any], vocab_size: int) -> str | None:
-    """A tokenizer.json without the added tokens that the model does not have, with which grammars would be refused;
-    None if there are none."""
+def with_ids(grammar: str, names: TokenNames) -> str:
+    """A grammar in llguidance's format, with the ids of the special tokens that it names. It is Lark, or JSON with
+    several grammars."""
+    if not grammar.startswith("{"):
+        return names.in_lark(grammar)
+    if '"lark_grammar"' not in grammar:
+        return grammar
+    parts = json.loads(grammar)
+    for part in parts["grammars"]:
+        if part.get("lark_grammar"):
+            part["lark_grammar"] = names.in_lark(part["lark_grammar"])
+    return json.dumps(parts)
+
+
+def without_tokens_beyond(tokenizer: dict[str, Any], vocab_size: int) -> dict[str, Any]:
+    """A tokenizer.json without the added tokens that the model does not have, with which grammars would be refused."""
     added = tokenizer.get("added_tokens") or []
-    known = [token for token in added if token["id"] < vocab_size]
-    return json.dumps(tokenizer | {"added_tokens": known}) if len(known) < len(added) else None
+    return tokenizer | {"added_tokens": [token for token in added if token["id"] < vocab_size]}
 
 
 def vocabulary(model_dir: Path) -> str:

@@ -4,7 +4,8 @@ While a phase is free, nothing is computed for the sequence: it waits for no gra
 as if it had none. Where a trigger has come, the grammar of the next phase begins with it.
 
 An output that does not fit its grammar, because a worker without that has written a part of it, goes on freely: it is
-worth more than an error.
+worth more than an error. Where a grammar holds from the first token, nothing may follow, and it ends in an error: an
+answer that only begins as a schema asks for is worth nothing.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class PhasedMatcher:
         "_eos_ids",
         "_grammar",
         "_has_left",
+        "_is_bound",
         "_is_free",
         "_is_waited_for",
         "_matcher",
@@ -78,6 +80,7 @@ class PhasedMatcher:
         self._start: Symbols | None = ()  # of a phase with a grammar, as long as that may become one of its triggers
         self._matcher: LLMatcher | None = None
         self._has_left = False
+        self._is_bound = grammar.phases[grammar.begin].grammar is not None
 
     @property
     def is_ready(self) -> bool:
@@ -112,6 +115,8 @@ class PhasedMatcher:
             if not self._has_left:
                 if matcher is not None:
                     write_mask(matcher, mask, held_back)
+                return
+            if self._is_bound:
                 return
         self._write_free(scanner, mask)
         clear(mask, held_back)
@@ -191,7 +196,7 @@ class PhasedMatcher:
             self._num_followed = len(self._tokens)
         if self._matcher.is_error() and not self._has_left:
             log.warning("an output has left its grammar: %s", self._matcher.get_error())
-            self._has_left, self._restricts = True, False
+            self._has_left, self._restricts = True, self._is_bound
         return self._matcher
 
     def _opened(self, phase: int, read: Symbols) -> LLMatcher | None:
