@@ -107,7 +107,7 @@ class PartsReader:
             output.content.write(source.release())
         except EndOfTextError:
             begun = source.release_all()
-            if SURROGATES.match(begun):  # behind a special token it is the beginning of a call for certain
+            if is_marked and is_call_begun(begun, calls.markers):
                 output.content.at_marker()
             else:
                 output.content.write(begun)
@@ -155,6 +155,13 @@ class PartsReader:
                     found = yield from self._source.accept(element.spellings)
                     if found is None and not element.optional:
                         return
+
+
+def is_call_begun(text: str, markers: Sequence[str]) -> bool:
+    """Whether what may become a call at the end of the output is one that was cut off, and not talk of a marker: it
+    begins with a special token, or goes on behind the marker as a call does."""
+    marker = max((one for one in markers if text.startswith(one)), key=len, default=text)
+    return SURROGATES.match(text) is not None or bool(text[len(marker) :].strip())
 
 
 def first_texts(elements: Sequence[Element]) -> tuple[str, ...]:

@@ -58,13 +58,13 @@ class RequestPreparation:
             use.tools if use is not None else (),
             outputs,
         )
+        asked_for = model.defaults.max_tokens(body.stated_max_tokens)
+        default = model.defaults.default_max_tokens(None)
+        max_tokens = room(packed_ids, limit, asked_for, default, "messages", self._clamps)
         reasoning = reasoning_state(model, packed_ids)
         grammar = await self._grammars.of(body)
         if outputs is not None and (use is not None or (grammar is not None and reasoning != "over")):
             grammar = await self._output_grammar(use, outputs, reasoning, grammar)
-        asked_for = model.defaults.max_tokens(body.stated_max_tokens)
-        default = model.defaults.default_max_tokens(None)
-        max_tokens = room(packed_ids, limit, asked_for, default, "messages", self._clamps)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         params = sampling(body, model, max_tokens, logprobs, grammar, received.seed)
         prompts = [Prompt(packed_ids, restrictions.applied(params))]
@@ -98,7 +98,6 @@ class RequestPreparation:
             check_token_ids("prompt", token_ids, model.tokenizer.vocab_size)
         limit = self._lookup.limit_of(model.name)
         await self._stages.next_stage(model.name)
-        grammar = await self._grammars.of(body)
         restrictions = await self._restrictions(body, model)
         prompts: list[Prompt] = []
         reader = PromptReader(model.tokenizer)
@@ -108,8 +107,9 @@ class RequestPreparation:
         logprobs = body.logprobs
         if logprobs is None and body.candidates_per_prompt > (body.n or 1) and not body.use_beam_search:
             logprobs = 0  # the best are chosen by them
-        for packed_ids in id_lists:
-            max_tokens = room(packed_ids, limit, asked_for, default, "prompt", self._clamps)
+        rooms = [room(packed_ids, limit, asked_for, default, "prompt", self._clamps) for packed_ids in id_lists]
+        grammar = await self._grammars.of(body)
+        for packed_ids, max_tokens in zip(id_lists, rooms, strict=True):
             seed = (received.seed + len(prompts) * SEED_STEP) & SEED_MASK
             params = sampling(body, model, max_tokens, logprobs, grammar, seed)
             prompts.append(Prompt(packed_ids, restrictions.applied(params)))

@@ -15,10 +15,13 @@ class Call(NamedTuple):
     arguments: str
 
     def as_object(self) -> dict[str, Any] | None:
-        """The arguments, None if they are no JSON object. No arguments at all are an empty one."""
+        """The arguments, None if they are no JSON object, or escape half a character, which is no text. No arguments at
+        all are an empty one."""
         try:
             value = json.loads(self.arguments or "{}")
-        except (ValueError, RecursionError):
+            if "\\u" in self.arguments:
+                json.dumps(value, ensure_ascii=False).encode()
+        except (ValueError, RecursionError):  # a UnicodeEncodeError is one
             return None
         return value if isinstance(value, dict) else None
 

@@ -72,7 +72,6 @@ def test_arguments_go_out_as_they_were_written() -> None:
         '<tool_call>\n{"city": "Bern"}\n</tool_call>',
         '<tool_call>\n{"name": 5}\n</tool_call>',
         "<tool_call>\n[1]",
-        '<tool_call>\n{"name": "get_weather"',
         "<tool_ca",
         "a < b > c",
     ],
@@ -86,12 +85,15 @@ def test_special_tokens_of_what_is_no_call_are_not_shown() -> None:
     assert read("hermes", "The tag is <tool_call>, in short.", special=True).content == "The tag is , in short."
 
 
-def test_a_call_that_is_cut_off_before_its_arguments_is_content_unless_a_special_token_began_it() -> None:
-    for cut in range(len("<tool_call>"), WEATHER.index("{", 1)):
-        text = f"Yes. <tool_call>{WEATHER[:cut]}"
-        assert read("hermes", text, special=False).content == text
-        begun = read("slipstream-demo", f"Yes. <|tool_call|>{WEATHER[:cut]}", special=True)
+def test_a_call_that_is_cut_off_before_its_arguments_is_nothing() -> None:
+    for cut in range(1, WEATHER.index("{", 1)):
+        begun = read("hermes", f"Yes. <tool_call>\n{WEATHER[:cut]}")
         assert (begun.content, begun.calls) == ("Yes.", [])
+
+
+def test_a_marker_at_the_end_is_content_unless_it_is_a_special_token() -> None:
+    assert read("hermes", "Write <tool_call>\n", special=False).content == "Write <tool_call>\n"
+    assert read("hermes", "Write <tool_call>", special=True).content == "Write"
 
 
 def test_a_call_that_is_cut_off_keeps_its_arguments() -> None:

@@ -46,8 +46,10 @@ async def restrictions_of(body: GenerationFields, tokenizer: Tokenizer, abilitie
 
 async def bad_words(words: list[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """The token sequences that each word may be written as: at the beginning of a text, and behind a space. vLLM leaves
-    out the second where it has another number of tokens, and so permits it; here both are forbidden."""
-    texts = [text for word in words for text in (word.lstrip(), f" {word.lstrip()}")]
+    out the second where it has another number of tokens, and so permits it; here both are forbidden. A word of spaces
+    stays as it is."""
+    plain = [word.lstrip(" ") or word for word in words]
+    texts = [text for word in plain for text in (word, f" {word}")]
     packed = await tokenizer.encode(texts, MAX_WORD_TOKENS, add_special_tokens=False)
     for word, token_ids in zip(words, packed[::2], strict=True):
         if not token_ids:

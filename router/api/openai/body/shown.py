@@ -41,7 +41,7 @@ def _shown(value: Any, depth: int) -> str:
         few = [key for key, _ in zip(value, range(MAX_ITEMS), strict=False)]
         items = [f"{literal(str(key))}: {_shown(value[key], depth + 1)}" for key in few]
         return f"{{{', '.join(items + ['...'] * (len(value) > MAX_ITEMS))}}}"
-    return type(value).__name__
+    return "{...}"  # an object that has been read
 
 
 def literal(text: str) -> str:

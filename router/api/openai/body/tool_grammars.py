@@ -9,6 +9,7 @@ they would be: agents pass on schemas that they have not written.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
@@ -111,10 +112,10 @@ class ToolGrammars:
         return made.grammar
 
     def _known(self, tool: RequestTool) -> _Tried | None:
-        return self._tools.get((tool.name, _dumped(tool.parameters)))
+        return self._tools.get((tool.name, _dumped(tool.parameters, tool.field)))
 
     async def _try(self, tool: RequestTool) -> _Tried:
-        parameters = _dumped(tool.parameters)
+        parameters = _dumped(tool.parameters, tool.field)
         text = parameters.decode()
         found = _Tried(ToolGrammar(tool.name, parameters=text), None)
         schema, fault = _object_schema(tool.parameters), None
@@ -123,7 +124,7 @@ class ToolGrammars:
         elif len(parameters) > MAX_GRAMMAR_BYTES:
             fault = f"it has {len(parameters)} bytes; there may be {MAX_GRAMMAR_BYTES}"
         else:
-            grammar, fault = await self._grammars.verdict(GrammarSpec("json", _dumped(schema).decode()))
+            grammar, fault = await self._grammars.verdict(GrammarSpec("json", _dumped(schema, tool.field).decode()))
             if grammar is not None:
                 found = _Tried(ToolGrammar(tool.name, grammar.spec, text), None)
         if fault is not None:
@@ -192,12 +193,15 @@ def check_names(form: OutputFormat | None, tools: Sequence[RequestTool], tried: 
                 raise invalid(tool.field, cannot_be_followed(tool.field, fault))
 
 
-def _dumped(value: Any) -> bytes:
-    """As JSON. Raises HttpError 400 for what JSON cannot express, and what is nested too deeply."""
+def _dumped(value: Any, field: str) -> bytes:
+    """The value of a field as JSON. Raises HttpError 400 for what is nested too deeply."""
     try:
         return orjson.dumps(value)
-    except orjson.JSONEncodeError as error:
-        raise invalid("tools", cannot_be_followed("tools", str(error))) from error
+    except orjson.JSONEncodeError:  # integers beyond 64 bits, for instance
+        try:
+            return json.dumps(value, separators=(",", ":")).encode()
+        except RecursionError as error:
+            raise invalid(field, cannot_be_followed(field, "it is nested too deeply")) from error
 
 
 def _object_schema(parameters: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

@@ -30,6 +30,8 @@ def test_a_bad_word_is_forbidden_at_the_beginning_and_behind_a_space(path: str) 
             texts = ("return", " return", "self", " self")
             assert params.bad_words == tuple(tuple(encode(text, add_special_tokens=False).ids) for text in texts)
             assert any(len(word) == 1 for word in params.bad_words)
+            params = await params_of(site, path, bad_words=["\n"])
+            assert params.bad_words[0] == tuple(encode("\n", add_special_tokens=False).ids)
 
     run(main)
 

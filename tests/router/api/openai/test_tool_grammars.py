@@ -83,7 +83,12 @@ def test_a_schema_that_cannot_be_followed_fails_only_where_it_must() -> None:
         assert '"city"' in lark
 
 
-@pytest.mark.parametrize("parameters", [{"type": "string"}, {"type": "object", "minProperties": "x"}, {"$ref": "#/no"}])
+HUGE = {"type": "object", "properties": {"n": {"type": "integer", "const": 10**400}}}
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"type": "string"}, {"type": "object", "minProperties": "x"}, {"$ref": "#/no"}, HUGE]
+)
 def test_a_tool_with_odd_parameters_takes_any_object(parameters: Any) -> None:
     (served,) = ask(RequestGrammars(TRIALS), [tool(0, parameters)])
     assert '"maxProperties":256' in lark_of(served)

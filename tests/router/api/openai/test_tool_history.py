@@ -112,7 +112,10 @@ def test_what_breaks_the_order_is_refused_in_openais_words(messages: Any, param:
     run(main)
 
 
-@pytest.mark.parametrize("arguments", [ARGUMENTS, {"city": "Rom"}, "", "broken {", "[1]", None])
+HALF = '{"a": "\\ud800"}'  # of a character, which no text can have
+
+
+@pytest.mark.parametrize("arguments", [ARGUMENTS, {"city": "Rom"}, "", "broken {", "[1]", HALF, None])
 def test_arguments_are_an_object_if_they_are_one(arguments: Any) -> None:
     template = SHORT_IDS
 
@@ -121,9 +124,13 @@ def test_arguments_are_an_object_if_they_are_one(arguments: Any) -> None:
             prompt = await prompt_of(
                 site, [ASKED, calling(call("123456789", arguments=arguments)), result("123456789")]
             )
-            shown = {"": "{}", None: "{}", "broken {": '"broken {"', "[1]": '"[1]"'}.get(
-                arguments if isinstance(arguments, str | None) else "", ARGUMENTS
-            )
+            shown = {
+                "": "{}",
+                None: "{}",
+                "broken {": '"broken {"',
+                "[1]": '"[1]"',
+                HALF: orjson.dumps(HALF).decode(),
+            }.get(arguments if isinstance(arguments, str | None) else "", ARGUMENTS)
             shown = ARGUMENTS if isinstance(arguments, dict) else shown
             assert prompt == f"hi123456789f{shown}123456789Rain."
 

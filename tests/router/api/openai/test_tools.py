@@ -415,6 +415,21 @@ def test_choices_have_calls_of_their_own() -> None:
     run(main)
 
 
+def test_a_prompt_that_is_too_long_is_refused_before_schemas_are_tried() -> None:
+    async def main() -> None:
+        async with front(CALLS) as site:
+            unknown = {"type": "object", "properties": {"x": {"pattern": "(?<n>a)\\k<n>"}}}
+            strict = {"type": "function", "function": {"name": "f", "parameters": unknown, "strict": True}}
+            for messages, code in (
+                (HI, "invalid_value"),
+                ([{"role": "user", "content": "x " * 5000}], "context_length_exceeded"),
+            ):
+                status, answer = await asked(site, messages=messages, tools=[strict])
+                assert (status, answer["error"]["code"]) == (400, code), answer
+
+    run(main)
+
+
 def test_a_stop_string_within_a_call_ends_it() -> None:
     async def main() -> None:
         async with front(CALLS, reason="stop") as site:
