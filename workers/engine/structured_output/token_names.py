@@ -115,7 +115,7 @@ def _without_space_in_front(pre_tokenizer: dict[str, Any] | None) -> dict[str, A
     """llguidance does so for Metaspace."""
     if pre_tokenizer is None:
         return None
-    if pre_tokenizer["type"] == "Sequence":
+    if pre_tokenizer.get("type") == "Sequence":
         parts = pre_tokenizer["pretokenizers"]
         return pre_tokenizer | {"pretokenizers": list(map(_without_space_in_front, parts))}
-    return pre_tokenizer | {"add_prefix_space": False} if pre_tokenizer["type"] == "ByteLevel" else pre_tokenizer
+    return pre_tokenizer | {"add_prefix_space": False} if pre_tokenizer.get("type") == "ByteLevel" else pre_tokenizer
