@@ -178,14 +178,17 @@ def test_a_grammar_in_lark_names_special_tokens_as_before(vocabulary: Vocabulary
     assert vocabulary.text(output[1:]).removesuffix("/") == name * 2
 
 
-def test_a_call_begins_with_a_token_that_is_not_special_and_may_hold_its_text(qwen: Vocabulary) -> None:
+@pytest.mark.parametrize("is_token", [True, False])
+def test_a_call_begins_with_a_token_that_is_not_special_and_may_hold_its_text(qwen: Vocabulary, is_token: bool) -> None:
+    """Its beginning may also be spelled."""
     marker, end = qwen.added["<tool_call>"], qwen.added["</tool_call>"]
     const = json.dumps({"enum": ["<tool_call>", "a</tool_call>", "<|im_end|>", "</think>"]})
     calls = Phase(grammar=f'start: <[{marker}]> "\\n" value "\\n" <[{end}]>\nvalue: %json {const}')
     thinking = Phase((Trigger(("</think>",), 1),), may_end=False)
     grammar = PhasedGrammar((thinking, Phase((Trigger(("<tool_call>",), 2),)), calls)).spec()
     assert complaint_of_output(grammar.spec) is None
-    begun = (*qwen.tokenizer.encode("think").ids, qwen.added["</think>"], marker)
+    begin = [marker] if is_token else byte_level().encode("<tool_call>").ids
+    begun = (*qwen.tokenizer.encode("think").ids, qwen.added["</think>"], *begin)
     seen = set()
     for seed in range(40):
         output = qwen.drawn(grammar, begun, seed)
