@@ -108,7 +108,10 @@ def test_a_proxy_does_not_come_between_status_and_router(monkeypatch: pytest.Mon
 def test_check_accepts_what_is_right(slipstream: CommandLine) -> None:
     done = slipstream("check", LOCAL)
     assert done.returncode == 0
-    assert done.stdout == f"{LOCAL}: ok: slipstream-demo with 1 x prefill (tp 1), 1 x decode (tp 1), HTTP port 8000\n"
+    assert done.stdout == (
+        f"{LOCAL}: ok: slipstream-demo with 1 x prefill (tp 1), 1 x decode (tp 1), HTTP port 8000\n"
+        f"{LOCAL}: slipstream-demo: calls of tools are read as slipstream-demo, reasoning is not read\n"
+    )
 
 
 def test_check_warns_of_what_is_hardly_meant(slipstream: CommandLine) -> None:
