@@ -139,7 +139,6 @@ BOTH = [
     ("allowed_token_ids", [5, 999999], None),
     ("bad_words", "x", None),
     ("bad_words", [""], "bad_words.0"),
-    ("bad_words", [" "], None),
     ("bad_words", ["x"] * 257, None),
     ("logits_processors", "x", None),
     ("logits_processors", [5], "logits_processors.0"),
