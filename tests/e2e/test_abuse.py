@@ -87,7 +87,12 @@ BAD_CHATS: list[tuple[str, dict[str, Any], str]] = [
     ("unknown role", {"messages": [{"role": "narrator", "content": "x"}]}, "messages.0.role"),
     ("no content", {"messages": [{"role": "user"}]}, "messages.0.content"),
     ("an image", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type"),
-    ("tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ("a tool without a name", {"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name"),
+    (
+        "a result without a call",
+        {"messages": [{"role": "tool", "tool_call_id": "x", "content": "x"}]},
+        "messages.0.role",
+    ),
     ("no json_schema", {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     ("a bad grammar", {"guided_regex": "(("}, "guided_regex"),
     ("top_logprobs without logprobs", {"top_logprobs": 2}, "top_logprobs"),
