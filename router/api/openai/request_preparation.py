@@ -6,7 +6,7 @@ from __future__ import annotations
 from slipstream.router.api.openai.answer.formats import ChatFormat, CompletionFormat
 from slipstream.router.api.openai.answer.message_format import MessageFormat
 from slipstream.router.api.openai.body.beam_fields import check_beams, check_no_beams
-from slipstream.router.api.openai.body.restrictions import Restrictions, restrictions_of
+from slipstream.router.api.openai.body.restrictions import NO_RESTRICTIONS, Restrictions, restrictions_of
 from slipstream.router.api.openai.body.sampling import SEED_MASK, check_token_ids, sampling_params
 from slipstream.router.api.openai.body.schema import ChatRequest, CompletionRequest, GenerationFields
 from slipstream.router.api.openai.body.structured_output import RequestGrammars
@@ -28,6 +28,9 @@ from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.parsers.grammar.output_grammar import ReasoningState
 from slipstream.router.protocol.messages import GrammarSpec, SamplingParams, pack_ids
 
+SEARCH_OR_RESTRICT = frozenset(
+    {"use_beam_search", "length_penalty", "early_stopping", "allowed_token_ids", "bad_words", "logits_processors"}
+)
 SEED_STEP = 0x9E3779B97F4A7C15  # between the seeds of a request's prompts, to keep them far apart in 63 bits
 
 
@@ -122,6 +125,8 @@ class RequestPreparation:
 
     async def _restrictions(self, body: GenerationFields, model: ServedModel) -> Restrictions:
         """Raises HttpError 400 for what restricts the output in a way that there is not."""
+        if body.model_fields_set.isdisjoint(SEARCH_OR_RESTRICT):
+            return NO_RESTRICTIONS
         abilities = self._status.abilities_of(model.name)
         if body.use_beam_search:
             num_prompts = body.num_prompts if isinstance(body, CompletionRequest) else 1
