@@ -23,7 +23,7 @@ from slipstream.router.status.version_status import VersionStatus
 ROUTER_PATIENCE_S = 5.0
 FAILED_ENDS: tuple[ErrorKind, ...] = (
     "worker_failed",
-    "processor_failed",
+    "logits_processor_failed",
     "request_timeout",
     "queue_timeout",
 )  # of requests let in

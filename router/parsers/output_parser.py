@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from slipstream.router.parsers.channels import ChannelsReader
+from slipstream.router.parsers.channels_reader import ChannelsReader
 from slipstream.router.parsers.description.output_format import BoundFormat
 from slipstream.router.parsers.events import OutputEvent
 from slipstream.router.parsers.output_parts import OutputParts
-from slipstream.router.parsers.parts import PartsReader
+from slipstream.router.parsers.parts_reader import PartsReader
 from slipstream.router.parsers.readers.text_input import EndOfTextError, Reading, TextInput
 
 

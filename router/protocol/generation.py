@@ -24,7 +24,7 @@ ErrorKind = Literal[
     "queue_timeout",
     "request_timeout",
     "worker_failed",  # after all attempts
-    "processor_failed",  # a logits processor of the request
+    "logits_processor_failed",  # a logits processor of the request
     "shutting_down",
     "model_not_found",  # it is not served, or is being removed
 ]

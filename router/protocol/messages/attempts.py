@@ -24,7 +24,7 @@ from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId
 from slipstream.router.protocol.messages.request import EngineRequest
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-FaultKind = Literal["invalid_request", "processor_failed"]
+FaultKind = Literal["invalid_request", "logits_processor_failed"]
 
 
 class Generate(NamedTuple):

@@ -70,7 +70,7 @@ def test_bans_and_processors_are_obeyed_and_failures_reported(device: torch.devi
     assert list(found.token_ids) == list(expected.token_ids)
     assert found.failures == expected.failures
     assert found.failures is not None
-    assert [failure.kind for failure in found.failures.values()] == ["processor_failed", "invalid_request"]
+    assert [failure.kind for failure in found.failures.values()] == ["logits_processor_failed", "invalid_request"]
 
 
 def test_scores_that_are_no_numbers_give_no_token(device: torch.device) -> None:

@@ -67,11 +67,11 @@ def test_a_failure_that_is_the_requests_own_fault_is_not_retried(pair):
 
 def test_a_logits_processor_that_fails_ends_the_request_once_and_frees_both_workers(pair):
     to_prefill(pair)
-    pair.say(P, Failed("r", 0, "the logits processor 'x' raised", False, kind="processor_failed"))
+    pair.say(P, Failed("r", 0, "the logits processor 'x' raised", False, kind="logits_processor_failed"))
     pair.chunk(P, "r", 0, finish="error")  # how the sequence ended there
     cancel, end = pair.take()
     assert cancel == Send(D, Cancel("r", 0))
-    assert end.finish.error == GenerationError("processor_failed", "the logits processor 'x' raised")
+    assert end.finish.error == GenerationError("logits_processor_failed", "the logits processor 'x' raised")
     assert pair.dispatcher.num_requests == 0
 
 

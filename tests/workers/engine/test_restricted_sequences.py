@@ -121,7 +121,7 @@ def test_a_processor_that_fails_ends_its_sequence_alone(tiny: TinyEngine) -> Non
     assert ended["good", 0].token_ids == tiny.ours()
     assert (len(ended["bad", 0].token_ids), ended["bad", 0].finish_reason) == (2, "error")
     [failed] = engine.take_failures()
-    assert (failed.request_id, failed.retryable, failed.kind) == ("bad", False, "processor_failed")
+    assert (failed.request_id, failed.retryable, failed.kind) == ("bad", False, "logits_processor_failed")
     assert "'fails_at_two' raised RuntimeError: no third token" in failed.reason
     assert not engine.take_failures()
     assert owned(engine) == 0

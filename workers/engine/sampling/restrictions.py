@@ -30,7 +30,7 @@ def apply_processors(logits: Tensor, rows: Sequence[SamplingRow]) -> dict[int, T
         try:
             logits[i] = row.processors.apply(scores).to(logits.device)
         except ProcessorError as error:
-            failures[i] = TokenFailure("processor_failed", f"the logits processor {error}")
+            failures[i] = TokenFailure("logits_processor_failed", f"the logits processor {error}")
     return failures
 
 

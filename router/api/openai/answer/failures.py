@@ -29,7 +29,7 @@ VERDICTS: dict[ErrorKind, FailureResponse] = {
     "queue_timeout": FailureResponse(503, "server_error", "queue_timeout"),
     "request_timeout": FailureResponse(504, "server_error", "request_timeout"),
     "worker_failed": FailureResponse(500, "server_error", "worker_failed"),
-    "processor_failed": FailureResponse(500, "server_error", "logits_processor_failed"),
+    "logits_processor_failed": FailureResponse(500, "server_error", "logits_processor_failed"),
     "shutting_down": FailureResponse(503, "server_error", "shutting_down"),
     "model_not_found": FailureResponse(404, "invalid_request_error", "model_not_found"),
 }

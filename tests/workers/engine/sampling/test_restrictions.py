@@ -179,7 +179,7 @@ def broken(p: Any, o: Any, logits: Any) -> Any:
 def test_a_processor_that_fails_ends_its_row_alone(function: Callable[..., Any], said: str) -> None:
     sampled = sample([PLAIN, restricted([], {"p": function}, logits_processors=calls("p")), PLAIN])
     assert sampled.token_ids == [11, None, 11]
-    assert failure_of(sampled, 1).kind == "processor_failed"
+    assert failure_of(sampled, 1).kind == "logits_processor_failed"
     assert said in failure_of(sampled, 1).message
 
 
