@@ -188,6 +188,7 @@ class GenerationFlow:
                 prompt_param=batch.prompt_param,
                 explains=bool(body.explain),
                 num_best=batch.num_best,
+                keeper=batch.keeper,
             )
             if body.stream:
                 await answer.send_stream(exchange, body.wants_usage_so_far, self._ping_s)
