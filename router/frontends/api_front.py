@@ -14,6 +14,8 @@ from slipstream.router.access.caller import forbidden
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes, ExchangeContext
 from slipstream.router.api.openai.generation_flow import GenerationFlow, SubmitService
 from slipstream.router.api.openai.openai_api import OpenAiApi
+from slipstream.router.api.openai.responses.response_store import ResponseStore
+from slipstream.router.api.openai.responses.responses_api import ResponsesApi
 from slipstream.router.api.pages.pages import PAGE_PATHS
 from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.catalog.served_model import ServedModel
@@ -25,6 +27,7 @@ from slipstream.router.observability.front_counts import FrontMetrics, ModelCoun
 from slipstream.router.observability.tracing.context import trace_context
 from slipstream.router.observability.tracing.tracer import TraceCounts, Tracer
 from slipstream.router.process.random_bytes import random_bytes
+from slipstream.router.store.object_store import ObjectStore
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 READY_PATHS = ("/health/ready", "/health", "/ping")  # the latter two are where clients of vLLM and SageMaker ask
@@ -49,12 +52,14 @@ class ApiFront:
         self._catalog = catalog
         self._metrics = FrontMetrics(entry.model.name for entry in catalog)
         self._access = access or Access()
+        self.store = ObjectStore(config.store)
         self._tracer = tracer
         self._open_paths = OPEN_PATHS | {http.path_prefix}  # which leads to the home page
         self._max_body_bytes = http.max_body_mib * 1024 * 1024
         self._routes = ApiRoutes()
         flow = GenerationFlow(catalog, service, self._metrics, self._access, config.api, http.sse_ping_s)
         OpenAiApi(flow, catalog, service, self._access).add_to(self._routes)
+        ResponsesApi(flow, ResponseStore(self.store)).add_to(self._routes)
         self._routes.add("GET", "/health/live", self.live)
         self._routes.add("GET", "/version", self.version)
 

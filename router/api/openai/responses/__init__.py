@@ -1,2 +1,2 @@
-"""OpenAI's Responses API: its requests as chats, the outputs of these as items and events, and what is stored of them.
-It may import all other folders of `router/api/openai`, and `router/store`."""
+"""OpenAI's Responses API: its endpoints, and what they keep in the store. It may import all other folders of
+`router/api/openai`, and `router/store`."""

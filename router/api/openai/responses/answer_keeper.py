@@ -6,9 +6,9 @@ import logging
 from collections.abc import Sequence
 
 from slipstream.router.api.openai.generation_batch import ReceivedRequest
-from slipstream.router.api.openai.responses.input_items import InputItem
-from slipstream.router.api.openai.responses.request_body import ResponsesRequest
-from slipstream.router.api.openai.responses.response_format import ResponseFormat, number_of
+from slipstream.router.api.openai.responses.answer.response_format import ResponseFormat, number_of
+from slipstream.router.api.openai.responses.body.input_items import InputItem
+from slipstream.router.api.openai.responses.body.request_body import ResponsesRequest
 from slipstream.router.api.openai.responses.response_store import (
     ResponseStore,
     conversation_objects,

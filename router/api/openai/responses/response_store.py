@@ -1,9 +1,9 @@
 """Responses and conversations in the store.
 
-    kind                 id          parent                   body
-    response             resp_...    previous_response_id     {"response": the response, "input": its own items}
-    conversation         conv_...                             {"metadata": ...}
-    conversation_item    msg_... etc. the conversation        the item
+kind                 id          parent                   body
+response             resp_...    previous_response_id     {"response": the response, "input": its own items}
+conversation         conv_...                             {"metadata": ...}
+conversation_item    msg_... etc. the conversation        the item
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
-from slipstream.router.api.openai.responses.input_history import PlacedItem
-from slipstream.router.api.openai.responses.input_items import MAX_ITEMS, InputItem, InputItemField, ItemReference
+from slipstream.router.api.openai.responses.body.input_history import PlacedItem
+from slipstream.router.api.openai.responses.body.input_items import MAX_ITEMS, InputItem, InputItemField, ItemReference
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.store.object_store import ObjectStore
 from slipstream.router.store.store_errors import StoreError
@@ -77,8 +77,8 @@ class ResponseStore:
             raise not_found("Response", response_id)
 
     async def chain(self, response_id: str, owner: str) -> list[Json]:
-        """The items of a response and of all before it, oldest first. Raises HttpError 400, in OpenAI's words, if one of
-        them is not there."""
+        """The items of a response and of all before it, oldest first. Raises HttpError 400, in OpenAI's words, if one
+        of them is not there."""
         try:
             found = await self._store.chain(RESPONSE, response_id, owner)
         except StoreError as error:
@@ -126,9 +126,9 @@ class ResponseStore:
         ids = list(wanted)
         for begin in range(0, len(ids), REFERENCES_AT_A_TIME):
             part = ids[begin : begin + REFERENCES_AT_A_TIME]
-            for item_id, item in zip(part, await asyncio.gather(*[self._item(one, owner) for one in part]), strict=True):
-                if item is not None:
-                    (found[item_id],) = as_items([item])
+            stored = await asyncio.gather(*[self._item(one, owner) for one in part])
+            there = {item_id: item for item_id, item in zip(part, stored, strict=True) if item is not None}
+            found |= zip(there, as_items([*there.values()]), strict=True)
         placed = []
         for index, item in enumerate(items):
             field = f"input.{index}"
@@ -154,7 +154,7 @@ class ResponseStore:
                     if item.get("id") == item_id:
                         return item
         stored = await self._get(ITEM, item_id, owner)
-        return None if stored is None else orjson.loads(stored.body)
+        return orjson.loads(stored.body) if stored is not None else None
 
     async def _get(self, kind: str, object_id: str, owner: str) -> StoredObject | None:
         try:
@@ -168,17 +168,19 @@ def stored_response(stored: StoredObject) -> StoredResponse:
     return StoredResponse(body["response"], body["input"])
 
 
-def response_object(response: bytes, own_input: Sequence[Json], owner: str, response_id: str, parent: str, created_s: int) -> StoredObject:
+def response_object(
+    response: bytes, own_input: Sequence[Json], owner: str, response_id: str, parent: str, created_s: int
+) -> StoredObject:
     """A response as it is stored; `response` is its JSON."""
     body = b'{"response":%b,"input":%b}' % (response, orjson.dumps(own_input))
     return StoredObject(RESPONSE, response_id, owner, created_s, body, parent)
 
 
-def conversation_objects(items: Iterable[Json], conversation_id: str, owner: str, created_s: float) -> list[StoredObject]:
+def conversation_objects(
+    items: Iterable[Json], conversation_id: str, owner: str, created_s: float
+) -> list[StoredObject]:
     """Items of a conversation as they are stored."""
-    return [
-        StoredObject(ITEM, item["id"], owner, created_s, orjson.dumps(item), conversation_id) for item in items
-    ]
+    return [StoredObject(ITEM, item["id"], owner, created_s, orjson.dumps(item), conversation_id) for item in items]
 
 
 def as_items(items: Sequence[Json]) -> list[InputItem]:
@@ -186,7 +188,9 @@ def as_items(items: Sequence[Json]) -> list[InputItem]:
     try:
         return ITEM_LIST.validate_python(items, extra="allow")
     except ValidationError as error:  # stored by another version
-        raise HttpError(500, f"A stored item is not readable: {error.errors()[0]['msg']}", kind="server_error") from error
+        raise HttpError(
+            500, f"A stored item is not readable: {error.errors()[0]['msg']}", kind="server_error"
+        ) from error
 
 
 def not_found(what: str, object_id: str) -> HttpError:

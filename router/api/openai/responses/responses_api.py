@@ -13,26 +13,26 @@ from slipstream.router.api.openai.body.messages import ChatMessage
 from slipstream.router.api.openai.generation_batch import GenerationBatch, ReceivedRequest
 from slipstream.router.api.openai.generation_flow import GenerationFlow
 from slipstream.router.api.openai.prompts import PromptReader
+from slipstream.router.api.openai.responses.answer.output_items import OutputItems
+from slipstream.router.api.openai.responses.answer.response_document import ResponseDocument
+from slipstream.router.api.openai.responses.answer.response_format import ResponseFormat, number_of
+from slipstream.router.api.openai.responses.answer.tokenwise_output import TokenwiseReading
 from slipstream.router.api.openai.responses.answer_keeper import AnswerKeeper
-from slipstream.router.api.openai.responses.chat_translation import (
+from slipstream.router.api.openai.responses.body.chat_translation import (
     TranslatedChat,
     chat_of,
     chat_of_prompt,
     in_words_of_responses,
 )
-from slipstream.router.api.openai.responses.input_history import PlacedItem, messages_of
-from slipstream.router.api.openai.responses.item_pages import ItemPage, item_page
-from slipstream.router.api.openai.responses.output_items import OutputItems
-from slipstream.router.api.openai.responses.request_body import (
+from slipstream.router.api.openai.responses.body.input_history import PlacedItem, messages_of
+from slipstream.router.api.openai.responses.body.request_body import (
     InputTokensRequest,
     PromptFields,
     ResponsesRequest,
 )
-from slipstream.router.api.openai.responses.response_document import ResponseDocument
-from slipstream.router.api.openai.responses.response_format import ResponseFormat, number_of
+from slipstream.router.api.openai.responses.body.truncation import MAX_ATTEMPTS, shortened
+from slipstream.router.api.openai.responses.item_pages import ItemPage, item_page
 from slipstream.router.api.openai.responses.response_store import ResponseStore, as_items
-from slipstream.router.api.openai.responses.tokenwise_output import TokenwiseReading
-from slipstream.router.api.openai.responses.truncation import MAX_ATTEMPTS, shortened
 from slipstream.router.dispatch.queue.work_queue import MAX_PRIORITY
 from slipstream.router.http.http_error import HttpError, RequestError
 from slipstream.router.http.reader import Request
@@ -92,7 +92,11 @@ class ResponsesApi:
             body = self._parse(request, exchange, InputTokensRequest)
             places = [tool.field for tool in body.tool_set.by_name.values()]
             caller, lookup = exchange.context.caller, self._flow.lookup
-            model = lookup.of(body.model, caller, MAX_PRIORITY).model if body.model else lookup.default(caller, MAX_PRIORITY)
+            model = (
+                lookup.of(body.model, caller, MAX_PRIORITY).model
+                if body.model
+                else lookup.default(caller, MAX_PRIORITY)
+            )
             _, messages = await self._conversation(body, exchange)
             fields = chat_of_prompt(body, messages, model.name)
             chat = TranslatedChat.model_construct(set(fields), **fields)
@@ -176,7 +180,9 @@ class ResponsesApi:
         reading = TokenwiseReading(batch.reading, batch.pieces)
         return GenerationBatch(received, batch.prompts, "input", form, batch.pieces, reading, keeper)
 
-    async def _fitting(self, body: ResponsesRequest, received: ReceivedRequest, chat: TranslatedChat) -> GenerationBatch:
+    async def _fitting(
+        self, body: ResponsesRequest, received: ReceivedRequest, chat: TranslatedChat
+    ) -> GenerationBatch:
         """The prompt; with `truncation: auto`, without the oldest messages if it has no room for them."""
         for attempt in range(MAX_ATTEMPTS):
             try:
@@ -184,7 +190,7 @@ class ResponsesApi:
             except RequestError as error:
                 if body.truncation != "auto" or error.error.kind != "prompt_too_long" or attempt == MAX_ATTEMPTS - 1:
                     raise
-                figures = {figure.name: figure.value for figure in error.error.figures}
+                figures = {figure.name: int(figure.value) for figure in error.error.figures}
                 room = figures["max_model_len"] - max(figures["num_wanted_tokens"], 1)
                 messages = shortened(chat.messages, figures["num_prompt_tokens"], room)
                 if messages is None:

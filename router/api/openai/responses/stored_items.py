@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from slipstream.router.api.openai.responses.input_items import InputItem, ItemReference
+from slipstream.router.api.openai.responses.body.input_items import InputItem, ItemReference
 
 INPUT_OFFSET = 0x100000  # of the ids of an input; those of the output begin at 0
 PREFIXES = {

@@ -12,9 +12,9 @@ from hashlib import blake2b
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from slipstream.router.api.openai.answer.output import Events
-from slipstream.router.api.openai.responses.custom_input import CustomInput
-from slipstream.router.api.openai.responses.reasoning_seal import sealed
-from slipstream.router.api.openai.responses.tool_fields import ToolSet
+from slipstream.router.api.openai.responses.answer.custom_input import CustomInput
+from slipstream.router.api.openai.responses.body.reasoning_seal import sealed
+from slipstream.router.api.openai.responses.body.tool_fields import ToolSet
 from slipstream.router.parsers.events import ArgumentsDelta, CallBegin, ContentDelta, ReasoningDelta
 
 ItemKind = Literal["message", "reasoning", "function_call", "custom_tool_call"]

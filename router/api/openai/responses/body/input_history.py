@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from slipstream.router.api.openai.body.messages import CalledFunction, ChatMessage, TextPart, ToolCallFields
 from slipstream.router.api.openai.body.sampling import invalid
-from slipstream.router.api.openai.responses.input_items import (
+from slipstream.router.api.openai.responses.body.input_items import (
     CallOutputItem,
     CustomCallItem,
     FunctionCallItem,
@@ -16,8 +16,8 @@ from slipstream.router.api.openai.responses.input_items import (
     ReasoningItem,
     text_of,
 )
-from slipstream.router.api.openai.responses.reasoning_seal import unsealed
-from slipstream.router.api.openai.responses.tool_fields import INPUT, flat_name
+from slipstream.router.api.openai.responses.body.reasoning_seal import unsealed
+from slipstream.router.api.openai.responses.body.tool_fields import INPUT, flat_name
 from slipstream.router.text.template.chat_template import to_json
 
 
@@ -46,8 +46,9 @@ class _Draft:
         """One that consists of reasoning alone has an empty content, as templates know no other."""
         reasoning = "\n\n".join(self.reasoning) or None
         content = "".join(self.texts) if self.texts or not self.calls else None
-        given = {"role": "assistant", "content": content, "reasoning": reasoning, "tool_calls": self.calls or None}
-        return ChatMessage.model_construct(**{name: value for name, value in given.items() if value is not None})
+        return ChatMessage.model_construct(
+            role="assistant", content=content, reasoning=reasoning, tool_calls=self.calls or None
+        )
 
 
 class History:
@@ -112,10 +113,10 @@ class History:
     def _add_result(self, item: CallOutputItem, field: str) -> None:
         if item.call_id not in self._open:
             if item.call_id in self._known:
-                message = f"'{field}.call_id' is {item.call_id!r:.80}, which has an output already."
+                fault = f"'{field}.call_id' is {item.call_id!r:.80}, which has an output already."
             else:
-                message = f"No tool call found for the output of '{field}' with call_id {item.call_id!r:.80}."
-            raise invalid(f"{field}.call_id", message)
+                fault = f"No tool call found for the output of '{field}' with call_id {item.call_id!r:.80}."
+            raise invalid(f"{field}.call_id", fault)
         del self._open[item.call_id]
         message = ChatMessage.model_construct(role="tool", content=content_of(item), tool_call_id=item.call_id)
         self._results.append(message)
@@ -159,5 +160,3 @@ def messages_of(items: Sequence[PlacedItem], instructions: str | None) -> list[C
     for item in items:
         history.add(item)
     return history.messages()
-
-

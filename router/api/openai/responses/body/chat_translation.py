@@ -9,7 +9,7 @@ from typing import Any
 
 from slipstream.router.api.openai.body.messages import ChatMessage
 from slipstream.router.api.openai.body.schema import ChatRequest, NamedSchema, ResponseFormat
-from slipstream.router.api.openai.responses.request_body import PromptFields, ResponsesRequest, TextFormat
+from slipstream.router.api.openai.responses.body.request_body import PromptFields, ResponsesRequest, TextFormat
 from slipstream.router.http.http_error import HttpError
 
 SAME_FIELDS = (
@@ -79,8 +79,8 @@ def response_format(form: TextFormat) -> ResponseFormat:
 
 
 def in_words_of_responses(error: HttpError, tool_places: Sequence[str] = ()) -> HttpError:
-    """The same error about the fields that the client has sent, with indices in brackets. `tool_places` are those of the
-    functions that were made of its tools."""
+    """The error, about the fields that the client has sent, with indices in brackets. `tool_places` are where the
+    functions that were made of its tools stand there."""
 
     def place(found: re.Match[str]) -> str:
         index = int(found[1])

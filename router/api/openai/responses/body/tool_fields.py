@@ -13,8 +13,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from slipstream.router.api.openai.body.fields import Strict, exactly, field_error
-from slipstream.router.api.openai.body.tools import MAX_TOOLS, NAME
-from slipstream.router.api.openai.body.tools import Tool, ToolMode, ToolUse
+from slipstream.router.api.openai.body.tools import MAX_TOOLS, NAME, Tool, ToolMode, ToolUse
 
 ToolName = Annotated[str, Field(pattern=NAME)]
 MAX_GRAMMAR_CHARS = 64 << 10
@@ -164,7 +163,7 @@ ToolChoiceField = Annotated[
 
 
 class NamedTool(NamedTuple):
-    """A tool under the name that the model knows it by, with the client's names. `field` is its place in the request."""
+    """A tool with the names that the client has for it. `field` is its place in the request."""
 
     tool: FunctionTool | CustomTool
     namespace: str
@@ -205,7 +204,9 @@ class ToolSet:
     def _add(self, tool: NamedTool) -> None:
         name = tool.function_name
         if name in self.by_name:
-            raise field_error(f"{tool.field}.name", f"is {tool.tool.name!r}, which another tool has; names must be unique")
+            raise field_error(
+                f"{tool.field}.name", f"is {tool.tool.name!r}, which another tool has; names must be unique"
+            )
         self.by_name[name] = tool
 
     def use(self, choice: str | ToolChoice | None, is_parallel: bool) -> ToolUse | None:
@@ -267,8 +268,8 @@ def described(tool: CustomTool) -> str:
 
 
 def parameters_of(tool: CustomTool) -> dict[str, Any]:
-    """A regular expression is followed; of a Lark grammar the model only reads, as it cannot be put into the string of a
-    JSON object."""
+    """A regular expression is followed; of a Lark grammar the model only reads, as it cannot be put into the string of
+    a JSON object."""
     text: dict[str, Any] = {"type": "string"}
     form = tool.format
     if form is not None and form.syntax == "regex":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from slipstream.router.api.openai.responses.tool_fields import INPUT
+from slipstream.router.api.openai.responses.body.tool_fields import INPUT
 
 OPENING = re.compile(r'\s*\{\s*"' + INPUT + r'"\s*:\s*"')
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}

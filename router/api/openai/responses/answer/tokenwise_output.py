@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from slipstream.router.api.openai.answer.output import Events, TokenEntry
+from slipstream.router.api.openai.answer.output import ChoiceOutput, Events, TokenEntry
 from slipstream.router.api.openai.answer.output_text import OutputText
-from slipstream.router.api.openai.answer.parsed_output import OutputReading, ParsedOutput, merged
+from slipstream.router.api.openai.answer.parsed_output import merged
+from slipstream.router.api.openai.generation_batch import Reading
 from slipstream.router.parsers.events import ContentDelta
 from slipstream.router.protocol.generation import Delta
 from slipstream.router.text.detokenizer import PieceTable
@@ -21,7 +23,7 @@ from slipstream.router.text.detokenizer import PieceTable
 class TokenwiseReading:
     """How the outputs of a request are read; without an `inner` reading they are text."""
 
-    inner: OutputReading | None
+    inner: Reading | None
     pieces: PieceTable
 
     def output(self, stops: Sequence[str], include_stop: bool, min_tokens: int) -> TokenwiseOutput:
@@ -34,20 +36,14 @@ class TokenwiseReading:
 class TokenwiseOutput:
     """Log-probabilities are those of the tokens of content: in this API, they belong to a part of a message."""
 
-    __slots__ = ("_inner", "_ready", "_waiting")
+    __slots__ = ("_inner", "_ready", "_waiting", "num_tokens", "stopped")
 
-    def __init__(self, inner: ParsedOutput | OutputText) -> None:
+    def __init__(self, inner: ChoiceOutput[Any]) -> None:
         self._inner = inner
         self._waiting: list[TokenEntry] = []  # of text that the parser holds back
         self._ready: list[TokenEntry] = []
-
-    @property
-    def num_tokens(self) -> int:
-        return self._inner.num_tokens
-
-    @property
-    def stopped(self) -> bool:
-        return self._inner.stopped
+        self.num_tokens = 0
+        self.stopped = False
 
     @property
     def held(self) -> Sequence[TokenEntry]:
@@ -66,18 +62,20 @@ class TokenwiseOutput:
         inner, last = self._inner, len(delta) - 1
         events: Events = []
         for index, pair in enumerate(delta):
-            made = self._as_events(inner.add((pair,), hides_last and index == last))
+            made = self._as_events(inner.add([pair], hides_last and index == last))
             if inner.held:
                 self._sort(made)
             events += made
             if inner.stopped:
                 break
+        self._count()
         return events
 
     def finish(self) -> Events:
         """End the output. Returns what was still held back."""
         events = self._as_events(self._inner.finish())
         self._sort(events)
+        self._count()
         return events
 
     def take_logprobs(self) -> list[TokenEntry]:
@@ -88,6 +86,9 @@ class TokenwiseOutput:
     def joined(self, parts: list[Events]) -> Events:
         """All parts of an output as one."""
         return merged(event for part in parts for event in part)
+
+    def _count(self) -> None:
+        self.num_tokens, self.stopped = self._inner.num_tokens, self._inner.stopped
 
     def _sort(self, events: Events) -> None:
         """Entries are those of content if their text, or the text that comes with it, is content."""

@@ -16,7 +16,7 @@ import orjson
 
 from slipstream.router.api.openai.answer.formats import AnswerHead, TokenUsage, WholeChoice, finite, token_name
 from slipstream.router.api.openai.answer.output import AnswerReason, Events, TokenEntry
-from slipstream.router.api.openai.responses.output_items import (
+from slipstream.router.api.openai.responses.answer.output_items import (
     ItemBegin,
     ItemDelta,
     ItemEnd,
@@ -24,7 +24,7 @@ from slipstream.router.api.openai.responses.output_items import (
     OutputItem,
     OutputItems,
 )
-from slipstream.router.api.openai.responses.response_document import Json, ResponseDocument, ResponseEnd
+from slipstream.router.api.openai.responses.answer.response_document import Json, ResponseDocument, ResponseEnd
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.text.detokenizer import PieceTable
 
@@ -79,7 +79,7 @@ class ResponseFormat:
         self._end(usage, explained)
         return self.final_document()
 
-    def failure_event(self, error: HttpError) -> bytes:
+    def failure(self, error: HttpError) -> bytes:
         """`error`, which says what was wrong in the words of other errors, and `response.failed`."""
         begun = self._begun()
         own = {"code": error.code or "server_error", "message": error.message, "param": error.param}

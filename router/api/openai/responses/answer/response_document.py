@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from slipstream.router.api.openai.answer.formats import AnswerHead, TokenUsage
-from slipstream.router.api.openai.responses.request_body import ResponsesRequest
-from slipstream.router.api.openai.responses.tool_fields import HostedTool, ToolChoice
+from slipstream.router.api.openai.responses.body.request_body import ResponsesRequest
+from slipstream.router.api.openai.responses.body.tool_fields import HostedTool, ToolChoice
 from slipstream.router.model_files.sampling_defaults import SamplingDefaults
 
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]

@@ -132,7 +132,10 @@ class UnservedItem(Strict):
         raise unserved_item(value)
 
 
-InputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | CallOutputItem | ItemReference
+# An `UnservedItem` is never made.
+InputItem = (
+    MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | CallOutputItem | ItemReference | UnservedItem
+)
 
 SERVED_ITEMS = (
     "message",

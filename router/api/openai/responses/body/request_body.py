@@ -39,8 +39,8 @@ from slipstream.router.api.openai.body.schema import (
 )
 from slipstream.router.api.openai.body.tools import MAX_TOOLS, ToolUse
 from slipstream.router.api.openai.body.vllm_fields import TemplateKwargs
-from slipstream.router.api.openai.responses.input_items import InputItemField, not_too_many_parts
-from slipstream.router.api.openai.responses.tool_fields import ToolChoiceField, ToolField, ToolSet
+from slipstream.router.api.openai.responses.body.input_items import InputItemField, not_too_many_parts
+from slipstream.router.api.openai.responses.body.tool_fields import ToolChoiceField, ToolField, ToolSet
 
 MAX_CONVERSATION_ITEMS = 20  # that a request may add, as in OpenAI's API
 LOGPROBS = "message.output_text.logprobs"
