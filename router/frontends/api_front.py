@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable
+from contextlib import AsyncExitStack
 
 import orjson
 
@@ -14,6 +15,7 @@ from slipstream.router.access.caller import forbidden
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes, ExchangeContext
 from slipstream.router.api.openai.generation_flow import GenerationFlow, SubmitService
 from slipstream.router.api.openai.openai_api import OpenAiApi
+from slipstream.router.api.openai.responses.conversations_api import ConversationsApi
 from slipstream.router.api.openai.responses.response_store import ResponseStore
 from slipstream.router.api.openai.responses.responses_api import ResponsesApi
 from slipstream.router.api.pages.pages import PAGE_PATHS
@@ -59,7 +61,9 @@ class ApiFront:
         self._routes = ApiRoutes()
         flow = GenerationFlow(catalog, service, self._metrics, self._access, config.api, http.sse_ping_s)
         OpenAiApi(flow, catalog, service, self._access).add_to(self._routes)
-        ResponsesApi(flow, ResponseStore(self.store)).add_to(self._routes)
+        responses = ResponseStore(self.store)
+        ResponsesApi(flow, responses).add_to(self._routes)
+        ConversationsApi(flow.bodies, responses).add_to(self._routes)
         self._routes.add("GET", "/health/live", self.live)
         self._routes.add("GET", "/version", self.version)
 
@@ -67,6 +71,11 @@ class ApiFront:
         """Serve one request. The response carries the client's X-Request-Id if that is a harmless one, else a new
         id."""
         return self._serve(self._routes, request, exchange, is_open=request.path in self._open_paths)
+
+    async def open(self, cleanup: AsyncExitStack) -> None:
+        """Opens the store; `cleanup` closes it. Until then what needs it is refused."""
+        cleanup.push_async_callback(self.store.close)
+        await self.store.open()
 
     @property
     def catalog(self) -> Catalog:

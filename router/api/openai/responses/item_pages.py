@@ -41,8 +41,7 @@ def item_page(items: Sequence[Json], wanted: ItemPage) -> Json:
     if wanted.after:
         begin = next((index + 1 for index, item in enumerate(ordered) if item["id"] == wanted.after), 0)
         if not begin:
-            message = f"Invalid value for 'after': the list has no item {shown(wanted.after)}."
-            raise HttpError(400, message, param="after", code="invalid_value")
+            raise no_such_item(wanted.after)
     page = ordered[begin : begin + wanted.limit]
     return list_json(page, has_more=begin + wanted.limit < len(ordered))
 
@@ -50,3 +49,8 @@ def item_page(items: Sequence[Json], wanted: ItemPage) -> Json:
 def list_json(page: Sequence[Json], has_more: bool) -> Json:
     ids = [item["id"] for item in page] or [""]
     return {"object": "list", "data": list(page), "first_id": ids[0], "last_id": ids[-1], "has_more": has_more}
+
+
+def no_such_item(after: str) -> HttpError:
+    message = f"Invalid value for 'after': the list has no item {shown(after)}."
+    return HttpError(400, message, param="after", code="invalid_value")

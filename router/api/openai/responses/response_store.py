@@ -16,8 +16,11 @@ from typing import Any, NamedTuple
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
+from slipstream.router.api.exchange_context import ApiExchange
 from slipstream.router.api.openai.responses.body.input_history import PlacedItem
 from slipstream.router.api.openai.responses.body.input_items import MAX_ITEMS, InputItem, InputItemField, ItemReference
+from slipstream.router.api.openai.responses.item_pages import ItemPage, list_json, no_such_item
+from slipstream.router.api.store_failure import store_failure
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.store.object_store import ObjectStore
 from slipstream.router.store.store_errors import StoreError
@@ -69,12 +72,7 @@ class ResponseStore:
 
     async def delete_response(self, response_id: str, owner: str) -> None:
         """Raises HttpError 404."""
-        try:
-            was_there = await self._store.delete(RESPONSE, response_id, owner)
-        except StoreError as error:
-            raise store_failed(error) from error
-        if not was_there:
-            raise not_found("Response", response_id)
+        await self._delete(RESPONSE, response_id, owner, "Response")
 
     async def chain(self, response_id: str, owner: str) -> list[Json]:
         """The items of a response and of all before it, oldest first. Raises HttpError 400, in OpenAI's words, if one
@@ -82,7 +80,7 @@ class ResponseStore:
         try:
             found = await self._store.chain(RESPONSE, response_id, owner)
         except StoreError as error:
-            raise store_failed(error) from error
+            raise store_failure(error) from error
         if not found or found[-1].parent:
             missing = found[-1].parent if found else response_id
             message = f"Previous response with id {missing!r:.160} not found."
@@ -110,7 +108,7 @@ class ResponseStore:
                     ITEM, owner, parent=conversation_id, after=after, limit=ITEMS_AT_A_TIME, newest_first=False
                 )
             except StoreError as error:
-                raise store_failed(error) from error
+                raise store_failure(error) from error
             if page is None:  # the last one left meanwhile
                 break
             items += [orjson.loads(one.body) for one in page.objects]
@@ -118,8 +116,41 @@ class ResponseStore:
             after = page.objects[-1].id if page.objects else ""
         return items
 
-    async def resolved(self, items: Sequence[InputItem], owner: str) -> list[PlacedItem]:
-        """The items of a request, with what stands in place of references. Raises HttpError 404 for one to what is not
+    async def conversation_page(self, conversation_id: str, owner: str, wanted: ItemPage) -> Json:
+        """Raises HttpError 400 if there is no item `after`."""
+        try:
+            page = await self._store.page(
+                ITEM,
+                owner,
+                parent=conversation_id,
+                after=wanted.after,
+                limit=wanted.limit,
+                newest_first=wanted.newest_first,
+            )
+        except StoreError as error:
+            raise store_failure(error) from error
+        if page is None:
+            raise no_such_item(wanted.after)
+        return list_json([orjson.loads(one.body) for one in page.objects], page.has_more)
+
+    async def conversation_item(self, conversation_id: str, item_id: str, owner: str) -> Json:
+        """Raises HttpError 404."""
+        found = await self._get(ITEM, item_id, owner)
+        if found is None or found.parent != conversation_id:
+            raise not_found("Item", item_id)
+        item: Json = orjson.loads(found.body)
+        return item
+
+    async def delete_conversation(self, conversation_id: str, owner: str) -> None:
+        """Raises HttpError 404."""
+        await self._delete(CONVERSATION, conversation_id, owner, "Conversation", ITEM)
+
+    async def delete_item(self, item_id: str, owner: str) -> None:
+        """Raises HttpError 404."""
+        await self._delete(ITEM, item_id, owner, "Item")
+
+    async def resolved(self, items: Sequence[InputItem], owner: str, field: str) -> list[PlacedItem]:
+        """The items of a field, with what stands in place of references. Raises HttpError 404 for one to what is not
         there."""
         wanted = dict.fromkeys(item.id for item in items if isinstance(item, ItemReference))
         found: dict[str, InputItem] = {}
@@ -131,14 +162,21 @@ class ResponseStore:
             found |= zip(there, as_items([*there.values()]), strict=True)
         placed = []
         for index, item in enumerate(items):
-            field = f"input.{index}"
+            place = f"{field}.{index}"
             if isinstance(item, ItemReference):
                 if item.id not in found:
                     message = f"Item with id {item.id!r:.160} not found."
-                    raise HttpError(404, message, param=f"{field}.id", code="item_not_found")
+                    raise HttpError(404, message, param=f"{place}.id", code="item_not_found")
                 item = found[item.id]
-            placed.append(PlacedItem(item, field))
+            placed.append(PlacedItem(item, place))
         return placed
+
+    async def add(self, *objects: StoredObject) -> None:
+        """Raises HttpError 507 if there is no room."""
+        try:
+            await self._store.put(*objects)
+        except StoreError as error:
+            raise store_failure(error) from error
 
     async def keep(self, *objects: StoredObject) -> None:
         """Raises StoreError."""
@@ -156,11 +194,19 @@ class ResponseStore:
         stored = await self._get(ITEM, item_id, owner)
         return orjson.loads(stored.body) if stored is not None else None
 
+    async def _delete(self, kind: str, object_id: str, owner: str, what: str, child_kind: str = "") -> None:
+        try:
+            was_there = await self._store.delete(kind, object_id, owner, child_kind)
+        except StoreError as error:
+            raise store_failure(error) from error
+        if not was_there:
+            raise not_found(what, object_id)
+
     async def _get(self, kind: str, object_id: str, owner: str) -> StoredObject | None:
         try:
             return await self._store.get(kind, object_id, owner)
         except StoreError as error:
-            raise store_failed(error) from error
+            raise store_failure(error) from error
 
 
 def stored_response(stored: StoredObject) -> StoredResponse:
@@ -197,5 +243,6 @@ def not_found(what: str, object_id: str) -> HttpError:
     return HttpError(404, f"{what} with id {object_id!r:.160} not found.", code="not_found")
 
 
-def store_failed(error: StoreError) -> HttpError:
-    return HttpError(503, str(error), kind="server_error", code="store_failed")
+def owner_of(exchange: ApiExchange) -> str:
+    """The tenant whose responses and conversations the caller sees."""
+    return exchange.context.caller.tenant("")

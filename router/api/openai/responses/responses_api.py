@@ -22,6 +22,7 @@ from slipstream.router.api.openai.responses.body.chat_translation import (
     TranslatedChat,
     chat_of,
     chat_of_prompt,
+    in_brackets,
     in_words_of_responses,
 )
 from slipstream.router.api.openai.responses.body.input_history import PlacedItem, messages_of
@@ -32,7 +33,7 @@ from slipstream.router.api.openai.responses.body.request_body import (
 )
 from slipstream.router.api.openai.responses.body.truncation import MAX_ATTEMPTS, shortened
 from slipstream.router.api.openai.responses.item_pages import ItemPage, item_page
-from slipstream.router.api.openai.responses.response_store import ResponseStore, as_items
+from slipstream.router.api.openai.responses.response_store import ResponseStore, as_items, owner_of
 from slipstream.router.dispatch.queue.work_queue import MAX_PRIORITY
 from slipstream.router.http.http_error import HttpError, RequestError
 from slipstream.router.http.reader import Request
@@ -63,13 +64,11 @@ class ResponsesApi:
     async def create(self, request: Request, exchange: ApiExchange) -> None:
         """The next items of a conversation."""
         arrived_s = time.monotonic()
-        places: Sequence[str] = ()
+        body = self._parse(request, exchange, ResponsesRequest)
         try:
-            body = self._parse(request, exchange, ResponsesRequest)
-            places = [tool.field for tool in body.tool_set.by_name.values()]
             await self._create(body, exchange, arrived_s)
         except HttpError as error:
-            raise in_words_of_responses(error, places) from error
+            raise in_words_of_responses(error, body.tool_set.places) from error
 
     async def _create(self, body: ResponsesRequest, exchange: ApiExchange, arrived_s: float) -> None:
         if body.background:
@@ -87,10 +86,8 @@ class ResponsesApi:
 
     async def input_tokens(self, request: Request, exchange: ApiExchange) -> None:
         """How many tokens the prompt of a response would have."""
-        places: Sequence[str] = ()
+        body = self._parse(request, exchange, InputTokensRequest)
         try:
-            body = self._parse(request, exchange, InputTokensRequest)
-            places = [tool.field for tool in body.tool_set.by_name.values()]
             caller, lookup = exchange.context.caller, self._flow.lookup
             model = (
                 lookup.of(body.model, caller, MAX_PRIORITY).model
@@ -105,7 +102,7 @@ class ResponsesApi:
             reader, limit = PromptReader(model.tokenizer), lookup.limit_of(model.name)
             packed_ids = await reader.of_chat(chat.messages, limit, chat.template_variables, tools, model.outputs)
         except HttpError as error:
-            raise in_words_of_responses(error, places) from error
+            raise in_words_of_responses(error, body.tool_set.places) from error
         answer = {"object": "response.input_tokens", "input_tokens": len(packed_ids) // 4}
         exchange.respond(200, orjson.dumps(answer))
 
@@ -162,7 +159,7 @@ class ResponsesApi:
             return ()
         if isinstance(body.input, str):
             return [PlacedItem(item, "input") for item in as_items([{"role": "user", "content": body.input}])]
-        return await self._store.resolved(body.input, owner)
+        return await self._store.resolved(body.input, owner, "input")
 
     async def _batch(
         self, body: ResponsesRequest, received: ReceivedRequest, chat: TranslatedChat, own: Sequence[PlacedItem]
@@ -210,9 +207,4 @@ class ResponsesApi:
         except HttpError as error:
             if (error.param, error.code) == ("model", "missing_required_parameter"):
                 raise self._flow.lookup.missing(exchange.context.caller) from error
-            raise
-
-
-def owner_of(exchange: ApiExchange) -> str:
-    """The tenant whose responses and conversations the caller sees."""
-    return exchange.context.caller.tenant("")
+            raise in_brackets(error) from error

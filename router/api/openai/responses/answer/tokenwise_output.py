@@ -62,9 +62,10 @@ class TokenwiseOutput:
         inner, last = self._inner, len(delta) - 1
         events: Events = []
         for index, pair in enumerate(delta):
+            num_before = inner.num_reasoning_tokens
             made = self._as_events(inner.add([pair], hides_last and index == last))
             if inner.held:
-                self._sort(made)
+                self._sort(made, inner.num_reasoning_tokens != num_before)
             events += made
             if inner.stopped:
                 break
@@ -90,10 +91,12 @@ class TokenwiseOutput:
     def _count(self) -> None:
         self.num_tokens, self.stopped = self._inner.num_tokens, self._inner.stopped
 
-    def _sort(self, events: Events) -> None:
+    def _sort(self, events: Events, is_reasoning: bool = False) -> None:
         """Entries are those of content if their text, or the text that comes with it, is content."""
         self._waiting += self._inner.take_logprobs()
-        if any(isinstance(event, ContentDelta) for event in events):
+        if is_reasoning:
+            self._waiting = []
+        elif any(isinstance(event, ContentDelta) for event in events):
             self._ready += self._waiting
             self._waiting = []
         elif events:

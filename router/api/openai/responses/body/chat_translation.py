@@ -79,8 +79,8 @@ def response_format(form: TextFormat) -> ResponseFormat:
 
 
 def in_words_of_responses(error: HttpError, tool_places: Sequence[str] = ()) -> HttpError:
-    """The error, about the fields that the client has sent, with indices in brackets. `tool_places` are where the
-    functions that were made of its tools stand there."""
+    """An error of the chat, about the fields that the client has sent. `tool_places` are where the functions that were
+    made of its tools stand there."""
 
     def place(found: re.Match[str]) -> str:
         index = int(found[1])
@@ -93,10 +93,16 @@ def in_words_of_responses(error: HttpError, tool_places: Sequence[str] = ()) -> 
             text = pattern.sub(name, text)
         return text
 
-    param = error.param
-    if param is not None:
-        inner = "input" if param == "messages" else renamed(param)
-        shown = INDEX.sub(r"[\1]", inner)
-        error.message = renamed(error.message).replace(inner, shown)
+    if error.param is not None:
+        error.message = renamed(error.message)
+        error.param = "input" if error.param == "messages" else renamed(error.param)
+    return in_brackets(error)
+
+
+def in_brackets(error: HttpError) -> HttpError:
+    """The error with the indices of its field in brackets, as OpenAI has them in this API."""
+    if error.param is not None:
+        shown = INDEX.sub(r"[\1]", error.param)
+        error.message = error.message.replace(error.param, shown)
         error.param = shown
     return error

@@ -201,6 +201,11 @@ class ToolSet:
             else:
                 self._add(NamedTool(field, "", f"tools.{index}"))
 
+    @property
+    def places(self) -> list[str]:
+        """Where the tools stand in the request, in the order of the functions that a model is shown."""
+        return [tool.field for tool in self.by_name.values()]
+
     def _add(self, tool: NamedTool) -> None:
         name = tool.function_name
         if name in self.by_name:
