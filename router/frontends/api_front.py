@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable
+from contextlib import AsyncExitStack
 
 import orjson
 
@@ -25,6 +26,7 @@ from slipstream.router.observability.front_counts import FrontMetrics, ModelCoun
 from slipstream.router.observability.tracing.context import trace_context
 from slipstream.router.observability.tracing.tracer import TraceCounts, Tracer
 from slipstream.router.process.random_bytes import random_bytes
+from slipstream.router.store.object_store import ObjectStore
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 READY_PATHS = ("/health/ready", "/health", "/ping")  # the latter two are where clients of vLLM and SageMaker ask
@@ -49,6 +51,7 @@ class ApiFront:
         self._catalog = catalog
         self._metrics = FrontMetrics(entry.model.name for entry in catalog)
         self._access = access or Access()
+        self.store = ObjectStore(config.store, self._metrics.store_errors)
         self._tracer = tracer
         self._open_paths = OPEN_PATHS | {http.path_prefix}  # which leads to the home page
         self._max_body_bytes = http.max_body_mib * 1024 * 1024
@@ -62,6 +65,11 @@ class ApiFront:
         """Serve one request. The response carries the client's X-Request-Id if that is a harmless one, else a new
         id."""
         return self._serve(self._routes, request, exchange, is_open=request.path in self._open_paths)
+
+    async def open(self, cleanup: AsyncExitStack) -> None:
+        """Opens the store; `cleanup` closes it. Until then what needs it is refused."""
+        cleanup.push_async_callback(self.store.close)
+        await self.store.open()
 
     @property
     def catalog(self) -> Catalog:

@@ -50,7 +50,9 @@ class ObjectStore:
         self._tasks: set[asyncio.Task[StoredObject]] = set()
         self._expiring: asyncio.Task[None] | None = None
         self.errors = errors if errors is not None else Counter()
-        self.problem = "" if self.is_configured else "this router has none (router.store.enabled, router.store.directory)"
+        self.problem = (
+            "" if self.is_configured else "this router has none (router.store.enabled, router.store.directory)"
+        )
 
     async def open(self) -> None:
         """Opens the store, or notes the `problem`."""
