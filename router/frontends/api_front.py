@@ -54,7 +54,7 @@ class ApiFront:
         self._catalog = catalog
         self._metrics = FrontMetrics(entry.model.name for entry in catalog)
         self._access = access or Access()
-        self.store = ObjectStore(config.store)
+        self.store = ObjectStore(config.store, self._metrics.store_errors)
         self._tracer = tracer
         self._open_paths = OPEN_PATHS | {http.path_prefix}  # which leads to the home page
         self._max_body_bytes = http.max_body_mib * 1024 * 1024

@@ -85,20 +85,18 @@ class BlobFolder:
 
     def sweep(self, is_known: Callable[[str], bool]) -> int:
         """Removes what dead processes have left: files without an object. Returns how many. Raises StoreError."""
-        num_removed = 0
         with file_errors(self._folder):
-            for path in self._folder.iterdir():
-                object_id = path.name.partition(".")[0]
-                if not is_known(object_id) and _remove_unlocked(path, lambda: is_known(object_id)):
-                    num_removed += 1
-        return num_removed
+            return sum(_remove_orphan(path, is_known) for path in self._folder.iterdir())
 
 
-def _remove_unlocked(path: Path, is_known: Callable[[], bool]) -> bool:
+def _remove_orphan(path: Path, is_known: Callable[[str], bool]) -> bool:
+    object_id = path.name.partition(".")[0]
+    if is_known(object_id):
+        return False
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if is_known():  # by now
+            if is_known(object_id):  # by now
                 return False
             path.unlink(missing_ok=True)
             return True
