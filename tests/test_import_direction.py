@@ -50,7 +50,7 @@ workers/models
 workers/engine/limits workers/engine/structured_output workers/engine/processors workers/engine/plan
 workers/engine/sampling
 workers/engine/execution workers/engine/execution/gpu
-workers/interface workers/engine/kv_cache workers/engine/scheduling workers/engine
+workers/interface workers/retention workers/engine/kv_cache workers/engine/scheduling workers/engine
 workers/process workers/transfers workers/telemetry workers/group workers/roles workers workers/mock/script
 workers/mock
 

@@ -29,6 +29,7 @@ from slipstream.router.protocol.generation import (
     GenerationError,
     GenerationFinish,
     Resumed,
+    Retention,
     Slo,
 )
 from slipstream.router.protocol.messages import SamplingParams, TokenLogprob
@@ -69,6 +70,7 @@ class Submit:
     model: str
     versions: tuple[str, ...]
     replaces: str
+    retention: Retention | None
 
     @classmethod
     def of(cls, request: GenerateRequest, number: int) -> Submit:
