@@ -35,7 +35,7 @@ router/observability/explain router/observability/tracing router/observability
 router/text/template router/text
 router/parsers/description router/parsers/formats router/parsers/readers
 router/parsers/grammar router/parsers router/catalog
-router/placement/policies router/placement router/placement/prefix
+router/placement/policies router/placement router/placement/prefix router/placement/retention
 router/page_budget router/dispatch/queue router/dispatch/table router/dispatch/migration router/dispatch/mirror
 router/dispatch
 router/beam_search router/api router/api/openai/answer router/api/openai/body router/api/openai router/api/admin

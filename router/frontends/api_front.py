@@ -15,6 +15,7 @@ from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes, Excha
 from slipstream.router.api.openai.generation_flow import GenerationFlow, SubmitService
 from slipstream.router.api.openai.openai_api import OpenAiApi
 from slipstream.router.api.pages.pages import PAGE_PATHS
+from slipstream.router.api.session_headers import session_in
 from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.router_config import RouterConfig
@@ -111,6 +112,7 @@ class ApiFront:
         exchange.request_id = self.request_id_of(request)
         context = exchange.context
         self._begin_trace(request, context)
+        context.session = session_in(request.headers)
         status = 500
         try:
             if not is_open and request.method != "OPTIONS":

@@ -225,6 +225,9 @@ class Engine(Protocol):
 class EngineCounters(Protocol):
     """What an engine counts, for statistics."""
 
+    @property
+    def prefix_cache(self) -> BlockSource: ...
+
     def page_counts(self) -> dict[str, int]:
         """Number of pages by state. All but `free` and `cached` are in use."""
 

@@ -101,7 +101,6 @@ class Hello:
     state_pages: int = 0  # of a sequence, beside those of its tokens
     end_token_ids: tuple[int, ...] = ()  # at which an output ends, unless its request ignores them; (): it does not say
     logits_processors: tuple[str, ...] = ()  # the names of those that requests may choose
-    retains: bool = False  # it orders what it evicts by `RetentionHint`
 
     @property
     def cached_block_tokens(self) -> int:
