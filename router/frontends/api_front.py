@@ -19,6 +19,7 @@ from slipstream.router.api.openai.responses.conversations_api import Conversatio
 from slipstream.router.api.openai.responses.response_store import ResponseStore
 from slipstream.router.api.openai.responses.responses_api import ResponsesApi
 from slipstream.router.api.pages.pages import PAGE_PATHS
+from slipstream.router.api.session_headers import session_in
 from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.router_config import RouterConfig
@@ -125,6 +126,7 @@ class ApiFront:
         exchange.request_id = self.request_id_of(request)
         context = exchange.context
         self._begin_trace(request, context)
+        context.session = session_in(request.headers)
         status = 500
         try:
             if not is_open and request.method != "OPTIONS":

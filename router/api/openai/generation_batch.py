@@ -47,14 +47,11 @@ class ReceivedRequest(NamedTuple):
     head: AnswerHead
     seed: int
     versions: tuple[str, ...] = ()
+    session: str = ""  # the conversation, in a form that no other tenant can produce
 
     @property
     def tenant(self) -> str:
         return self.caller.tenant(self.body.user or "")
-
-    @property
-    def session(self) -> str:
-        return self.caller.own(self.body.session_id) if self.body.session_id else ""
 
     def refused(self, num_prompt_tokens: int, error: GenerationError, now: float) -> RejectedRequest:
         """Its record if it is refused before it could be submitted."""
