@@ -58,10 +58,11 @@ class ResponseStore:
         """Whether anything can be stored."""
         return not self._store.problem
 
-    @property
-    def problem(self) -> str:
-        """Why nothing can be stored; empty if it can."""
-        return self._store.problem
+    def check_is_there(self, field: str) -> None:
+        """Raises HttpError 400 if nothing can be stored, and so nothing is there for a field that needs it."""
+        if self._store.problem:
+            message = f"'{field}' needs the store of this router: {self._store.problem}."
+            raise HttpError(400, message, param=field, code="unsupported_parameter")
 
     async def response(self, response_id: str, owner: str) -> StoredResponse:
         """Raises HttpError 404."""
@@ -152,7 +153,9 @@ class ResponseStore:
     async def resolved(self, items: Sequence[InputItem], owner: str, field: str) -> list[PlacedItem]:
         """The items of a field, with what stands in place of references. Raises HttpError 404 for one to what is not
         there."""
-        wanted = dict.fromkeys(item.id for item in items if isinstance(item, ItemReference))
+        wanted = {item.id: index for index, item in enumerate(items) if isinstance(item, ItemReference)}
+        if wanted:
+            self.check_is_there(f"{field}.{min(wanted.values())}.type")
         found: dict[str, InputItem] = {}
         ids = list(wanted)
         for begin in range(0, len(ids), REFERENCES_AT_A_TIME):

@@ -141,11 +141,11 @@ class ResponsesApi:
         owner = owner_of(exchange)
         before: list[PlacedItem] = []
         if body.previous_response_id is not None:
-            self._check_store("previous_response_id")
+            self._store.check_is_there("previous_response_id")
             items = await self._store.chain(body.previous_response_id, owner)
             before = [PlacedItem(item, "previous_response_id") for item in as_items(items)]
         elif body.conversation_id is not None:
-            self._check_store("conversation")
+            self._store.check_is_there("conversation")
             items = await self._store.conversation_items(body.conversation_id, owner)
             before = [PlacedItem(item, "conversation") for item in as_items(items)]
         own = await self._own_items(body, owner)
@@ -194,11 +194,6 @@ class ResponsesApi:
                     raise
                 chat = chat.model_copy(update={"messages": messages})
         raise AssertionError("the last attempt returns or raises")
-
-    def _check_store(self, field: str) -> None:
-        if not self._store.is_there:
-            message = f"'{field}' needs the store of this router: {self._store.problem}."
-            raise HttpError(400, message, param=field, code="unsupported_parameter")
 
     def _parse(self, request: Request, exchange: ApiExchange, form: type[Body]) -> Body:
         """The body. Raises HttpError; one about a model that is not named says which there are."""

@@ -26,6 +26,7 @@ OTHER_NAMES = (
     (re.compile(r"'messages'"), "'input'"),
 )
 TOOL = re.compile(r"\btools\.(\d+)\.function\.(\w+)")
+MAPS = ("logit_bias.", "metadata.")  # whose keys may be numbers
 INDEX = re.compile(r"\.(\d+)(?=[.\[']|$)")
 
 
@@ -101,7 +102,7 @@ def in_words_of_responses(error: HttpError, tool_places: Sequence[str] = ()) -> 
 
 def in_brackets(error: HttpError) -> HttpError:
     """The error with the indices of its field in brackets, as OpenAI has them in this API."""
-    if error.param is not None:
+    if error.param is not None and not error.param.startswith(MAPS):
         shown = INDEX.sub(r"[\1]", error.param)
         error.message = error.message.replace(error.param, shown)
         error.param = shown
