@@ -13,7 +13,7 @@ from typing import Self
 
 import orjson
 import uvloop
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from slipstream.router.api.exchange_context import ExchangeContext
 from slipstream.router.catalog.catalog import Catalog
@@ -40,6 +40,7 @@ from slipstream.router.requests.rejections import RejectedRequest
 from slipstream.router.requests.stream import GenerationStream, Handouts
 from slipstream.router.status.status import Snapshot, Totals
 from slipstream.router.text.tokenizer import Tokenizer, TokenizerFiles
+from tests.support.router.shared_trials import shared_trials
 
 MODEL = "demo"
 MODEL_DIR = Path(__file__).parents[3] / "models" / "slipstream-demo"
@@ -271,13 +272,14 @@ async def front(
         tokenizer = Tokenizer(replace(files, chat_template=chat_template or files.chat_template), pool)
         service = FakeService(say(tokenizer, text, **script))
         under_test: FrontUnderTest
-        handler = Front(
-            Catalog.of([ServedModel(MODEL, tokenizer, defaults, outputs=ModelOutputs.of(tokenizer, {}, parsers))]),
-            service,
-            lambda *_: under_test.unready,
-            lambda: under_test.server.num_connections,
-            RouterConfig(http, api=api),
-        )
+        with shared_trials():
+            handler = Front(
+                Catalog.of([ServedModel(MODEL, tokenizer, defaults, outputs=ModelOutputs.of(tokenizer, {}, parsers))]),
+                service,
+                lambda *_: under_test.unready,
+                lambda: under_test.server.num_connections,
+                RouterConfig(http, api=api),
+            )
         server = HttpServer(http, handler, ExchangeContext)
         port = await server.start()
         under_test = FrontUnderTest(service, tokenizer, server, port)
@@ -293,7 +295,8 @@ async def front(
 async def openai_client(under_test: FrontUnderTest) -> AsyncIterator[AsyncOpenAI]:
     """The real client, without its retries."""
     url = f"http://127.0.0.1:{under_test.port}/v1"
-    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=10) as client:
+    http_client = DefaultAsyncHttpxClient(verify=False)  # to read all certificates takes 30 ms of a core
+    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=10, http_client=http_client) as client:
         yield client
 
 
