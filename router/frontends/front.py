@@ -10,7 +10,7 @@ from slipstream.router.api.admin.cluster_pages import ClusterPages, ObservedServ
 from slipstream.router.api.admin.request_pages import RequestHistory, RequestPages
 from slipstream.router.api.admin.worker_pages import DrainableWorkers, WorkerPages
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
-from slipstream.router.api.openai.openai_api import SubmitService
+from slipstream.router.api.openai.generation_flow import SubmitService
 from slipstream.router.api.pages.pages import InfoPages
 from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.config.router_config import RouterConfig
@@ -55,6 +55,7 @@ class Front(ApiFront):
             num_connections,
             self._access,
             traces=self.trace_counts,
+            store=self.store,
         )
         cluster = self._cluster = ClusterPages(service, unready_because)
         self._admin_routes = ApiRoutes()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import orjson
 
@@ -12,7 +12,7 @@ from slipstream.router.api.exchange_context import ApiExchange
 from slipstream.router.api.openai.answer.best_of import best_choices
 from slipstream.router.api.openai.answer.choice import Choice, ChoiceRun, OnText
 from slipstream.router.api.openai.answer.failures import GenerationFailed, as_http_error
-from slipstream.router.api.openai.answer.formats import DONE, AnswerFormat, TokenUsage, WholeChoice
+from slipstream.router.api.openai.answer.formats import AnswerFormat, TokenUsage, WholeChoice
 from slipstream.router.api.openai.answer.output import AnswerReason, Out, TokenEntry
 from slipstream.router.api.openai.answer.pings import Pings
 from slipstream.router.http.failover.stream_checkpoint import NO_CHECKPOINT, StreamCheckpoint
@@ -24,6 +24,13 @@ EVENT_STREAM = "text/event-stream; charset=utf-8"
 STREAM_HEADERS = (("cache-control", "no-cache, no-transform"), ("x-accel-buffering", "no"))
 
 T = TypeVar("T")
+
+
+class AnswerKeeper(Protocol):
+    """Stores an answer before its client hears that it is complete."""
+
+    async def keep(self, end: bytes) -> bytes:
+        """`end` is a whole answer, or what ends a stream. Returns what is sent in its place."""
 
 
 class ChoiceEnd(NamedTuple, Generic[Out]):
@@ -47,8 +54,10 @@ class Answer(Generic[Out]):
         prompt_param: str,
         explains: bool = False,
         num_best: int | None = None,
+        keeper: AnswerKeeper | None = None,
     ) -> None:
-        """`num_best`: of the choices of each prompt, only so many are sent, those with the best scores first."""
+        """`num_best`: of the choices of each prompt, only so many are sent, those with the best scores first. `keeper`:
+        None: the answer is not stored."""
         self._choices: Sequence[Choice[Out]] = choices
         self._form: AnswerFormat[Out] = form
         self._num_prompt_tokens = num_prompt_tokens
@@ -56,6 +65,7 @@ class Answer(Generic[Out]):
         self._prompt_param = prompt_param
         self._explains = explains
         self._num_best = num_best
+        self._keeper = keeper
         self._num_cached_tokens = 0
         self._checkpoint: StreamCheckpoint = NO_CHECKPOINT
 
@@ -82,20 +92,19 @@ class Answer(Generic[Out]):
         if self._num_best is not None:
             scores = [choice.score.mean if choice.score is not None else 0.0 for choice in self._choices]
             choices = best_choices(choices, scores, self._choices_per_prompt, self._num_best)
-        exchange.respond(200, self._form.whole(choices, self._usage(), self._explained()))
+        exchange.respond(200, await self._kept(self._form.whole(choices, self._usage(), self._explained())))
 
     async def send_stream(
         self,
         exchange: ApiExchange,
-        include_usage: bool,
         sends_usage_so_far: bool = False,
         ping_s: float | None = None,
     ) -> None:
-        """Send text as soon as it is certain, and `[DONE]` at the end. With `sends_usage_so_far`, each chunk carries
+        """Send text as soon as it is certain. With `sends_usage_so_far`, each chunk carries
         the usage so far. For `ping_s` see `Pings`.
 
         A failure before the first text or ping raises HttpError. After that the status 200 has already been sent, so
-        the stream ends with an event `{"error": ...}`, without `[DONE]`, and the connection is closed.
+        the stream ends with the format's `failure`, and the connection is closed.
         """
         exchange.start(200, EVENT_STREAM, STREAM_HEADERS)
         is_only = len(self._choices) == 1
@@ -108,7 +117,9 @@ class Answer(Generic[Out]):
                 if sends_usage_so_far:
                     self._form.set_usage(self._usage())
                 if not is_sent:
-                    exchange.write(self._form.text_chunk(choice.index, text, logprobs))
+                    chunk = self._form.text_chunk(choice.index, text, logprobs)
+                    if chunk:
+                        exchange.write(chunk)
 
             end = await self._run(choice, exchange, send)
             if sends_usage_so_far:
@@ -129,16 +140,13 @@ class Answer(Generic[Out]):
             if not exchange.head_sent:
                 raise error from failure
             exchange.keep_alive = False
-            exchange.finish(b"data: " + error.body() + b"\n\n")
+            exchange.finish(self._form.failure(error))
             return
-        exchange.finish(b"".join((*finals, self._last_chunk(include_usage), DONE)))
+        end = await self._kept(self._form.stream_end(self._usage(), self._explained()))
+        exchange.finish(b"".join((*finals, end)))
 
-    def _last_chunk(self, include_usage: bool) -> bytes:
-        """The chunk without choices that ends a stream; empty if the client asked for nothing that it has."""
-        usage = self._usage() if include_usage else None
-        if self._explains:
-            return self._form.explained_chunk(self._explained(), usage)
-        return self._form.usage_chunk(usage) if usage is not None else b""
+    async def _kept(self, end: bytes) -> bytes:
+        return end if self._keeper is None else await self._keeper.keep(end)
 
     async def _for_all(self, run: Callable[[Choice[Out]], Awaitable[T]]) -> list[T]:
         """Run all choices concurrently; the first failure cancels the others."""

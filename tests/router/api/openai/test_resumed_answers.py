@@ -26,7 +26,6 @@ from slipstream.router.protocol.generation import GenerateRequest
 from slipstream.router.protocol.messages import unpack_ids
 from slipstream.router.text.tokenizer import Tokenizer
 from tests.support.router.fake_cluster import MODEL, MODEL_DIR, FakeService, Script, run, unchunk
-from tests.support.router.shared_trials import shared_trials
 
 SHORT, LONG = "It ended 🙂 before.", "This goes on, wörd for word, until the end."  # the first choice and the second
 PING_S = 0.02
@@ -72,8 +71,7 @@ async def router(
     catalog = Catalog.of(
         ServedModel(name, tokenizer, aliases=of_it, outputs=outputs) for name, of_it in aliases.items()
     )
-    with shared_trials():
-        handler = Front(catalog, service, lambda *_: None, lambda: 0, RouterConfig(http))
+    handler = Front(catalog, service, lambda *_: None, lambda: 0, RouterConfig(http))
     server = FailoverServer(http, handler, ExchangeContext, failover)
     port = await server.start()
     await server.take_over()
