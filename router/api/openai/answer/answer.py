@@ -107,7 +107,9 @@ class Answer(Generic[Out]):
                 if sends_usage_so_far:
                     self._form.set_usage(self._usage())
                 if not is_sent:
-                    exchange.write(self._form.text_chunk(choice.index, text, logprobs))
+                    chunk = self._form.text_chunk(choice.index, text, logprobs)
+                    if chunk:
+                        exchange.write(chunk)
 
             end = await self._run(choice, exchange, send)
             if sends_usage_so_far:
@@ -121,7 +123,7 @@ class Answer(Generic[Out]):
             return b""
 
         try:
-            with Pings(exchange, ping_s, self._num_output_tokens):
+            with Pings(exchange, ping_s, self._num_output_tokens, self._form.ping):
                 finals: list[bytes] = await self._for_all(stream)
         except GenerationFailed as failure:
             error = as_http_error(failure.error, self._prompt_param)
@@ -155,6 +157,8 @@ class Answer(Generic[Out]):
         GenerationFailed."""
         text, logprobs = await ChoiceRun(choice, exchange, self._form, self._checkpoint, on_text).to_end()
         choice.reason = self._reason(choice, choice.stream.finish)
+        if choice.output.stop_string is not None:
+            self._form.stopped_by(choice.index, choice.output.stop_string)
         return ChoiceEnd(text, logprobs, choice.reason)
 
     def _reason(self, choice: Choice[Out], finish: GenerationFinish | None) -> AnswerReason:
