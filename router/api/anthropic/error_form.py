@@ -25,6 +25,7 @@ TYPES = {
 # More requests than the cluster can take; what else is 503 here is an `api_error` there.
 OVERLOADS: frozenset[ErrorKind] = frozenset({"queue_full", "queue_timeout", "deadline_unreachable"})
 OVERLOADED_CODE = "overloaded"
+NO_THREADS = "thread_unsupported_request"  # behind this code, clients send the whole conversation again
 
 
 def is_of_messages(path: str) -> bool:
@@ -41,7 +42,16 @@ def error_object(error: HttpError, request_id: str) -> dict[str, Any]:
     message = error.message
     if error.param is not None and error.param not in message:
         message = f"{error.param}: {message}"
-    return {"type": "error", "error": {"type": type_of(error), "message": message}, "request_id": request_id}
+    inner: dict[str, Any] = {"type": type_of(error), "message": message}
+    if error.code == NO_THREADS:
+        inner["details"] = {"error_code": error.code}
+    return {"type": "error", "error": inner, "request_id": request_id}
+
+
+def no_threads() -> HttpError:
+    """For a request whose conversation this server is to hold."""
+    message = "'thread' is not supported: send the whole conversation."
+    return HttpError(400, message, param="thread", code=NO_THREADS)
 
 
 def type_of(error: HttpError) -> str:

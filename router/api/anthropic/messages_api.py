@@ -7,6 +7,7 @@ import time
 import orjson
 
 from slipstream.router.api.anthropic.chat_translation import chat_of, reword, with_messages
+from slipstream.router.api.anthropic.error_form import no_threads
 from slipstream.router.api.anthropic.message_format import AnthropicMessage, MessageHead
 from slipstream.router.api.anthropic.request_body import CountTokensRequest, MessagesRequest
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
@@ -34,6 +35,8 @@ class MessagesApi:
         arrived_s = time.monotonic()
         try:
             body = self._flow.parse(request, exchange, MessagesRequest)
+            if body.thread is not None:
+                raise no_threads()
             chat = chat_of(body)
             received = self._flow.received(chat, exchange, arrived_s, "msg_")
             with self._flow.stages:

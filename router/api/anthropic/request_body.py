@@ -93,7 +93,6 @@ class PromptFields(Strict):
     chat_template_kwargs: TemplateKwargs | None = None
     mcp_servers: Annotated[Any, only([])] = None
     speed: Annotated[Any, only("standard")] = None
-    thread: Unserved = None
     compaction: Unserved = None
     user_profile_id: Label | None = None
 
@@ -153,6 +152,7 @@ class MessagesRequest(PromptFields):
     diagnostics: dict[str, Any] | None = None
     container: Unserved = None
     fallbacks: Annotated[Any, only([])] = None
+    thread: dict[str, Any] | None = None  # refused in a way that clients understand, and go on without
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
     cache_salt: Label | None = None
