@@ -122,6 +122,11 @@ class RequestReader:
         """The Origin header of the latest request, as far as it has come."""
         return next((value for name, value in self._headers if name == b"origin"), None)
 
+    @property
+    def path(self) -> str:
+        """That of the latest request, as far as it has come, and as it was sent."""
+        return self._below_prefix(self._url.decode("latin-1").partition("?")[0])
+
     def close(self) -> None:
         """Nothing more will come. The parser and this object hold each other: whatever arrived of a request would stay
         in memory until the garbage collector comes by, which it seldom does (`router.garbage`)."""
@@ -305,10 +310,13 @@ class RequestReader:
         path, _, query = target.partition("#")[0].partition("?")
         if "%" in path:
             path = unquote(path, errors="replace")
+        return self._below_prefix(path), query
+
+    def _below_prefix(self, path: str) -> str:
         prefix = self._path_prefix
         if prefix and path.startswith(prefix) and path.startswith("/", len(prefix)):
-            path = path[len(prefix) :]
-        return path, query
+            return path[len(prefix) :]
+        return path
 
 
 def joined(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from slipstream.router.http.http_error import HttpError, RequestError
+from slipstream.router.http.http_error import ErrorForm, HttpError, RequestError, openai_error
 from slipstream.router.protocol.generation import ErrorKind
 
 OVERLOADED = 529
@@ -31,6 +31,11 @@ NO_THREADS = "thread_unsupported_request"  # behind this code, clients send the 
 def is_of_messages(path: str) -> bool:
     """Whether errors at this path have this form."""
     return path.startswith(BEGIN) and path[len(BEGIN) : len(BEGIN) + 1] in ("", "/")
+
+
+def error_form(path: str) -> ErrorForm:
+    """That of the API which a path belongs to."""
+    return anthropic_error if is_of_messages(path) else openai_error
 
 
 def anthropic_error(error: HttpError, request_id: str) -> bytes:
