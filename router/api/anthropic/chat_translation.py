@@ -20,7 +20,19 @@ from slipstream.router.http.http_error import HttpError
 from slipstream.router.text.template.chat_template import ChatTemplate
 
 SAME_FIELDS = (
-    *("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "user", "seed", "priority", "cache_salt"),
+    *(
+        "model",
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "stream",
+        "user",
+        "seed",
+        "priority",
+        "cache_salt",
+        "session_id",
+    ),
     *("slo", "expected_output_tokens", "timeout_s", "chat_template_kwargs"),
 )
 # Claude Code's first block, which some of its versions change with every request, so that no prefix would be cached.
@@ -51,7 +63,7 @@ def chat_of(body: PromptFields) -> ChatRequest:
         given["response_format"] = ResponseFormat.model_construct(type="json_schema", json_schema=named)
     if isinstance(body, MessagesRequest):
         given["stop"] = body.stop_sequences
-        given["session_id"] = body.session_id or body.user
+        given["retention_s"] = body.pinned_s or None
     given = {name: value for name, value in given.items() if value is not None}
     chat = ChatRequest.model_construct(set(given), messages=[], **given)
     use = use_of(body.tools, body.tool_choice)

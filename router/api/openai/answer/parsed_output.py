@@ -73,6 +73,10 @@ class ParsedOutput:
         return self._parser.has_calls
 
     @property
+    def call_names(self) -> Sequence[str]:
+        return self._parser.call_names
+
+    @property
     def stop_string(self) -> str | None:
         return self._text.stop_string
 
