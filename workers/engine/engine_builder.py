@@ -108,6 +108,7 @@ def engine_limits(
         reserves_output=config.scheduler_policy == "guaranteed_no_evict",
         state_pages=num_state_pages(model, config),
         state_block_tokens=config.page_tokens if model.kv.is_state_only else None,
+        max_scored_tokens=most_scored_tokens(model),
     )
 
 

@@ -23,6 +23,7 @@ from slipstream.router.protocol.messages.attempts import (
     Generate,
     HandedOff,
     Prefill,
+    PromptScores,
     Reserve,
     Reserved,
     Start,
@@ -101,6 +102,7 @@ __all__ = [
     "Postponed",
     "Prefill",
     "ProcessorCall",
+    "PromptScores",
     "Rejected",
     "Reserve",
     "Reserved",
@@ -140,6 +142,7 @@ WorkerMessage = (
     | Credits
     | Reserved
     | StepOutput
+    | PromptScores
     | HandedOff
     | Copied
     | Frozen

@@ -2,7 +2,7 @@
 
     router                    decode worker       prefill group
       |------ Generate ------------>|                   |      locally: the decode worker computes the prompt, too
-      |<----- StepOutput ... -------|                   |
+      |<----- StepOutput ... -------|                   |      (where they are wanted, PromptScores come before)
       |                             |                   |
       |------ Reserve ------------->|                   |      remotely
       |<----- Reserved -------------|                   |
@@ -22,6 +22,7 @@ from typing import Literal, NamedTuple
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId
 from slipstream.router.protocol.messages.request import EngineRequest
+from slipstream.router.protocol.prompt_scores import ScoredTokens
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 FaultKind = Literal["invalid_request", "logits_processor_failed"]
@@ -100,6 +101,15 @@ class StepOutput(NamedTuple):
     """All tokens of one engine step."""
 
     chunks: tuple[TokenChunk, ...]
+
+
+class PromptScores(NamedTuple):
+    """Log-probabilities of prompt tokens, from the worker that computes the prompt: in order, as they are computed, and
+    all of them before the first token of the output or, without one, before its end."""
+
+    request_id: str
+    attempt: int
+    scores: ScoredTokens
 
 
 class HandedOff(NamedTuple):
