@@ -12,7 +12,8 @@ from slipstream import __version__
 from slipstream.router.access.access import Access
 from slipstream.router.access.caller import forbidden
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes, ExchangeContext
-from slipstream.router.api.openai.openai_api import OpenAiApi, SubmitService
+from slipstream.router.api.openai.generation_flow import GenerationFlow, SubmitService
+from slipstream.router.api.openai.openai_api import OpenAiApi
 from slipstream.router.api.pages.pages import PAGE_PATHS
 from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.catalog.served_model import ServedModel
@@ -52,7 +53,8 @@ class ApiFront:
         self._open_paths = OPEN_PATHS | {http.path_prefix}  # which leads to the home page
         self._max_body_bytes = http.max_body_mib * 1024 * 1024
         self._routes = ApiRoutes()
-        OpenAiApi(catalog, service, self._metrics, self._access, config.api, http.sse_ping_s).add_to(self._routes)
+        flow = GenerationFlow(catalog, service, self._metrics, self._access, config.api, http.sse_ping_s)
+        OpenAiApi(flow, catalog, service, self._access).add_to(self._routes)
         self._routes.add("GET", "/health/live", self.live)
         self._routes.add("GET", "/version", self.version)
 

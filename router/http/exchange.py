@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from http import HTTPStatus
 from typing import Generic, Protocol
 
-from slipstream.router.http.http_error import HttpError, router_restarted
+from slipstream.router.http.http_error import ErrorForm, HttpError, openai_error, router_restarted
 from slipstream.router.http.observer import C
 from slipstream.router.http.reader import Request
 
@@ -51,6 +51,7 @@ class Exchange(Generic[C]):
         "context",
         "cors_lines",
         "ended",
+        "error_form",
         "head_sent",
         "header_lines",
         "keep_alive",
@@ -78,6 +79,7 @@ class Exchange(Generic[C]):
         self._head = b""
         self.request_id = ""  # goes with the response, whatever it will be, as X-Request-Id
         self.header_lines = ""  # further lines of the head, whatever the response will be
+        self.error_form: ErrorForm = openai_error  # that of the API whose path was asked for
         self.cors_lines = ""  # further lines, for the browser in which the client runs
         self.status = 0
         self.keep_alive = request.keep_alive and not sink.draining
@@ -135,7 +137,7 @@ class Exchange(Generic[C]):
             self._sink.abort()
             self.ended = True
         else:
-            self.respond(error.status, error.body(), JSON, error.headers)
+            self.respond(error.status, self.error_form(error, self.request_id), JSON, error.headers)
 
     def refuse_if_repeated(self) -> None:
         """Raises HttpError if a router that was killed may have done what the request asks for. To be called before

@@ -1,6 +1,8 @@
-"""The one form of refusals: OpenAI's error object with an HTTP status."""
+"""Refusals: an HTTP status and, where an API has no form of its own, OpenAI's error object."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import orjson
 
@@ -32,6 +34,14 @@ class HttpError(Exception):
         """The JSON object `{"error": {"message", "type", "param", "code"}}`."""
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return orjson.dumps({"error": error})
+
+
+# The body of an error, for the request with this id.
+ErrorForm = Callable[[HttpError, str], bytes]
+
+
+def openai_error(error: HttpError, request_id: str) -> bytes:
+    return error.body()
 
 
 class RequestError(HttpError):

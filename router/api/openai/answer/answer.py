@@ -12,7 +12,7 @@ from slipstream.router.api.exchange_context import ApiExchange
 from slipstream.router.api.openai.answer.best_of import best_choices
 from slipstream.router.api.openai.answer.choice import Choice, ChoiceRun, OnText
 from slipstream.router.api.openai.answer.failures import GenerationFailed, as_http_error
-from slipstream.router.api.openai.answer.formats import DONE, AnswerFormat, TokenUsage, WholeChoice
+from slipstream.router.api.openai.answer.formats import AnswerFormat, TokenUsage, WholeChoice
 from slipstream.router.api.openai.answer.output import AnswerReason, Out, TokenEntry
 from slipstream.router.api.openai.answer.pings import Pings
 from slipstream.router.http.failover.stream_checkpoint import NO_CHECKPOINT, StreamCheckpoint
@@ -87,15 +87,14 @@ class Answer(Generic[Out]):
     async def send_stream(
         self,
         exchange: ApiExchange,
-        include_usage: bool,
         sends_usage_so_far: bool = False,
         ping_s: float | None = None,
     ) -> None:
-        """Send text as soon as it is certain, and `[DONE]` at the end. With `sends_usage_so_far`, each chunk carries
+        """Send text as soon as it is certain. With `sends_usage_so_far`, each chunk carries
         the usage so far. For `ping_s` see `Pings`.
 
         A failure before the first text or ping raises HttpError. After that the status 200 has already been sent, so
-        the stream ends with an event `{"error": ...}`, without `[DONE]`, and the connection is closed.
+        the stream ends with the format's `failure`, and the connection is closed.
         """
         exchange.start(200, EVENT_STREAM, STREAM_HEADERS)
         is_only = len(self._choices) == 1
@@ -129,16 +128,9 @@ class Answer(Generic[Out]):
             if not exchange.head_sent:
                 raise error from failure
             exchange.keep_alive = False
-            exchange.finish(b"data: " + error.body() + b"\n\n")
+            exchange.finish(self._form.failure(error))
             return
-        exchange.finish(b"".join((*finals, self._last_chunk(include_usage), DONE)))
-
-    def _last_chunk(self, include_usage: bool) -> bytes:
-        """The chunk without choices that ends a stream; empty if the client asked for nothing that it has."""
-        usage = self._usage() if include_usage else None
-        if self._explains:
-            return self._form.explained_chunk(self._explained(), usage)
-        return self._form.usage_chunk(usage) if usage is not None else b""
+        exchange.finish(b"".join((*finals, self._form.stream_end(self._usage(), self._explained()))))
 
     async def _for_all(self, run: Callable[[Choice[Out]], Awaitable[T]]) -> list[T]:
         """Run all choices concurrently; the first failure cancels the others."""

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol
 import orjson
 
 from slipstream.router.api.openai.answer.output import AnswerReason, Out, TokenEntry
+from slipstream.router.http.http_error import HttpError
 from slipstream.router.text.detokenizer import PieceTable
 
 DONE = b"data: [DONE]\n\n"
@@ -63,15 +64,20 @@ class AnswerFormat(Protocol[Out]):
 
     `logprob` renders the log-probabilities of one token. For whole answers, too, it is called as tokens arrive, because
     rendering all of a long answer at once would hold up the event loop. `served_by` sets the version of the model for
-    everything that follows: it is chosen late, and may change. After `set_usage`, every chunk carries that usage."""
+    everything that follows: it is chosen late, and may change. After `set_usage`, every chunk carries that usage.
+
+    `stream_end` is all that follows the last choice; `explained` is JSON, empty if it was not asked for. `failure` is
+    what a stream ends with instead, if the answer fails after a part of it has left. All that a format writes is a
+    function of what it was given: after the death of a router, another one is given the same tokens again, cut in
+    other places, and what it writes for these is thrown away."""
 
     def served_by(self, version: str) -> None: ...
     def set_usage(self, usage: TokenUsage) -> None: ...
     def logprob(self, entry: TokenEntry) -> Any: ...
     def text_chunk(self, index: int, text: Out, logprobs: list[TokenEntry]) -> bytes: ...
     def final_chunk(self, index: int, text: Out, logprobs: list[TokenEntry], reason: AnswerReason) -> bytes: ...
-    def usage_chunk(self, usage: TokenUsage) -> bytes: ...
-    def explained_chunk(self, explained: bytes, usage: TokenUsage | None) -> bytes: ...
+    def stream_end(self, usage: TokenUsage, explained: bytes) -> bytes: ...
+    def failure(self, error: HttpError) -> bytes: ...
     def whole(self, choices: Sequence[WholeChoice[Out]], usage: TokenUsage, explained: bytes = b"") -> bytes: ...
 
 
@@ -86,6 +92,7 @@ class ChunkFormat:
         self._answer = answer
         self._pieces = pieces
         self._logprobs = logprobs
+        self._include_usage = include_usage
         self._head = self._chunk_head()
         self._end_with(b'],"usage":null}\n\n' if include_usage else b"]}\n\n")
 
@@ -97,14 +104,17 @@ class ChunkFormat:
     def set_usage(self, usage: TokenUsage) -> None:
         self._end_with(b'],"usage":%b}\n\n' % orjson.dumps(usage.as_json()))
 
-    def usage_chunk(self, usage: TokenUsage) -> bytes:
-        return b'%b],"usage":%b}\n\n' % (self._head, orjson.dumps(usage.as_json()))
+    def stream_end(self, usage: TokenUsage, explained: bytes) -> bytes:
+        """A chunk without choices, if the client asked for what it has, and the mark of the end. What explains the
+        answer and its usage are in one chunk, because clients look for the usage in the last one."""
+        fields = b',"usage":' + orjson.dumps(usage.as_json()) if self._include_usage else b""
+        if explained:
+            fields += b',"slipstream":' + explained
+        return (b"%b]%b}\n\n" % (self._head, fields) if fields else b"") + DONE
 
-    def explained_chunk(self, explained: bytes, usage: TokenUsage | None) -> bytes:
-        """The last chunk of a stream that is to be explained. It carries the usage, too, because clients look for that
-        in the last chunk."""
-        usage_field = b',"usage":' + orjson.dumps(usage.as_json()) if usage is not None else b""
-        return b'%b]%b,"slipstream":%b}\n\n' % (self._head, usage_field, explained)
+    def failure(self, error: HttpError) -> bytes:
+        """An event with OpenAI's error object, without the mark of the end."""
+        return b"data: " + error.body() + b"\n\n"
 
     def _chunk_head(self) -> bytes:
         return b"data: " + envelope(self._answer, self.KIND) + b',"choices":['

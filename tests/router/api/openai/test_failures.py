@@ -246,7 +246,7 @@ def test_a_slow_reader_gets_what_came_meanwhile_in_one_chunk() -> None:
             choice = Choice(0, stream, OutputText(pieces, (), False), ModelCounts().begin(0.0), "")
             form = CompletionFormat(AnswerHead("r", 0, MODEL), pieces, logprobs=False, include_usage=False)
             answer = Answer([choice], form, num_prompt_tokens=1, choices_per_prompt=1, prompt_param="prompt")
-            sending = asyncio.create_task(answer.send_stream(exchange, include_usage=False))
+            sending = asyncio.create_task(answer.send_stream(exchange))
             exchange.pause()
             for token_id in site.tokenizer._tokenizer.encode("a b c d e f", add_special_tokens=False).ids:
                 stream.deliver((token_id,), ())
