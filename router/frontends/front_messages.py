@@ -3,7 +3,7 @@
     front                        dispatcher
       <----------- Begin -------------          once: what to serve, and where
       ------------ Listening --------->
-      ------------ Submit ------------>  ... Output(emitted, ended), many to a message
+      ------------ Submit ------------>  ... Scored, Output(emitted, ended), many to a message
       ------------ Enter ------------->  Entered          limits of API keys, counted here alone
       ------------ Settle, Counts ---->
       ------------ Refused ----------->          by a limit, or before it was submitted
@@ -32,6 +32,7 @@ from slipstream.router.protocol.generation import (
     Slo,
 )
 from slipstream.router.protocol.messages import SamplingParams, TokenLogprob
+from slipstream.router.protocol.messages.prompt_scores import ScoredTokens
 from slipstream.router.protocol.wire import Vocabulary
 from slipstream.router.registry.worker_abilities import NO_ABILITIES, WorkerAbilities
 from slipstream.router.requests.history import Timeline
@@ -204,6 +205,14 @@ class Emitted:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """Log-probabilities of the prompt of a request, before its first token."""
+
+    number: int
+    scores: ScoredTokens
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """After the last tokens of the request, or instead of any: a refusal is an end, too. `pickled` is the record if it
     was wanted."""
@@ -287,7 +296,9 @@ class DrainFront:
 
 FrontMessage = Listening | Submit | CancelRequest | Enter | Settle | Counts | Ask | Forget | Refused | ModelLoaded
 ModelChange = LoadModel | NameModel | RemoveModel
-DispatcherMessage = Begin | ServedLimits | ModelChange | TakeOver | Output | Entered | FrontAnswer | Leave | DrainFront
+DispatcherMessage = (
+    Begin | ServedLimits | ModelChange | TakeOver | Scored | Output | Entered | FrontAnswer | Leave | DrainFront
+)
 
 FRONTS = Vocabulary(
     {
@@ -312,5 +323,6 @@ FRONTS = Vocabulary(
         LoadModel: 40,
         NameModel: 41,
         RemoveModel: 42,
+        Scored: 43,
     }
 )

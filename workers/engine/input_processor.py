@@ -46,7 +46,7 @@ class InputProcessor:
         num_tokens = len(prompt) + len(resumed)
         if len(prompt) == 0:
             raise EngineRequestError("prompt_ids", "is empty")
-        if num_tokens - (not params.max_tokens) >= self.limits.max_model_len:
+        if num_tokens >= self.limits.max_model_len:
             raise EngineRequestError(
                 "prompt_ids",
                 f"{num_tokens} tokens leave no room for output: max_model_len is {self.limits.max_model_len}",

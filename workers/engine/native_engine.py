@@ -17,7 +17,7 @@ from slipstream.router.protocol.messages import (
     TokenChunk,
     TokenLogprob,
 )
-from slipstream.router.protocol.prompt_scores import MAX_SCORED_TOKENS, ScoredTokens
+from slipstream.router.protocol.messages.prompt_scores import MAX_SCORED_TOKENS, ScoredTokens
 from slipstream.workers.engine.batch_builder import BatchBuilder
 from slipstream.workers.engine.input_processor import InputProcessor
 from slipstream.workers.engine.kv_cache.prefix_cache import PrefixCache
@@ -307,8 +307,8 @@ class NativeEngine:
         return outputs
 
     def _keep_scores(self, chunks: Items[ScheduledChunk], scored: Items[ScoredRows]) -> list[Sequence]:
-        """Takes the log-probabilities that the step has computed for prompts. Returns the sequences for which they are no
-        numbers."""
+        """Takes the log-probabilities that the step has computed for prompts. Returns the sequences for which they are
+        no numbers."""
         unsound = []
         for chunk, rows in zip([chunk for chunk in chunks if chunk.scores], scored, strict=True):
             sequence = chunk.sequence

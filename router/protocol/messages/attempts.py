@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId
+from slipstream.router.protocol.messages.prompt_scores import ScoredTokens
 from slipstream.router.protocol.messages.request import EngineRequest
-from slipstream.router.protocol.prompt_scores import ScoredTokens
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 FaultKind = Literal["invalid_request", "logits_processor_failed"]

@@ -39,8 +39,8 @@ class HiddenModel(Model, Protocol):
         of memory that the next step overwrites."""
 
     def logits(self, hidden: Tensor) -> Tensor | None:
-        """Scores [n, vocab_size] in float32 of rows [n, hidden_size] of `forward`. None on ranks other than 0. It may be
-        a view of memory that the next call overwrites."""
+        """Scores [n, vocab_size] in float32 of rows [n, hidden_size] of `forward`; None on ranks other than 0. They may
+        be a view of memory that the next call overwrites."""
 
 
 @dataclass(frozen=True, slots=True)
