@@ -11,7 +11,9 @@ from slipstream.router.api.openai.answer.choice import Choice
 from slipstream.router.api.openai.answer.formats import AnswerFormat, AnswerHead
 from slipstream.router.api.openai.answer.output import ChoiceOutput
 from slipstream.router.api.openai.answer.output_text import OutputText
+from slipstream.router.api.openai.answer.output_tokens import OutputTokens
 from slipstream.router.api.openai.answer.parsed_output import OutputReading
+from slipstream.router.api.openai.answer.token_report import ReportedTokens
 from slipstream.router.api.openai.body.schema import ChatRequest, GenerationFields
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.observability.tracing.request_trace import Value
@@ -81,7 +83,8 @@ class ReceivedRequest(NamedTuple):
 class GenerationBatch:
     """A request that passed its checks: each of its `prompts` is to be continued `choices_per_prompt` times, by as many
     beams if it is a search. `answer_id` is the id in the body of its answer; `prompt_param` is the field that its
-    prompts came in. Outputs are text by `pieces`, or events where they are read (`reading`)."""
+    prompts came in. Outputs are text by `pieces`, or events where they are read (`reading`). `tokens` is there if the
+    answer says more of tokens than their text."""
 
     __slots__ = (
         "answer_id",
@@ -95,6 +98,7 @@ class GenerationBatch:
         "prompts",
         "reading",
         "received",
+        "tokens",
     )
 
     def __init__(
@@ -105,6 +109,7 @@ class GenerationBatch:
         form: AnswerFormat[Any],
         pieces: PieceTable,
         reading: OutputReading | None = None,
+        tokens: ReportedTokens | None = None,
     ) -> None:
         self.received = received
         self.body = received.body
@@ -112,6 +117,7 @@ class GenerationBatch:
         self.prompts = prompts
         self.pieces = pieces
         self.reading = reading
+        self.tokens = tokens
         self.prompt_param = prompt_param
         self.form = form
         self.choices_per_prompt = received.body.candidates_per_prompt
@@ -155,6 +161,8 @@ class GenerationBatch:
         stops, includes_stop, min_tokens = body.stop or (), bool(body.include_stop_str_in_output), body.min_tokens or 0
         if self.reading is not None:
             return self.reading.output(stops, includes_stop, min_tokens)
+        if not body.detokenizes:
+            return OutputTokens()
         return OutputText(self.pieces, stops, includes_stop, min_tokens)
 
     def ids_of(self, index: int) -> tuple[str, tuple[str, ...]]:

@@ -188,6 +188,7 @@ class GenerationFlow:
                 prompt_param=batch.prompt_param,
                 explains=bool(body.explain),
                 num_best=batch.num_best,
+                tokens=batch.tokens,
             )
             if body.stream:
                 await answer.send_stream(exchange, body.wants_usage_so_far, self._ping_s)
@@ -230,6 +231,8 @@ class GenerationFlow:
         sampling = prompt.sampling
         if choices_per_prompt > 1:
             sampling = sampling._replace(seed=(sampling.seed + index % choices_per_prompt) & SEED_MASK)
+            if index % choices_per_prompt:  # of the prompt, once is enough
+                sampling = sampling._replace(prompt_logprobs=None)
         request_id, names = batch.ids_of(index)
         return GenerateRequest(
             request_id=request_id,
