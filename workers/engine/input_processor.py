@@ -85,6 +85,7 @@ class InputProcessor:
             bans=self._bans(params, tokens, len(prompt)),
             processors=self._row_processors(params, tokens, len(prompt)),
             ticket=ticket,
+            retention=request.retention,
             num_scored=request.num_scored,
             num_to_score=len(prompt) - 1 if params.prompt_logprobs is not None else 0,
         )

@@ -88,7 +88,7 @@ class RequestPreparation:
         names = TokenNames(reading.pieces, bool(body.return_tokens_as_token_ids))
         parsed_form = MessageFormat(head, names, shows_logprobs, body.wants_usage, is_legacy, report)
         tokens = reported_tokens(report, parsed_form, names, pieces)
-        return GenerationBatch(received, prompts, "messages", parsed_form, pieces, reading, tokens)
+        return GenerationBatch(received, prompts, "messages", parsed_form, pieces, reading, tokens=tokens)
 
     async def _output_grammar(
         self, use: ToolUse | None, outputs: ModelOutputs, reasoning: ReasoningState, content: GrammarSpec | None

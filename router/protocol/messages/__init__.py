@@ -26,6 +26,7 @@ from slipstream.router.protocol.messages.attempts import (
     PromptScores,
     Reserve,
     Reserved,
+    Retain,
     Start,
     StepOutput,
     TokenChunk,
@@ -63,6 +64,7 @@ from slipstream.router.protocol.messages.request import (
     GrammarKind,
     GrammarSpec,
     ProcessorCall,
+    RetentionHint,
     SamplingParams,
     pack_ids,
     unpack_ids,
@@ -108,6 +110,8 @@ __all__ = [
     "Reserved",
     "Resume",
     "ResyncBlocks",
+    "Retain",
+    "RetentionHint",
     "Role",
     "RouterMessage",
     "SamplingParams",
@@ -166,6 +170,7 @@ RouterMessage = (
     | Migrate
     | Resume
     | Cancel
+    | Retain
     | PeerLost
     | ResyncBlocks
     | Ping

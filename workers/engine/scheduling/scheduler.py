@@ -166,6 +166,7 @@ class Scheduler:
         """End a reservation, or a sequence whose pages were held or draining."""
         assert sequence.state not in (SequenceState.WAITING, SequenceState.RUNNING)
         self._detach(sequence)
+        self.pages.retain(sequence)
         self.pages.give_up(sequence)
         self._end(sequence)
         self._promised.withhold()
@@ -180,6 +181,7 @@ class Scheduler:
             self.pages.rebook(sequence, SequenceState.DRAINING)
             self._promised.withhold()
             return True
+        self.pages.retain(sequence)
         self.pages.give_up(sequence)
         self._end(sequence)
         self._promised.withhold()
@@ -257,6 +259,7 @@ class Scheduler:
         if sequence.num_sends:
             self.pages.rebook(sequence, SequenceState.DRAINING)
         else:
+            self.pages.retain(sequence)
             self.pages.give_up(sequence)
             self._end(sequence)
         self._promised.withhold()

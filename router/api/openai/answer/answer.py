@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import orjson
 
@@ -27,6 +27,13 @@ EVENT_STREAM = "text/event-stream; charset=utf-8"
 STREAM_HEADERS = (("cache-control", "no-cache, no-transform"), ("x-accel-buffering", "no"))
 
 T = TypeVar("T")
+
+
+class AnswerKeeper(Protocol):
+    """Stores an answer before its client hears that it is complete."""
+
+    async def keep(self, end: bytes) -> bytes:
+        """`end` is a whole answer, or what ends a stream. Returns what is sent in its place."""
 
 
 class ChoiceEnd(NamedTuple, Generic[Out]):
@@ -50,10 +57,11 @@ class Answer(Generic[Out]):
         prompt_param: str,
         explains: bool = False,
         num_best: int | None = None,
+        keeper: AnswerKeeper | None = None,
         tokens: ReportedTokens | None = None,
     ) -> None:
-        """`num_best`: of the choices of each prompt, only so many are sent, those with the best scores first. `tokens`
-        is there if more is said of tokens than their text."""
+        """`num_best`: of the choices of each prompt, only so many are sent, those with the best scores first. `keeper`:
+        None: the answer is not stored. `tokens` is there if more is said of tokens than their text."""
         self._choices: Sequence[Choice[Out]] = choices
         self._form: AnswerFormat[Out] = form
         self._num_prompt_tokens = num_prompt_tokens
@@ -62,6 +70,7 @@ class Answer(Generic[Out]):
         self._explains = explains
         self._num_best = num_best
         self._tokens = tokens
+        self._keeper = keeper
         self._num_cached_tokens = 0
         self._checkpoint: StreamCheckpoint = NO_CHECKPOINT
 
@@ -94,7 +103,7 @@ class Answer(Generic[Out]):
         if self._num_best is not None:
             scores = [choice.score.mean if choice.score is not None else 0.0 for choice in self._choices]
             choices = best_choices(choices, scores, self._choices_per_prompt, self._num_best)
-        exchange.respond(200, self._form.whole(choices, self._usage(), self._explained()))
+        exchange.respond(200, await self._kept(self._form.whole(choices, self._usage(), self._explained())))
 
     async def _with_prompts(
         self, choices: Sequence[WholeChoice[Out]], prompts: PromptRenderer
@@ -132,7 +141,9 @@ class Answer(Generic[Out]):
                 if sends_usage_so_far:
                     self._form.set_usage(self._usage())
                 if not is_sent:
-                    exchange.write(self._form.text_chunk(choice.index, text, logprobs))
+                    chunk = self._form.text_chunk(choice.index, text, logprobs)
+                    if chunk:
+                        exchange.write(chunk)
 
             end = await self._run(choice, exchange, send)
             if sends_usage_so_far:
@@ -155,7 +166,11 @@ class Answer(Generic[Out]):
             exchange.keep_alive = False
             exchange.finish(self._form.failure(error))
             return
-        exchange.finish(b"".join((*finals, self._form.stream_end(self._usage(), self._explained()))))
+        end = await self._kept(self._form.stream_end(self._usage(), self._explained()))
+        exchange.finish(b"".join((*finals, end)))
+
+    async def _kept(self, end: bytes) -> bytes:
+        return end if self._keeper is None else await self._keeper.keep(end)
 
     async def _for_all(self, run: Callable[[Choice[Out]], Awaitable[T]]) -> list[T]:
         """Run all choices concurrently; the first failure cancels the others."""

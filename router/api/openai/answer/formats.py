@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol
 import orjson
 
 from slipstream.router.api.openai.answer.output import AnswerReason, Out, TokenEntry
-from slipstream.router.api.openai.answer.token_names import TokenNames, finite
+from slipstream.router.api.openai.answer.token_names import TokenNames, finite, token_name
 from slipstream.router.api.openai.answer.token_report import NO_REPORT, RenderedPrompt, TokenReport
 from slipstream.router.http.http_error import HttpError
 
@@ -70,10 +70,11 @@ class AnswerFormat(Protocol[Out]):
     rendering all of a long answer at once would hold up the event loop. `served_by` sets the version of the model for
     everything that follows: it is chosen late, and may change. After `set_usage`, every chunk carries that usage.
 
-    `stream_end` is all that follows the last choice; `explained` is JSON, empty if it was not asked for. `failure` is
-    what a stream ends with instead, if the answer fails after a part of it has left. All that a format writes is a
-    function of what it was given: after the death of a router, another one is given the same tokens again, cut in
-    other places, and what it writes for these is thrown away."""
+    A `text_chunk` may be empty, where an event of the output does not show at once. `stream_end` is all that follows
+    the last choice; `explained` is JSON, empty if it was not asked for. `failure` is what a stream ends with instead,
+    if the answer fails after a part of it has left. All that a format writes is a function of what it was given: after
+    the death of a router, another one is given the same tokens again, cut in other places, and what it writes for these
+    is thrown away."""
 
     def served_by(self, version: str) -> None: ...
     def set_usage(self, usage: TokenUsage) -> None: ...
@@ -193,7 +194,7 @@ class ChatChunkFormat(ChunkFormat, Generic[Out]):
 
     def _token_json(self, token_id: int, logprob: float) -> dict[str, Any]:
         raw = self._names.bytes_of(token_id)
-        return {"token": raw.decode("utf-8", "replace"), "logprob": finite(logprob), "bytes": list(raw)}
+        return {"token": token_name(raw), "logprob": finite(logprob), "bytes": list(raw)}
 
 
 class ChatFormat(ChatChunkFormat[str]):

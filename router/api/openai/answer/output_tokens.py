@@ -12,6 +12,7 @@ class OutputTokens:
     __slots__ = ("held", "num_tokens", "stopped")
 
     has_calls = False
+    call_names: tuple[str, ...] = ()
     num_reasoning_tokens: int | None = None
 
     def __init__(self) -> None:

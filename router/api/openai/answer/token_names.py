@@ -44,7 +44,7 @@ class TokenNames:
 
     def shown(self, token_id: int) -> str:
         """The text of a token, as good as one token can be shown."""
-        return self.bytes_of(token_id).decode("utf-8", "replace")
+        return token_name(self.bytes_of(token_id))
 
     def completion_logprob(
         self, token_id: int, logprob: float, best: Iterable[tuple[int, float]], offset: int
@@ -59,6 +59,11 @@ class TokenNames:
                 top[name if name not in top else f"token_id:{other_id}"] = finite(value)
         top = dict(sorted(top.items(), key=lambda item: -item[1]))
         return CompletionLogprob(token, logprob, orjson.Fragment(orjson.dumps(top)), offset)
+
+
+def token_name(raw: bytes) -> str:
+    """A token as text. Where the format has a field for them, the exact bytes are sent as well."""
+    return raw.decode("utf-8", "replace")
 
 
 def finite(logprob: float) -> float:
