@@ -46,6 +46,13 @@ class StoredResponse(NamedTuple):
         return [*self.input, *self.response["output"]]
 
 
+class Chain(NamedTuple):
+    """Responses that follow each other: the id of the first, and the items of all, oldest first."""
+
+    root: str
+    items: list[Json]
+
+
 class ResponseStore:
     """Methods raise HttpError 503 if the store fails. `owner` is the tenant of the caller: what others have is not
     there."""
@@ -75,9 +82,8 @@ class ResponseStore:
         """Raises HttpError 404."""
         await self._delete(RESPONSE, response_id, owner, "Response")
 
-    async def chain(self, response_id: str, owner: str) -> list[Json]:
-        """The items of a response and of all before it, oldest first. Raises HttpError 400, in OpenAI's words, if one
-        of them is not there."""
+    async def chain(self, response_id: str, owner: str) -> Chain:
+        """A response and all before it. Raises HttpError 400, in OpenAI's words, if one of them is not there."""
         try:
             found = await self._store.chain(RESPONSE, response_id, owner)
         except StoreError as error:
@@ -89,7 +95,7 @@ class ResponseStore:
         items: list[Json] = []
         for one in reversed(found):
             items += stored_response(one).items
-        return items
+        return Chain(found[-1].id, items)
 
     async def conversation(self, conversation_id: str, owner: str) -> StoredObject:
         """Raises HttpError 404."""
