@@ -194,6 +194,7 @@ class GenerationFlow:
                 explains=bool(body.explain),
                 num_best=batch.num_best,
                 keeper=batch.keeper,
+                tokens=batch.tokens,
             )
             if body.stream:
                 await answer.send_stream(exchange, body.wants_usage_so_far, self._ping_s)
@@ -246,6 +247,8 @@ class GenerationFlow:
         sampling = prompt.sampling
         if choices_per_prompt > 1:
             sampling = sampling._replace(seed=(sampling.seed + index % choices_per_prompt) & SEED_MASK)
+            if index % choices_per_prompt:  # of the prompt, once is enough
+                sampling = sampling._replace(prompt_logprobs=None)
         request_id, names = batch.ids_of(index)
         return GenerateRequest(
             request_id=request_id,

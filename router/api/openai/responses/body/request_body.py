@@ -28,7 +28,6 @@ from slipstream.router.api.openai.body.fields import (
 )
 from slipstream.router.api.openai.body.schema import (
     MAX_LOGIT_BIASES,
-    MAX_LOGPROBS,
     MAX_METADATA,
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
@@ -38,7 +37,7 @@ from slipstream.router.api.openai.body.schema import (
     StructuredOutputs,
 )
 from slipstream.router.api.openai.body.tools import MAX_TOOLS, ToolUse
-from slipstream.router.api.openai.body.vllm_fields import TemplateKwargs
+from slipstream.router.api.openai.body.vllm_fields import MAX_LOGPROBS, TemplateKwargs
 from slipstream.router.api.openai.responses.body.input_items import InputItemField, not_too_many_parts
 from slipstream.router.api.openai.responses.body.tool_fields import ToolChoiceField, ToolField, ToolSet
 
