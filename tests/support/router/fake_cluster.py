@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -118,6 +118,9 @@ class FakeService:
 
     def max_model_len_of(self, model: str) -> int | None:
         return self.max_model_len
+
+    def turn_over(self, model: str, request_id: str, tools: Sequence[str]) -> None:
+        """Nothing is kept here for a conversation that comes back."""
 
     def note_refused(self, refused: RejectedRequest) -> None:
         self.refused.append(refused)
