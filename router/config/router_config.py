@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from slipstream.router.config.access_config import AccessConfig
+from slipstream.router.config.store_config import StoreConfig
 from slipstream.router.protocol.generation import Levels
 
 ContentFormat = Literal["auto", "string", "openai"]  # of messages, for the chat template; vLLM's names
@@ -335,6 +336,7 @@ class RouterConfig:
     history_requests: int = 1024
     # Processes for HTTP and tokenising, which share `http.max_connections`. 1: inside the dispatcher's process.
     frontends: int = 1
+    store: StoreConfig = field(default_factory=StoreConfig)
 
     def __post_init__(self) -> None:
         if not self.worker_host:

@@ -8,6 +8,8 @@ import time
 from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol, TypeVar
 
+from pydantic import BaseModel
+
 from slipstream.router.access.access import Access, Permit
 from slipstream.router.api.exchange_context import ApiExchange
 from slipstream.router.api.openai.answer.answer import Answer
@@ -42,7 +44,7 @@ from slipstream.router.requests.stream import GenerationStream
 MAX_TOKENS_HEADER = "x-slipstream-max-tokens"
 MAX_EXPLAINED_CHOICES = 16  # in one answer; the explanation of each can be tens of KiB
 
-Fields = TypeVar("Fields", bound=GenerationFields)
+Body = TypeVar("Body", bound=BaseModel)
 
 
 class SubmitService(ModelStatus, Protocol):
@@ -81,7 +83,7 @@ class GenerationFlow:
         self.stages = PreparationStages()
         self.preparation = RequestPreparation(self.lookup, service, self.stages, config.overlong == "clamp")
 
-    def parse(self, request: Request, exchange: ApiExchange, form: type[Fields]) -> Fields:
+    def parse(self, request: Request, exchange: ApiExchange, form: type[Body]) -> Body:
         """The body. Raises HttpError; one about a model that is not named says which there are."""
         try:
             return self.bodies.parse(request, exchange, form)
@@ -191,6 +193,8 @@ class GenerationFlow:
                 prompt_param=batch.prompt_param,
                 explains=bool(body.explain),
                 num_best=batch.num_best,
+                keeper=batch.keeper,
+                tokens=batch.tokens,
             )
             if body.stream:
                 await answer.send_stream(exchange, body.wants_usage_so_far, self._ping_s)
@@ -243,6 +247,8 @@ class GenerationFlow:
         sampling = prompt.sampling
         if choices_per_prompt > 1:
             sampling = sampling._replace(seed=(sampling.seed + index % choices_per_prompt) & SEED_MASK)
+            if index % choices_per_prompt:  # of the prompt, once is enough
+                sampling = sampling._replace(prompt_logprobs=None)
         request_id, names = batch.ids_of(index)
         return GenerateRequest(
             request_id=request_id,
