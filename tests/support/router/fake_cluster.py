@@ -120,9 +120,6 @@ class FakeService:
     def max_model_len_of(self, model: str) -> int | None:
         return self.max_model_len
 
-    def turn_over(self, model: str, request_id: str, tools: Sequence[str]) -> None:
-        """Nothing is kept here for a conversation that comes back."""
-
     def note_refused(self, refused: RejectedRequest) -> None:
         self.refused.append(refused)
 
