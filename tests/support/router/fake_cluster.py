@@ -81,6 +81,7 @@ class FakeService:
     streams: dict[str, GenerationStream] = field(default_factory=dict)
     records: dict[str, RequestRecord] = field(default_factory=dict)
     refused: list[RejectedRequest] = field(default_factory=list)
+    turns: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)  # tools that answers call
     cancelled: dict[str, asyncio.Event] = field(default_factory=dict)
     release: asyncio.Event = field(default_factory=asyncio.Event)
     submitted: asyncio.Event = field(default_factory=asyncio.Event)
@@ -119,11 +120,11 @@ class FakeService:
     def max_model_len_of(self, model: str) -> int | None:
         return self.max_model_len
 
-    def turn_over(self, model: str, request_id: str, tools: Sequence[str]) -> None:
-        """Nothing is kept here for a conversation that comes back."""
-
     def note_refused(self, refused: RejectedRequest) -> None:
         self.refused.append(refused)
+
+    def turn_over(self, model: str, request_id: str, tools: Sequence[str]) -> None:
+        self.turns.append((request_id, tuple(tools)))
 
     @property
     def models(self) -> tuple[str, ...]:
