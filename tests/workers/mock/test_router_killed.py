@@ -48,6 +48,7 @@ class Serving:
         self.num_fronts = num_fronts
         self._tls = tls or {}
         self.unix_socket = folder / "http.sock"
+        self.store = folder / "store"
         self.keeper = SocketHolder()
         self._ports = [0, 0]
         self.start_router()
@@ -75,7 +76,7 @@ class Serving:
                 "worker_port": worker_port,
                 "frontends": self.num_fronts,
                 "admin": {"port": admin_port},
-                "store": {"directory": str(self._path.parent / "store")},
+                "store": {"directory": str(self.store)},
             },
         }
         self._path.write_text(json.dumps(program))
