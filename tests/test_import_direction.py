@@ -39,7 +39,8 @@ router/placement/policies router/placement router/placement/prefix router/placem
 router/page_budget router/dispatch/queue router/dispatch/table router/dispatch/migration router/dispatch/mirror
 router/dispatch
 router/beam_search router/api router/api/openai/answer router/api/openai/body router/api/openai
-router/api/openai/responses/body router/api/openai/responses/answer router/api/openai/responses router/api/admin
+router/api/openai/responses/body router/api/openai/responses/answer router/api/openai/responses
+router/api/anthropic router/api/admin
 router/api/pages
 router/frontends router
 

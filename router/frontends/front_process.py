@@ -25,6 +25,7 @@ from typing import Any
 
 import uvloop
 
+from slipstream.router.api.anthropic.error_form import error_form
 from slipstream.router.api.exchange_context import ApiExchange, ExchangeContext
 from slipstream.router.frontends.api_front import ApiFront
 from slipstream.router.frontends.connection_counts import SharedConnectionCount
@@ -125,6 +126,7 @@ class FrontProcess:
             DividedHandler(front, dispatcher, self._tell_counts),
             ExchangeContext,
             check_caller=front.check_caller,
+            error_form_of=error_form,
             shares_port=True,
             count=self._connections,
             unix_socket=None if setup.unix_socket_fd is None else socket.socket(fileno=setup.unix_socket_fd),

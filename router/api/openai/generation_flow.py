@@ -8,6 +8,8 @@ import time
 from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol, TypeVar
 
+from pydantic import BaseModel
+
 from slipstream.router.access.access import Access, Permit
 from slipstream.router.api.exchange_context import ApiExchange
 from slipstream.router.api.openai.answer.answer import Answer
@@ -42,7 +44,7 @@ from slipstream.router.requests.stream import GenerationStream
 MAX_TOKENS_HEADER = "x-slipstream-max-tokens"
 MAX_EXPLAINED_CHOICES = 16  # in one answer; the explanation of each can be tens of KiB
 
-Fields = TypeVar("Fields", bound=GenerationFields)
+Body = TypeVar("Body", bound=BaseModel)
 
 
 class SubmitService(ModelStatus, Protocol):
@@ -81,7 +83,7 @@ class GenerationFlow:
         self.stages = PreparationStages()
         self.preparation = RequestPreparation(self.lookup, service, self.stages, config.overlong == "clamp")
 
-    def parse(self, request: Request, exchange: ApiExchange, form: type[Fields]) -> Fields:
+    def parse(self, request: Request, exchange: ApiExchange, form: type[Body]) -> Body:
         """The body. Raises HttpError; one about a model that is not named says which there are."""
         try:
             return self.bodies.parse(request, exchange, form)

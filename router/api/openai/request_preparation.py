@@ -15,6 +15,7 @@ from slipstream.router.api.openai.body.structured_output import RequestGrammars
 from slipstream.router.api.openai.body.tool_grammars import ToolGrammars
 from slipstream.router.api.openai.body.tools import ToolUse
 from slipstream.router.api.openai.chat_reading import (
+    check_can_continue,
     check_tools,
     reading_of,
     reasoning_state,
@@ -57,17 +58,11 @@ class RequestPreparation:
         use, outputs = body.tool_use, model.outputs
         if use is not None:
             check_tools(use, model)
-        packed_ids = await PromptReader(model.tokenizer).of_chat(
-            body.messages,
-            limit,
-            body.template_variables,
-            use.tools if use is not None else (),
-            outputs,
-        )
+        packed_ids = await self.prompt_of_chat(model, body)
         asked_for = model.defaults.max_tokens(body.stated_max_tokens)
         default = model.defaults.default_max_tokens(None)
         max_tokens = room(packed_ids, limit, asked_for, default, "messages", self._clamps)
-        reasoning = reasoning_state(model, packed_ids)
+        reasoning = reasoning_state(model, packed_ids) if not body.continued else "over"
         grammar = await self._grammars.of(body)
         if outputs is not None and (use is not None or (grammar is not None and reasoning != "over")):
             grammar = await self._output_grammar(use, outputs, reasoning, grammar)
@@ -89,6 +84,17 @@ class RequestPreparation:
         parsed_form = MessageFormat(head, names, shows_logprobs, body.wants_usage, is_legacy, report)
         tokens = reported_tokens(report, parsed_form, names, pieces)
         return GenerationBatch(received, prompts, "messages", parsed_form, pieces, reading, tokens=tokens)
+
+    async def prompt_of_chat(self, model: ServedModel, body: ChatRequest) -> bytes:
+        """The packed token ids of the prompt. Raises HttpError."""
+        reader, limit = PromptReader(model.tokenizer), self._lookup.limit_of(model.name)
+        tools = body.tool_use.tools if body.tool_use is not None else ()
+        variables, outputs = body.template_variables, model.outputs
+        if not body.continued:
+            return await reader.of_chat(body.messages, limit, variables, tools, outputs)
+        before = body.messages[:-1]
+        check_can_continue(model, await reader.of_chat(before, limit, variables, tools, outputs))
+        return await reader.of_chat(before, limit, variables, tools, outputs, body.continued)
 
     async def _output_grammar(
         self, use: ToolUse | None, outputs: ModelOutputs, reasoning: ReasoningState, content: GrammarSpec | None

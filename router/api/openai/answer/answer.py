@@ -157,7 +157,7 @@ class Answer(Generic[Out]):
             return b""
 
         try:
-            with Pings(exchange, ping_s, self._num_output_tokens):
+            with Pings(exchange, ping_s, self._num_output_tokens, self._form.ping):
                 finals: list[bytes] = await self._for_all(stream)
         except GenerationFailed as failure:
             error = as_http_error(failure.error, self._prompt_param)
@@ -195,6 +195,8 @@ class Answer(Generic[Out]):
         GenerationFailed."""
         text, logprobs = await ChoiceRun(choice, exchange, self._form, self._checkpoint, on_text).to_end()
         choice.reason = self._reason(choice, choice.stream.finish)
+        if choice.output.stop_string is not None:
+            self._form.stopped_by(choice.index, choice.output.stop_string)
         return ChoiceEnd(text, logprobs, choice.reason)
 
     def _reason(self, choice: Choice[Out], finish: GenerationFinish | None) -> AnswerReason:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol
 import orjson
 
 from slipstream.router.api.openai.answer.output import AnswerReason, Out, TokenEntry
+from slipstream.router.api.openai.answer.pings import PING
 from slipstream.router.api.openai.answer.token_names import TokenNames, finite, token_name
 from slipstream.router.api.openai.answer.token_report import NO_REPORT, RenderedPrompt, TokenReport
 from slipstream.router.http.http_error import HttpError
@@ -70,14 +71,19 @@ class AnswerFormat(Protocol[Out]):
     rendering all of a long answer at once would hold up the event loop. `served_by` sets the version of the model for
     everything that follows: it is chosen late, and may change. After `set_usage`, every chunk carries that usage.
 
-    A `text_chunk` may be empty, where an event of the output does not show at once. `stream_end` is all that follows
-    the last choice; `explained` is JSON, empty if it was not asked for. `failure` is what a stream ends with instead,
-    if the answer fails after a part of it has left. All that a format writes is a function of what it was given: after
-    the death of a router, another one is given the same tokens again, cut in other places, and what it writes for these
-    is thrown away."""
+    A `text_chunk` is empty where an event of the output does not show at once. `stopped_by` names the stop string that
+    has ended a choice, before its last part is asked for. `stream_end` is all that follows the last choice; `explained`
+    is JSON, empty if it was not asked for. `failure` is what a stream ends with instead, if the answer fails after a
+    part of it has left. A `ping` may leave between any two chunks.
 
+    All that a format writes is a function of what it was given: after the death of a router, another one is given the
+    same tokens again, cut in other places, and what it writes for these is thrown away."""
+
+    @property
+    def ping(self) -> bytes: ...
     def served_by(self, version: str) -> None: ...
     def set_usage(self, usage: TokenUsage) -> None: ...
+    def stopped_by(self, index: int, stop_string: str) -> None: ...
     def logprob(self, entry: TokenEntry) -> Any: ...
     def text_chunk(self, index: int, text: Out, logprobs: list[TokenEntry]) -> bytes: ...
     def final_chunk(self, index: int, text: Out, logprobs: list[TokenEntry], reason: AnswerReason) -> bytes: ...
@@ -92,6 +98,7 @@ class ChunkFormat:
 
     KIND: ClassVar[str]
     TEXT_END: ClassVar[bytes]
+    ping = PING
 
     def __init__(
         self,
@@ -122,6 +129,9 @@ class ChunkFormat:
 
     def set_usage(self, usage: TokenUsage) -> None:
         self._end_with(b'],"usage":%b}\n\n' % orjson.dumps(usage.as_json()))
+
+    def stopped_by(self, index: int, stop_string: str) -> None:
+        """OpenAI's answers do not name it."""
 
     def stream_end(self, usage: TokenUsage, explained: bytes) -> bytes:
         """A chunk without choices, if the client asked for what it has, and the mark of the end. What explains the

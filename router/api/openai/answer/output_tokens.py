@@ -13,6 +13,7 @@ class OutputTokens:
 
     has_calls = False
     call_names: tuple[str, ...] = ()
+    stop_string: str | None = None
     num_reasoning_tokens: int | None = None
 
     def __init__(self) -> None:

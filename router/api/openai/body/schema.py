@@ -283,7 +283,7 @@ class ChatRequest(ChatVllmFields, GenerationFields):
     def retention(self) -> Retention | None:
         if self.retention_s is not None:
             return Retention(self.retention_s)
-        return MAY_COME_BACK if self.tools or self.functions or self.session_id else None
+        return MAY_COME_BACK if self.tool_use is not None or self.session_id else None
 
     @property
     def served_tier(self) -> str:
@@ -306,6 +306,14 @@ class ChatRequest(ChatVllmFields, GenerationFields):
             variables |= dict.fromkeys(THINKING_OFF, self.enable_thinking)
         return {**variables, **given}
 
+    @property
+    def continued(self) -> str:
+        """The text of the last message, if the answer is to go on with it."""
+        if not self.continue_final_message:
+            return ""
+        content = self.messages[-1].content
+        return content if isinstance(content, str) else "".join([part.text for part in content or ()])
+
     @cached_property
     def tool_use(self) -> ToolUse | None:
         """The tools, and what may be done with them; None: there are none."""
@@ -317,6 +325,8 @@ class ChatRequest(ChatVllmFields, GenerationFields):
     def _fields_fit_together(self) -> ChatRequest:
         if not self.model_fields_set.isdisjoint(TOOL_FIELDS):
             self._check_tools()
+        if self.continue_final_message or self.add_generation_prompt is False:
+            self._check_continued()
         if self.top_logprobs and not self.logprobs:
             raise field_error("top_logprobs", f"is {self.top_logprobs}, which needs `logprobs` to be true")
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
@@ -326,6 +336,15 @@ class ChatRequest(ChatVllmFields, GenerationFields):
                 "one of them",
             )
         return self
+
+    def _check_continued(self) -> None:
+        if not self.continue_final_message:
+            raise field_error("add_generation_prompt", "may only be false where `continue_final_message` is true")
+        if self.add_generation_prompt:
+            raise field_error("add_generation_prompt", "is true, which excludes `continue_final_message`")
+        last = self.messages[-1]
+        if last.role != "assistant" or last.tool_calls or last.function_call is not None or not self.continued:
+            raise field_error("continue_final_message", "needs a last message of the role 'assistant' that has text")
 
     def _check_tools(self) -> None:
         if self.functions and self.tools:

@@ -114,8 +114,8 @@ class ChatVllmFields(Strict):
 
     chat_template_kwargs: TemplateKwargs | None = None
     chat_template: Unserved = None
-    add_generation_prompt: Annotated[Any, only(True)] = None
-    continue_final_message: Annotated[Any, only(False)] = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     add_special_tokens: Annotated[Any, only(False)] = None
     echo: Annotated[Any, only(False)] = None
     documents: Annotated[Any, only([])] = None
