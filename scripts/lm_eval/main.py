@@ -30,6 +30,7 @@ from tests.support.clients.scripted_router import ROOT
 
 PAGE = ROOT / "docs/results/lm_eval.md"
 START_TIMEOUT_S, EVALUATION_TIMEOUT_S = 300.0, 900.0
+BOTH = "add_bos_token=True"  # else `hf` adds one where the tokenizer does, and `local-completions` does not
 TOLERANCE = 2e-3  # of a document's log-likelihood, which is a sum over up to some hundred tokens
 INTRODUCTION = """\
 # lm-eval
@@ -148,9 +149,10 @@ def main(python: Path, only: tuple[str, ...], write: bool) -> None:
         models = {name: found for name, found in build_models(folder).items() if not only or name in only}
         with cluster(folder, models) as url:
             for name, (how, path) in models.items():
-                own = f"model={name},base_url={url},tokenizer={path},num_concurrent=4,max_length={MAX_LENGTH + 1}"
+                own = f"model={name},base_url={url},tokenizer={path},num_concurrent=4,{BOTH}"
+                own += f",max_length={MAX_LENGTH + 1}"  # of which it takes one away
                 ours = evaluated(python, tasks, folder / "ours.json", "local-completions", own)
-                theirs = f"pretrained={path},dtype=float32,max_length={MAX_LENGTH}"
+                theirs = f"pretrained={path},dtype=float32,max_length={MAX_LENGTH},{BOTH}"
                 reference = evaluated(python, tasks, folder / "theirs.json", "hf", theirs)
                 for task in TASKS:
                     key = PREFIX + task
