@@ -150,7 +150,7 @@ def main(python: Path, only: tuple[str, ...], write: bool) -> None:
         with cluster(folder, models) as url:
             for name, (how, path) in models.items():
                 own = f"model={name},base_url={url},tokenizer={path},num_concurrent=4,{BOTH}"
-                own += f",max_length={MAX_LENGTH + 1}"  # of which it takes one away
+                own += f",max_length={MAX_LENGTH + 2}"  # of which its windows take two away
                 ours = evaluated(python, tasks, folder / "ours.json", "local-completions", own)
                 theirs = f"pretrained={path},dtype=float32,max_length={MAX_LENGTH},{BOTH}"
                 reference = evaluated(python, tasks, folder / "theirs.json", "hf", theirs)
