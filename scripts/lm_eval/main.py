@@ -116,15 +116,27 @@ def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> N
             time.sleep(0.5)
 
 
-def evaluated(python: Path, tasks: Path, results: Path, backend: str, arguments: str) -> Any:
-    script = Path(__file__).parent / "evaluate.py"
-    command = (str(python), str(script), str(results), str(tasks), backend, arguments)
+def evaluated(python: Path, folder: Path, tasks: Path, models: dict[str, tuple[str, Path]], url: str) -> dict[str, Any]:
+    """What lm-eval says of each model: on the cluster, and on transformers."""
+    jobs = []
+    for name, (_, path) in models.items():
+        ours = f"model={name},base_url={url},tokenizer={path},num_concurrent=4,{BOTH}"
+        ours += f",max_length={MAX_LENGTH + 2}"  # of which its windows take two away
+        theirs = f"pretrained={path},dtype=float32,max_length={MAX_LENGTH},{BOTH}"
+        for backend, arguments in (("local-completions", ours), ("hf", theirs)):
+            results = str(folder / f"{name}.{backend}.json")
+            jobs.append({"backend": backend, "arguments": arguments, "results": results})
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    command = (str(python), str(Path(__file__).parent / "evaluate.py"), str(tasks), str(folder / "jobs.json"))
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=EVALUATION_TIMEOUT_S, cwd=tasks
     )
     if done.returncode:
-        raise RuntimeError(f"lm-eval with {backend} failed:\n{done.stderr[-5000:]}")
-    return json.loads(results.read_text())
+        raise RuntimeError(f"lm-eval failed:\n{done.stderr[-5000:]}")
+    return {
+        name: [json.loads((folder / f"{name}.{backend}.json").read_text()) for backend in ("local-completions", "hf")]
+        for name in models
+    }
 
 
 def version_of(python: Path) -> str:
@@ -148,25 +160,21 @@ def main(python: Path, only: tuple[str, ...], write: bool) -> None:
         write_tasks(tasks)
         models = {name: found for name, found in build_models(folder).items() if not only or name in only}
         with cluster(folder, models) as url:
-            for name, (how, path) in models.items():
-                own = f"model={name},base_url={url},tokenizer={path},num_concurrent=4,{BOTH}"
-                own += f",max_length={MAX_LENGTH + 2}"  # of which its windows take two away
-                ours = evaluated(python, tasks, folder / "ours.json", "local-completions", own)
-                theirs = f"pretrained={path},dtype=float32,max_length={MAX_LENGTH},{BOTH}"
-                reference = evaluated(python, tasks, folder / "theirs.json", "hf", theirs)
-                for task in TASKS:
-                    key = PREFIX + task
-                    found = compared(ours["samples"][key], reference["samples"][key])
-                    is_good &= found.is_good
-                    metrics = "; ".join(
-                        f"{metric.partition(',')[0]} {value:.6g}, {reference['metrics'][key][metric]:.6g}"
-                        for metric, value in sorted(ours["metrics"][key].items())
-                        if "stderr" not in metric and metric not in ("alias", "sample_len")
-                    )
-                    difference = "" if task == "generation" else f"{found.difference:.1e}"
-                    row = (name, how, task, found.num_documents, found.num_equal, difference, metrics)
-                    rows.append("| " + " | ".join(map(str, row)) + " |\n")
-                    print(*row, "" if found.is_good else "DIFFERENT", sep="  ", flush=True)
+            found = evaluated(python, folder, tasks, models, url)
+        for name, (ours, theirs) in found.items():
+            for task in TASKS:
+                key = PREFIX + task
+                same = compared(ours["samples"][key], theirs["samples"][key])
+                is_good &= same.is_good
+                metrics = "; ".join(
+                    f"{metric.partition(',')[0]} {value:.6g}, {theirs['metrics'][key][metric]:.6g}"
+                    for metric, value in sorted(ours["metrics"][key].items())
+                    if "stderr" not in metric and metric not in ("alias", "sample_len")
+                )
+                difference = "" if task == "generation" else f"{same.difference:.1e}"
+                row = (name, models[name][0], task, same.num_documents, same.num_equal, difference, metrics)
+                rows.append("| " + " | ".join(map(str, row)) + " |\n")
+                print(*row, "" if same.is_good else "DIFFERENT", sep="  ", flush=True)
     if write:
         PAGE.write_text(INTRODUCTION.format(version=version_of(python)) + "".join(rows))
     sys.exit(0 if is_good else 1)
