@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -15,7 +16,10 @@ from slipstream.router.protocol.messages import unpack_ids
 from slipstream.router.text.added_tokens import add_missing, named_tokens
 from slipstream.router.text.control_tokens import ControlTokens, DisguisedMessages
 from slipstream.router.text.detokenizer import PieceTable
-from slipstream.router.text.encoding import encode_unlocked
+from slipstream.router.text.encoding import EncodePool, encode_unlocked
+from slipstream.router.text.inline_pace import InlinePace
+from slipstream.router.text.prompt_memory import PromptMemory
+from slipstream.router.text.sections import Sections
 from slipstream.router.text.template.chat_template import ChatTemplate, ChatTemplateError, Message
 from slipstream.router.text.template.content_form import ALL_TEXT, ContentForms
 from slipstream.router.text.template.tool_forms import NO_TOOLS, ToolForms
@@ -28,6 +32,7 @@ from slipstream.router.text.word_cache import WordCache
 # texts whose words are all looked up.
 INLINE_SIZE = 2048
 CACHED_SIZE = 8192
+NEW_SIZE = 16384  # of the new sections of a long prompt, whose words are looked up
 NO_VARIABLES: Mapping[str, Any] = {}
 TRIAL_CHAT: Message = {"role": "user", "content": "Hello"}
 VARIABLES, TOOLS = "", "tools"  # under which they lie behind the messages
@@ -90,6 +95,10 @@ class Tokenizer:
         self.pieces = self.pieces_showing({})
         self._control = ControlTokens(spec, template_text, self._tokenizer)
         self._words = WordCache.for_tokenizer(self._tokenizer, spec)
+        self._memory = encode_pool.memory if isinstance(encode_pool, EncodePool) else PromptMemory()
+        self._sections = Sections(self._memory, spec, self._words is not None and self._words.cuts_at_spaces)
+        self._pace = InlinePace()
+        self._identity = object()  # what is remembered for this tokenizer
         vocabulary = self._tokenizer.get_vocab()
         self._chars_per_token = max(map(len, vocabulary), default=1)
         self.unknown_to_model = unknown_tokens(vocabulary, self.vocab_size)
@@ -137,9 +146,11 @@ class Tokenizer:
         max_tokens: int,
         variables: Mapping[str, Any] = NO_VARIABLES,
         tools: list[Mapping[str, Any]] | None = None,
+        tenant: str = "",
     ) -> bytes:
         """Encodes a conversation with the chat template, which gets the client's `variables` and `tools` as well.
-        Control tokens inside all of these are treated as plain text, so that no client can forge another turn.
+        Control tokens inside all of these are treated as plain text, so that no client can forge another turn. What is
+        remembered of long ones is kept for the `tenant` alone.
 
         Raises ChatTemplateError, ControlTokenError, TextTooLongError.
         """
@@ -152,9 +163,8 @@ class Tokenizer:
         if tools:
             size += size_of(tools)
         if size > CACHED_SIZE:
-            return await self._run(
-                size, lambda: self._encode_chat(self._render(template, messages, variables, tools), max_tokens)
-            )
+            rendered = await self._render_long(template, messages, variables, tools, size)
+            return await self._encode_long(rendered, max_tokens, tenant)
         rendered = self._render(template, messages, variables, tools)
         if self._words is not None and rendered.disguised is None:
             self._check_length(rendered.text, max_tokens)
@@ -162,6 +172,43 @@ class Tokenizer:
             if token_ids is not None:
                 return token_ids
         return await self._run(size, lambda: self._encode_chat(rendered, max_tokens))
+
+    async def _render_long(
+        self,
+        template: ChatTemplate,
+        messages: list[Message],
+        variables: Mapping[str, Any],
+        tools: list[Mapping[str, Any]] | None,
+        size: int,
+    ) -> RenderedChat:
+        pace, num_messages = self._pace, len(messages)
+
+        def render() -> RenderedChat:
+            begun_s = time.thread_time()
+            rendered = self._render(template, messages, variables, tools)
+            pace.note(num_messages, size, time.thread_time() - begun_s)
+            return rendered
+
+        return render() if pace.allows(num_messages, size) else await self._run(size, render)
+
+    async def _encode_long(self, rendered: RenderedChat, max_tokens: int, tenant: str) -> bytes:
+        """The ids of a prompt of which most may be known."""
+        text, parts = rendered.text, self._sections
+        if rendered.disguised is not None or not parts.may_be_cut:
+            return await self._run(len(text), lambda: self._encode_chat(rendered, max_tokens))
+        self._check_length(text, max_tokens)
+        owner = self._identity, tenant
+        sections = parts.of(text)
+        known = parts.known(owner, sections)
+        num_new = sum([len(section) for section, found in zip(sections, known, strict=True) if found is None])
+        if self._words is not None and num_new <= NEW_SIZE:
+            num_new = parts.learn(owner, sections, known, self._words.encode)
+        if num_new:
+            await self._run(num_new, lambda: parts.learn(owner, sections, known, self._encode_section))
+        return b"".join([packed_ids for packed_ids in known if packed_ids is not None])
+
+    def _encode_section(self, text: str) -> bytes:
+        return encode_unlocked(self._tokenizer, text, add_special_tokens=False)
 
     def check_known(self, packed_ids: bytes) -> None:
         """Raises UnknownTokenError if a prompt has a token that the model does not have."""

@@ -60,6 +60,7 @@ class RequestPreparation:
             body.template_variables,
             use.tools if use is not None else (),
             outputs,
+            received.caller.own(body.cache_salt or ""),
         )
         asked_for = model.defaults.max_tokens(body.stated_max_tokens)
         default = model.defaults.default_max_tokens(None)
