@@ -8,8 +8,9 @@ a template is a program, and some take fifty times as long.
 from __future__ import annotations
 
 MAX_INLINE_S = 4e-3  # of CPU time; what other streams may be held up
+FIXED_UNITS = 16.0  # of any rendering
 CHARS_PER_UNIT = 4096  # which cost about as much as a message
-FADE = 0.98  # of the slowest rendering, with each one after it
+FADE = 0.8  # of the slowest rendering, with each one after it
 
 
 class InlinePace:
@@ -28,4 +29,4 @@ class InlinePace:
 
 
 def units_of(num_messages: int, num_chars: int) -> float:
-    return 1.0 + num_messages + num_chars / CHARS_PER_UNIT
+    return FIXED_UNITS + num_messages + num_chars / CHARS_PER_UNIT

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Sequence
+from sys import getsizeof
 from typing import Any
 
 from slipstream.router.text.prompt_memory import PromptMemory
@@ -38,6 +39,7 @@ class Sections:
         # All of them, because a longer one that begins with a cut is another token.
         contents = sorted((token["content"] for token in exact), key=len, reverse=True)
         self._exact = re.compile("|".join(map(re.escape, contents)) or r"(?!)")
+        self._longest = max(map(len, contents), default=0)
         self._all_cut = len(self._cuts) == len(contents)
         # A token that has the space itself would be cut in two.
         self._cuts_words = cuts_at_spaces and not any(ENDS_WITH_SPACE.search(token["content"]) for token in added)
@@ -58,6 +60,17 @@ class Sections:
         self._append(sections, text[begin:])
         return sections
 
+    def last_start(self, text: str, end: int) -> int:
+        """Where the last section of `text[:end]` begins whose beginning does not depend on what follows `end`."""
+        begin = 0
+        for match in self._exact.finditer(text, 0, end):
+            at = match.start()
+            if at + self._longest > end:
+                break
+            if at - begin >= LEAST_CHARS and (self._all_cut or match[0] in self._cuts):
+                begin = at
+        return begin
+
     def _append(self, sections: list[str], section: str) -> None:
         if len(section) <= 2 * PIECE_CHARS or not self._cuts_words:
             sections.append(section)
@@ -71,7 +84,7 @@ class Sections:
     def known(self, owner: Hashable, sections: Sequence[str]) -> list[bytes | None]:
         """The packed ids of each section, None for those that have to be tokenised."""
         get = self._memory.get
-        return [get(owner, section) for section in sections]
+        return [get((owner, section)) for section in sections]
 
     def learn(
         self,
@@ -90,7 +103,7 @@ class Sections:
                 if packed_ids is None:
                     num_left += len(section)
                 else:
-                    self._memory.put(owner, section, packed_ids)
+                    self._memory.put((owner, section), packed_ids, getsizeof(section) + len(packed_ids))
         return num_left
 
 

@@ -41,8 +41,8 @@ class PromptReader:
         tenant: str = "",
     ) -> bytes:
         """The token ids of a conversation. `variables` are the client's for the chat template; `outputs` say how the
-        model takes `tools`; what is remembered of a long one is kept for the `tenant`. Raises HttpError 400 if the model has no chat template, or one that refuses these
-        messages."""
+        model takes `tools`; what is remembered of a long one is kept for the `tenant`. Raises HttpError 400 if the
+        model has no chat template, or one that refuses these messages."""
         template = self._tokenizer.chat_template
         if template is None:
             raise HttpError(

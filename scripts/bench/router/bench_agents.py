@@ -35,7 +35,18 @@ from agents_client import Agents, TurnOutcome  # noqa: E402
 from bench_router import Vocabulary  # noqa: E402
 from stacks import MODEL, SHAPES, Stack, slipstream  # noqa: E402
 
-COLUMNS = ("stack", "tokens", "KiB", "cached", "router ms", "worker ms", "client ms", "TTFT p50 ms", "p99", "router MiB")
+COLUMNS = (
+    "stack",
+    "tokens",
+    "KiB",
+    "cached",
+    "router ms",
+    "worker ms",
+    "client ms",
+    "TTFT p50 ms",
+    "p99",
+    "router MiB",
+)
 
 
 def chars_per_token(model_dir: Path, words: list[str]) -> float:
