@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from sys import getsizeof
 from typing import Any, NamedTuple
 
 from slipstream.router.text.control_tokens import ControlTokens
-from slipstream.router.text.prompt_memory import PromptMemory
+from slipstream.router.text.memory.prompt_memory import PromptMemory
 from slipstream.router.text.template.chat_template import ChatTemplate, Message
 from slipstream.router.text.template.loop_view import NotResumableError, Reach, Unread, WatchedMessages
 from slipstream.router.text.template.resumable_template import Checkpoint, LoopRun
@@ -246,7 +246,7 @@ class Conversations:
             raise NotResumableError("the template has left out its loop")
         return run
 
-    def _run_broken(self, of: Conversation, besides: Sequence[Message], known: Known | None) -> LoopRun:
+    def _run_broken(self, of: Conversation, besides: list[Message], known: Known | None) -> LoopRun:
         """The rendering with the pieces of control tokens broken up. Messages from before are looked at only if the
         template does."""
         composed = self._control.composed

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import tokenizers
 
 from slipstream.router.protocol.messages import pack_ids
-from slipstream.router.text.prompt_memory import DEFAULT_BYTES, PromptMemory
+from slipstream.router.text.memory.prompt_memory import DEFAULT_BYTES, PromptMemory
 
 ENCODE_THREADS = 2
 NICENESS = 10  # a long prompt may take a little longer; the tokens of running streams may not

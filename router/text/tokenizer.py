@@ -19,9 +19,9 @@ from slipstream.router.text.control_tokens import ControlTokens, DisguisedMessag
 from slipstream.router.text.conversations import TOOLS, VARIABLES, Conversation, Conversations, ResumedPrompt
 from slipstream.router.text.detokenizer import PieceTable
 from slipstream.router.text.encoding import EncodePool, encode_unlocked
-from slipstream.router.text.inline_pace import InlinePace
-from slipstream.router.text.prompt_memory import PromptMemory
-from slipstream.router.text.sections import Sections
+from slipstream.router.text.memory.inline_pace import InlinePace
+from slipstream.router.text.memory.prompt_memory import PromptMemory
+from slipstream.router.text.memory.sections import Sections
 from slipstream.router.text.template.chat_template import ChatTemplate, ChatTemplateError, Message
 from slipstream.router.text.template.content_form import ALL_TEXT, ContentForms
 from slipstream.router.text.template.loop_view import NotResumableError

@@ -132,6 +132,8 @@ class PrefixIndex:
         if worker.hello.keeps_states:
             end = (state.num_tokens - 1) // worker.hello.cached_block_tokens if is_computed else 0
             ids = ids[max(end - 1, 0) : end]
+        if not expected and not worker.hello.keeps_states:  # then it holds all that is found there
+            ids = ids[self.cached_tokens(worker, state) // worker.hello.cached_block_tokens :]
         room = max(min(self._max_entries - self._num_entries, worker.hello.num_pages - len(expected)), 0)
         new = ids[:room] if held.isdisjoint(ids) else list(islice(filterfalse(held.__contains__, ids), room))
         if not new:

@@ -120,7 +120,8 @@ class Unread(dict[str, Any]):
         raise NotResumableError("the template looks at a message once more")
 
     __getitem__ = __contains__ = __iter__ = __len__ = __bool__ = __eq__ = __ne__ = __str__ = __repr__ = _refuse
-    __hash__ = __or__ = __ror__ = __lt__ = __le__ = __gt__ = __ge__ = __reversed__ = __format__ = _refuse
+    __hash__ = _refuse  # type: ignore[assignment]
+    __or__ = __ror__ = __lt__ = __le__ = __gt__ = __ge__ = __reversed__ = __format__ = _refuse
     get = items = keys = values = copy = _refuse
 
     def __getattr__(self, name: str) -> NoReturn:

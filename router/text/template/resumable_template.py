@@ -263,7 +263,7 @@ def is_json(value: Any) -> bool:
 
 
 def attributes_of(namespace: Namespace) -> dict[str, Any]:
-    attributes: dict[str, Any] = namespace._Namespace__attrs  # type: ignore[attr-defined]
+    attributes: dict[str, Any] = namespace._Namespace__attrs
     return attributes
 
 

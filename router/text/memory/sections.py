@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Sequence
 from sys import getsizeof
 from typing import Any
 
-from slipstream.router.text.prompt_memory import PromptMemory
+from slipstream.router.text.memory.prompt_memory import PromptMemory
 
 LEAST_CHARS = 512  # of a section, where the prompt goes on: shorter ones are not worth an entry each
 PIECE_CHARS = 4096  # about, of a long section
