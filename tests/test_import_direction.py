@@ -29,16 +29,18 @@ kv_transfer/nccl kv_transfer/transports kv_transfer
 router/process router/structured_output/regex router/structured_output/json_schema
 router/protocol/messages router/protocol router/config router/model_files router/model_files/sources
 router/model_files/cache router/structured_output
-router/http router/http/failover/holder router/http/failover router/access
+router/http router/http/failover/holder router/http/failover router/access router/store
 router/registry router/requests router/status
 router/observability/explain router/observability/tracing router/observability
 router/text/template router/text/memory router/text
 router/parsers/description router/parsers/formats router/parsers/readers
 router/parsers/grammar router/parsers router/catalog
-router/placement/policies router/placement router/placement/prefix
+router/placement/policies router/placement router/placement/prefix router/placement/retention
 router/page_budget router/dispatch/queue router/dispatch/table router/dispatch/migration router/dispatch/mirror
 router/dispatch
-router/beam_search router/api router/api/openai/answer router/api/openai/body router/api/openai router/api/admin
+router/beam_search router/api router/api/openai/answer router/api/openai/body router/api/openai
+router/api/openai/responses/body router/api/openai/responses/answer router/api/openai/responses
+router/api/anthropic router/api/admin
 router/api/pages
 router/frontends router
 
@@ -50,7 +52,7 @@ workers/models
 workers/engine/limits workers/engine/structured_output workers/engine/processors workers/engine/plan
 workers/engine/sampling
 workers/engine/execution workers/engine/execution/gpu
-workers/interface workers/engine/kv_cache workers/engine/scheduling workers/engine
+workers/interface workers/retention workers/engine/kv_cache workers/engine/scheduling workers/engine
 workers/process workers/transfers workers/telemetry workers/group workers/roles workers workers/mock/script
 workers/mock
 

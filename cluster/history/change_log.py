@@ -18,7 +18,7 @@ from pathlib import Path
 
 from slipstream.cluster.fleet.author import Author
 from slipstream.cluster.history.change import Change, ChangeKind
-from slipstream.cluster.state.run_state import NoHome, run_folder
+from slipstream.cluster.state.run_state import NoHome, run_folder, state_folder
 
 MAX_BYTES = 4 << 20  # of a file, which is about 20,000 changes
 MAX_FILES = 5
@@ -51,12 +51,10 @@ def history_path(name: str) -> Path:
     """The file of the cluster with this name: in `$XDG_STATE_HOME/slipstream/history`, by default below
     `~/.local/state`, which is where the XDG Base Directory Specification puts histories. A user without a home has it
     beside the state file."""
-    state = os.environ.get("XDG_STATE_HOME")
     try:
-        folder = Path(state) if state else Path.home() / ".local" / "state"
-    except RuntimeError:
+        return state_folder() / "history" / f"{name}.jsonl"
+    except NoHome:
         return run_folder() / "history" / f"{name}.jsonl"
-    return folder / "slipstream" / "history" / f"{name}.jsonl"
 
 
 class ChangeLog:

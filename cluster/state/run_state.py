@@ -195,6 +195,25 @@ def cache_folder() -> Path:
         raise NoHome("this user has no home directory; set HOME, or XDG_RUNTIME_DIR and XDG_CACHE_HOME") from None
 
 
+def state_folder() -> Path:
+    """`$XDG_STATE_HOME/slipstream` or, without that variable, `~/.local/state/slipstream`: for what outlives the
+    cluster. Raises NoHome."""
+    state = os.environ.get("XDG_STATE_HOME")
+    try:
+        return (Path(state) if state else Path.home() / ".local" / "state") / "slipstream"
+    except RuntimeError:
+        raise NoHome("this user has no home directory; set HOME or XDG_STATE_HOME") from None
+
+
+def store_folder(name: str) -> Path | None:
+    """Where the router of the cluster with this name keeps objects and files, unless its configuration says otherwise.
+    None: this user has no folder for that."""
+    try:
+        return state_folder() / "store" / name
+    except NoHome:
+        return None
+
+
 @contextmanager
 def claim(name: str, folder: Path, guardian: int) -> Iterator[Path]:
     """Reserves a cluster's name for this process, a driver of that guardian; yields the path of its state file, which

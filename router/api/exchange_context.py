@@ -11,15 +11,17 @@ from slipstream.router.observability.tracing.request_trace import RequestTrace
 
 class ExchangeContext:
     """Of one exchange. `trace` is set if the request is traced; `trace_id` is the caller's, or the one that it was
-    given. `checkpoint` is what its answer leaves for a router that may have to go on with it."""
+    given. `session` is the name of its conversation, if a header has one. `checkpoint` is what its answer leaves for a
+    router that may have to go on with it."""
 
-    __slots__ = ("caller", "checkpoint", "trace", "trace_id")
+    __slots__ = ("caller", "checkpoint", "session", "trace", "trace_id")
 
     def __init__(self, checkpoint: StreamCheckpoint = NO_CHECKPOINT) -> None:
         self.checkpoint = checkpoint
         self.caller: Caller = ANYBODY
         self.trace: RequestTrace | None = None
         self.trace_id = ""
+        self.session = ""
 
 
 ApiExchange = Exchange[ExchangeContext]

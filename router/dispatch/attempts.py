@@ -6,17 +6,19 @@ one, are dropped here.
 
 from __future__ import annotations
 
-from slipstream.router.dispatch.table.actions import emit_of
+from slipstream.router.dispatch.table.actions import EmitScores, emit_of
 from slipstream.router.dispatch.table.request_table import RequestTable
 from slipstream.router.placement.placer import Placer
 from slipstream.router.placement.prefix.index import PrefixIndex
 from slipstream.router.placement.prefix.sessions import Sessions
+from slipstream.router.placement.retention.session_retention import SessionRetention
 from slipstream.router.protocol.generation import GenerationError
 from slipstream.router.protocol.messages import (
     Failed,
     Generate,
     HandedOff,
     Prefill,
+    PromptScores,
     Reserve,
     Reserved,
     Start,
@@ -36,13 +38,20 @@ class AttemptFlow:
     """Moves requests in the table from one state to the next."""
 
     def __init__(
-        self, table: RequestTable, placer: Placer, index: PrefixIndex, sessions: Sessions, links: Links
+        self,
+        table: RequestTable,
+        placer: Placer,
+        index: PrefixIndex,
+        sessions: Sessions,
+        retention: SessionRetention,
+        links: Links,
     ) -> None:
         self._table = table
         self._links = links
         self._placer = placer
         self._index = index
         self._sessions = sessions
+        self._retention = retention
 
     def start(self, state: RequestState, placement: Placement, now: float) -> None:
         """Begins an attempt with the first message that spends credits: Generate (local) or Reserve (remote)."""
@@ -60,6 +69,9 @@ class AttemptFlow:
         charge = decode_charge(decode, num_tokens, state.most_tokens)
         if group is None:
             charge = charge._replace(tokens=num_tokens - placed.decode_cached_tokens)
+        if state.request.retention is not None:
+            for worker, message in self._retention.begin(state, (decode,) if group is None else (decode, group)):
+                self._table.send(worker, message)
         seq = decode.ledger.spend(charge)
         if group is None:
             self._table.send(decode, Generate(seq, state.engine_request()))
@@ -84,7 +96,9 @@ class AttemptFlow:
         assert charge is not None
         state.enter("reserved", now, f"{message.num_cached_tokens} tokens cached")
         self._table.placed[state.request_id].reserved(message.ticket.num_pages, now)
-        decision = self._placer.reconsider(state, worker, group, message.num_cached_tokens, now)
+        decision = None
+        if state.is_scored:  # else what is cached is computed again
+            decision = self._placer.reconsider(state, worker, group, message.num_cached_tokens, now)
         if decision is not None:
             group.request_ids.discard(state.request_id)
             state.prefill = None
@@ -120,6 +134,10 @@ class AttemptFlow:
             self._table.fail_attempt(state, now, "bad_output", detail, blamed=[worker])
             return
         placed = self._table.placed[state.request_id] if state.phase == "prefill" else None
+        if placed is not None and not state.is_scored:
+            detail = f"{worker.name} sent {state.num_scored} of {state.num_to_score} log-probabilities of the prompt"
+            self._table.fail_attempt(state, now, "bad_output", detail, blamed=[worker])
+            return
         if placed is not None and placed.num_predicted_cached is not None:
             self._index.observe(placed.num_predicted_cached, chunk.num_cached_tokens)
             placed.num_predicted_cached = None
@@ -151,6 +169,25 @@ class AttemptFlow:
             self._on_first_token(state, worker, chunk, now)
         elif ready and state.phase != "decode":
             self._on_decoding(state, now)
+
+    def on_prompt_scores(self, worker: WorkerState, message: PromptScores, now: float) -> None:
+        """A worker sent log-probabilities of the prompt. New ones are sent to the client, in order."""
+        state = self._current(worker, message)
+        if state is None:
+            return
+        scores = message.scores
+        next_token = state.num_scored + 1
+        flaw = scores.flaw
+        if not flaw and (scores.first > next_token or scores.end > state.num_to_score + 1):
+            flaw = f"log-probabilities of the tokens {scores.first} to {scores.end - 1} of the prompt came"
+            flaw += f" when {next_token} to {state.num_to_score} were missing"
+        if flaw:
+            self._table.fail_attempt(state, now, "bad_output", f"{worker.name}: {flaw}", blamed=[worker])
+            return
+        new = scores.since(next_token)
+        if new is not None:
+            state.num_scored = new.end - 1
+            self._table.actions.append(EmitScores(state.request_id, new))
 
     def on_handed_off(self, worker: WorkerState, message: HandedOff, now: float) -> None:
         """The decode worker has received and now owns all pages."""
@@ -217,7 +254,9 @@ class AttemptFlow:
                     self._sessions.note(session, worker, state.request.tenant)
         return num_predicted_cached
 
-    def _current(self, worker: WorkerState, message: Reserved | TokenChunk | HandedOff | Failed) -> RequestState | None:
+    def _current(
+        self, worker: WorkerState, message: Reserved | TokenChunk | PromptScores | HandedOff | Failed
+    ) -> RequestState | None:
         """The request that a message is about; None if it belongs to an old attempt or the worker has no part in it."""
         state = self._table.get(message.request_id)
         if state is None or state.attempt != message.attempt:

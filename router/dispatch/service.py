@@ -16,7 +16,7 @@ from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.config.router_config import DispatchConfig, RouterConfig
 from slipstream.router.dispatch.mirrored_version import MirroredVersion
 from slipstream.router.dispatch.model_dispatch import ModelDispatch
-from slipstream.router.dispatch.table.actions import Action, Emit, Finish
+from slipstream.router.dispatch.table.actions import Action, Emit, EmitScores, Finish
 from slipstream.router.dispatch.worker_port import WorkerPort
 from slipstream.router.page_budget.page_ledger import BudgetedWorker
 from slipstream.router.protocol.codec import WireError, decoder
@@ -262,6 +262,13 @@ class GenerationService:
         if model is not None:
             self._perform(model, model.dispatcher.cancel(request_id, time.monotonic(), reason))
 
+    def turn_over(self, model: str, request_id: str, tools: Sequence[str]) -> None:
+        """The answer of a request that came with a `Retention`, and has ended, calls these tools. Unknown ids and
+        models are ignored."""
+        found = self._models.get(model)
+        if found is not None:
+            self._perform(found, found.dispatcher.turn_over(request_id, tools, time.monotonic()))
+
     def migrate(self, request_id: str, to: str | None = None) -> None:
         """Moves a running request to another decode worker, once there is room. Unknown ids and workers are ignored."""
         model, peer = self._model_of(request_id), None if to is None else self.worker_port.peer_named(to)
@@ -328,9 +335,11 @@ class GenerationService:
     def _perform(self, model: ModelDispatch, actions: Iterable[Action]) -> None:
         self.worker_port.perform(model, actions)
 
-    def _deliver(self, action: Emit | Finish) -> None:
+    def _deliver(self, action: Emit | EmitScores | Finish) -> None:
         if isinstance(action, Emit):
             self._receivers[action.request_id].deliver(action.token_ids, action.logprobs)
+        elif isinstance(action, EmitScores):
+            self._receivers[action.request_id].deliver_scores(action.scores)
         else:
             receiver = self._receivers.pop(action.request_id)
             receiver.end(action.finish)

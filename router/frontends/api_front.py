@@ -5,16 +5,24 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable
+from contextlib import AsyncExitStack
 
 import orjson
 
 from slipstream import __version__
 from slipstream.router.access.access import Access
 from slipstream.router.access.caller import forbidden
+from slipstream.router.api.anthropic.error_form import VERSION_HEADER, anthropic_error, is_of_messages
+from slipstream.router.api.anthropic.messages_api import MessagesApi
+from slipstream.router.api.anthropic.model_pages import ModelPagesOfBothApis
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes, ExchangeContext
 from slipstream.router.api.openai.generation_flow import GenerationFlow, SubmitService
 from slipstream.router.api.openai.openai_api import OpenAiApi
+from slipstream.router.api.openai.responses.conversations_api import ConversationsApi
+from slipstream.router.api.openai.responses.response_store import ResponseStore
+from slipstream.router.api.openai.responses.responses_api import ResponsesApi
 from slipstream.router.api.pages.pages import PAGE_PATHS
+from slipstream.router.api.session_headers import session_in
 from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.router_config import RouterConfig
@@ -25,12 +33,14 @@ from slipstream.router.observability.front_counts import FrontMetrics, ModelCoun
 from slipstream.router.observability.tracing.context import trace_context
 from slipstream.router.observability.tracing.tracer import TraceCounts, Tracer
 from slipstream.router.process.random_bytes import random_bytes
+from slipstream.router.store.object_store import ObjectStore
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 READY_PATHS = ("/health/ready", "/health", "/ping")  # the latter two are where clients of vLLM and SageMaker ask
 OPEN_PATHS = frozenset({"/health/live", *READY_PATHS, *PAGE_PATHS})  # that need no key
 ADMIN_PATHS = ("/metrics", "/cluster/")  # and everything below them
 DEFAULT_CONFIG = RouterConfig()
+ANTHROPIC_REQUEST_ID = "request-id"  # where its clients look for it
 CLIENT_LEFT = 499  # nginx's status for a client that disconnected; counted, never sent
 
 
@@ -49,12 +59,18 @@ class ApiFront:
         self._catalog = catalog
         self._metrics = FrontMetrics(entry.model.name for entry in catalog)
         self._access = access or Access()
+        self.store = ObjectStore(config.store, self._metrics.store_errors)
         self._tracer = tracer
         self._open_paths = OPEN_PATHS | {http.path_prefix}  # which leads to the home page
         self._max_body_bytes = http.max_body_mib * 1024 * 1024
         self._routes = ApiRoutes()
         flow = GenerationFlow(catalog, service, self._metrics, self._access, config.api, http.sse_ping_s)
-        OpenAiApi(flow, catalog, service, self._access).add_to(self._routes)
+        ModelPagesOfBothApis(catalog, service, flow.lookup).add_to(self._routes)
+        OpenAiApi(flow, self._access).add_to(self._routes)
+        responses = ResponseStore(self.store)
+        ResponsesApi(flow, responses).add_to(self._routes)
+        ConversationsApi(flow.bodies, responses).add_to(self._routes)
+        MessagesApi(flow).add_to(self._routes)
         self._routes.add("GET", "/health/live", self.live)
         self._routes.add("GET", "/version", self.version)
 
@@ -62,6 +78,11 @@ class ApiFront:
         """Serve one request. The response carries the client's X-Request-Id if that is a harmless one, else a new
         id."""
         return self._serve(self._routes, request, exchange, is_open=request.path in self._open_paths)
+
+    async def open(self, cleanup: AsyncExitStack) -> None:
+        """Opens the store; `cleanup` closes it. Until then what needs it is refused."""
+        cleanup.push_async_callback(self.store.close)
+        await self.store.open()
 
     @property
     def catalog(self) -> Catalog:
@@ -109,8 +130,12 @@ class ApiFront:
 
     async def _serve(self, routes: ApiRoutes, request: Request, exchange: ApiExchange, *, is_open: bool) -> None:
         exchange.request_id = self.request_id_of(request)
+        if is_of_messages(request.path) or VERSION_HEADER in request.headers:
+            exchange.error_form = anthropic_error
+            exchange.add_header(ANTHROPIC_REQUEST_ID, exchange.request_id)
         context = exchange.context
         self._begin_trace(request, context)
+        context.session = session_in(request.headers)
         status = 500
         try:
             if not is_open and request.method != "OPTIONS":

@@ -55,6 +55,7 @@ class Front(ApiFront):
             num_connections,
             self._access,
             traces=self.trace_counts,
+            store=self.store,
         )
         cluster = self._cluster = ClusterPages(service, unready_because)
         self._admin_routes = ApiRoutes()

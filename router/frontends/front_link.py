@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from slipstream.router.access.access import Access, Permit
@@ -27,8 +27,10 @@ from slipstream.router.frontends.front_messages import (
     Output,
     Refusal,
     Refused,
+    Scored,
     Settle,
     Submit,
+    TurnOver,
 )
 from slipstream.router.frontends.remote_service import NO_USAGE
 from slipstream.router.frontends.tally import FrontTally
@@ -37,6 +39,7 @@ from slipstream.router.http.http_error import HttpError, internal_error
 from slipstream.router.http.reader import Request
 from slipstream.router.protocol.generation import AdmissionError, EarlyEnd, GenerateRequest, GenerationFinish, Usage
 from slipstream.router.protocol.messages import TokenLogprob
+from slipstream.router.protocol.messages.prompt_scores import ScoredTokens
 from slipstream.router.requests.history import RequestRecord, Timeline
 from slipstream.router.requests.receiver import Receiver
 from slipstream.router.requests.rejections import RejectedRequest
@@ -52,6 +55,7 @@ class RelayService(Protocol):
     def relay(self, request: GenerateRequest, receiver_of: Callable[[RequestRecord], R]) -> R: ...
     def cancel(self, request_id: str, reason: EarlyEnd = "abort") -> None: ...
     def note_refused(self, refused: RejectedRequest) -> None: ...
+    def turn_over(self, model: str, request_id: str, tools: Sequence[str]) -> None: ...
 
 
 class RelayedRequest:
@@ -73,6 +77,9 @@ class RelayedRequest:
         else:
             self._sent_version = version
             self._link.emit(Emitted(self.number, token_ids, logprobs, version))
+
+    def deliver_scores(self, scores: ScoredTokens) -> None:
+        self._link.send_scores(Scored(self.number, scores))
 
     def end(self, finish: GenerationFinish) -> None:
         pickled = pickle.dumps(self.record) if self._wants_record else b""
@@ -122,6 +129,8 @@ class FrontLink:
                 self._enter(message)
             case Settle():
                 self._settle(message)
+            case TurnOver(model, request_id, tools):
+                self._service.turn_over(model, request_id, tools)
             case Refused(pickled):
                 self._service.note_refused(pickle.loads(pickled))
             case Counts(counts, num_connections):
@@ -156,6 +165,10 @@ class FrontLink:
             usage = Usage(len(message.prompt_ids) // 4, 0, 0)
             finish = GenerationFinish("error", usage, error=refused.error)
             self.end(Ended(message.number, finish, Timeline(0.0), b""))
+
+    def send_scores(self, scored: Scored) -> None:
+        """They leave before the tokens of this turn."""
+        self._send(scored)
 
     def emit(self, emitted: Emitted) -> None:
         self._wake()

@@ -3,7 +3,8 @@
     front                        dispatcher
       <----------- Begin -------------          once: what to serve, and where
       ------------ Listening --------->
-      ------------ Submit ------------>  ... Output(emitted, ended), many to a message
+      ------------ Submit ------------>  ... Scored, Output(emitted, ended), many to a message
+      ------------ TurnOver ---------->          which tools an answer calls
       ------------ Enter ------------->  Entered          limits of API keys, counted here alone
       ------------ Settle, Counts ---->
       ------------ Refused ----------->          by a limit, or before it was submitted
@@ -29,9 +30,11 @@ from slipstream.router.protocol.generation import (
     GenerationError,
     GenerationFinish,
     Resumed,
+    Retention,
     Slo,
 )
 from slipstream.router.protocol.messages import SamplingParams, TokenLogprob
+from slipstream.router.protocol.messages.prompt_scores import ScoredTokens
 from slipstream.router.protocol.wire import Vocabulary
 from slipstream.router.registry.worker_abilities import NO_ABILITIES, WorkerAbilities
 from slipstream.router.requests.history import Timeline
@@ -69,6 +72,7 @@ class Submit:
     model: str
     versions: tuple[str, ...]
     replaces: str
+    retention: Retention | None
 
     @classmethod
     def of(cls, request: GenerateRequest, number: int) -> Submit:
@@ -83,6 +87,15 @@ class Submit:
 class CancelRequest:
     number: int
     reason: EarlyEnd = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class TurnOver:
+    """The answer of a request that has ended, which came with a `Retention`, calls these tools."""
+
+    model: str
+    request_id: str
+    tools: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +217,14 @@ class Emitted:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """Log-probabilities of the prompt of a request, before its first token."""
+
+    number: int
+    scores: ScoredTokens
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """After the last tokens of the request, or instead of any: a refusal is an end, too. `pickled` is the record if it
     was wanted."""
@@ -285,9 +306,13 @@ class DrainFront:
     deadline_s: float
 
 
-FrontMessage = Listening | Submit | CancelRequest | Enter | Settle | Counts | Ask | Forget | Refused | ModelLoaded
+FrontMessage = (
+    Listening | Submit | CancelRequest | Enter | Settle | Counts | Ask | Forget | Refused | ModelLoaded | TurnOver
+)
 ModelChange = LoadModel | NameModel | RemoveModel
-DispatcherMessage = Begin | ServedLimits | ModelChange | TakeOver | Output | Entered | FrontAnswer | Leave | DrainFront
+DispatcherMessage = (
+    Begin | ServedLimits | ModelChange | TakeOver | Scored | Output | Entered | FrontAnswer | Leave | DrainFront
+)
 
 FRONTS = Vocabulary(
     {
@@ -301,6 +326,7 @@ FRONTS = Vocabulary(
         Forget: 8,
         Refused: 9,
         ModelLoaded: 10,
+        TurnOver: 11,
         Begin: 32,
         ServedLimits: 33,
         Output: 34,
@@ -312,5 +338,6 @@ FRONTS = Vocabulary(
         LoadModel: 40,
         NameModel: 41,
         RemoveModel: 42,
+        Scored: 43,
     }
 )

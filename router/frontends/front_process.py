@@ -25,6 +25,7 @@ from typing import Any
 
 import uvloop
 
+from slipstream.router.api.anthropic.error_form import error_form
 from slipstream.router.api.exchange_context import ApiExchange, ExchangeContext
 from slipstream.router.frontends.api_front import ApiFront
 from slipstream.router.frontends.connection_counts import SharedConnectionCount
@@ -118,12 +119,14 @@ class FrontProcess:
         access.open()
         cleanup.push_async_callback(access.close)
         front = ApiFront(catalog, dispatcher, config, access, tracer)
+        await front.open(cleanup)
         new_server = HttpServer if failover is None else partial(FailoverServer, failover=failover)
         server = self._server = new_server(
             config.http,
             DividedHandler(front, dispatcher, self._tell_counts),
             ExchangeContext,
             check_caller=front.check_caller,
+            error_form_of=error_form,
             shares_port=True,
             count=self._connections,
             unix_socket=None if setup.unix_socket_fd is None else socket.socket(fileno=setup.unix_socket_fd),

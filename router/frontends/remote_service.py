@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import pickle
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -26,9 +26,11 @@ from slipstream.router.frontends.front_messages import (
     FrontMessage,
     Output,
     Refused,
+    Scored,
     ServedLimits,
     Settle,
     Submit,
+    TurnOver,
 )
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
@@ -126,6 +128,11 @@ class RemoteDispatcher:
         if not self._is_lost:
             self._send(Refused(pickle.dumps(refused)))
 
+    def turn_over(self, model: str, request_id: str, tools: Sequence[str]) -> None:
+        """Which tools an answer calls. Nothing is kept of it if the dispatcher has ended."""
+        if not self._is_lost:
+            self._send(TurnOver(model, request_id, tuple(tools)))
+
     def _cancel(self, number: int, reason: EarlyEnd) -> None:
         running = self._running.pop(number, None)
         if running is not None:
@@ -169,7 +176,7 @@ class RemoteDispatcher:
         finally:
             del self._replies[number]
 
-    def received(self, message: ServedLimits | Output | Entered | FrontAnswer) -> None:
+    def received(self, message: ServedLimits | Scored | Output | Entered | FrontAnswer) -> None:
         match message:
             case Output(emitted, ended):
                 for one in emitted:
@@ -181,6 +188,10 @@ class RemoteDispatcher:
                         running.stream.deliver(one.token_ids, one.logprobs)
                 for end in ended:
                     self._end(end)
+            case Scored(number, scores):
+                running = self._running.get(number)
+                if running is not None:
+                    running.stream.deliver_scores(scores)
             case ServedLimits(model):
                 self._limits[model] = message
             case Entered() | FrontAnswer():

@@ -21,6 +21,8 @@ def counts_of(metrics: FrontMetrics, unauthenticated: Mapping[str, int], traces:
         },
         "ignored_fields": metrics.ignored_fields,
         "responses": metrics.responses,
+        "store_errors": metrics.store_errors,
+        "batch_lines": metrics.batch_lines,
         "unauthenticated": unauthenticated,
         "traces": asdict(traces) if traces is not None else {},
     }
@@ -52,6 +54,8 @@ class FrontTally:
         before = self._latest
         add_counts(self._unauthenticated, reported["unauthenticated"], before.get("unauthenticated", {}))
         add_counts(self._metrics.responses, reported["responses"], before.get("responses", {}))
+        for name in ("store_errors", "batch_lines"):
+            add_counts(getattr(self._metrics, name), reported[name], before.get(name, {}))
         self._add_traces(reported["traces"], before.get("traces", {}))
         fields = before.get("ignored_fields", {})
         for field, count in reported["ignored_fields"].items():

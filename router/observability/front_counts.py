@@ -138,6 +138,8 @@ class FrontMetrics:
         self.models = {name: ModelCounts() for name in models}
         self.ignored_fields = FieldCounts()
         self.responses: Counter[int] = Counter()
+        self.store_errors: Counter[str] = Counter()  # by the call of the store that failed
+        self.batch_lines: Counter[str] = Counter()  # by what became of them
 
     def of(self, model: str) -> ModelCounts:
         """Those of a model. If it has been removed meanwhile, what is counted is lost."""

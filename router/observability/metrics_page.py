@@ -15,8 +15,10 @@ from slipstream.router.access.usage import UsageCounts
 from slipstream.router.observability.front_counts import FrontMetrics
 from slipstream.router.observability.metric_families import add_model, labelled_counter
 from slipstream.router.observability.model_metrics import model_families
+from slipstream.router.observability.store_metrics import store_families
 from slipstream.router.observability.tracing.tracer import TraceCounts
 from slipstream.router.status.status import Snapshot
+from slipstream.router.store.object_store import ObjectStore
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_TENANTS = 100
@@ -35,8 +37,10 @@ class MetricsPage(Collector):
         num_connections: Callable[[], int],
         access: Access,
         traces: TraceCounts | None = None,
+        store: ObjectStore | None = None,
     ) -> None:
         self._front = front
+        self._store = store
         self._models = models
         self._snapshot_of = snapshot_of
         self._num_connections = num_connections
@@ -56,7 +60,8 @@ class MetricsPage(Collector):
                 add_model(merged, name, model_families(self._front.of(name), self._snapshot_of(name)))
                 await asyncio.sleep(0)
         parts = []
-        for family in (*merged.values(), *self._of_cluster()):
+        of_store = await store_families(self._store, self._front) if self._store is not None else ()
+        for family in (*merged.values(), *self._of_cluster(), *of_store):
             self._shown = (family,)
             parts.append(generate_latest(self._registry))
             if len(names) > 1:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -38,6 +38,7 @@ CACHED_SIZE = 8192
 NEW_SIZE = 16384  # of the new sections of a long prompt, whose words are looked up
 NO_VARIABLES: Mapping[str, Any] = {}
 TRIAL_CHAT: Message = {"role": "user", "content": "Hello"}
+CONTINUED = "continued"  # under which it lies behind the messages
 TAIL_TOKENS = 32  # of a prompt: more than what a template writes about reasoning at its end
 MESSAGE_SIZE = 16  # what rendering a message costs besides its text, in characters
 
@@ -151,11 +152,13 @@ class Tokenizer:
         max_tokens: int,
         variables: Mapping[str, Any] = NO_VARIABLES,
         tools: list[Mapping[str, Any]] | None = None,
+        continued: str = "",
         tenant: str = "",
     ) -> bytes:
-        """Encodes a conversation with the chat template, which gets the client's `variables` and `tools` as well.
-        Control tokens inside all of these are treated as plain text, so that no client can forge another turn. What is
-        remembered of long ones is kept for the `tenant` alone.
+        """Encodes a conversation with the chat template, which gets the client's `variables` and `tools` as well. The
+        text `continued` follows the prompt, as the beginning of the answer. Control tokens inside all of these are
+        treated as plain text, so that no client can forge another turn. What is remembered of long ones is kept for the
+        `tenant` alone.
 
         Raises ChatTemplateError, ControlTokenError, TextTooLongError.
         """
@@ -167,9 +170,16 @@ class Tokenizer:
         )
         if tools:
             size += size_of(tools)
+        size += len(continued)
         if size > CACHED_SIZE:
-            return await self._encode_long(template, messages, variables, tools, size, max_tokens, tenant)
-        rendered = self._render(template, messages, variables, tools)
+            render = partial(self._render, template, messages, variables, tools, continued)
+            if not continued:
+                known = await self._encode_conversation(messages, variables, tools, size, max_tokens, tenant)
+                if known is not None:
+                    return known
+            rendered = await self._timed(len(messages), size, render)
+            return await self._encode_long(rendered, max_tokens, tenant)
+        rendered = self._render(template, messages, variables, tools, continued)
         if self._words is not None and rendered.disguised is None:
             self._check_length(len(rendered.text), max_tokens)
             token_ids = self._words.encode(rendered.text)
@@ -177,38 +187,41 @@ class Tokenizer:
                 return token_ids
         return await self._run(size, lambda: self._encode_chat(rendered, max_tokens))
 
-    async def _encode_long(
+    async def _encode_conversation(
         self,
-        template: ChatTemplate,
         messages: list[Message],
         variables: Mapping[str, Any],
         tools: list[Mapping[str, Any]] | None,
         size: int,
         max_tokens: int,
         tenant: str,
-    ) -> bytes:
-        """The ids of a long prompt. What was known of its beginning is not done again."""
-        conversations, owner = self._conversations, (self._identity, tenant)
-        if conversations is not None and conversations.is_worth_trying():
-            opened = conversations.open(messages, variables, tools or None, tenant)
-            prompt = await self._resume_or_begin(conversations, opened, size)
-            if prompt is not None:
-                self._check_length(prompt.num_chars, max_tokens)
-                sections, id_lists = await self._encode_sections(prompt.text, owner)
-                packed_ids = b"".join((prompt.known_ids, *id_lists))
-                if prompt.known is not None:
-                    known, begin = prompt.known, self._sections.last_start(prompt.text, prompt.kept_chars)
-                    known.tail = prompt.text[begin : prompt.kept_chars]
-                    known.packed_ids = packed_ids
-                    known.num_id_bytes += sum(map(len, ids_before(begin, sections, id_lists)))
-                    conversations.keep(opened, known)
-                return packed_ids
-        render = partial(self._render, template, messages, variables, tools)
-        rendered = await self._timed(len(messages), size, render)
+    ) -> bytes | None:
+        """The ids of a long prompt, of whose beginning nothing is done again that is known. None if it has to be done
+        in the plain way."""
+        conversations = self._conversations
+        if conversations is None or not conversations.is_worth_trying():
+            return None
+        opened = conversations.open(messages, variables, tools or None, tenant)
+        prompt = await self._resume_or_begin(conversations, opened, size)
+        if prompt is None:
+            return None
+        self._check_length(prompt.num_chars, max_tokens)
+        sections, id_lists = await self._encode_sections(prompt.text, tenant)
+        packed_ids = b"".join((prompt.known_ids, *id_lists))
+        if prompt.known is not None:
+            known, begin = prompt.known, self._sections.last_start(prompt.text, prompt.kept_chars)
+            known.tail = prompt.text[begin : prompt.kept_chars]
+            known.packed_ids = packed_ids
+            known.num_id_bytes += sum(map(len, ids_before(begin, sections, id_lists)))
+            conversations.keep(opened, known)
+        return packed_ids
+
+    async def _encode_long(self, rendered: RenderedChat, max_tokens: int, tenant: str) -> bytes:
+        """The ids of a long prompt, some of whose sections may be known."""
         if rendered.disguised is not None or not self._sections.may_be_cut:
             return await self._run(len(rendered.text), lambda: self._encode_chat(rendered, max_tokens))
         self._check_length(len(rendered.text), max_tokens)
-        _, id_lists = await self._encode_sections(rendered.text, owner)
+        _, id_lists = await self._encode_sections(rendered.text, tenant)
         return b"".join(id_lists)
 
     async def _resume_or_begin(
@@ -243,8 +256,9 @@ class Tokenizer:
             return timed()
         return await asyncio.get_running_loop().run_in_executor(self._pool, timed)
 
-    async def _encode_sections(self, text: str, owner: Hashable) -> tuple[list[str], list[bytes]]:
+    async def _encode_sections(self, text: str, tenant: str) -> tuple[list[str], list[bytes]]:
         """The sections of a prompt, and the ids of each."""
+        owner = self._identity, tenant
         sections = self._sections.of(text)
         known = self._sections.known(owner, sections)
         num_new = sum([len(section) for section, found in zip(sections, known, strict=True) if found is None])
@@ -303,11 +317,14 @@ class Tokenizer:
         messages: list[Message],
         variables: Mapping[str, Any],
         tools: list[Mapping[str, Any]] | None = None,
+        continued: str = "",
     ) -> RenderedChat:
         # What the client gives besides messages. It has no role: a variable of that name makes it no assistant's.
         besides: Message = {VARIABLES: dict(variables)} if variables else {}
         if tools:
             besides[TOOLS] = tools
+        if continued:
+            besides[CONTINUED] = continued
         both = [*messages, besides] if besides else messages
         has_pieces = self._control.has_pieces(both)
         disguised = self._control.disguise(both, has_pieces)
@@ -345,7 +362,9 @@ def render_all(template: ChatTemplate, messages: list[Message], has_besides: boo
     if not has_besides:
         return template.render(messages)
     besides = messages[-1]
-    return template.render(messages[:-1], besides.get(VARIABLES), tools=besides.get(TOOLS))
+    prompt = template.render(messages[:-1], besides.get(VARIABLES), tools=besides.get(TOOLS))
+    continued: str = besides.get(CONTINUED, "")
+    return prompt + continued
 
 
 def size_of(value: Any) -> int:

@@ -51,6 +51,7 @@ def load_config(
     for key, check in (
         (("router", "access", "keys_file"), _check_keys),
         (("router", "access", "usage_file"), _check_usage),
+        (("router", "store", "directory"), _check_store),
         (("admin_api", "token_file"), _check_token),
         (("admin_api", "tokens_file"), _check_tokens),
         (("planner", "class_name"), _check_planner),
@@ -83,7 +84,8 @@ def _with_absolute_paths(config: ClusterConfig, folder: Path) -> ClusterConfig:
         token_file=absolute(config.admin_api.token_file),
         tokens_file=absolute(config.admin_api.tokens_file),
     )
-    router = dataclasses.replace(config.router, access=access, http=http)
+    store = dataclasses.replace(config.router.store, directory=absolute(config.router.store.directory))
+    router = dataclasses.replace(config.router, access=access, http=http, store=store)
     return dataclasses.replace(config, router=router, admin_api=admin_api)
 
 
@@ -113,6 +115,11 @@ def _check_usage(config: ClusterConfig) -> str | None:
     if Path(name).is_dir():
         return f"{name}: must be a file, is a folder"
     return None if Path(name).parent.is_dir() else f"{name}: there is no folder {Path(name).parent}"
+
+
+def _check_store(config: ClusterConfig) -> str | None:
+    name = config.router.store.directory
+    return f"{name}: must be a folder, is a file" if name is not None and Path(name).is_file() else None
 
 
 def _check_token(config: ClusterConfig) -> str | None:

@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from slipstream.cluster.config.cluster_config import ROUTER_CPUS, ClusterConfig
 from slipstream.cluster.config.model_entry import ServedModelConfig
 from slipstream.cluster.config.settings_by_name import ByName, by_name
+from slipstream.cluster.state.run_state import store_folder
 from slipstream.cluster.supervisor.members.actor_handles import (
     end_by_force,
     first_death,
@@ -66,7 +67,7 @@ class RouterMember:
         self._models = {one.model.name: RoutedModel.of(one) for one in deployments}
         self._node_id = node_id
         self._holder = holder
-        self._config: RouterConfig = deployment.config.router
+        self._config: RouterConfig = with_store(deployment.config.router, deployment.config.name)
         self._actor: Any = None
         self._run: Any = None
         self._place: ProcessLocation | None = None
@@ -296,6 +297,14 @@ class RouterMember:
     def kill(self) -> None:
         end_by_force([self._actor])
         self._actor = self._run = self._place = None
+
+
+def with_store(config: RouterConfig, name: str) -> RouterConfig:
+    """The settings of the router of the cluster with this name: its store is in the cluster's folder by default."""
+    folder = store_folder(name)
+    if config.store.directory is not None or folder is None:
+        return config
+    return dataclasses.replace(config, store=dataclasses.replace(config.store, directory=str(folder)))
 
 
 async def _result(reference: Any) -> Any:

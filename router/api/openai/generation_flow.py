@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol, TypeVar
+
+from pydantic import BaseModel
 
 from slipstream.router.access.access import Access, Permit
 from slipstream.router.api.exchange_context import ApiExchange
@@ -42,7 +44,7 @@ from slipstream.router.requests.stream import GenerationStream
 MAX_TOKENS_HEADER = "x-slipstream-max-tokens"
 MAX_EXPLAINED_CHOICES = 16  # in one answer; the explanation of each can be tens of KiB
 
-Fields = TypeVar("Fields", bound=GenerationFields)
+Body = TypeVar("Body", bound=BaseModel)
 
 
 class SubmitService(ModelStatus, Protocol):
@@ -50,6 +52,7 @@ class SubmitService(ModelStatus, Protocol):
 
     def submit(self, request: GenerateRequest) -> GenerationStream: ...
     def note_refused(self, refused: RejectedRequest) -> None: ...
+    def turn_over(self, model: str, request_id: str, tools: Sequence[str]) -> None: ...
 
 
 class GenerationFlow:
@@ -80,7 +83,7 @@ class GenerationFlow:
         self.stages = PreparationStages()
         self.preparation = RequestPreparation(self.lookup, service, self.stages, config.overlong == "clamp")
 
-    def parse(self, request: Request, exchange: ApiExchange, form: type[Fields]) -> Fields:
+    def parse(self, request: Request, exchange: ApiExchange, form: type[Body]) -> Body:
         """The body. Raises HttpError; one about a model that is not named says which there are."""
         try:
             return self.bodies.parse(request, exchange, form)
@@ -92,7 +95,8 @@ class GenerationFlow:
     def received(self, body: GenerationFields, exchange: ApiExchange, arrived_s: float, prefix: str) -> ReceivedRequest:
         """The request as it arrived. Raises HttpError if there is no such model or the caller may not use it."""
         context = exchange.context
-        session = context.caller.own(body.session_id) if body.session_id else ""
+        session = body.conversation or context.session
+        session = context.caller.own(session) if session else ""
         model, version, versions = self.lookup.of_generation(body.model, body.priority or 0, context, session)
         identity = context.checkpoint.identity(ModelId(model.name, version))
         answer_id = f"{prefix}{identity.number:032x}"
@@ -109,6 +113,7 @@ class GenerationFlow:
             head,
             identity.seed,
             versions,
+            session,
         )
 
     async def serve(
@@ -188,6 +193,8 @@ class GenerationFlow:
                 prompt_param=batch.prompt_param,
                 explains=bool(body.explain),
                 num_best=batch.num_best,
+                keeper=batch.keeper,
+                tokens=batch.tokens,
             )
             if body.stream:
                 await answer.send_stream(exchange, body.wants_usage_so_far, self._ping_s)
@@ -198,10 +205,20 @@ class GenerationFlow:
                 choice.stream.cancel()  # ends what still runs if we left early
             for choice in choices:
                 choice.record_end()
+            if body.retention is not None:
+                self._tell_calls(choices, batch)
             self._access.settle(permit, used_by(choices, batch))
             if exchange.context.trace is not None:
                 records = [choice.stream.record for choice in choices]
                 exchange.context.trace.answered(records, span_attributes(batch), reasons_of(choices))
+
+    def _tell_calls(self, choices: Sequence[Choice[Any]], batch: GenerationBatch) -> None:
+        """Which tools the answers call: by that it is predicted when their conversation comes back."""
+        for choice in choices:
+            if choice.reason is not None:
+                request_id = batch.ids_of(choice.index)[0]
+                tools = choice.output.call_names if choice.reason == "tool_calls" else ()
+                self._service.turn_over(batch.received.model.name, request_id, tools)
 
     def _submit(self, batch: GenerationBatch, index: int, exchange: ApiExchange, counts: ModelCounts) -> Choice[Any]:
         """Queue one choice. Raises HttpError if it is not admitted."""
@@ -230,6 +247,8 @@ class GenerationFlow:
         sampling = prompt.sampling
         if choices_per_prompt > 1:
             sampling = sampling._replace(seed=(sampling.seed + index % choices_per_prompt) & SEED_MASK)
+            if index % choices_per_prompt:  # of the prompt, once is enough
+                sampling = sampling._replace(prompt_logprobs=None)
         request_id, names = batch.ids_of(index)
         return GenerateRequest(
             request_id=request_id,
@@ -252,4 +271,5 @@ class GenerationFlow:
             resumed=exchange.context.checkpoint.resumed(index),
             model=received.model.name,
             versions=received.versions,
+            retention=body.retention,
         )

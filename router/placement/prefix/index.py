@@ -216,6 +216,10 @@ class PrefixIndex:
             return next((at for at in range(most, 0, -1) if ids[at - 1] in held), 0) * block_tokens
         return bisect_left(range(most), True, key=lambda at: ids[at] not in held) * block_tokens
 
+    def blocks_of(self, state: RequestState) -> Sequence[int]:
+        """Ids of the full blocks of the request's prompt and its output so far; none where no worker caches any."""
+        return self._chain(state, state.num_tokens).ids if self._holders else ()
+
     @property
     def status(self) -> PrefixIndexStatus:
         """A copy of the counts."""
@@ -261,7 +265,7 @@ class PrefixIndex:
 
     def _hits(self, state: RequestState) -> list[tuple[int, int]]:
         """(number of leading blocks, workers that have exactly so many of them), most first."""
-        if not self._map or not self._holders:
+        if not self._map or not self._holders or not state.is_scored:  # what is scored is computed
             return []
         num_tokens, latest = state.num_tokens, self._latest
         if (

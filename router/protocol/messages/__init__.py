@@ -23,8 +23,10 @@ from slipstream.router.protocol.messages.attempts import (
     Generate,
     HandedOff,
     Prefill,
+    PromptScores,
     Reserve,
     Reserved,
+    Retain,
     Start,
     StepOutput,
     TokenChunk,
@@ -62,6 +64,7 @@ from slipstream.router.protocol.messages.request import (
     GrammarKind,
     GrammarSpec,
     ProcessorCall,
+    RetentionHint,
     SamplingParams,
     pack_ids,
     unpack_ids,
@@ -101,11 +104,14 @@ __all__ = [
     "Postponed",
     "Prefill",
     "ProcessorCall",
+    "PromptScores",
     "Rejected",
     "Reserve",
     "Reserved",
     "Resume",
     "ResyncBlocks",
+    "Retain",
+    "RetentionHint",
     "Role",
     "RouterMessage",
     "SamplingParams",
@@ -140,6 +146,7 @@ WorkerMessage = (
     | Credits
     | Reserved
     | StepOutput
+    | PromptScores
     | HandedOff
     | Copied
     | Frozen
@@ -163,6 +170,7 @@ RouterMessage = (
     | Migrate
     | Resume
     | Cancel
+    | Retain
     | PeerLost
     | ResyncBlocks
     | Ping

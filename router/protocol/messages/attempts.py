@@ -2,7 +2,7 @@
 
     router                    decode worker       prefill group
       |------ Generate ------------>|                   |      locally: the decode worker computes the prompt, too
-      |<----- StepOutput ... -------|                   |
+      |<----- StepOutput ... -------|                   |      (where they are wanted, PromptScores come before)
       |                             |                   |
       |------ Reserve ------------->|                   |      remotely
       |<----- Reserved -------------|                   |
@@ -12,7 +12,7 @@
       |------ Start --------------->|                   |
       |<----- HandedOff, StepOutput ...                 |
 
-`Cancel` drops an attempt at any time; `Failed` says that a worker has given it up.
+`Retain` may follow an end. `Cancel` drops an attempt at any time; `Failed` says that a worker has given it up.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId
-from slipstream.router.protocol.messages.request import EngineRequest
+from slipstream.router.protocol.messages.prompt_scores import ScoredTokens
+from slipstream.router.protocol.messages.request import EngineRequest, RetentionHint
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 FaultKind = Literal["invalid_request", "logits_processor_failed"]
@@ -66,6 +67,14 @@ class Cancel(NamedTuple):
     attempt: int
 
 
+class Retain(NamedTuple):
+    """The pages of a request that came with a hint, and has ended, are kept by this hint from now on. Unknown requests
+    are ignored: their pages may have gone."""
+
+    request_id: str
+    retention: RetentionHint
+
+
 class Reserved(NamedTuple):
     """Decode worker: pages are leased and receives are posted. `num_cached_tokens` of the prompt were already cached
     there."""
@@ -100,6 +109,15 @@ class StepOutput(NamedTuple):
     """All tokens of one engine step."""
 
     chunks: tuple[TokenChunk, ...]
+
+
+class PromptScores(NamedTuple):
+    """Log-probabilities of prompt tokens, from the worker that computes the prompt: in order, as they are computed, and
+    all of them before the first token of the output or, without one, before its end."""
+
+    request_id: str
+    attempt: int
+    scores: ScoredTokens
 
 
 class HandedOff(NamedTuple):

@@ -87,7 +87,7 @@ def make_resumable(program: nodes.Template, environment: Environment) -> None:
     if not loops:
         raise CannotResumeError("it has no loop at its top")
     loop = max(loops, key=lambda one: sum(1 for _ in one.find_all(nodes.Node)))
-    if loop.recursive or loop.test is not None or not isinstance(loop.target, nodes.Name):
+    if loop.recursive or loop.test is not None or loop.else_ or not isinstance(loop.target, nodes.Name):
         raise CannotResumeError("its loop is of another kind")
     if next(loop.find_all((nodes.Macro, nodes.FilterBlock)), None):
         raise CannotResumeError("its loop defines macros")
@@ -205,7 +205,7 @@ def messages_from(
     if run.resumed is not None:
         point = run.resumed
         begin = point.at - offset
-        if point.variables != variables or point.pre != pre or not 0 <= begin < num_items:
+        if point.variables != variables or point.pre != pre or not 0 <= begin <= num_items:
             raise NotResumableError("what precedes the loop has changed")
         for namespace, kept in zip(namespaces, point.namespaces, strict=True):
             if namespace is not None and kept is not None:

@@ -61,6 +61,7 @@ NOT_RESUMED = {
     "no loop": "{{ messages | map(attribute='content') | join('<|im_end|>') }}",
     "cycle": "{% for m in messages %}{{ loop.cycle('a', 'b') }}" + CHATML + "{% endfor %}",
     "filtered": "{% for m in messages if m.role != 'tool' %}" + CHATML + "{% endfor %}",
+    "else": "{% for m in messages %}" + CHATML + "{% else %}nothing{% endfor %}",
     "date": "{% for m in messages %}{{ strftime_now('%Y') }}" + CHATML + "{% endfor %}",
     "joiner": "{% set sep = joiner(', ') %}{% for m in messages %}{{ sep() }}" + CHATML + "{% endfor %}",
     "hidden state": "{% set ns = namespace(seen={}) %}{% for m in messages %}"
@@ -295,10 +296,22 @@ def test_a_control_token_made_of_pieces_is_refused_in_a_later_turn(pool: ThreadP
         asyncio.run(tokenizer.encode_chat(list(chat.messages), 1_000_000))
 
 
+def test_the_same_conversation_once_more_renders_nothing_anew(pool: ThreadPoolExecutor) -> None:
+    tokenizer, chat = made_tokenizer(pool, RESUMED["demo"]), Growing(4, num_words=900)
+    chat.grow()
+    first = asyncio.run(tokenizer.encode_chat(chat.messages, 1_000_000, {}, TOOLS))
+    conversations = tokenizer._conversations
+    assert conversations is not None
+    for _ in range(2):
+        opened = conversations.open(chat.messages, {}, TOOLS, "")
+        assert len(conversations.resume(opened).text) < 3 * len(chat.messages[-1]["content"]) + 1000
+        assert asyncio.run(tokenizer.encode_chat(chat.messages, 1_000_000, {}, TOOLS)) == first
+
+
 def test_no_tenant_finds_the_conversation_of_another(pool: ThreadPoolExecutor) -> None:
     tokenizer, chat = made_tokenizer(pool, RESUMED["demo"]), Growing(4, num_words=900)
     chat.grow()
-    asyncio.run(tokenizer.encode_chat(chat.messages, 1_000_000, {}, None, "a"))
+    asyncio.run(tokenizer.encode_chat(chat.messages, 1_000_000, tenant="a"))
     chat.grow()
     conversations = tokenizer._conversations
     assert conversations is not None

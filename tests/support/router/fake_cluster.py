@@ -13,13 +13,16 @@ from typing import Self
 
 import orjson
 import uvloop
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
+from slipstream.router.access.access import Access
 from slipstream.router.api.exchange_context import ExchangeContext
 from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.catalog.model_outputs import ModelOutputs
 from slipstream.router.catalog.served_model import ServedModel
+from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.router_config import ApiConfig, HttpConfig, RouterConfig
+from slipstream.router.config.store_config import StoreConfig
 from slipstream.router.frontends.front import Front
 from slipstream.router.http.server import HttpServer
 from slipstream.router.model_files.sampling_defaults import PLAIN, SamplingDefaults
@@ -32,7 +35,7 @@ from slipstream.router.protocol.generation import (
     GenerationFinish,
     Usage,
 )
-from slipstream.router.protocol.messages import FinishReason, TokenLogprob, unpack_ids
+from slipstream.router.protocol.messages import EngineRequest, FinishReason, TokenLogprob, unpack_ids
 from slipstream.router.registry.worker_abilities import NO_ABILITIES, WorkerAbilities
 from slipstream.router.registry.worker_profile import RoleProfile
 from slipstream.router.requests.history import RequestRecord, Timeline
@@ -40,6 +43,7 @@ from slipstream.router.requests.rejections import RejectedRequest
 from slipstream.router.requests.stream import GenerationStream, Handouts
 from slipstream.router.status.status import Snapshot, Totals
 from slipstream.router.text.tokenizer import Tokenizer, TokenizerFiles
+from slipstream.workers.mock.mock_scores import prompt_scores
 
 MODEL = "demo"
 MODEL_DIR = Path(__file__).parents[3] / "models" / "slipstream-demo"
@@ -58,6 +62,9 @@ class Script:
     num_cached_tokens: int = 0
     hold_at: int | None = None
     tokens_a_delta: int = 1
+
+
+MOCK_VOCABULARY = 1000  # of the log-probabilities of prompts
 
 
 @dataclass
@@ -144,6 +151,9 @@ class FakeService:
         self, request: GenerateRequest, stream: GenerationStream, record: RequestRecord, script: Script
     ) -> None:
         token_ids = script.token_ids[: request.sampling.max_tokens]
+        engine_request = EngineRequest(request.request_id, 0, request.packed_prompt(), b"", request.sampling)
+        for message in prompt_scores(engine_request, MOCK_VOCABULARY):
+            stream.deliver_scores(message.scores)
         for i in range(0, len(token_ids), script.tokens_a_delta):
             if script.hold_at is not None and i >= script.hold_at:
                 await self.release.wait()
@@ -263,28 +273,38 @@ async def front(
     model_dir: Path = MODEL_DIR,
     defaults: SamplingDefaults = PLAIN,
     parsers: ParserNames = DETECTED,
+    store: Path | None = None,
+    keys: Path | None = None,
     **script: object,
 ) -> AsyncIterator[FrontUnderTest]:
-    """A front whose cluster says `text`. `chat_template` replaces the model's."""
+    """A front whose cluster says `text`. `chat_template` replaces the model's. `store`: where it stores what it is to;
+    None: nowhere. `keys`: the file of the API keys."""
     with ThreadPoolExecutor(1) as pool:
         files = TokenizerFiles.read(model_dir)
         tokenizer = Tokenizer(replace(files, chat_template=chat_template or files.chat_template), pool)
         service = FakeService(say(tokenizer, text, **script))
         under_test: FrontUnderTest
+        access = Access(AccessConfig(str(keys)) if keys is not None else None, pool)
+        access.open()
         handler = Front(
             Catalog.of([ServedModel(MODEL, tokenizer, defaults, outputs=ModelOutputs.of(tokenizer, {}, parsers))]),
             service,
             lambda *_: under_test.unready,
             lambda: under_test.server.num_connections,
-            RouterConfig(http, api=api),
+            RouterConfig(http, api=api, store=StoreConfig(directory=str(store) if store is not None else None)),
+            access,
         )
         server = HttpServer(http, handler, ExchangeContext)
         port = await server.start()
         under_test = FrontUnderTest(service, tokenizer, server, port)
+        cleanup = contextlib.AsyncExitStack()
+        await handler.open(cleanup)
         try:
             yield under_test
         finally:
             await server.stop()
+            await cleanup.aclose()
+            await access.close()
             assert all(stream.finish is not None for stream in service.streams.values()), "a stream was left running"
             await service.close()
 
@@ -293,7 +313,8 @@ async def front(
 async def openai_client(under_test: FrontUnderTest) -> AsyncIterator[AsyncOpenAI]:
     """The real client, without its retries."""
     url = f"http://127.0.0.1:{under_test.port}/v1"
-    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=10) as client:
+    http_client = DefaultAsyncHttpxClient(verify=False)  # to read all certificates takes 30 ms of a core
+    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=10, http_client=http_client) as client:
         yield client
 
 

@@ -27,6 +27,7 @@ class OutputText:
     )
 
     has_calls = False  # text is not read
+    call_names: Sequence[str] = ()
     num_reasoning_tokens: int | None = None
 
     def __init__(self, pieces: PieceTable, stops: Sequence[str], include_stop: bool, min_tokens: int = 0) -> None:
@@ -38,6 +39,11 @@ class OutputText:
         self._num_released = 0  # of these, the characters that the stop matcher has released
         self.num_tokens = 0
         self.stopped = False
+
+    @property
+    def stop_string(self) -> str | None:
+        """The one that was found."""
+        return self._stops.matched if self._stops is not None else None
 
     def add(self, delta: Delta, hides_last: bool = False) -> str:
         """The text that became certain with `delta`. With `hides_last`, its last token ended the output: it counts but

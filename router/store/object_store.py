@@ -1,0 +1,196 @@
+"""The store as the APIs see it: awaitable, and nothing blocks the event loop.
+
+    DIRECTORY/objects.sqlite    objects, see `schema`
+    DIRECTORY/blobs/            files, see `blob_folder`
+
+All front processes of a router have the same directory open, and so has the router's next incarnation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from slipstream.router.config.store_config import StoreConfig
+from slipstream.router.store.blob_folder import BlobFolder, NewBlob
+from slipstream.router.store.object_database import Change, ObjectDatabase
+from slipstream.router.store.store_errors import StoreBusyError, StoreError, StoreFullError
+from slipstream.router.store.stored_object import Page, StoreCounts, StoredObject
+
+EXPIRE_EVERY_S = 60.0
+MAX_WAITING = 4096  # calls of this process
+WRITE_AT_A_TIME = 1 << 20  # bytes of a blob
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class ObjectStore:
+    """Life cycle: `open`, then any calls, then `close`, all on one event loop. Calls raise StoreError, also those of a
+    store that could not be opened: `problem` is why then. `errors` counts what went wrong, by the name of the call."""
+
+    def __init__(self, config: StoreConfig, errors: Counter[str] | None = None) -> None:
+        self.is_configured = config.enabled and config.directory is not None
+        folder = Path(config.directory or "")
+        self._folder = folder
+        self.blobs = BlobFolder(folder / "blobs", fsync=config.fsync)
+        self._reader = ObjectDatabase(folder / "objects.sqlite", config)
+        self._writer = ObjectDatabase(folder / "objects.sqlite", config)
+        # One thread each, because a connection belongs to a thread, and a long write delays no read.
+        self._reading = ThreadPoolExecutor(1, thread_name_prefix="store-read")
+        self._writing = ThreadPoolExecutor(1, thread_name_prefix="store-write")
+        self.files = ThreadPoolExecutor(2, thread_name_prefix="store-files")
+        self._num_waiting = 0
+        self._tasks: set[asyncio.Task[StoredObject]] = set()
+        self._expiring: asyncio.Task[None] | None = None
+        self.errors = errors if errors is not None else Counter()
+        self.problem = (
+            "" if self.is_configured else "this router has none (router.store.enabled, router.store.directory)"
+        )
+
+    async def open(self) -> None:
+        """Opens the store, or notes the `problem`."""
+        if self.problem:
+            return
+        try:
+            await self._run("open", self._writing, self._open)
+            await self._run("open", self._reading, self._reader.open)
+        except StoreError as error:
+            self.problem = str(error)
+            log.error("the store cannot be used, and what needs it is refused: %s", error)
+            return
+        self._expiring = asyncio.create_task(self._expire())
+
+    def _open(self) -> None:
+        self.blobs.make()
+        self._writer.open()
+        num_removed = self.blobs.sweep(self._writer.has)
+        if num_removed:
+            log.info("%d files in %s were left by a process that died, and were removed", num_removed, self._folder)
+
+    async def close(self) -> None:
+        """Safe to call twice."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.problem = self.problem or "it is closed"
+        if self._expiring is not None:
+            self._expiring.cancel()
+            await asyncio.gather(self._expiring, return_exceptions=True)
+            self._expiring = None
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._reading, self._reader.close)
+            await loop.run_in_executor(self._writing, self._writer.close)
+        for executor in (self._reading, self._writing, self.files):
+            executor.shutdown(wait=False)
+
+    async def put(self, *objects: StoredObject) -> None:
+        """Adds objects, or replaces those of the same kind and id: all of them or, if it raises, none. They are durable
+        when it returns. Raises StoreFullError."""
+        await self._written("put", lambda: (None, self._writer.put(objects)))
+
+    async def put_blob(self, stored: StoredObject, parts: Iterable[bytes | memoryview]) -> StoredObject:
+        """Writes a file and then its object, which is returned with its size. Raises StoreFullError. It is carried
+        through if its caller is cancelled."""
+        task = asyncio.create_task(self._put_blob(stored, parts))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def _put_blob(self, stored: StoredObject, parts: Iterable[bytes | memoryview]) -> StoredObject:
+        blob = await self.in_files("put_blob", lambda: self.blobs.begin(stored.id))
+        try:
+            stored = stored._replace(blob_bytes=await self.in_files("put_blob", lambda: _fill(blob, parts)))
+            await self.put(stored)
+        except BaseException:
+            self.files.submit(blob.abandon)
+            raise
+        self.files.submit(blob.close)
+        return stored
+
+    async def get(self, kind: str, object_id: str, owner: str) -> StoredObject | None:
+        """None: there is none of this owner, or no more."""
+        return await self._read("get", lambda: self._reader.get(kind, object_id, owner))
+
+    async def change(self, kind: str, object_id: str, owner: str, change: Change) -> StoredObject | None:
+        """Reads an object, has it changed, in another thread, and writes the result, with no other process in between.
+        Returns the object as it is then."""
+        return await self._written("change", lambda: self._writer.change(kind, object_id, owner, change))
+
+    async def delete(self, kind: str, object_id: str, owner: str, child_kind: str = "") -> bool:
+        """Removes an object and its blob, and those of `child_kind` that it is the parent of. Whether it was there."""
+        return await self._written("delete", lambda: self._writer.delete(kind, object_id, owner, child_kind))
+
+    async def page(
+        self, kind: str, owner: str, *, parent: str = "", after: str = "", limit: int = 20, newest_first: bool = True
+    ) -> Page | None:
+        """At most `limit` objects of an owner (and of a `parent`), behind the one with the id `after`; None: that one
+        is not there. Objects of one `put` have its order."""
+        return await self._read("page", lambda: self._reader.page(kind, owner, parent, after, limit, newest_first))
+
+    async def chain(self, kind: str, object_id: str, owner: str) -> list[StoredObject]:
+        """The object, its parent and so on, by one query; empty: there is no such object. If an ancestor is gone, the
+        last one has a `parent`."""
+        return await self._read("chain", lambda: self._reader.chain(kind, object_id, owner))
+
+    async def pinned(self, kind: str) -> list[StoredObject]:
+        """The pinned objects of a kind, of all owners, oldest first."""
+        return await self._read("pinned", lambda: self._reader.pinned(kind))
+
+    async def counts(self) -> StoreCounts:
+        return await self._read("counts", self._reader.counts)
+
+    async def in_files(self, name: str, call: Callable[[], T]) -> T:
+        """Makes a call that reads or writes files, in a thread of its own."""
+        return await self._run(name, self.files, call)
+
+    async def _read(self, name: str, call: Callable[[], T]) -> T:
+        return await self._run(name, self._reading, call)
+
+    async def _written(self, name: str, call: Callable[[], tuple[T, list[str]]]) -> T:
+        """Makes a call that may remove objects, and removes their files."""
+
+        def write() -> T:
+            result, gone = call()
+            self.blobs.remove(gone)
+            return result
+
+        return await self._run(name, self._writing, write)
+
+    async def _run(self, name: str, executor: Executor, call: Callable[[], T]) -> T:
+        if self.problem:
+            raise StoreError(f"The store cannot be used: {self.problem}")
+        if self._num_waiting >= MAX_WAITING:
+            self.errors["busy"] += 1
+            raise StoreBusyError(f"{self._num_waiting} calls of the store are waiting, and no more may.")
+        self._num_waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(executor, call)
+        except StoreFullError:
+            self.errors["full"] += 1
+            raise
+        except StoreError:
+            self.errors[name] += 1
+            raise
+        finally:
+            self._num_waiting -= 1
+
+    async def _expire(self) -> None:
+        """Removes what is too old, now and then."""
+        while True:
+            await asyncio.sleep(EXPIRE_EVERY_S)
+            try:
+                await self._written("expire", lambda: (None, self._writer.expire()))
+            except StoreError as error:
+                log.warning("the store could not remove what is too old: %s", error)
+
+
+def _fill(blob: NewBlob, parts: Iterable[bytes | memoryview]) -> int:
+    for part in parts:
+        for begin in range(0, len(part), WRITE_AT_A_TIME):
+            blob.write(part[begin : begin + WRITE_AT_A_TIME])
+    return blob.finish()

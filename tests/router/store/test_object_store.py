@@ -1,0 +1,298 @@
+"""The store on a real disk: what it keeps, for whom, how much, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slipstream.router.config.store_config import GIB, StoreConfig
+from slipstream.router.store.object_store import ObjectStore
+from slipstream.router.store.schema import ROW_BYTES
+from slipstream.router.store.store_errors import StoreError, StoreFullError
+from slipstream.router.store.stored_object import StoredObject
+from tests.support.router.in_loop import in_loop
+
+NOW = time.time()
+
+
+def config_at(folder: Path, **settings: float | None) -> StoreConfig:
+    return replace(StoreConfig(directory=str(folder)), **settings)
+
+
+async def opened(config: StoreConfig) -> ObjectStore:
+    store = ObjectStore(config)
+    await store.open()
+    assert not store.problem
+    return store
+
+
+def response(name: str, owner: str = "a", body: bytes = b"{}", parent: str = "") -> StoredObject:
+    return StoredObject("response", name, owner, NOW, body, parent)
+
+
+@in_loop
+async def test_an_object_outlives_its_store(tmp_path: Path) -> None:
+    store = await opened(config_at(tmp_path))
+    await store.put(response("r1", body=b"\x00one"))
+    await store.close()
+    store = await opened(config_at(tmp_path))
+    assert await store.get("response", "r1", "a") == response("r1", body=b"\x00one")._replace(
+        expires_s=NOW + StoreConfig().max_age_s
+    )
+    await store.close()
+
+
+def test_what_another_process_confirmed_survives_its_kill(tmp_path: Path) -> None:
+    program = f"""
+import asyncio, os, sys
+from slipstream.router.config.store_config import StoreConfig
+from slipstream.router.store.object_store import ObjectStore
+from slipstream.router.store.stored_object import StoredObject
+from tests.support.router.in_loop import in_loop
+async def main():
+    store = ObjectStore(StoreConfig(directory={str(tmp_path)!r}))
+    await store.open()
+    for number in range(10**9):
+        await store.put(StoredObject("response", f"r{{number}}", "a", {NOW}, b"x" * 100))
+        os.write(1, b"%d\\n" % number)
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        latest = -1
+        while latest < 200:
+            latest = int(process.stdout.readline())
+        process.kill()
+        latest = max([latest, *map(int, process.stdout.read().split(b"\n")[:-1])])
+
+    async def found() -> tuple[StoredObject | None, int]:
+        store = await opened(config_at(tmp_path))
+        kept = await store.get("response", f"r{latest}", "a"), (await store.counts()).by_kind["response"]
+        await store.close()
+        return kept
+
+    confirmed, num_kept = asyncio.run(found())
+    assert confirmed is not None
+    assert num_kept in (latest + 1, latest + 2)  # one may not have been confirmed
+
+
+@in_loop
+async def test_an_owner_sees_no_other_owners_objects(tmp_path: Path) -> None:
+    store = await opened(config_at(tmp_path))
+    await store.put(response("r1", "a"), response("r2", "b", parent="r1"))
+    assert await store.get("response", "r1", "b") is None
+    assert not await store.delete("response", "r1", "b")
+    assert [one.id for one in await store.chain("response", "r2", "b")] == ["r2"]
+    page = await store.page("response", "b")
+    assert page is not None
+    assert [one.id for one in page.objects] == ["r2"]
+    assert await store.page("response", "b", after="r1") is None
+    with pytest.raises(StoreError, match="another owner"):
+        await store.put(response("r1", "b"))
+    await store.close()
+
+
+@in_loop
+async def test_a_chain_is_read_from_its_end_to_its_beginning_or_to_where_it_is_broken(tmp_path: Path) -> None:
+    store = await opened(config_at(tmp_path))
+    await store.put(*(response(f"r{n}", parent=f"r{n - 1}" if n else "") for n in range(50)))
+    chain = await store.chain("response", "r49", "a")
+    assert [one.id for one in chain] == [f"r{n}" for n in range(49, -1, -1)]
+    await store.delete("response", "r20", "a")
+    chain = await store.chain("response", "r49", "a")
+    assert (len(chain), chain[-1].parent) == (29, "r20")
+    assert await store.chain("response", "none", "a") == []
+    await store.put(response("loop", parent="loop"))
+    assert 1 <= len(await store.chain("response", "loop", "a")) <= 10_001
+    await store.close()
+
+
+@in_loop
+async def test_items_of_a_parent_are_listed_in_order_by_pages_and_removed_with_it(tmp_path: Path) -> None:
+    store = await opened(config_at(tmp_path))
+    await store.put(StoredObject("conversation", "c", "a", NOW, b"{}"))
+    await store.put(*(StoredObject("item", f"i{n}", "a", NOW, b"{}", "c") for n in range(5)))
+    await store.put(StoredObject("item", "other", "a", NOW, b"{}", "d"))
+    page = await store.page("item", "a", parent="c", limit=3, newest_first=False)
+    assert page is not None
+    assert ([one.id for one in page.objects], page.has_more) == (["i0", "i1", "i2"], True)
+    page = await store.page("item", "a", parent="c", after="i2", limit=3, newest_first=False)
+    assert page is not None
+    assert ([one.id for one in page.objects], page.has_more) == (["i3", "i4"], False)
+    page = await store.page("item", "a", parent="c", after="i3", limit=2)
+    assert page is not None
+    assert ([one.id for one in page.objects], page.has_more) == (["i2", "i1"], True)
+    assert await store.delete("conversation", "c", "a", child_kind="item")
+    assert (await store.counts()).by_kind == {"item": 1}
+    await store.close()
+
+
+@in_loop
+async def test_over_the_limit_of_an_owner_its_oldest_objects_leave_and_no_others(tmp_path: Path) -> None:
+    size = 1000 + ROW_BYTES
+    store = await opened(config_at(tmp_path, max_gib=1, max_tenant_gib=3.5 * size / GIB))
+    await store.put(response("b", "b", b"x" * 1000))
+    for number in range(5):
+        await store.put(response(f"r{number}", "a", b"x" * 1000))
+    page = await store.page("response", "a", newest_first=False)
+    assert page is not None
+    assert [one.id for one in page.objects] == ["r2", "r3", "r4"]
+    counts = await store.counts()
+    assert (counts.num_evicted, counts.num_bytes, counts.by_kind) == (2, 4 * size, {"response": 4})
+    await store.close()
+
+
+@in_loop
+async def test_over_the_limit_of_all_the_oldest_leave_but_pinned_ones_stay(tmp_path: Path) -> None:
+    size = 1000 + ROW_BYTES
+    store = await opened(config_at(tmp_path, max_gib=3.5 * size / GIB, max_tenant_gib=3.5 * size / GIB))
+    await store.put(response("pinned", "a", b"x" * 1000)._replace(is_pinned=True))
+    for number in range(4):
+        await store.put(response(f"r{number}", "b", b"x" * 1000))
+    assert await store.get("response", "pinned", "a") is not None
+    assert (await store.counts()).by_kind == {"response": 3}
+    before = await store.counts()
+    with pytest.raises(StoreFullError, match="no room"):
+        await store.put(response("large", "b", b"x" * 5000))
+    assert await store.counts() == before
+    assert store.errors == {"full": 1}
+    await store.close()
+
+
+@in_loop
+async def test_a_replaced_object_counts_once(tmp_path: Path) -> None:
+    store = await opened(config_at(tmp_path))
+    for size in (10, 1000, 100):
+        await store.put(response("r", body=b"x" * size))
+    assert (await store.counts()).num_bytes == 100 + ROW_BYTES
+    assert await store.delete("response", "r", "a")
+    assert (await store.counts()).num_bytes == 0
+    await store.close()
+
+
+@in_loop
+async def test_what_is_too_old_is_not_given_out(tmp_path: Path) -> None:
+    store = await opened(config_at(tmp_path, max_age_s=3600))
+    await store.put(
+        response("old")._replace(created_s=NOW - 7200),
+        response("short")._replace(expires_s=NOW - 1),
+        response("pinned")._replace(created_s=NOW - 7200, is_pinned=True),
+        response("new"),
+    )
+    page = await store.page("response", "a")
+    assert page is not None
+    assert [one.id for one in page.objects] == ["new", "pinned"]
+    assert await store.get("response", "old", "a") is None
+    await store.close()
+
+
+@in_loop
+async def test_a_blob_comes_and_goes_with_its_object(tmp_path: Path) -> None:
+    store = await opened(config_at(tmp_path))
+    stored = await store.put_blob(StoredObject("file", "file-1", "a", NOW, b"{}"), [b"x" * 10, memoryview(b"y" * 5)])
+    assert stored.blob_bytes == 15
+    assert store.blobs.path("file-1").read_bytes() == b"x" * 10 + b"y" * 5
+    assert (await store.counts()).num_bytes == 15 + 2 + ROW_BYTES
+    assert await store.delete("file", "file-1", "a")
+    assert list(store.blobs.path("").iterdir()) == []
+    await store.close()
+
+
+@in_loop
+async def test_a_blob_that_has_no_room_leaves_nothing(tmp_path: Path) -> None:
+    store = await opened(config_at(tmp_path, max_gib=1000 / GIB, max_tenant_gib=1000 / GIB))
+    with pytest.raises(StoreFullError):
+        await store.put_blob(StoredObject("file", "file-1", "a", NOW, b"{}"), [b"x" * 2000])
+    await store.close()
+    assert list(store.blobs.path("").iterdir()) == []
+
+
+@in_loop
+async def test_files_that_dead_processes_left_are_removed_and_those_of_living_ones_stay(tmp_path: Path) -> None:
+    first = await opened(config_at(tmp_path))
+    await first.put_blob(StoredObject("file", "file-1", "a", NOW, b"{}"), [b"x"])
+    for name in ("file-2.new", "file-3", "batch-1.output"):
+        first.blobs.path(name).write_bytes(b"left")
+    living = first.blobs.begin("file-4")
+    second = await opened(config_at(tmp_path))
+    assert sorted(path.name for path in first.blobs.path("").iterdir()) == ["file-1", "file-4.new"]
+    living.abandon()
+    await first.close()
+    await second.close()
+
+
+@in_loop
+async def test_a_change_is_made_with_no_other_writer_in_between(tmp_path: Path) -> None:
+    stores = [await opened(config_at(tmp_path)) for _ in range(2)]
+    await stores[0].put(response("r", body=b"0"))
+
+    def add(before: StoredObject | None) -> StoredObject | None:
+        assert before is not None
+        return before._replace(body=b"%d" % (int(before.body) + 1))
+
+    for _ in range(20):
+        for store in stores:
+            await store.change("response", "r", "a", add)
+    after = await stores[0].get("response", "r", "a")
+    assert after is not None
+    assert after.body == b"40"
+    assert await stores[1].change("response", "r", "a", lambda before: None) == after
+    for store in stores:
+        await store.close()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"no database " * 100, "not a database"), (None, "another program"), (99, "is of version 99")],
+)
+@in_loop
+async def test_a_file_that_is_not_ours_is_reported_and_kept(
+    tmp_path: Path, content: bytes | int | None, reason: str
+) -> None:
+    path = tmp_path / "objects.sqlite"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is None:
+        with closing(sqlite3.connect(path)) as other:
+            other.execute("CREATE TABLE notes (text)")
+    else:
+        store = await opened(config_at(tmp_path))
+        await store.close()
+        with closing(sqlite3.connect(path)) as ours:
+            ours.execute(f"PRAGMA user_version = {content}")
+    store = ObjectStore(config_at(tmp_path))
+    await store.open()
+    assert reason in store.problem
+    with pytest.raises(StoreError, match=reason):
+        await store.put(response("r"))
+    await store.close()
+    assert path.exists()
+
+
+@in_loop
+async def test_a_store_that_is_not_configured_says_so() -> None:
+    for config in (StoreConfig(), StoreConfig(enabled=False, directory="/tmp/nowhere")):
+        store = ObjectStore(config)
+        await store.open()
+        with pytest.raises(StoreError, match=r"router\.store"):
+            await store.get("response", "r", "")
+        await store.close()
+
+
+@in_loop
+async def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "blobs").write_text("in the way")
+    store = ObjectStore(config_at(tmp_path))
+    await store.open()
+    assert "blobs" in store.problem
+    await store.close()
+    assert os.listdir(tmp_path) == ["blobs"]
