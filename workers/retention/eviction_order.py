@@ -27,7 +27,7 @@ from typing import Generic, TypeVar
 
 from slipstream.router.protocol.messages import RetentionHint
 
-MAX_SHARE = 0.75  # of the pages may be held: the rest is left to requests that come without a hint
+MAX_SHARE = 0.9  # of the pages may be held: the rest is left to requests that come without a hint
 MAX_HOLDS = 4096
 SPARE_ENTRIES = 64  # a heap is tidied when it has so many more entries than twice those that count
 

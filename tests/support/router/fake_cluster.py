@@ -81,9 +81,7 @@ class FakeService:
     streams: dict[str, GenerationStream] = field(default_factory=dict)
     records: dict[str, RequestRecord] = field(default_factory=dict)
     refused: list[RejectedRequest] = field(default_factory=list)
-    turns: list[tuple[str, tuple[str, ...]]] = field(
-        default_factory=list
-    )  # tools that answers call
+    turns: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)  # tools that answers call
     cancelled: dict[str, asyncio.Event] = field(default_factory=dict)
     release: asyncio.Event = field(default_factory=asyncio.Event)
     submitted: asyncio.Event = field(default_factory=asyncio.Event)
