@@ -9,8 +9,9 @@ page of several holds, such as one of a common system prompt, is held until the 
 its last use puts it among the others.
 
 Which hold ends first when there are too many: that with the least value, in seconds of prefill that a page saves by
-each second that it is kept, as hit density in LHD (Beckmann et al., NSDI 2018). Those that clients ask for come after
-those that were guessed. A tenant that holds more than an equal share of what may be held loses its own first.
+each second that it is kept, as hit density in LHD (Beckmann et al., NSDI 2018). Those that clients ask for, or that a
+request waits for, come after those that were guessed. A tenant that holds more than an equal share of what may be held
+loses its own first.
 
 Everything but `hold`, `retain` and their ends takes constant time; an end takes a moment for each of its pages, each of
 which was held before.

@@ -1,11 +1,12 @@
 """Do agents find their pages again after a tool? Kept for the predicted time, beside plain LRU, on a real engine.
 
     python scripts/bench/retention/bench_retention.py
-    python scripts/bench/retention/bench_retention.py --agents 40 --pages 1500 --seconds 120
+    python scripts/bench/retention/bench_retention.py --agents 40 --pages 1500 --turns 60
 
 A cluster with the demo model and one decode worker with a small pool of pages serves agents, each of which sends its
 conversation again after every pause. Turns, lengths and pauses are those of `cluster.tools.workload.agents`, lengths by
-`LENGTHS` and pauses by `--pause` as long. The same sessions come to both, one after the other, `--rounds` times.
+`LENGTHS` and pauses by `--pause` as long. Each agent sends so many turns,
+the same with and without retention, `--rounds` times.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import random
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, quantiles
@@ -31,7 +33,8 @@ from slipstream.cluster.tools.workload.agents import ANSWER, AgentMix  # noqa: E
 from slipstream.cluster.tools.workload.arrival import Arrival  # noqa: E402
 
 LENGTHS = 1 / 40
-MOST_TOKENS = 3400
+MOST_TOKENS = 2400
+MOST_PAUSE_S = 30.0
 WORDS = ("alpha", "beta", "gamma", "delta", "file", "line", "test", "error", "value", "list", "true", "none")
 NAMES = ("read", "edit", "shell", "wait")
 
@@ -55,7 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agents", type=int, default=32, help="at a time")
     parser.add_argument("--pages", type=int, default=1200)
-    parser.add_argument("--seconds", type=float, default=90.0)
+    parser.add_argument("--turns", type=int, default=40, help="of each agent")
     parser.add_argument("--pause", type=float, default=0.5)
     parser.add_argument("--rounds", type=int, default=2)
     given = parser.parse_args()
@@ -89,11 +92,13 @@ def run(given: argparse.Namespace, enabled: bool, number: int) -> tuple[Seen, di
 
 async def measured(base: str, given: argparse.Namespace, number: int) -> tuple[Seen, dict[str, float]]:
     mix = AgentMix(pause=given.pause, new_tokens=3000, shared_tokens=14_000, most_tokens=round(MOST_TOKENS / LENGTHS))
-    sessions = mix.arrivals(number)
-    seen, ends_s = Seen(), time.monotonic() + given.seconds
+    seen = Seen()
     client = AsyncOpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0, timeout=120)
     async with client:
-        lanes = [asyncio.create_task(lane(client, sessions, seen, ends_s, at)) for at in range(given.agents)]
+        lanes = [
+            asyncio.create_task(lane(client, mix.arrivals(1000 * number + at), seen, given.turns))
+            for at in range(given.agents)
+        ]
         await asyncio.gather(*lanes)
         page = await client._client.get(f"{base}/metrics")
     kinds = ("retained_pages_used", "retained_pages_expired", "retained_pages_displaced")
@@ -105,15 +110,16 @@ async def measured(base: str, given: argparse.Namespace, number: int) -> tuple[S
     return seen, counted
 
 
-async def lane(client: AsyncOpenAI, sessions: Any, seen: Seen, ends_s: float, at: int) -> None:
+async def lane(client: AsyncOpenAI, sessions: Iterator[Arrival], seen: Seen, num_turns: int) -> None:
     """Sessions one after the other."""
-    await asyncio.sleep(at * 0.1)
-    while time.monotonic() < ends_s:
-        await session(client, next(sessions), seen, ends_s)
+    while num_turns > 0:
+        num_turns -= await session(client, next(sessions), seen, num_turns)
 
 
-async def session(client: AsyncOpenAI, turn: Arrival | None, seen: Seen, ends_s: float) -> None:
+async def session(client: AsyncOpenAI, turn: Arrival | None, seen: Seen, most_turns: int) -> int:
+    """Returns how many turns it had."""
     assert turn is not None
+    num_turns = 0
     rng = random.Random(turn.session)
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": text_of(random.Random(1), 14_000)},
@@ -144,9 +150,10 @@ async def session(client: AsyncOpenAI, turn: Arrival | None, seen: Seen, ends_s:
                 for call in part.delta.tool_calls or ():
                     call_id = call.id or call_id
         seen.ttft_s.append(ttft_s)
+        num_turns += 1
         following = turn.then
-        if following is None or time.monotonic() + following.at_s > ends_s:
-            return
+        if following is None or num_turns >= most_turns:
+            break
         new = text_of(rng, following.input_length - turn.input_length)
         if call_id:
             call = {"id": call_id, "type": "function", "function": {"name": calls[0], "arguments": "{}"}}
@@ -156,8 +163,9 @@ async def session(client: AsyncOpenAI, turn: Arrival | None, seen: Seen, ends_s:
             ]
         else:
             messages += [{"role": "assistant", "content": said or "Done."}, {"role": "user", "content": new}]
-        await asyncio.sleep(following.at_s)
+        await asyncio.sleep(min(following.at_s, MOST_PAUSE_S))
         turn = following
+    return num_turns
 
 
 def text_of(rng: random.Random, num_tokens: int) -> str:
