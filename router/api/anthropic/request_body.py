@@ -127,9 +127,10 @@ class PromptFields(Strict):
             raise field_error("output_format", "is the older name of `output_config.format`; give one of them")
         num_breakpoints = sum(1 for _ in self.cache_controls())
         if num_breakpoints > MAX_BREAKPOINTS:
-            raise field_error(
-                "cache_control", f"is there {num_breakpoints} times; there may be {MAX_BREAKPOINTS} in a request"
+            message = (
+                f"is there {num_breakpoints} times in 'messages', 'system' and 'tools'; there may be {MAX_BREAKPOINTS}"
             )
+            raise field_error("cache_control", message)
         return self
 
 

@@ -166,7 +166,7 @@ class GenerationFlow:
             batch.num_choices,
             is_resumed=exchange.context.checkpoint.resumed(0) is not None,
         )
-        exchange.header_lines += header_lines
+        exchange.header_lines += exchange.context.limit_lines(header_lines)
         if batch.clamped_to is not None:
             exchange.add_header(MAX_TOKENS_HEADER, str(batch.clamped_to))
             self._metrics.of(batch.received.model.name).num_clamped += 1
