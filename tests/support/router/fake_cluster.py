@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -81,6 +81,7 @@ class FakeService:
     streams: dict[str, GenerationStream] = field(default_factory=dict)
     records: dict[str, RequestRecord] = field(default_factory=dict)
     refused: list[RejectedRequest] = field(default_factory=list)
+    called_tools: dict[str, list[str]] = field(default_factory=dict)
     cancelled: dict[str, asyncio.Event] = field(default_factory=dict)
     release: asyncio.Event = field(default_factory=asyncio.Event)
     submitted: asyncio.Event = field(default_factory=asyncio.Event)
@@ -121,6 +122,9 @@ class FakeService:
 
     def note_refused(self, refused: RejectedRequest) -> None:
         self.refused.append(refused)
+
+    def turn_over(self, model: str, request_id: str, tools: Sequence[str]) -> None:
+        self.called_tools[request_id] = list(tools)
 
     @property
     def models(self) -> tuple[str, ...]:
