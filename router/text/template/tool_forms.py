@@ -78,8 +78,8 @@ class CallForm(NamedTuple):
 class ToolForms(NamedTuple):
     """`calls` None: the template does not show calls or their results, so that they become text. `takes_functions`:
     tools are the functions alone, without OpenAI's object around each. `needs_description`: it fails for a tool without
-    one. `needs_pause`: words of the user can follow a result only behind an assistant's message, be it empty. `rendered`
-    is what the template itself wrote when it was tried out."""
+    one. `needs_pause`: words of the user follow a result only behind an assistant's message, be it empty. `rendered` is
+    what the template itself wrote when it was tried out."""
 
     knows_tools: bool = False
     calls: CallForm | None = None
