@@ -81,7 +81,7 @@ class FakeService:
     streams: dict[str, GenerationStream] = field(default_factory=dict)
     records: dict[str, RequestRecord] = field(default_factory=dict)
     refused: list[RejectedRequest] = field(default_factory=list)
-    called_tools: dict[str, list[str]] = field(default_factory=dict)
+    turns: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)  # tools that answers call
     cancelled: dict[str, asyncio.Event] = field(default_factory=dict)
     release: asyncio.Event = field(default_factory=asyncio.Event)
     submitted: asyncio.Event = field(default_factory=asyncio.Event)
@@ -124,7 +124,7 @@ class FakeService:
         self.refused.append(refused)
 
     def turn_over(self, model: str, request_id: str, tools: Sequence[str]) -> None:
-        self.called_tools[request_id] = list(tools)
+        self.turns.append((request_id, tuple(tools)))
 
     @property
     def models(self) -> tuple[str, ...]:
