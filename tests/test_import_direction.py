@@ -38,7 +38,8 @@ router/parsers/grammar router/parsers router/catalog
 router/placement/policies router/placement router/placement/prefix
 router/page_budget router/dispatch/queue router/dispatch/table router/dispatch/migration router/dispatch/mirror
 router/dispatch
-router/beam_search router/api router/api/openai/answer router/api/openai/body router/api/openai router/api/admin
+router/beam_search router/api router/api/openai/answer router/api/openai/body router/api/openai router/api/openai/files
+router/api/openai/batches router/api/admin
 router/api/pages
 router/frontends router
 

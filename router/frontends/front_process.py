@@ -55,7 +55,13 @@ from slipstream.router.process.open_files import allow_all_files
 from slipstream.router.protocol.wire import FrameProtocol
 from slipstream.router.text.encoding import encode_pool
 
-OWN_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/health/live"})
+OWN_PATHS = frozenset(
+    {
+        *("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/health/live"),
+        *("/v1/files", "/v1/batches"),
+    }
+)
+OWN_ITEMS = ("/v1/files/", "/v1/batches/")  # and everything below them
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # that may be repeated
 HEARTBEAT_S = 1.0  # after which counts are sent again even if they have not changed
 TELL_COUNTS_S = 0.2  # how old the counts of a front on the metrics page may be
@@ -210,7 +216,8 @@ class FrontProcess:
 
 
 class DividedHandler:
-    """Generations are served here; all other paths are forwarded, so that every front gives the same answer."""
+    """Generations, and what is in the store, are served here; all other paths are forwarded, so that every front gives
+    the same answer."""
 
     def __init__(self, front: ApiFront, dispatcher: RemoteDispatcher, tell_counts: Callable[[], None]) -> None:
         self._front = front
@@ -218,7 +225,7 @@ class DividedHandler:
         self._tell_counts = tell_counts
 
     async def __call__(self, request: Request, exchange: ApiExchange) -> None:
-        if request.path in OWN_PATHS:
+        if request.path in OWN_PATHS or request.path.startswith(OWN_ITEMS):
             await self._front(request, exchange)
             return
         exchange.request_id = self._front.request_id_of(request)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from slipstream.kv_transfer.api.ticket import PeerId
-from slipstream.router.protocol.generation import Deadline, GenerateRequest, Levels, Phase, Usage
+from slipstream.router.protocol.generation import BACKGROUND_PRIORITY, Deadline, GenerateRequest, Levels, Phase, Usage
 from slipstream.router.protocol.messages import EngineRequest
 from slipstream.router.registry.worker_registry import WorkerState
 from slipstream.router.requests.history import RequestRecord, Sampling, Timeline
@@ -62,6 +62,10 @@ class RequestState:
     def __post_init__(self) -> None:
         self.request_id = self.request.request_id
         self.num_prompt_tokens = len(self.prompt_ids) // 4
+
+    @property
+    def is_background(self) -> bool:
+        return self.request.priority == BACKGROUND_PRIORITY
 
     @staticmethod
     def of(request: GenerateRequest, prompt_ids: bytes, levels: Levels, deadline: Deadline, now: float) -> RequestState:

@@ -20,6 +20,7 @@ from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.catalog.model_outputs import ModelOutputs
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.router_config import ApiConfig, HttpConfig, RouterConfig
+from slipstream.router.config.store_config import StoreConfig
 from slipstream.router.frontends.front import Front
 from slipstream.router.http.server import HttpServer
 from slipstream.router.model_files.sampling_defaults import PLAIN, SamplingDefaults
@@ -251,6 +252,7 @@ def say(tokenizer: Tokenizer, text: str, **fields: object) -> Callable[[Generate
 
 API = ApiConfig()
 HTTP = HttpConfig(port=0)
+NO_STORE = StoreConfig(enabled=False)
 
 
 @contextlib.asynccontextmanager
@@ -263,10 +265,12 @@ async def front(
     model_dir: Path = MODEL_DIR,
     defaults: SamplingDefaults = PLAIN,
     parsers: ParserNames = DETECTED,
+    store: StoreConfig = NO_STORE,
     **script: object,
 ) -> AsyncIterator[FrontUnderTest]:
     """A front whose cluster says `text`. `chat_template` replaces the model's."""
-    with ThreadPoolExecutor(1) as pool:
+    async with contextlib.AsyncExitStack() as cleanup:
+        pool = cleanup.enter_context(ThreadPoolExecutor(1))
         files = TokenizerFiles.read(model_dir)
         tokenizer = Tokenizer(replace(files, chat_template=chat_template or files.chat_template), pool)
         service = FakeService(say(tokenizer, text, **script))
@@ -276,8 +280,9 @@ async def front(
             service,
             lambda *_: under_test.unready,
             lambda: under_test.server.num_connections,
-            RouterConfig(http, api=api),
+            RouterConfig(http, api=api, store=store),
         )
+        await handler.open(cleanup)
         server = HttpServer(http, handler, ExchangeContext)
         port = await server.start()
         under_test = FrontUnderTest(service, tokenizer, server, port)
