@@ -35,11 +35,12 @@ router/observability/explain router/observability/tracing router/observability
 router/text/template router/text
 router/parsers/description router/parsers/formats router/parsers/readers
 router/parsers/grammar router/parsers router/catalog
-router/placement/policies router/placement router/placement/prefix
+router/placement/policies router/placement router/placement/prefix router/placement/retention
 router/page_budget router/dispatch/queue router/dispatch/table router/dispatch/migration router/dispatch/mirror
 router/dispatch
-router/beam_search router/api router/api/openai/answer router/api/openai/body router/api/openai router/api/openai/files
-router/api/openai/batches router/api/admin
+router/beam_search router/api router/api/openai/answer router/api/openai/body router/api/openai
+router/api/openai/responses/body router/api/openai/responses/answer router/api/openai/responses
+router/api/openai/files router/api/openai/batches router/api/admin
 router/api/pages
 router/frontends router
 
@@ -51,7 +52,7 @@ workers/models
 workers/engine/limits workers/engine/structured_output workers/engine/processors workers/engine/plan
 workers/engine/sampling
 workers/engine/execution workers/engine/execution/gpu
-workers/interface workers/engine/kv_cache workers/engine/scheduling workers/engine
+workers/interface workers/retention workers/engine/kv_cache workers/engine/scheduling workers/engine
 workers/process workers/transfers workers/telemetry workers/group workers/roles workers workers/mock/script
 workers/mock
 
@@ -60,7 +61,7 @@ cluster/repository
 cluster/planner/model cluster/planner cluster/planner/shared cluster/config/loading cluster/ray
 cluster/admin_api/client cluster/update cluster/admin_api cluster/sizing
 cluster/supervisor/members cluster/supervisor cluster/models cluster/driver cluster/commands
-cluster/tools/workload cluster/tools/report
+cluster/tools/workload cluster/tools/report cluster/tools/batch
 cluster/tools/bench/client cluster/tools/bench/load cluster/tools/sim/hardware cluster/tools/bench/profiling
 cluster/tools/bench cluster/tools/sim/engine cluster/tools/sim/worker cluster/tools/sim cluster/tools/plan cluster
 """

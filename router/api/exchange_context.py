@@ -11,10 +11,11 @@ from slipstream.router.observability.tracing.request_trace import RequestTrace
 
 class ExchangeContext:
     """Of one exchange. `trace` is set if the request is traced; `trace_id` is the caller's, or the one that it was
-    given. `checkpoint` is what its answer leaves for a router that may have to go on with it. What `is_background`, a
-    line of a batch, waits behind all requests of clients, whatever priority it asks for."""
+    given. `session` is the name of its conversation, if a header has one. `checkpoint` is what its answer leaves for a
+    router that may have to go on with it. What `is_background`, a line of a batch, waits behind all requests of
+    clients, whatever priority it asks for."""
 
-    __slots__ = ("caller", "checkpoint", "is_background", "trace", "trace_id")
+    __slots__ = ("caller", "checkpoint", "is_background", "session", "trace", "trace_id")
 
     def __init__(self, checkpoint: StreamCheckpoint = NO_CHECKPOINT, *, is_background: bool = False) -> None:
         self.checkpoint = checkpoint
@@ -22,6 +23,7 @@ class ExchangeContext:
         self.caller: Caller = ANYBODY
         self.trace: RequestTrace | None = None
         self.trace_id = ""
+        self.session = ""
 
 
 ApiExchange = Exchange[ExchangeContext]

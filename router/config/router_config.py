@@ -224,6 +224,23 @@ class MigrationConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class RetentionConfig:
+    """How long workers keep the KV of conversations that wait for a tool: for the time within which they come back,
+    learned by tool and tenant, at most `max_keep_s`; where a client asks for a time, at most `max_pin_s`."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
+    enabled: bool = True
+    max_keep_s: float = 600.0
+    max_pin_s: float = 3600.0
+
+    def __post_init__(self) -> None:
+        for key in ("max_keep_s", "max_pin_s"):
+            if not 0 <= getattr(self, key) < float("inf"):
+                raise ValueError(f"{key} must be finite and not negative, got {getattr(self, key)}")
+
+
+@dataclass(frozen=True, slots=True)
 class DispatchConfig:
     """How requests are queued and placed. `policy` says how a request's workers are chosen. `local_prefill_max_tokens`
     overrules any policy: prompts with at most that many uncached tokens are prefilled on the decode worker, longer ones
@@ -246,6 +263,7 @@ class DispatchConfig:
     strict_slo: bool = False  # refuse every request whose `slo.ttft_ms` cannot be met, not only those that ask for that
     max_queued_per_tenant: int | None = None  # None: half of max_queued_requests for each named tenant
     versions: VersionsConfig = field(default_factory=VersionsConfig)
+    retention: RetentionConfig = field(default_factory=RetentionConfig)
 
     def __post_init__(self) -> None:
         line, per_tenant = self.local_prefill_max_tokens, self.max_queued_per_tenant

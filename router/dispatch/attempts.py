@@ -11,6 +11,7 @@ from slipstream.router.dispatch.table.request_table import RequestTable
 from slipstream.router.placement.placer import Placer
 from slipstream.router.placement.prefix.index import PrefixIndex
 from slipstream.router.placement.prefix.sessions import Sessions
+from slipstream.router.placement.retention.session_retention import SessionRetention
 from slipstream.router.protocol.generation import GenerationError
 from slipstream.router.protocol.messages import (
     Failed,
@@ -36,13 +37,20 @@ class AttemptFlow:
     """Moves requests in the table from one state to the next."""
 
     def __init__(
-        self, table: RequestTable, placer: Placer, index: PrefixIndex, sessions: Sessions, links: Links
+        self,
+        table: RequestTable,
+        placer: Placer,
+        index: PrefixIndex,
+        sessions: Sessions,
+        retention: SessionRetention,
+        links: Links,
     ) -> None:
         self._table = table
         self._links = links
         self._placer = placer
         self._index = index
         self._sessions = sessions
+        self._retention = retention
 
     def start(self, state: RequestState, placement: Placement, now: float) -> None:
         """Begins an attempt with the first message that spends credits: Generate (local) or Reserve (remote)."""
@@ -60,6 +68,9 @@ class AttemptFlow:
         charge = decode_charge(decode, num_tokens, state.most_tokens)
         if group is None:
             charge = charge._replace(tokens=num_tokens - placed.decode_cached_tokens)
+        if state.request.retention is not None:
+            for worker, message in self._retention.begin(state, (decode,) if group is None else (decode, group)):
+                self._table.send(worker, message)
         seq = decode.ledger.spend(charge)
         if group is None:
             self._table.send(decode, Generate(seq, state.engine_request()))

@@ -13,7 +13,7 @@ The rules are in docs/design/attempts.md and admission.md. The parts, in the ord
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 from slipstream.kv_transfer.api.ticket import PeerId
@@ -36,6 +36,7 @@ from slipstream.router.placement.placer import Placer
 from slipstream.router.placement.prefix.holder import BlockEventError
 from slipstream.router.placement.prefix.index import NamePages, PrefixIndex
 from slipstream.router.placement.prefix.sessions import Sessions
+from slipstream.router.placement.retention.session_retention import SessionRetention
 from slipstream.router.protocol.generation import EarlyEnd, GenerateRequest, GenerationError
 from slipstream.router.protocol.messages import (
     BlocksChanged,
@@ -75,10 +76,11 @@ class Dispatcher:
         versions = self.versions = Versions(config.versions, registry)
         index = self._index = PrefixIndex(name_pages=name_pages)
         self.history = history if history is not None else History(HISTORY_REQUESTS)
-        table = self._table = RequestTable(config, self.history, versions, index)
+        retention = self._retention = SessionRetention(config.retention, registry, index, self.history)
+        table = self._table = RequestTable(config, self.history, versions, index, retention)
         sessions = Sessions()
         self._placer = Placer(config, registry, index, sessions, table.placed)
-        self._attempts = AttemptFlow(table, self._placer, index, sessions, registry.links)
+        self._attempts = AttemptFlow(table, self._placer, index, sessions, retention, registry.links)
         migration_requests = self._migration_requests = MigrationRequests()
         migration_flow = self._migration_flow = MigrationFlow(
             config.migration, registry, table, index, sessions, migration_requests
@@ -141,6 +143,13 @@ class Dispatcher:
             self._table.finish(state, now, reason)
         return self._settle(now)
 
+    def turn_over(self, request_id: str, tools: Sequence[str], now: float) -> list[Action]:
+        """The answer of a request that came with a `Retention`, and has ended, calls these tools. Workers are told for
+        how long to keep its pages. Unknown ids are ignored."""
+        for worker, message in self._retention.turn_over(request_id, tools, now):
+            self._table.send(worker, message)
+        return self._take_actions()
+
     def finish_all(self, error: GenerationError, now: float) -> list[Action]:
         """Ends all requests, because the router is shutting down."""
         for state in list(self._table):
@@ -160,6 +169,7 @@ class Dispatcher:
         self.slo, self._local_prefill_max_tokens = config.slo, config.local_prefill_max_tokens
         self._table.follow(config)
         self._placer.follow(config)
+        self._retention.follow(config.retention)
         return self._settle(now)
 
     def set_split(self, split: Mapping[str, float] | None, now: float) -> list[Action]:

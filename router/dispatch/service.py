@@ -262,6 +262,13 @@ class GenerationService:
         if model is not None:
             self._perform(model, model.dispatcher.cancel(request_id, time.monotonic(), reason))
 
+    def turn_over(self, model: str, request_id: str, tools: Sequence[str]) -> None:
+        """The answer of a request that came with a `Retention`, and has ended, calls these tools. Unknown ids and
+        models are ignored."""
+        found = self._models.get(model)
+        if found is not None:
+            self._perform(found, found.dispatcher.turn_over(request_id, tools, time.monotonic()))
+
     def migrate(self, request_id: str, to: str | None = None) -> None:
         """Moves a running request to another decode worker, once there is room. Unknown ids and workers are ignored."""
         model, peer = self._model_of(request_id), None if to is None else self.worker_port.peer_named(to)

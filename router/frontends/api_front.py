@@ -19,7 +19,11 @@ from slipstream.router.api.openai.batches.line_server import RoutedLines
 from slipstream.router.api.openai.files.files_api import FilesApi
 from slipstream.router.api.openai.generation_flow import GenerationFlow, SubmitService
 from slipstream.router.api.openai.openai_api import OpenAiApi
+from slipstream.router.api.openai.responses.conversations_api import ConversationsApi
+from slipstream.router.api.openai.responses.response_store import ResponseStore
+from slipstream.router.api.openai.responses.responses_api import ResponsesApi
 from slipstream.router.api.pages.pages import PAGE_PATHS
+from slipstream.router.api.session_headers import session_in
 from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.router_config import RouterConfig
@@ -62,6 +66,9 @@ class ApiFront:
         self._routes = ApiRoutes()
         flow = GenerationFlow(catalog, service, self._metrics, self._access, config.api, http.sse_ping_s)
         OpenAiApi(flow, catalog, service, self._access).add_to(self._routes)
+        responses = ResponseStore(self.store)
+        ResponsesApi(flow, responses).add_to(self._routes)
+        ConversationsApi(flow.bodies, responses).add_to(self._routes)
         lines = RoutedLines(self._routes, self._access.keys)
         self.batches = BatchRunner(self.store, lines, config.batches, self._metrics.batch_lines)
         FilesApi(self.store).add_to(self._routes)
@@ -130,6 +137,7 @@ class ApiFront:
         exchange.request_id = self.request_id_of(request)
         context = exchange.context
         self._begin_trace(request, context)
+        context.session = session_in(request.headers)
         status = 500
         try:
             if not is_open and request.method != "OPTIONS":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from slipstream.router.access.access import Access, Permit
@@ -30,6 +30,7 @@ from slipstream.router.frontends.front_messages import (
     Refused,
     Settle,
     Submit,
+    TurnOver,
 )
 from slipstream.router.frontends.remote_service import NO_USAGE
 from slipstream.router.frontends.tally import FrontTally
@@ -53,6 +54,7 @@ class RelayService(Protocol):
     def relay(self, request: GenerateRequest, receiver_of: Callable[[RequestRecord], R]) -> R: ...
     def cancel(self, request_id: str, reason: EarlyEnd = "abort") -> None: ...
     def note_refused(self, refused: RejectedRequest) -> None: ...
+    def turn_over(self, model: str, request_id: str, tools: Sequence[str]) -> None: ...
 
 
 class RelayedRequest:
@@ -123,6 +125,8 @@ class FrontLink:
                 self._enter(message)
             case Settle():
                 self._settle(message)
+            case TurnOver(model, request_id, tools):
+                self._service.turn_over(model, request_id, tools)
             case Refused(pickled):
                 self._service.note_refused(pickle.loads(pickled))
             case Counts(counts, num_connections):

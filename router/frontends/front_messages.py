@@ -4,6 +4,7 @@
       <----------- Begin -------------          once: what to serve, and where
       ------------ Listening --------->
       ------------ Submit ------------>  ... Output(emitted, ended), many to a message
+      ------------ TurnOver ---------->          which tools an answer calls
       ------------ Enter ------------->  Entered          limits of API keys, counted here alone
       ------------ Settle, Counts ---->
       ------------ Refused ----------->          by a limit, or before it was submitted
@@ -29,6 +30,7 @@ from slipstream.router.protocol.generation import (
     GenerationError,
     GenerationFinish,
     Resumed,
+    Retention,
     Slo,
 )
 from slipstream.router.protocol.messages import SamplingParams, TokenLogprob
@@ -69,6 +71,7 @@ class Submit:
     model: str
     versions: tuple[str, ...]
     replaces: str
+    retention: Retention | None
 
     @classmethod
     def of(cls, request: GenerateRequest, number: int) -> Submit:
@@ -83,6 +86,15 @@ class Submit:
 class CancelRequest:
     number: int
     reason: EarlyEnd = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class TurnOver:
+    """The answer of a request that has ended, which came with a `Retention`, calls these tools."""
+
+    model: str
+    request_id: str
+    tools: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +297,9 @@ class DrainFront:
     deadline_s: float
 
 
-FrontMessage = Listening | Submit | CancelRequest | Enter | Settle | Counts | Ask | Forget | Refused | ModelLoaded
+FrontMessage = (
+    Listening | Submit | CancelRequest | Enter | Settle | Counts | Ask | Forget | Refused | ModelLoaded | TurnOver
+)
 ModelChange = LoadModel | NameModel | RemoveModel
 DispatcherMessage = Begin | ServedLimits | ModelChange | TakeOver | Output | Entered | FrontAnswer | Leave | DrainFront
 
@@ -301,6 +315,7 @@ FRONTS = Vocabulary(
         Forget: 8,
         Refused: 9,
         ModelLoaded: 10,
+        TurnOver: 11,
         Begin: 32,
         ServedLimits: 33,
         Output: 34,

@@ -58,10 +58,10 @@ from slipstream.router.text.encoding import encode_pool
 OWN_PATHS = frozenset(
     {
         *("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/health/live"),
-        *("/v1/files", "/v1/batches"),
+        *("/v1/responses", "/v1/conversations", "/v1/files", "/v1/batches"),
     }
 )
-OWN_ITEMS = ("/v1/files/", "/v1/batches/")  # and everything below them
+OWN_ITEMS = ("/v1/responses/", "/v1/conversations/", "/v1/files/", "/v1/batches/")  # and everything below them
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # that may be repeated
 HEARTBEAT_S = 1.0  # after which counts are sent again even if they have not changed
 TELL_COUNTS_S = 0.2  # how old the counts of a front on the metrics page may be

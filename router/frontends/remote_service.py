@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import pickle
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -29,6 +29,7 @@ from slipstream.router.frontends.front_messages import (
     ServedLimits,
     Settle,
     Submit,
+    TurnOver,
 )
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
@@ -125,6 +126,11 @@ class RemoteDispatcher:
         """The dispatcher's process explains it, as all requests."""
         if not self._is_lost:
             self._send(Refused(pickle.dumps(refused)))
+
+    def turn_over(self, model: str, request_id: str, tools: Sequence[str]) -> None:
+        """Which tools an answer calls. Nothing is kept of it if the dispatcher has ended."""
+        if not self._is_lost:
+            self._send(TurnOver(model, request_id, tuple(tools)))
 
     def _cancel(self, number: int, reason: EarlyEnd) -> None:
         running = self._running.pop(number, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slipstream.router.parsers.channels_reader import ChannelsReader
@@ -45,6 +45,11 @@ class OutputParser:
     def has_calls(self) -> bool:
         """Whether the output has calls, none of which is cut off."""
         return 0 < self._output.num_calls == self._output.num_begun
+
+    @property
+    def call_names(self) -> Sequence[str]:
+        """The tools that calls were begun of, in order."""
+        return self._output.call_names
 
     @property
     def is_over(self) -> bool:

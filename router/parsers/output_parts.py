@@ -64,9 +64,14 @@ class OutputParts:
         self.content = TextWriter(lambda text: self.events.add_text(ContentDelta, text))
         self.reasoning = TextWriter(lambda text: self.events.add_text(ReasoningDelta, text))
         self.in_reasoning = False
-        self.num_begun = 0
+        self.call_names: list[str] = []
         self.num_calls = 0  # complete
         self._max_calls = max_calls
+
+    @property
+    def num_begun(self) -> int:
+        """Calls, complete or not."""
+        return len(self.call_names)
 
     @property
     def is_over(self) -> bool:
@@ -103,8 +108,8 @@ class CallWriter:
             raise MismatchError
         output.source.release()
         output.content.at_marker()
-        output.num_begun += 1
         name, call_id = (SURROGATES.sub("\ufffd", text) for text in (name, call_id))
+        output.call_names.append(name)
         output.events.add(CallBegin(self._index, name, call_id))
         self.parameters = output.tools.get(name)
         self.has_begun = True

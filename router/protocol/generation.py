@@ -66,6 +66,14 @@ class Resumed:
     version: str
 
 
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Another request that begins with the tokens of this one may follow: its answer may call tools, or the client
+    asks to keep its KV for `pinned_s` seconds (0: it does not)."""
+
+    pinned_s: float = 0.0
+
+
 class GenerateRequest(NamedTuple):
     """One generation: a prompt, sampling parameters, and the tenant.
 
@@ -103,6 +111,7 @@ class GenerateRequest(NamedTuple):
     model: str = ""
     versions: tuple[str, ...] = ()  # whose tokenizer made the prompt, where versions have several; (): any version
     replaces: str = ""  # the id of an ended request of the same answer, which this one displaces in the history
+    retention: Retention | None = None  # None: nothing is known that speaks for keeping its KV
 
     def packed_prompt(self) -> bytes:
         """The prompt as packed int32. Raises ValueError, TypeError or OverflowError if it is not a list of token

@@ -20,6 +20,7 @@ from slipstream.router.protocol.messages import (
 VERSION_OF_0_1_0 = 4
 NUM_TICKET_FIELDS = 10
 NUM_SAMPLING_FIELDS = 15
+NUM_REQUEST_FIELDS = 7
 
 
 def for_0_1_0(message: RouterMessage) -> RouterMessage:
@@ -50,4 +51,5 @@ def _known(request: EngineRequest) -> EngineRequest:
         sampling = sampling._replace(max_tokens=0)
     if sampling.grammar is not None and sampling.grammar.kind == "output":
         sampling = sampling._replace(grammar=None)
-    return request._replace(sampling=cast(SamplingParams, tuple(sampling)[:NUM_SAMPLING_FIELDS]))
+    known = request._replace(sampling=cast(SamplingParams, tuple(sampling)[:NUM_SAMPLING_FIELDS]))
+    return cast(EngineRequest, tuple(known)[:NUM_REQUEST_FIELDS])

@@ -81,6 +81,7 @@ TYPE_CODES: dict[type, int] = {
     messages.Postponed: 47,
     messages.PageLimit: 48,
     messages.ServiceLevel: 49,
+    messages.Retain: 50,
 }
 
 

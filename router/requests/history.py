@@ -90,6 +90,20 @@ class Sampling(NamedTuple):
         return Sampling(params.temperature, params.top_p, params.top_k, params.min_p, params.repetition_penalty)
 
 
+@dataclass(frozen=True, slots=True)
+class KeptPages:
+    """How long workers keep the pages of an ended request from `at_s` on, because its conversation will probably come
+    back: the share `return_share` of those that call this tool ("": that call none) does so by then. `is_pinned`: its
+    client has asked for that. 0 seconds: they are cached as any others."""
+
+    at_s: float
+    keep_s: float
+    num_tokens: int
+    tool: str
+    return_share: float
+    is_pinned: bool = False
+
+
 @dataclass(slots=True)
 class RequestRecord:
     """Everything that happened to one request. `output` is dropped at the request's end, so an old record holds no
@@ -119,6 +133,8 @@ class RequestRecord:
     num_events_left_out: int = 0  # dropped between the first MAX_EVENTS / 2 events and the rest
     num_full_decisions: int = 0
     num_retries: int = 0
+    continues: str = ""  # the request whose conversation it goes on with, as far as the router has noticed
+    kept: KeptPages | None = None
 
     def note(
         self,

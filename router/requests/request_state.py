@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.protocol.generation import BACKGROUND_PRIORITY, Deadline, GenerateRequest, Levels, Phase, Usage
-from slipstream.router.protocol.messages import EngineRequest
+from slipstream.router.protocol.messages import EngineRequest, RetentionHint
 from slipstream.router.registry.worker_registry import WorkerState
 from slipstream.router.requests.history import RequestRecord, Sampling, Timeline
 from slipstream.router.requests.migration import Migration
@@ -58,6 +58,7 @@ class RequestState:
     failed_on: set[PeerId] = field(default_factory=set)
     failed_versions: set[str] = field(default_factory=set)  # versions that may have been at fault for a failure
     forecast: OutputForecast = UNFORESEEN  # of the length of its answer, made on arrival
+    retention: RetentionHint | None = None  # what its workers are told about its pages
 
     def __post_init__(self) -> None:
         self.request_id = self.request.request_id
@@ -127,6 +128,7 @@ class RequestState:
             sampling=self.request.sampling,
             cache_salt=self.request.cache_salt,
             priority=self.request.priority,
+            retention=self.retention,
         )
 
     def enter(

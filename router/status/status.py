@@ -24,6 +24,11 @@ RetryCause = Literal[
 Outcome = Literal["stop", "length", "abort"] | ErrorKind
 
 
+# What became of a conversation after an answer: workers were told to keep its pages, or not to; it came back, or did
+# not within `paused_sessions.GONE_S`.
+SessionEvent = Literal["kept", "let_go", "returned", "gone"]
+
+
 @dataclass(slots=True)
 class Totals:
     """Counts since the router started. `rejections` counts requests that were refused, `finishes` those that were
@@ -43,6 +48,7 @@ class Totals:
     migrations: Counter[MigrationResult] = field(default_factory=Counter)
     migration_pauses: Pauses = field(default_factory=Pauses)
     num_rebalanced: int = 0  # migrations that were begun so that answers come faster
+    sessions: Counter[SessionEvent] = field(default_factory=Counter)
 
     def count_wait(self, priority: int, wait_s: float) -> None:
         self.num_placed[priority] += 1

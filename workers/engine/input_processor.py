@@ -79,6 +79,7 @@ class InputProcessor:
             bans=self._bans(params, tokens, len(prompt)),
             processors=self._row_processors(params, tokens, len(prompt)),
             ticket=ticket,
+            retention=request.retention,
         )
 
     def _grammar(self, params: SamplingParams, tokens: array[int], num_prompt: int) -> SequenceGrammar | None:

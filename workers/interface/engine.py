@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket
-from slipstream.router.protocol.messages import EngineRequest, Failed, StepTime, TokenChunk
+from slipstream.router.protocol.messages import EngineRequest, Failed, RetentionHint, StepTime, TokenChunk
 from slipstream.workers.interface.cache_changes import CacheChanges
 
 AttemptKey = tuple[str, int]  # (request_id, attempt)
@@ -85,10 +85,35 @@ class EngineStats:
     steps_by_size: tuple[tuple[str, int], ...]
 
 
+class RetentionTotals(Protocol):
+    """Pages: see `RetentionCounts`."""
+
+    num_held: int
+    hits: int
+    expired: int
+    displaced: int
+
+
+class HintedOrder(Protocol):
+    """What decides which cached pages are given up first, by the router's hints."""
+
+    @property
+    def counts(self) -> RetentionTotals: ...
+
+    def advance(self, now_s: float) -> None:
+        """It is so late now."""
+
+    def retain(self, request_id: str, hint: RetentionHint) -> None:
+        """A better hint about a request that has ended. Unknown ones are ignored."""
+
+
 class BlockSource(Protocol):
     """A prefix cache."""
 
     changes: CacheChanges
+
+    @property
+    def order(self) -> HintedOrder: ...
 
     def digests(self) -> Collection[bytes]:
         """The digests of all pages that can be found in the cache now."""
@@ -199,6 +224,9 @@ class Engine(Protocol):
 
 class EngineCounters(Protocol):
     """What an engine counts, for statistics."""
+
+    @property
+    def prefix_cache(self) -> BlockSource: ...
 
     def page_counts(self) -> dict[str, int]:
         """Number of pages by state. All but `free` and `cached` are in use."""

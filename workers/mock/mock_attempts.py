@@ -95,7 +95,8 @@ class MockAttempts:
     def remove(self, attempt: MockAttempt) -> None:
         """An attempt has ended here; its pages are given back."""
         del self._attempts[attempt.key]
-        self.pages.give_back(attempt.lease)
+        request = attempt.request
+        self.pages.give_back(attempt.lease, request.request_id, request.retention)
 
     def find_more(self, attempt: MockAttempt) -> None:
         """Looks into the prefix cache again, for prompts that were computed since the attempt came."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
+from slipstream.router.protocol.messages import RetentionHint
 from slipstream.workers.interface.cache_changes import CacheChanges
+from slipstream.workers.retention.eviction_order import EvictionOrder
 
 
 class PageChain(Protocol):
@@ -33,21 +34,23 @@ class Lease(Generic[Chain]):
 @dataclass(slots=True)
 class MockPages:
     """Counts pages like the engine's `PagePool`, but without page numbers. A known page that loses its last lease stays
-    known until its room is needed; the least recently used one goes first. Pages with equal content count once."""
+    known until its room is needed; which goes first, `order` decides. Pages with equal content count once."""
 
     num_pages: int
     limit: int = field(init=False)  # how many of them may be leased or known
     changes: CacheChanges = field(default_factory=CacheChanges)
     _num_private: int = 0
     _num_leases: dict[bytes, int] = field(default_factory=dict)  # of known pages that have any
-    _idle: OrderedDict[bytes, None] = field(default_factory=OrderedDict)  # least recently used first
+    order: EvictionOrder[bytes] = field(init=False)  # of known pages without a lease
 
     def __post_init__(self) -> None:
         self.limit = self.num_pages
+        self.order = EvictionOrder(self.num_pages)
 
     def set_limit(self, num_pages: int) -> None:
         """At most so many pages are leased or known from now on, as soon as those leased beyond it are given back."""
         self.limit = max(0, min(num_pages, self.num_pages))
+        self.order.set_capacity(self.limit)
         self._evict()
 
     @property
@@ -62,7 +65,7 @@ class MockPages:
     @property
     def num_cached(self) -> int:
         """The number of known pages without a lease."""
-        return len(self._idle)
+        return len(self.order)
 
     @property
     def num_free(self) -> int:
@@ -70,7 +73,7 @@ class MockPages:
         return self.limit - self._num_private - len(self._num_leases)
 
     def digests(self) -> Collection[bytes]:
-        return [*self._num_leases, *self._idle]
+        return [*self._num_leases, *self.order.keys()]
 
     def take(self, chain: Chain | None, num_pages: int, max_shared: int) -> Lease[Chain] | None:
         """A lease of so many pages, of which at most `max_shared` may be found in the cache by the chain's digests;
@@ -105,7 +108,7 @@ class MockPages:
         if chain is None:
             return
         for digest in chain.digests[lease.num_known : num_full]:
-            if digest in self._num_leases or digest in self._idle:
+            if digest in self._num_leases or digest in self.order:
                 self._share(digest)
             elif self.num_used > self.limit:
                 return  # overdrawn: a real worker would not have this page
@@ -115,7 +118,8 @@ class MockPages:
             self._num_private -= 1
             lease.num_known += 1
 
-    def give_back(self, lease: Lease[Chain]) -> None:
+    def give_back(self, lease: Lease[Chain], request_id: str = "", hint: RetentionHint | None = None) -> None:
+        """The hint is that of the request, if it has ended."""
         self._num_private -= lease.num_pages - lease.num_known
         if lease.chain is not None:
             for digest in reversed(lease.chain.digests[: lease.num_known]):
@@ -124,7 +128,9 @@ class MockPages:
                     self._num_leases[digest] = num_left
                 else:
                     del self._num_leases[digest]
-                    self._idle[digest] = None
+                    self.order.idle(digest)
+            if hint is not None:
+                self.order.hold(request_id, lease.chain.digests[: lease.num_known], hint)
         lease.num_pages = lease.num_known = 0
         self._evict()  # if more is leased than there is, less can stay known
 
@@ -132,16 +138,16 @@ class MockPages:
         """The known pages of a chain, from number `first` up to `end` or the first one that is unknown."""
         digests = chain.digests[first:end] if chain is not None else []
         for at, digest in enumerate(digests):
-            if digest not in self._num_leases and digest not in self._idle:
+            if digest not in self._num_leases and digest not in self.order:
                 return digests[:at]
         return digests
 
     def _evict(self) -> None:
-        while self._idle and self.num_used + len(self._idle) > self.limit:
-            self.changes.remove(self._idle.popitem(last=False)[0])
+        while self.order and self.num_used + len(self.order) > self.limit:
+            self.changes.remove(self.order.pop())
 
     def _share(self, digest: bytes) -> None:
         num_leases = self._num_leases.get(digest, 0)
         if not num_leases:
-            del self._idle[digest]
+            self.order.busy(digest)
         self._num_leases[digest] = num_leases + 1

@@ -28,6 +28,7 @@ from slipstream.router.protocol.messages import (
     Prefill,
     Reserve,
     ResyncBlocks,
+    Retain,
     RouterMessage,
     WorkerMessage,
 )
@@ -106,7 +107,10 @@ class WorkerProtocol:
 
     def handle(self, message: RouterMessage, now_s: float) -> Sequence[WorkerMessage]:
         """A message of the router. Those about the connection itself (Welcome, Ping, ...) are the driver's."""
+        self.engine.prefix_cache.order.advance(now_s)
         match message:
+            case Retain(request_id, retention):
+                self.engine.prefix_cache.order.retain(request_id, retention)
             case ResyncBlocks():
                 self.blocks.resync()
             case PageLimit(seq, num_pages):
@@ -160,6 +164,7 @@ class WorkerProtocol:
     def news(self, now_s: float) -> list[WorkerMessage]:
         """What is to be reported after a step, or after messages if there is none: credits, changes of the prefix
         cache, pages held and statistics."""
+        self.engine.prefix_cache.order.advance(now_s)
         out: list[WorkerMessage] = []
         credits = self.count_credits()
         if credits != self._credits:

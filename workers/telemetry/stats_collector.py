@@ -22,7 +22,9 @@ class StatsCollector:
     `prefix_cache_queries` and `prefix_cache_hits` (tokens looked up and found); of hand-offs that have ended on all
     ranks `kv_transfers`, `kv_transfers_failed`, `kv_transfers_cancelled`, `kv_transfer_seconds` and
     `kv_transfer_bytes_sent` or `_received`; `kv_transfer_checksum_failures` in messages. `leases_held` are the
-    hand-offs under way now. With expert parallelism, `expert_imbalance` is that of `ExpertLoad`.
+    hand-offs under way now. `retained_pages` are held now for conversations that will probably come back; of such pages
+    `retained_pages_used` were used by a request, `retained_pages_expired` were not before their time was over, and
+    `retained_pages_displaced` had to make room. With expert parallelism, `expert_imbalance` is that of `ExpertLoad`.
     """
 
     engine: EngineCounters
@@ -70,7 +72,7 @@ class StatsCollector:
         return self._last_at_s + self.interval_s if self._is_stale else None
 
     def _take(self, pages: dict[str, int]) -> Stats:
-        engine = self.engine.stats()
+        engine, retained = self.engine.stats(), self.engine.prefix_cache.order.counts
         counters = {
             "steps": engine.total_steps,
             "computed_tokens": engine.total_computed_tokens,
@@ -84,6 +86,10 @@ class StatsCollector:
             "kv_transfer_seconds": self._seconds,
             "kv_transfer_checksum_failures": self.transfers.total_checksum_failures,
             "leases_held": self.transfers.num_active,
+            "retained_pages": retained.num_held,
+            "retained_pages_used": retained.hits,
+            "retained_pages_expired": retained.expired,
+            "retained_pages_displaced": retained.displaced,
         }
         if self.expert_load is not None:
             counters["expert_imbalance"] = self.expert_load.imbalance()

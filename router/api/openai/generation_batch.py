@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from slipstream.router.access.caller import Caller
 from slipstream.router.access.usage import UsageCounts
+from slipstream.router.api.openai.answer.answer import AnswerKeeper
 from slipstream.router.api.openai.answer.choice import Choice
 from slipstream.router.api.openai.answer.formats import AnswerFormat, AnswerHead
-from slipstream.router.api.openai.answer.output import ChoiceOutput
+from slipstream.router.api.openai.answer.output import ChoiceOutput, Events
 from slipstream.router.api.openai.answer.output_text import OutputText
-from slipstream.router.api.openai.answer.parsed_output import OutputReading
 from slipstream.router.api.openai.body.schema import ChatRequest, GenerationFields
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.observability.tracing.request_trace import Value
@@ -47,14 +47,11 @@ class ReceivedRequest(NamedTuple):
     head: AnswerHead
     seed: int
     versions: tuple[str, ...] = ()
+    session: str = ""  # the conversation, in a form that no other tenant can produce
 
     @property
     def tenant(self) -> str:
         return self.caller.tenant(self.body.user or "")
-
-    @property
-    def session(self) -> str:
-        return self.caller.own(self.body.session_id) if self.body.session_id else ""
 
     def refused(self, num_prompt_tokens: int, error: GenerationError, now: float) -> RejectedRequest:
         """Its record if it is refused before it could be submitted."""
@@ -78,16 +75,26 @@ class ReceivedRequest(NamedTuple):
         )
 
 
+class Reading(Protocol):
+    """How outputs are read. `pieces` shows the tokens as they are read."""
+
+    @property
+    def pieces(self) -> PieceTable: ...
+    def output(self, stops: Sequence[str], include_stop: bool, min_tokens: int) -> ChoiceOutput[Events]: ...
+
+
 class GenerationBatch:
     """A request that passed its checks: each of its `prompts` is to be continued `choices_per_prompt` times, by as many
     beams if it is a search. `answer_id` is the id in the body of its answer; `prompt_param` is the field that its
-    prompts came in. Outputs are text by `pieces`, or events where they are read (`reading`)."""
+    prompts came in. Outputs are text by `pieces`, or events where they are read (`reading`). A `keeper` stores the
+    answer."""
 
     __slots__ = (
         "answer_id",
         "body",
         "choices_per_prompt",
         "form",
+        "keeper",
         "num_choices",
         "num_prompt_tokens",
         "pieces",
@@ -104,7 +111,8 @@ class GenerationBatch:
         prompt_param: str,
         form: AnswerFormat[Any],
         pieces: PieceTable,
-        reading: OutputReading | None = None,
+        reading: Reading | None = None,
+        keeper: AnswerKeeper | None = None,
     ) -> None:
         self.received = received
         self.body = received.body
@@ -112,6 +120,7 @@ class GenerationBatch:
         self.prompts = prompts
         self.pieces = pieces
         self.reading = reading
+        self.keeper = keeper
         self.prompt_param = prompt_param
         self.form = form
         self.choices_per_prompt = received.body.candidates_per_prompt

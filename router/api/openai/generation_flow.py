@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from slipstream.router.access.access import Access, Permit
@@ -51,6 +51,7 @@ class SubmitService(ModelStatus, Protocol):
 
     def submit(self, request: GenerateRequest) -> GenerationStream: ...
     def note_refused(self, refused: RejectedRequest) -> None: ...
+    def turn_over(self, model: str, request_id: str, tools: Sequence[str]) -> None: ...
 
 
 class GenerationFlow:
@@ -93,7 +94,8 @@ class GenerationFlow:
     def received(self, body: GenerationFields, exchange: ApiExchange, arrived_s: float, prefix: str) -> ReceivedRequest:
         """The request as it arrived. Raises HttpError if there is no such model or the caller may not use it."""
         context = exchange.context
-        session = context.caller.own(body.session_id) if body.session_id else ""
+        session = body.conversation or context.session
+        session = context.caller.own(session) if session else ""
         model, version, versions = self.lookup.of_generation(body.model, body.priority or 0, context, session)
         identity = context.checkpoint.identity(ModelId(model.name, version))
         answer_id = f"{prefix}{identity.number:032x}"
@@ -110,6 +112,7 @@ class GenerationFlow:
             head,
             identity.seed,
             versions,
+            session,
         )
 
     async def serve(
@@ -189,6 +192,7 @@ class GenerationFlow:
                 prompt_param=batch.prompt_param,
                 explains=bool(body.explain),
                 num_best=batch.num_best,
+                keeper=batch.keeper,
             )
             if body.stream:
                 await answer.send_stream(exchange, body.wants_usage_so_far, self._ping_s)
@@ -199,10 +203,20 @@ class GenerationFlow:
                 choice.stream.cancel()  # ends what still runs if we left early
             for choice in choices:
                 choice.record_end()
+            if body.retention is not None:
+                self._tell_calls(choices, batch)
             self._access.settle(permit, used_by(choices, batch))
             if exchange.context.trace is not None:
                 records = [choice.stream.record for choice in choices]
                 exchange.context.trace.answered(records, span_attributes(batch), reasons_of(choices))
+
+    def _tell_calls(self, choices: Sequence[Choice[Any]], batch: GenerationBatch) -> None:
+        """Which tools the answers call: by that it is predicted when their conversation comes back."""
+        for choice in choices:
+            if choice.reason is not None:
+                request_id = batch.ids_of(choice.index)[0]
+                tools = choice.output.call_names if choice.reason == "tool_calls" else ()
+                self._service.turn_over(batch.received.model.name, request_id, tools)
 
     def _submit(self, batch: GenerationBatch, index: int, exchange: ApiExchange, counts: ModelCounts) -> Choice[Any]:
         """Queue one choice. Raises HttpError if it is not admitted."""
@@ -254,4 +268,5 @@ class GenerationFlow:
             resumed=exchange.context.checkpoint.resumed(index),
             model=received.model.name,
             versions=received.versions,
+            retention=body.retention,
         )

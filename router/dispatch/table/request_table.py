@@ -20,6 +20,7 @@ from slipstream.router.dispatch.table.versions import Versions
 from slipstream.router.placement import output_forecasts
 from slipstream.router.placement.placed_request import PlacedRequests
 from slipstream.router.placement.prefix.index import PrefixIndex
+from slipstream.router.placement.retention.session_retention import SessionRetention
 from slipstream.router.protocol.generation import (
     AdmissionError,
     Deadline,
@@ -47,9 +48,17 @@ MAX_REFUSALS = 64
 class RequestTable:
     """`actions` collects the actions in order, until the dispatcher returns them to its shell."""
 
-    def __init__(self, config: DispatchConfig, history: History, versions: Versions, index: PrefixIndex) -> None:
+    def __init__(
+        self,
+        config: DispatchConfig,
+        history: History,
+        versions: Versions,
+        index: PrefixIndex,
+        retention: SessionRetention,
+    ) -> None:
         self._config = config
         self._index = index
+        self._retention = retention
         self._versions = versions
         self._requests: dict[str, RequestState] = {}
         self.get: Callable[[str], RequestState | None] = self._requests.get  # called for every token
@@ -60,7 +69,7 @@ class RequestTable:
         self.queue = QueuesByVersion(config.ageing_s)
         self.placed = PlacedRequests()
         self.history = history
-        self.totals = Totals()
+        self.totals = Totals(sessions=retention.events)
         self.placement_rate = PlacementRate()
         self.outputs = OutputLengths()
         self.signals = RequestSignals()
@@ -111,6 +120,8 @@ class RequestTable:
         state.forecast = output_forecasts.forecast(self.outputs, state)
         first = self._requests.get(request.first_choice) if request.first_choice else None
         state.record.version = self._versions.choose(state, first.version if first is not None else None, now)
+        if request.retention is not None:
+            self._retention.arrived(state, now)
         self._requests[state.request_id] = state
         self.history.add(state.record, request.replaces)
         self.totals.num_prompt_tokens += state.num_prompt_tokens
@@ -265,6 +276,8 @@ class RequestTable:
     ) -> None:
         """The one place where a request ends."""
         request_id = state.request_id
+        if state.request.retention is not None:
+            self._retention.ended(state, now, is_whole=reason in ("stop", "length"))
         self._leave_workers(state, now, silent)
         if request_id in self.queue.waiting:
             self.queue.remove(request_id)

@@ -88,9 +88,34 @@ def explanation(record: RequestRecord, unix_offset_s: float) -> Json:
             }
             for event in record.events
         ],
+        "continues": record.continues or None,
+        "kept": kept(record),
         "num_events_left_out": record.num_events_left_out,
         "finish": None if record.finish is None else finish_json(record.finish),
         "story": record.lines(),
+    }
+
+
+def kept(record: RequestRecord) -> Json | None:
+    """For how long workers were told to keep its pages after its end, and why."""
+    pages = record.kept
+    if pages is None:
+        return None
+    if pages.is_pinned:
+        why = f"the client asks for {pages.keep_s:g} s"
+    else:
+        after = f"a call of {pages.tool}" if pages.tool else "an answer without a call"
+        why = f"after {after}, {pages.return_share:.0%} come back within {pages.keep_s:.3g} s"
+        if not pages.keep_s:
+            why = f"after {after}, too few come back in time"
+    return {
+        "num_tokens": pages.num_tokens,
+        "until_s": since(record.timeline.queued, pages.at_s + pages.keep_s),
+        "keep_s": pages.keep_s,
+        "tool": pages.tool or None,
+        "return_share": pages.return_share,
+        "is_pinned": pages.is_pinned,
+        "why": why,
     }
 
 

@@ -212,6 +212,10 @@ class PrefixIndex:
             return next((at for at in range(most, 0, -1) if ids[at - 1] in held), 0) * block_tokens
         return bisect_left(range(most), True, key=lambda at: ids[at] not in held) * block_tokens
 
+    def blocks_of(self, state: RequestState) -> Sequence[int]:
+        """Ids of the full blocks of the request's prompt and its output so far; none where no worker caches any."""
+        return self._chain(state, state.num_tokens).ids if self._holders else ()
+
     @property
     def status(self) -> PrefixIndexStatus:
         """A copy of the counts."""

@@ -25,6 +25,7 @@ from slipstream.router.protocol.messages.attempts import (
     Prefill,
     Reserve,
     Reserved,
+    Retain,
     Start,
     StepOutput,
     TokenChunk,
@@ -62,6 +63,7 @@ from slipstream.router.protocol.messages.request import (
     GrammarKind,
     GrammarSpec,
     ProcessorCall,
+    RetentionHint,
     SamplingParams,
     pack_ids,
     unpack_ids,
@@ -106,6 +108,8 @@ __all__ = [
     "Reserved",
     "Resume",
     "ResyncBlocks",
+    "Retain",
+    "RetentionHint",
     "Role",
     "RouterMessage",
     "SamplingParams",
@@ -163,6 +167,7 @@ RouterMessage = (
     | Migrate
     | Resume
     | Cancel
+    | Retain
     | PeerLost
     | ResyncBlocks
     | Ping

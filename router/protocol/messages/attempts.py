@@ -12,7 +12,7 @@
       |------ Start --------------->|                   |
       |<----- HandedOff, StepOutput ...                 |
 
-`Cancel` drops an attempt at any time; `Failed` says that a worker has given it up.
+`Retain` may follow an end. `Cancel` drops an attempt at any time; `Failed` says that a worker has given it up.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId
-from slipstream.router.protocol.messages.request import EngineRequest
+from slipstream.router.protocol.messages.request import EngineRequest, RetentionHint
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 FaultKind = Literal["invalid_request", "logits_processor_failed"]
@@ -64,6 +64,14 @@ class Cancel(NamedTuple):
 
     request_id: str
     attempt: int
+
+
+class Retain(NamedTuple):
+    """The pages of a request that came with a hint, and has ended, are kept by this hint from now on. Unknown requests
+    are ignored: their pages may have gone."""
+
+    request_id: str
+    retention: RetentionHint
 
 
 class Reserved(NamedTuple):

@@ -10,6 +10,7 @@ from slipstream.router.dispatch.table.actions import Finish
 from slipstream.router.dispatch.table.request_table import RequestTable
 from slipstream.router.dispatch.table.versions import Versions
 from slipstream.router.placement.prefix.index import PrefixIndex
+from slipstream.router.placement.retention.session_retention import SessionRetention
 from slipstream.router.protocol.generation import (
     AdmissionError,
     DeadlineUnreachableError,
@@ -231,7 +232,9 @@ def test_a_question_with_many_choices_does_not_hold_every_slot_while_others_wait
 
 def test_a_tenant_is_charged_what_its_answers_have_been_like_and_not_what_it_may_ask_for():
     config = DispatchConfig()
-    table = RequestTable(config, History(16), Versions(config.versions, WorkerRegistry()), PrefixIndex())
+    registry, index, history = WorkerRegistry(), PrefixIndex(), History(16)
+    retention = SessionRetention(config.retention, registry, index, history)
+    table = RequestTable(config, history, Versions(config.versions, registry), index, retention)
     for _ in range(200):
         table.outputs.learn("brief", 10, 8, is_whole=True)
     for tenant in ("brief", "unknown"):

@@ -24,6 +24,7 @@ from slipstream.router.protocol.messages import (
     PROTOCOL_VERSION,
     Adopt,
     Credits,
+    EngineRequest,
     Generate,
     GrammarKind,
     GrammarSpec,
@@ -82,7 +83,7 @@ def test_a_worker_of_0_1_0_gets_the_exact_fields_that_it_demands() -> None:
 def test_a_worker_of_0_1_0_refuses_a_request_that_it_would_answer_wrongly() -> None:
     message = sample(Generate)
     assert message.request.sampling.restrictions
-    assert for_0_1_0(message).request.sampling[0] == 0  # max_tokens
+    assert EngineRequest(*for_0_1_0(message).request).sampling[0] == 0  # max_tokens
 
 
 def test_a_worker_of_0_1_0_answers_freely_where_it_knows_no_such_grammar() -> None:
@@ -92,7 +93,7 @@ def test_a_worker_of_0_1_0_answers_freely_where_it_knows_no_such_grammar() -> No
         grammar = GrammarSpec(kind, "{}")
         sampling = message.request.sampling._replace(grammar=grammar)
         sent = for_0_1_0(message._replace(request=message.request._replace(sampling=sampling)))
-        assert SamplingParams(*sent.request.sampling).grammar == (grammar if is_kept else None)
+        assert SamplingParams(*EngineRequest(*sent.request).sampling).grammar == (grammar if is_kept else None)
 
 
 def unrestricted(message: Any) -> Any:

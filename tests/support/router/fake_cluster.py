@@ -15,10 +15,12 @@ import orjson
 import uvloop
 from openai import AsyncOpenAI
 
+from slipstream.router.access.access import Access
 from slipstream.router.api.exchange_context import ExchangeContext
 from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.catalog.model_outputs import ModelOutputs
 from slipstream.router.catalog.served_model import ServedModel
+from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.router_config import ApiConfig, HttpConfig, RouterConfig
 from slipstream.router.config.store_config import StoreConfig
 from slipstream.router.frontends.front import Front
@@ -252,7 +254,6 @@ def say(tokenizer: Tokenizer, text: str, **fields: object) -> Callable[[Generate
 
 API = ApiConfig()
 HTTP = HttpConfig(port=0)
-NO_STORE = StoreConfig(enabled=False)
 
 
 @contextlib.asynccontextmanager
@@ -265,33 +266,44 @@ async def front(
     model_dir: Path = MODEL_DIR,
     defaults: SamplingDefaults = PLAIN,
     parsers: ParserNames = DETECTED,
-    store: StoreConfig = NO_STORE,
+    store: Path | StoreConfig | None = None,
+    keys: Path | None = None,
     **script: object,
 ) -> AsyncIterator[FrontUnderTest]:
-    """A front whose cluster says `text`. `chat_template` replaces the model's."""
-    async with contextlib.AsyncExitStack() as cleanup:
-        pool = cleanup.enter_context(ThreadPoolExecutor(1))
+    """A front whose cluster says `text`. `chat_template` replaces the model's. `store`: where it stores what it is to;
+    None: nowhere. `keys`: the file of the API keys."""
+    with ThreadPoolExecutor(1) as pool:
         files = TokenizerFiles.read(model_dir)
         tokenizer = Tokenizer(replace(files, chat_template=chat_template or files.chat_template), pool)
         service = FakeService(say(tokenizer, text, **script))
         under_test: FrontUnderTest
+        access = Access(AccessConfig(str(keys)) if keys is not None else None, pool)
+        access.open()
         handler = Front(
             Catalog.of([ServedModel(MODEL, tokenizer, defaults, outputs=ModelOutputs.of(tokenizer, {}, parsers))]),
             service,
             lambda *_: under_test.unready,
             lambda: under_test.server.num_connections,
-            RouterConfig(http, api=api, store=store),
+            RouterConfig(http, api=api, store=store_config(store)),
+            access,
         )
-        await handler.open(cleanup)
         server = HttpServer(http, handler, ExchangeContext)
         port = await server.start()
         under_test = FrontUnderTest(service, tokenizer, server, port)
+        cleanup = contextlib.AsyncExitStack()
+        await handler.open(cleanup)
         try:
             yield under_test
         finally:
             await server.stop()
+            await cleanup.aclose()
+            await access.close()
             assert all(stream.finish is not None for stream in service.streams.values()), "a stream was left running"
             await service.close()
+
+
+def store_config(store: Path | StoreConfig | None) -> StoreConfig:
+    return store if isinstance(store, StoreConfig) else StoreConfig(directory=None if store is None else str(store))
 
 
 @contextlib.asynccontextmanager

@@ -11,6 +11,7 @@ from slipstream.router.protocol.messages import EngineRequest, TokenChunk, unpac
 from slipstream.workers.interface.cache_changes import CacheChanges
 from slipstream.workers.interface.engine import AttemptKey, Capacity, EngineRequestError, PageUse, Reservation
 from slipstream.workers.interface.page_transfers import TransferOutcome
+from slipstream.workers.retention.eviction_order import EvictionOrder
 
 if TYPE_CHECKING:
     from tests.support.router.faulty_worker import FaultyWorker
@@ -58,6 +59,7 @@ class Sequence:
 @dataclass
 class EmptyCache:
     changes: CacheChanges = field(default_factory=CacheChanges)
+    order: EvictionOrder[bytes] = field(default_factory=EvictionOrder)
 
     def digests(self) -> Seq[bytes]:
         return ()

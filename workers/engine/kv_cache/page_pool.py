@@ -20,7 +20,9 @@ class PagePool:
     Pages are numbers `0 .. num_pages`; the KV itself is stored elsewhere. All page groups take theirs from here; a page
     belongs to a group for as long as it is owned or cached.
 
-    With a limit below `num_pages`, the others are withheld: free ones at once, then cached ones, oldest first, and
+    Which cached page is evicted is `PrefixCache.order`'s to say.
+
+    With a limit below `num_pages`, the others are withheld: free ones at once, then cached ones, in that order, and
     those in use when their last owner gives them back.
 
         withhold    free | evicted | given back -> withheld, its memory to be returned -> withheld
@@ -32,7 +34,7 @@ class PagePool:
     def __init__(self, num_pages: int, num_groups: int = 1, followed: int = 0) -> None:
         self.num_pages = num_pages
         self._states = PageStates(num_pages)
-        self.cache = PrefixCache(num_groups, followed)
+        self.cache = PrefixCache(num_groups, followed, num_pages)
         self._free = list(range(num_pages - 1, -1, -1))  # a stack: recently freed (warm) pages first, then low numbers
         self._limit = num_pages
         self._withheld: set[int] = set()
@@ -72,6 +74,7 @@ class PagePool:
     def set_limit(self, num_pages: int) -> None:
         """At most so many pages are in use or cached from now on, as soon as those in use beyond it are given back."""
         self._limit = max(0, min(num_pages, self.num_pages))
+        self.cache.order.set_capacity(self._limit)
         if self._num_over > 0:
             self._shrink()
         elif self._num_over < 0:
@@ -161,8 +164,8 @@ class PagePool:
 
     def drop(self, page: int) -> None:
         """Remove an idle page from the prefix cache."""
-        self.cache.busy(page)
-        self._uncache(page)
+        self.cache.drop(page)
+        self._states.set_cached(page, False)
         if self._num_over > 0:
             self._withhold(page)
         else:
@@ -186,7 +189,7 @@ class PagePool:
             self._withhold(page)
         del self._free[:num_free]
         for _ in range(min(self._num_over, self.num_cached)):
-            page = self.cache.evict_oldest()
+            page = self.cache.evict()
             self._states.set_cached(page, False)
             self._withhold(page)
 
@@ -208,7 +211,7 @@ class PagePool:
         if self._free:
             page = self._free.pop()
         else:
-            page = self.cache.evict_oldest()
+            page = self.cache.evict()
             self._states.set_cached(page, False)
         self._states.own(page, owner)
         return page

@@ -9,12 +9,12 @@ the name of the model and a tenant's salt.
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from slipstream.router.protocol.block_hash import HashChain
 from slipstream.workers.interface.cache_changes import CacheChanges
+from slipstream.workers.retention.eviction_order import EvictionOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class CachedPage:
 
 
 class PrefixCache:
-    """Maps digests to pages, and knows which of the pages without owners was used least recently.
+    """Maps digests to pages, and knows which of the pages without owners is given up next (`order`).
 
     It does not count owners. `PagePool`, which does, calls `idle` when a known page loses its last owner, and `busy`
     when it gets one again. `changes` are what the worker reports to the router.
@@ -37,12 +37,12 @@ class PrefixCache:
     the pages of those that were kept, at some blocks, and the last of them is followed (see `StateCheckpoints`).
     """
 
-    def __init__(self, num_groups: int = 1, followed: int = 0) -> None:
+    def __init__(self, num_groups: int = 1, followed: int = 0, num_pages: int = 0) -> None:
+        self.order = EvictionOrder[int](num_pages)
         self.changes = CacheChanges()
         self._followed = followed
         self._pages_of: tuple[dict[bytes, int], ...] = tuple({} for _ in range(num_groups))  # by group
         self._entries: dict[int, CachedPage] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
 
     def __contains__(self, page: int) -> bool:
         return page in self._entries
@@ -95,28 +95,38 @@ class PrefixCache:
         return True
 
     def idle(self, page: int) -> None:
-        self._idle[page] = None
+        self.order.idle(page)
 
     def busy(self, page: int) -> None:
-        del self._idle[page]
+        self.order.busy(page)
 
     def page_of(self, digest: bytes, group: int) -> int | None:
         """The page of a group that is known under a digest, whatever its tokens."""
         return self._pages_of[group].get(digest)
 
+    def pages_of(self, digests: Iterable[bytes], group: int) -> list[int]:
+        """The pages of a group that are known under any of these digests."""
+        page_of = self._pages_of[group]
+        return [page_of[digest] for digest in digests if digest in page_of]
+
     def touch(self, page: int) -> None:
         """It counts as used just now, if it is idle."""
-        if page in self._idle:
-            self._idle.move_to_end(page)
+        self.order.touch(page)
 
-    def evict_oldest(self) -> int:
-        """Forget the idle page that was used least recently and return it. Raises KeyError if none is idle."""
-        page, _ = self._idle.popitem(last=False)
+    def evict(self) -> int:
+        """Forget the idle page that is next in order and return it. Raises KeyError if none is idle."""
+        page = self.order.pop()
         self.forget(page)
         return page
 
+    def drop(self, page: int) -> None:
+        """Forget an idle page."""
+        self.order.drop(page)
+        self.forget(page)
+
     def forget(self, page: int) -> None:
         """Forget a page that is not idle."""
+        self.order.forget(page)
         entry = self._entries.pop(page)
         del self._pages_of[entry.group][entry.digest]
         if entry.group == self._followed:
@@ -129,4 +139,5 @@ class PrefixCache:
             for digest, page in page_of.items():
                 assert self._entries[page].digest == digest, f"page {page} is known under two digests"
                 assert self._entries[page].group == group, f"page {page} is known in two groups"
-        assert set(self._idle) == set(idle_pages), "idle pages are not those cached and unowned"
+        assert set(self.order.keys()) == set(idle_pages), "idle pages are not those cached and unowned"
+        self.order.check_integrity()

@@ -177,6 +177,18 @@ class KvCacheManager:
         assert new_owner is not None
         self.pool.hand_over(sequence.held_pages, owner, new_owner)
 
+    def retain(self, sequence: Sequence) -> None:
+        """A sequence ends for good: what its request says of its pages in the prefix cache, which it still owns."""
+        hint, chain = sequence.retention, sequence.chain
+        if hint is None or chain is None:
+            return
+        cache, digests, pages = self.pool.cache, chain.digests[: sequence.num_remembered], []
+        for group, first in enumerate(sequence.first_blocks or (0,)):
+            pages += cache.pages_of(digests[first:], group)
+        if self._checkpoints is not None:
+            pages += self._checkpoints.latest(digests)
+        cache.order.hold(sequence.key[0], pages, hint)
+
     def give_up(self, sequence: Sequence) -> None:
         """Give back all pages of a sequence; full ones stay in the prefix cache."""
         owner = sequence.page_owner

@@ -162,6 +162,7 @@ class Scheduler:
         """End a reservation, or a sequence whose pages were held or draining."""
         assert sequence.state not in (SequenceState.WAITING, SequenceState.RUNNING)
         self._detach(sequence)
+        self.pages.retain(sequence)
         self.pages.give_up(sequence)
         self._end(sequence)
         self._promised.withhold()
@@ -176,6 +177,7 @@ class Scheduler:
             self.pages.rebook(sequence, SequenceState.DRAINING)
             self._promised.withhold()
             return True
+        self.pages.retain(sequence)
         self.pages.give_up(sequence)
         self._end(sequence)
         self._promised.withhold()
@@ -253,6 +255,7 @@ class Scheduler:
         if sequence.num_sends:
             self.pages.rebook(sequence, SequenceState.DRAINING)
         else:
+            self.pages.retain(sequence)
             self.pages.give_up(sequence)
             self._end(sequence)
         self._promised.withhold()

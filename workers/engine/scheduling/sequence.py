@@ -8,7 +8,7 @@ from enum import Enum
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.router.protocol.block_hash import HashChain
-from slipstream.router.protocol.messages import SamplingParams
+from slipstream.router.protocol.messages import RetentionHint, SamplingParams
 from slipstream.workers.engine.kv_cache.page_states import PageState
 from slipstream.workers.engine.plan.token_bans import TokenBans
 from slipstream.workers.engine.plan.token_counts import TokenCounts
@@ -112,6 +112,7 @@ class Sequence:
     first_blocks: tuple[int, ...] = ()  # by page group: entries of its pages before this block stand for no page
     stops: list[int] = field(default_factory=list)  # numbers of tokens after which to keep the state, the next one last
     output_checkpoint: int | None = None  # blocks before the state that was last kept while it decoded
+    retention: RetentionHint | None = None
 
     def __post_init__(self) -> None:
         self.is_plainly_greedy = self.is_greedy and self.grammar is None

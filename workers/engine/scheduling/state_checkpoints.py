@@ -34,6 +34,7 @@ from slipstream.workers.engine.scheduling.sequence import Sequence
 
 MIN_SPARSE_TOKENS = 1024  # between two states of a prompt, apart from those at its end and where prompts part
 MAX_SPARSE = 8  # of a prompt
+LATEST_STATES = 2  # of an ended sequence that are worth keeping
 KV_PER_STATE = 2  # they are so far apart that a state takes at most 1 / so much of the pages of the KV between them
 
 
@@ -101,6 +102,18 @@ class StateCheckpoints:
         if sequence.output_checkpoint is not None:
             self._drop(sequence, sequence.output_checkpoint)
         sequence.output_checkpoint = num_blocks if self._keep(sequence) else None
+
+    def latest(self, digests: list[bytes]) -> list[int]:
+        """The pages of the last states kept at these blocks: where the next turn of a chat goes on, be it behind the
+        answer or, if the template leaves out a part of that, behind the prompt."""
+        cache, pages = self._pool.cache, []
+        for digest in reversed(digests):
+            if cache.page_of(digest, self._groups[-1]) is not None:
+                for group in self._groups:
+                    pages += cache.pages_of((digest,), group)
+                if len(pages) >= LATEST_STATES * len(self._groups):
+                    break
+        return pages
 
     def ended(self, sequence: Sequence) -> None:
         """A sequence has given back its pages: what it leaves in the cache is evicted from its end on."""

@@ -68,7 +68,7 @@ class PageAllocator:
         if attempt.names is not None and attempt.lease is not None:
             self._pages.remember(attempt.lease, num_tokens // self.page_tokens)
 
-    def release(self, attempt: SimAttempt) -> None:
+    def release(self, attempt: SimAttempt, has_ended: bool = False) -> None:
         if attempt.lease is not None:
-            self._pages.give_back(attempt.lease)
+            self._pages.give_back(attempt.lease, attempt.request_id, attempt.retention if has_ended else None)
             attempt.lease = None

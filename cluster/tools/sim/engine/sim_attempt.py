@@ -9,7 +9,7 @@ from typing import Protocol
 from slipstream.cluster.tools.sim.engine.page_names import PageNames
 from slipstream.cluster.tools.sim.hardware.network import Nic
 from slipstream.kv_transfer.api.ticket import HandoffTicket
-from slipstream.router.protocol.messages import FinishReason, Hello, TokenChunk
+from slipstream.router.protocol.messages import FinishReason, Hello, RetentionHint, TokenChunk
 from slipstream.workers.mock.mock_pages import Lease
 
 Key = tuple[str, int]  # (request_id, attempt)
@@ -58,6 +58,7 @@ class SimAttempt:
     names: PageNames | None
     num_uncomputed: int = 0
     num_cached: int = 0
+    retention: RetentionHint | None = None
     has_begun: bool = False
     has_landed: bool = False
     has_started: bool = False

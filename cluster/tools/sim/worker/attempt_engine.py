@@ -98,7 +98,7 @@ class AttemptEngine:
     def end(self, attempt: SimAttempt) -> None:
         """The attempt, which the steps do not have any more, gives its pages back."""
         del self._attempts[attempt.key]
-        self._allocator.release(attempt)
+        self._allocator.release(attempt, has_ended=True)
         attempt.state = AttemptState.GONE
 
     def capacity(self) -> Capacity:
@@ -146,6 +146,7 @@ class AttemptEngine:
         attempt = SimAttempt(
             request.request_id, request.attempt, state, num_known, num_reported, num_reported, stop_at, lease, names
         )
+        attempt.retention = request.retention
         attempt.num_cached = lease.num_known * self._allocator.page_tokens
         self._attempts[attempt.key] = attempt
         return attempt

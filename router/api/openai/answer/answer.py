@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import orjson
 
@@ -24,6 +24,13 @@ EVENT_STREAM = "text/event-stream; charset=utf-8"
 STREAM_HEADERS = (("cache-control", "no-cache, no-transform"), ("x-accel-buffering", "no"))
 
 T = TypeVar("T")
+
+
+class AnswerKeeper(Protocol):
+    """Stores an answer before its client hears that it is complete."""
+
+    async def keep(self, end: bytes) -> bytes:
+        """`end` is a whole answer, or what ends a stream. Returns what is sent in its place."""
 
 
 class ChoiceEnd(NamedTuple, Generic[Out]):
@@ -47,8 +54,10 @@ class Answer(Generic[Out]):
         prompt_param: str,
         explains: bool = False,
         num_best: int | None = None,
+        keeper: AnswerKeeper | None = None,
     ) -> None:
-        """`num_best`: of the choices of each prompt, only so many are sent, those with the best scores first."""
+        """`num_best`: of the choices of each prompt, only so many are sent, those with the best scores first. `keeper`:
+        None: the answer is not stored."""
         self._choices: Sequence[Choice[Out]] = choices
         self._form: AnswerFormat[Out] = form
         self._num_prompt_tokens = num_prompt_tokens
@@ -56,6 +65,7 @@ class Answer(Generic[Out]):
         self._prompt_param = prompt_param
         self._explains = explains
         self._num_best = num_best
+        self._keeper = keeper
         self._num_cached_tokens = 0
         self._checkpoint: StreamCheckpoint = NO_CHECKPOINT
 
@@ -82,7 +92,7 @@ class Answer(Generic[Out]):
         if self._num_best is not None:
             scores = [choice.score.mean if choice.score is not None else 0.0 for choice in self._choices]
             choices = best_choices(choices, scores, self._choices_per_prompt, self._num_best)
-        exchange.respond(200, self._form.whole(choices, self._usage(), self._explained()))
+        exchange.respond(200, await self._kept(self._form.whole(choices, self._usage(), self._explained())))
 
     async def send_stream(
         self,
@@ -107,7 +117,9 @@ class Answer(Generic[Out]):
                 if sends_usage_so_far:
                     self._form.set_usage(self._usage())
                 if not is_sent:
-                    exchange.write(self._form.text_chunk(choice.index, text, logprobs))
+                    chunk = self._form.text_chunk(choice.index, text, logprobs)
+                    if chunk:
+                        exchange.write(chunk)
 
             end = await self._run(choice, exchange, send)
             if sends_usage_so_far:
@@ -130,7 +142,11 @@ class Answer(Generic[Out]):
             exchange.keep_alive = False
             exchange.finish(self._form.failure(error))
             return
-        exchange.finish(b"".join((*finals, self._form.stream_end(self._usage(), self._explained()))))
+        end = await self._kept(self._form.stream_end(self._usage(), self._explained()))
+        exchange.finish(b"".join((*finals, end)))
+
+    async def _kept(self, end: bytes) -> bytes:
+        return end if self._keeper is None else await self._keeper.keep(end)
 
     async def _for_all(self, run: Callable[[Choice[Out]], Awaitable[T]]) -> list[T]:
         """Run all choices concurrently; the first failure cancels the others."""

@@ -66,10 +66,11 @@ class AnswerFormat(Protocol[Out]):
     rendering all of a long answer at once would hold up the event loop. `served_by` sets the version of the model for
     everything that follows: it is chosen late, and may change. After `set_usage`, every chunk carries that usage.
 
-    `stream_end` is all that follows the last choice; `explained` is JSON, empty if it was not asked for. `failure` is
-    what a stream ends with instead, if the answer fails after a part of it has left. All that a format writes is a
-    function of what it was given: after the death of a router, another one is given the same tokens again, cut in
-    other places, and what it writes for these is thrown away."""
+    A `text_chunk` may be empty, where an event of the output does not show at once. `stream_end` is all that follows
+    the last choice; `explained` is JSON, empty if it was not asked for. `failure` is what a stream ends with instead,
+    if the answer fails after a part of it has left. All that a format writes is a function of what it was given: after
+    the death of a router, another one is given the same tokens again, cut in other places, and what it writes for these
+    is thrown away."""
 
     def served_by(self, version: str) -> None: ...
     def set_usage(self, usage: TokenUsage) -> None: ...

@@ -24,7 +24,8 @@ class TokenEntry(NamedTuple):
 
 class ChoiceOutput(Protocol[Out]):
     """The output of one choice as it grows. `held` are the entries of tokens that wait for their text. `stopped` is set
-    where the output ended before the model ended it. `has_calls`: it has calls, none of which is cut off.
+    where the output ended before the model ended it. `has_calls`: it has calls, none of which is cut off;
+    `call_names` are the tools that they call.
     `num_reasoning_tokens` is None where reasoning is not read."""
 
     num_tokens: int
@@ -34,6 +35,8 @@ class ChoiceOutput(Protocol[Out]):
     def held(self) -> Sequence[TokenEntry]: ...
     @property
     def has_calls(self) -> bool: ...
+    @property
+    def call_names(self) -> Sequence[str]: ...
     @property
     def num_reasoning_tokens(self) -> int | None: ...
 

@@ -27,6 +27,7 @@ class OutputText:
     )
 
     has_calls = False  # text is not read
+    call_names: Sequence[str] = ()
     num_reasoning_tokens: int | None = None
 
     def __init__(self, pieces: PieceTable, stops: Sequence[str], include_stop: bool, min_tokens: int = 0) -> None:

@@ -73,6 +73,10 @@ class ParsedOutput:
         return self._parser.has_calls
 
     @property
+    def call_names(self) -> Sequence[str]:
+        return self._parser.call_names
+
+    @property
     def num_reasoning_tokens(self) -> int | None:
         """Those of the output; None: the format has no reasoning."""
         return self._num_reasoning_tokens if self._reads_reasoning else None

@@ -87,4 +87,8 @@ def field_error(field: str, message: str) -> PydanticCustomError:
 
 
 # The names of union members in the paths of errors. The tilde distinguishes them from unknown fields of a client.
-UNION_TAGS = frozenset({"~string", "~object", "~parts", "~strings", "~ids", "~id_lists", "~function", "~allowed"})
+UNION_TAGS = frozenset(
+    {"~string", "~object", "~parts", "~strings", "~ids", "~id_lists", "~function", "~allowed"}
+    | {"~items", "~message", "~reasoning", "~function_call", "~custom_call", "~call_output", "~item_reference"}
+    | {"~unserved", "~custom", "~namespace", "~hosted"}
+)

@@ -46,7 +46,7 @@ from slipstream.router.api.openai.body.tools import (
     use_of,
 )
 from slipstream.router.api.openai.body.vllm_fields import ChatVllmFields, CompletionVllmFields, VllmFields
-from slipstream.router.protocol.generation import Slo
+from slipstream.router.protocol.generation import Retention, Slo
 from slipstream.router.protocol.grammar import JsonStyle
 
 MAX_STOPS = 16
@@ -59,6 +59,8 @@ MAX_CHOICES = 128
 MAX_PROMPTS = 1024
 MAX_MILLISECONDS = 86_400_000
 MAX_TIMEOUT_S = 86_400
+MAX_RETENTION_S = 86_400
+MAY_COME_BACK = Retention()
 NO_SLO = Slo()
 CHOICES_WITHOUT_TOOLS = ("none", "auto", None)  # OpenAI refuses them; clients send them all the same
 TOOL_FIELDS = frozenset({"tools", "tool_choice", "functions", "function_call"})
@@ -176,6 +178,7 @@ class GenerationFields(VllmFields):
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
     cache_salt: Label | None = None
     session_id: Label | None = None
+    retention_s: Annotated[FiniteFloat, Field(gt=0, le=MAX_RETENTION_S)] | None = None
     slo: SloFields | None = None
     expected_output_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
     timeout_s: Annotated[FiniteFloat, Field(gt=0, le=MAX_TIMEOUT_S)] | None = None
@@ -192,6 +195,16 @@ class GenerationFields(VllmFields):
     def candidates_per_prompt(self) -> int:
         """How many outputs each prompt gets, of which the best `n` are the answer."""
         return self.n or 1
+
+    @property
+    def conversation(self) -> str:
+        """The name of the conversation that it belongs to; "" if the body has none."""
+        return self.session_id or ""
+
+    @property
+    def retention(self) -> Retention | None:
+        """What speaks for keeping its KV after its end."""
+        return Retention(self.retention_s) if self.retention_s is not None else None
 
     @property
     def served_tier(self) -> str:
@@ -250,6 +263,16 @@ class ChatRequest(ChatVllmFields, GenerationFields):
     @property
     def stated_max_tokens(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def conversation(self) -> str:
+        return self.session_id or self.prompt_cache_key or ""
+
+    @property
+    def retention(self) -> Retention | None:
+        if self.retention_s is not None:
+            return Retention(self.retention_s)
+        return MAY_COME_BACK if self.tools or self.functions or self.session_id else None
 
     @property
     def served_tier(self) -> str:

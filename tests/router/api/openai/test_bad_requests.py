@@ -382,8 +382,8 @@ def test_an_unknown_model_is_a_404_with_openais_code() -> None:
     ("path", "hint"),
     [
         ("/chat/completions", "Did you mean /v1/chat/completions?"),
-        ("/v1/responses", "/v1/chat/completions, /v1/completions, /v1/models"),
-        ("/v1/embeddings", "/v1/chat/completions, /v1/completions, /v1/models"),
+        ("/v1/assistants", "/v1/chat/completions, /v1/completions, /v1/conversations, /v1/models, /v1/responses"),
+        ("/v1/embeddings", "/v1/chat/completions, /v1/completions, /v1/conversations, /v1/models, /v1/responses"),
     ],
 )
 def test_an_endpoint_that_is_not_served_is_a_404_that_names_those_that_are(path: str, hint: str) -> None:

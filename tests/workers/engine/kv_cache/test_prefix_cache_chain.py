@@ -80,5 +80,5 @@ def test_idle_page_that_was_used_least_recently_is_evicted_first() -> None:
         cache.idle(page)
     cache.busy(0)
     cache.idle(0)
-    assert [cache.evict_oldest() for _ in range(3)] == [1, 2, 0]
+    assert [cache.evict() for _ in range(3)] == [1, 2, 0]
     assert len(cache) == 0

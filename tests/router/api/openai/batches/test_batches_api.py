@@ -11,7 +11,6 @@ from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError
 from openai.types import Batch
 
 from slipstream.router.api.openai.batches import batch_run, batch_runner
-from slipstream.router.config.store_config import StoreConfig
 from tests.support.router.fake_cluster import MODEL, front, openai_client, run
 
 CHAT = "/v1/chat/completions"
@@ -48,7 +47,7 @@ async def ended(client: AsyncOpenAI, batch_id: str) -> Batch:
 
 def test_a_batch_is_served_as_requests_are(tmp_path: Path) -> None:
     async def main() -> None:
-        async with front("Hello.", store=StoreConfig(directory=str(tmp_path))) as site, openai_client(site) as client:
+        async with front("Hello.", store=tmp_path) as site, openai_client(site) as client:
             text = line("a") + line("b", temperature=99) + line("c", model="unknown") + line("d", priority=-5)
             batch = await begun(client, text)
             assert (batch.object, batch.status, batch.metadata) == ("batch", "validating", {"made": "here"})
@@ -78,7 +77,7 @@ def test_a_batch_is_served_as_requests_are(tmp_path: Path) -> None:
 
 def test_completions_are_served_and_a_url_of_another_endpoint_is_a_mistake(tmp_path: Path) -> None:
     async def main() -> None:
-        async with front("Hello.", store=StoreConfig(directory=str(tmp_path))) as site, openai_client(site) as client:
+        async with front("Hello.", store=tmp_path) as site, openai_client(site) as client:
             url = "/v1/completions"
             text = orjson.dumps(
                 {"custom_id": "a", "method": "POST", "url": url, "body": {"model": MODEL, "prompt": "x"}}
@@ -96,7 +95,7 @@ def test_completions_are_served_and_a_url_of_another_endpoint_is_a_mistake(tmp_p
 
 def test_a_batch_that_cannot_be_made_is_refused_by_name(tmp_path: Path) -> None:
     async def main() -> None:
-        async with front(store=StoreConfig(directory=str(tmp_path))) as site, openai_client(site) as client:
+        async with front(store=tmp_path) as site, openai_client(site) as client:
             file = await client.files.create(file=("in.jsonl", line("a")), purpose="batch")
             for param, fields in {
                 "endpoint": {"endpoint": "/v1/images/edits"},
@@ -120,7 +119,7 @@ def test_a_cancelled_batch_ends_soon_and_an_ended_one_cannot_be_cancelled(tmp_pa
     async def main() -> None:
         script = {"hold_at": 0}
         async with (
-            front("Hello.", store=StoreConfig(directory=str(tmp_path)), **script) as site,
+            front("Hello.", store=tmp_path, **script) as site,
             openai_client(site) as client,
         ):
             batch = await begun(client, line("a") + line("b"))

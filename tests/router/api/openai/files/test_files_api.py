@@ -30,7 +30,7 @@ def form(*fields: tuple[str, str | None, bytes]) -> bytes:
 
 def test_the_client_uploads_lists_reads_and_deletes_files(tmp_path: Path) -> None:
     async def main() -> None:
-        async with front(store=StoreConfig(directory=str(tmp_path))) as site, openai_client(site) as client:
+        async with front(store=tmp_path) as site, openai_client(site) as client:
             made = [await client.files.create(file=(f"f{n}.jsonl", b"%d\n" % n), purpose="batch") for n in range(3)]
             assert (made[0].filename, made[0].bytes, made[0].purpose, made[0].status) == (
                 *("f0.jsonl", 2, "batch"),
@@ -72,7 +72,7 @@ def test_the_client_uploads_lists_reads_and_deletes_files(tmp_path: Path) -> Non
 )
 def test_a_form_that_is_wrong_is_refused_by_name(tmp_path: Path, body: bytes, status: int, param: str | None) -> None:
     async def main() -> None:
-        async with front(store=StoreConfig(directory=str(tmp_path))) as site:
+        async with front(store=tmp_path) as site:
             got, _, answer = await site.request("POST", "/v1/files", body, TYPE)
             assert (got, orjson.loads(answer)["error"]["param"]) == (status, param)
 

@@ -1,0 +1,1 @@
+"""The output of a chat as a response: its items, whole and as events. It imports `body`."""

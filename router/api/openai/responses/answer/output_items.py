@@ -1,0 +1,212 @@
+"""The items of an answer as they grow: which of them begin, go on and end with each event of the output.
+
+An item is open until the output goes on with another kind, or ends. Content that is only white space is held back, and
+left out unless more content follows: models write it between their reasoning and their calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from slipstream.router.api.openai.answer.output import Events
+from slipstream.router.api.openai.responses.answer.custom_input import CustomInput
+from slipstream.router.api.openai.responses.body.reasoning_seal import sealed
+from slipstream.router.api.openai.responses.body.tool_fields import ToolSet
+from slipstream.router.parsers.events import ArgumentsDelta, CallBegin, ContentDelta, ReasoningDelta
+
+ItemKind = Literal["message", "reasoning", "function_call", "custom_tool_call"]
+Json: TypeAlias = dict[str, Any]
+ID_BYTES = 12  # two characters each: OpenAI's ids have 24 behind `call_`
+PREFIXES: dict[ItemKind, str] = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+}
+
+
+@dataclass(slots=True)
+class OutputItem:
+    """An item of the answer. `call` is there for calls: its id and its names; `index` is its place in the output."""
+
+    index: int
+    kind: ItemKind
+    id: str
+    call: Json = field(default_factory=dict)
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    status: Literal["in_progress", "completed", "incomplete"] = "in_progress"
+    custom: CustomInput | None = None
+    seals: bool = False
+
+    @property
+    def text(self) -> str:
+        if len(self.texts) > 1:
+            self.texts = ["".join(self.texts)]
+        return self.texts[0] if self.texts else ""
+
+    def part(self, *, is_empty: bool = False) -> Json:
+        """The content part of a message or of reasoning."""
+        text = "" if is_empty else self.text
+        if self.kind == "reasoning":
+            return {"type": "reasoning_text", "text": text}
+        logprobs = [] if is_empty else self.logprobs
+        return {"type": "output_text", "annotations": [], "logprobs": logprobs, "text": text}
+
+    def as_json(self, *, is_empty: bool = False) -> Json:
+        """The item so far, or as it begins."""
+        own: Json = {"id": self.id, "type": self.kind}
+        text = "" if is_empty else self.text
+        if self.kind == "message":
+            content = [] if is_empty else [self.part()]
+            return {**own, "status": self.status, "role": "assistant", "content": content}
+        if self.kind == "reasoning":
+            content = [] if is_empty else [self.part()]
+            item: Json = {**own, "summary": [], "content": content, "status": self.status}
+            if self.seals:
+                item["encrypted_content"] = sealed(text)
+            return item
+        name = "arguments" if self.kind == "function_call" else "input"
+        return {**own, "status": self.status, **self.call, name: text}
+
+
+class ItemBegin(NamedTuple):
+    item: OutputItem
+
+
+class ItemDelta(NamedTuple):
+    item: OutputItem
+    text: str
+    logprobs: list[Any]
+
+
+class ItemEnd(NamedTuple):
+    item: OutputItem
+
+
+ItemEvent: TypeAlias = ItemBegin | ItemDelta | ItemEnd
+
+
+class OutputItems:
+    """Reads the events of one output. `number` is that of the answer, in 32 hexadecimal digits: the ids of items begin
+    with it, so that an item leads to its answer."""
+
+    def __init__(self, number: str, tools: ToolSet, seals_reasoning: bool) -> None:
+        self._number = number
+        self._tools = tools
+        self._seals = seals_reasoning
+        self.items: list[OutputItem] = []
+        self._open: OutputItem | None = None
+        self._blank = ""  # white space that may come to nothing
+        self._blank_logprobs: list[Any] = []
+        self._call_ids: set[str] = set()
+
+    def read(self, events: Events, logprobs: list[Any]) -> Iterator[ItemEvent]:
+        """What follows from events. `logprobs` are those of their content."""
+        for event in events:
+            match event:
+                case ContentDelta(text):
+                    yield from self._content(text, logprobs)
+                    logprobs = []
+                case ReasoningDelta(text):
+                    item = self._open
+                    if item is None or item.kind != "reasoning":
+                        yield from self._begin("reasoning")
+                    yield from self._delta(text, [])
+                case CallBegin():
+                    yield from self._begin_call(event)
+                case ArgumentsDelta(_, text):
+                    yield from self._arguments(text)
+
+    def finish(self, is_cut: bool) -> Iterator[ItemEvent]:
+        """End the output; with `is_cut` at its limit of tokens."""
+        if self._blank and not self.items:
+            yield from self._begin_message("")
+        yield from self._end("incomplete" if is_cut else "completed")
+
+    def as_json(self) -> list[Json]:
+        return [item.as_json() for item in self.items]
+
+    def _content(self, text: str, logprobs: list[Any]) -> Iterator[ItemEvent]:
+        item = self._open
+        if item is not None and item.kind == "message":
+            yield from self._delta(text, logprobs)
+        elif text.isspace():
+            self._blank += text
+            self._blank_logprobs += logprobs
+        else:
+            self._blank_logprobs += logprobs
+            yield from self._begin_message(text)
+
+    def _begin_message(self, text: str) -> Iterator[ItemEvent]:
+        text, logprobs = self._blank + text, self._blank_logprobs
+        yield from self._begin("message")
+        yield from self._delta(text, logprobs)
+
+    def _begin_call(self, event: CallBegin) -> Iterator[ItemEvent]:
+        known = self._tools.by_name.get(event.name)
+        kind: ItemKind = "custom_tool_call" if known is not None and known.is_custom else "function_call"
+        name = event.name if known is None else known.tool.name
+        call = {"call_id": self._call_id(event), "name": name}
+        if known is not None and known.namespace:
+            call["namespace"] = known.namespace
+        yield from self._begin(kind, call)
+
+    def _arguments(self, text: str) -> Iterator[ItemEvent]:
+        item = self._open
+        assert item is not None, "arguments belong to a call"
+        yield from self._delta(text if item.custom is None else item.custom.add(text), [])
+
+    def _delta(self, text: str, logprobs: list[Any]) -> Iterator[ItemEvent]:
+        item = self._open
+        assert item is not None
+        if text or logprobs:
+            item.texts.append(text)
+            item.logprobs += logprobs
+            yield ItemDelta(item, text, logprobs)
+
+    def _begin(self, kind: ItemKind, call: Json | None = None) -> Iterator[ItemEvent]:
+        yield from self._end("completed")
+        index = len(self.items)
+        item = OutputItem(index, kind, output_id(kind, self._number, index), call or {}, seals=self._seals)
+        if kind == "custom_tool_call":
+            item.custom = CustomInput()
+        self.items.append(item)
+        self._open = item
+        yield ItemBegin(item)
+
+    def _end(self, status: Literal["completed", "incomplete"]) -> Iterator[ItemEvent]:
+        self._blank, self._blank_logprobs = "", []
+        item = self._open
+        if item is None:
+            return
+        if item.custom is not None:
+            yield from self._delta(item.custom.finish(), [])
+        self._open = None
+        item.status = status
+        yield ItemEnd(item)
+
+    def _call_id(self, begin: CallBegin) -> str:
+        """What the model wrote, unless that has been given to another call; or else a function of the answer and of
+        where the call stands in it, so that it is the same after a failure."""
+        place = f"{self._number}/{begin.index}".encode()
+        own = f"call_{blake2b(place, digest_size=ID_BYTES).hexdigest()}"
+        call_id = begin.call_id if begin.call_id and begin.call_id not in self._call_ids else own
+        self._call_ids.add(call_id)
+        return call_id
+
+
+def output_id(kind: ItemKind, number: str, index: int) -> str:
+    return f"{PREFIXES[kind]}_{number}{index:06x}"
+
+
+def items_of(events: Iterable[Any], logprobs: list[Any], items: OutputItems, is_cut: bool) -> list[Json]:
+    """All items of a whole output."""
+    for _ in items.read(list(events), logprobs):
+        pass
+    for _ in items.finish(is_cut):
+        pass
+    return items.as_json()

@@ -1,0 +1,64 @@
+"""Stores a response at its end, before the client hears of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from slipstream.router.api.openai.generation_batch import ReceivedRequest
+from slipstream.router.api.openai.responses.answer.response_format import ResponseFormat, number_of
+from slipstream.router.api.openai.responses.body.input_items import InputItem
+from slipstream.router.api.openai.responses.body.request_body import ResponsesRequest
+from slipstream.router.api.openai.responses.response_store import (
+    ResponseStore,
+    conversation_objects,
+    response_object,
+)
+from slipstream.router.api.openai.responses.stored_items import shown_items
+from slipstream.router.store.store_errors import StoreError
+
+log = logging.getLogger(__name__)
+
+
+class AnswerKeeper:
+    """Of one response. All ids are functions of the answer's, so what a router has stored before it was killed is
+    replaced by the next one, and not there twice."""
+
+    def __init__(
+        self,
+        store: ResponseStore,
+        form: ResponseFormat,
+        received: ReceivedRequest,
+        body: ResponsesRequest,
+        own_items: Sequence[InputItem],
+        is_stored: bool,
+    ) -> None:
+        """`own_items` are those of the request; with `is_stored` the response is kept, else only what it adds to its
+        conversation."""
+        self._store = store
+        self._form = form
+        self._head = received.head
+        self._owner = received.caller.tenant("")
+        self._body = body
+        self._own_items = own_items
+        self._is_stored = is_stored
+
+    async def keep(self, end: bytes) -> bytes:
+        """Stores the response, which `end` is the end of. Returns the end to be sent: a response that could not be
+        stored says so in its field `store`, as its client has waited for it and paid."""
+        head, number = self._head, number_of(self._head)
+        objects = []
+        if self._is_stored:
+            own = shown_items(self._own_items, number)
+            parent = self._body.previous_response_id or ""
+            response = self._form.final_document()
+            objects.append(response_object(response, own, self._owner, head.id, parent, head.created_s))
+        if self._body.conversation_id is not None:
+            added = [*shown_items(self._own_items, number, keeps_ids=False), *self._form.output]
+            objects += conversation_objects(added, self._body.conversation_id, self._owner, head.created_s)
+        try:
+            await self._store.keep(*objects)
+        except StoreError as error:
+            log.error("the response %s could not be stored: %s", head.id, error)
+            return self._form.is_not_stored()
+        return end

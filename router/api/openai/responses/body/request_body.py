@@ -1,0 +1,249 @@
+"""The body of `POST /v1/responses` as a strict type. `parsing` says what becomes of fields that are not listed here.
+
+Fields that only hint are accepted with each value that OpenAI's API gives them: `metadata`, `user`,
+`safety_identifier`, `service_tier`, `prompt_cache_retention`, `prompt_cache_options`, `max_tool_calls` (which counts
+calls of tools that the server runs), and those of `include` about tools that are not served. What samples and places a
+request has the names of chat completions.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from slipstream.router.api.openai.body.fields import (
+    INT32_MAX,
+    FiniteFloat,
+    Label,
+    StopString,
+    Strict,
+    TokenId,
+    Unserved,
+    as_list,
+    at_most,
+    field_error,
+    only,
+)
+from slipstream.router.api.openai.body.schema import (
+    MAX_LOGIT_BIASES,
+    MAX_LOGPROBS,
+    MAX_METADATA,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOPS,
+    MAX_TIMEOUT_S,
+    SchemaFields,
+    SloFields,
+    StructuredOutputs,
+)
+from slipstream.router.api.openai.body.tools import MAX_TOOLS, ToolUse
+from slipstream.router.api.openai.body.vllm_fields import TemplateKwargs
+from slipstream.router.api.openai.responses.body.input_items import InputItemField, not_too_many_parts
+from slipstream.router.api.openai.responses.body.tool_fields import ToolChoiceField, ToolField, ToolSet
+
+MAX_CONVERSATION_ITEMS = 20  # that a request may add, as in OpenAI's API
+LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+Included = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+Metadata = Annotated[dict[str, Label], at_most(MAX_METADATA)]
+StoredId = Annotated[str, Field(min_length=1, max_length=128)]
+
+InputField = Annotated[
+    Annotated[str, Tag("~string")]
+    | Annotated[
+        list[InputItemField], Field(min_length=1, fail_fast=True), BeforeValidator(not_too_many_parts), Tag("~items")
+    ],
+    Discriminator(lambda value: "~string" if isinstance(value, str) else "~items"),
+]
+
+
+class TextFormat(Strict):
+    """`strict` makes no difference: output always follows the schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Label | None = None
+    description: str | None = None
+    schema_: Annotated[SchemaFields | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_a_schema(self) -> TextFormat:
+        if self.type == "json_schema":
+            for name, value in (("name", self.name), ("schema", self.schema_)):
+                if value is None:
+                    raise field_error(name, "is required where `type` is json_schema")
+        return self
+
+    def as_json(self) -> dict[str, Any]:
+        if self.type != "json_schema":
+            return {"type": self.type}
+        form = {"type": self.type, "name": self.name, "schema": self.schema_, "strict": self.strict}
+        return form if self.description is None else {**form, "description": self.description}
+
+
+class TextFields(Strict):
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ReasoningFields(Strict):
+    """`summary` asks for what is not made here: the reasoning itself is in the answer."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "concise", "detailed", "none"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    mode: Annotated[Any, only("standard")] = None
+
+
+class ResponseStreamOptions(Strict):
+    include_obfuscation: bool | None = None
+
+
+class ConversationFields(Strict):
+    id: StoredId
+
+
+class PromptFields(Strict):
+    """What makes the prompt of a response."""
+
+    model: Label | None = None
+    input: InputField | None = None
+    instructions: str | None = None
+    previous_response_id: StoredId | None = None
+    conversation: (
+        Annotated[
+            Annotated[StoredId, Tag("~string")] | Annotated[ConversationFields, Tag("~object")],
+            Discriminator(lambda value: "~string" if isinstance(value, str) else "~object"),
+        ]
+        | None
+    ) = None
+    tools: Annotated[list[ToolField], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ToolChoiceField | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextFields | None = None
+    reasoning: ReasoningFields | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        given = self.conversation
+        return given.id if isinstance(given, ConversationFields) else given
+
+    @cached_property
+    def tool_set(self) -> ToolSet:
+        return ToolSet(self.tools or ())
+
+    @cached_property
+    def tool_use(self) -> ToolUse | None:
+        """The tools, and what may be done with them; None: there are none."""
+        return self.tool_set.use(self.tool_choice, self.parallel_tool_calls is not False)
+
+    @model_validator(mode="after")
+    def _parts_of_the_prompt_fit_together(self) -> PromptFields:
+        if self.previous_response_id is not None and self.conversation is not None:
+            raise field_error("previous_response_id", "is only allowed without `conversation`")
+        if self.tools or self.tool_choice is not None:
+            self.tool_use  # noqa: B018 - names that come twice, and choices of tools that there are not
+        return self
+
+
+class ResponsesRequest(PromptFields):
+    """Body of POST /v1/responses."""
+
+    model: Label
+    input: InputField
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    store: bool | None = None
+    background: bool | None = None
+    include: Annotated[list[Included], Field(max_length=16)] | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    max_tool_calls: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    temperature: Annotated[FiniteFloat, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[FiniteFloat, Field(gt=0, le=1)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    metadata: Metadata | None = None
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None = None
+    client_metadata: dict[str, Any] | None = None  # Codex's, about itself
+    prompt: Unserved = None
+    context_management: Annotated[Any, only([])] = None
+    moderation: Unserved = None
+    # of chat completions, which have other names here
+    messages: Annotated[Any, only(advice="the conversation is `input`")] = None
+    max_tokens: Annotated[Any, only(advice="its name is `max_output_tokens`")] = None
+    max_completion_tokens: Annotated[Any, only(advice="its name is `max_output_tokens`")] = None
+    response_format: Annotated[Any, only(advice="its name is `text.format`")] = None
+    reasoning_effort: Annotated[Any, only(advice="its name is `reasoning.effort`")] = None
+    n: Annotated[Any, only(1)] = None
+    # as in chat completions
+    min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
+    min_p: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[FiniteFloat, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[FiniteFloat, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[FiniteFloat, Field(gt=0, le=100)] | None = None
+    logit_bias: (
+        Annotated[dict[str, Annotated[FiniteFloat, Field(ge=-100, le=100)]], at_most(MAX_LOGIT_BIASES)] | None
+    ) = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Annotated[list[StopString], Field(max_length=MAX_STOPS), BeforeValidator(as_list)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
+    cache_salt: Label | None = None
+    session_id: Label | None = None
+    slo: SloFields | None = None
+    expected_output_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    timeout_s: Annotated[FiniteFloat, Field(gt=0, le=MAX_TIMEOUT_S)] | None = None
+    explain: bool | None = None
+
+    @property
+    def wants_store(self) -> bool:
+        return self.store is not False
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
+
+    @property
+    def wants_sealed_reasoning(self) -> bool:
+        return ENCRYPTED_REASONING in (self.include or ())
+
+    @property
+    def session(self) -> str | None:
+        """What requests that share a prefix have in common, for placement."""
+        return self.session_id or self.prompt_cache_key or self.conversation_id
+
+    @model_validator(mode="after")
+    def _fields_fit_together(self) -> ResponsesRequest:
+        if self.stream_options is not None and not self.stream:
+            raise field_error("stream_options", "is only allowed when `stream` is true")
+        if self.background and self.store is False:
+            raise field_error("background", "is only allowed where `store` is not false")
+        return self
+
+
+class InputTokensRequest(PromptFields):
+    """Body of POST /v1/responses/input_tokens."""
+
+    personality: Unserved = None
