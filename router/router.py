@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from slipstream.router.access.access import Access
+from slipstream.router.api.anthropic.error_form import error_form
 from slipstream.router.api.exchange_context import ExchangeContext
 from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.config.access_config import AccessConfig
@@ -184,8 +185,14 @@ class Router:
         """What clients connect to: a server in this process, or a pool of front processes."""
         if self._config.frontends == 1:
             new_server = HttpServer if failover is None else partial(FailoverServer, failover=failover)
-            http, check_caller = self._config.http, front.check_caller
-            return new_server(http, front, ExchangeContext, check_caller=check_caller, unix_socket=unix_socket)
+            return new_server(
+                self._config.http,
+                front,
+                ExchangeContext,
+                check_caller=front.check_caller,
+                error_form_of=error_form,
+                unix_socket=unix_socket,
+            )
         log_style = LogStyle.of_this_process()
         holder_path = self._holder_path if failover is not None else None
         setup = FrontSetup(self._config, self.models.front_models(), log_style, holder_path=holder_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -147,6 +148,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path in places:
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+# Torch, transformers and thousands of tests are a million objects that stay: a collection that looks through them takes
+# half a second, and there are dozens while they come, and in each test that makes much.
+def pytest_sessionstart() -> None:
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

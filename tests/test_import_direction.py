@@ -40,7 +40,7 @@ router/page_budget router/dispatch/queue router/dispatch/table router/dispatch/m
 router/dispatch
 router/beam_search router/api router/api/openai/answer router/api/openai/body router/api/openai
 router/api/openai/responses/body router/api/openai/responses/answer router/api/openai/responses
-router/api/openai/files router/api/openai/batches router/api/admin
+router/api/openai/files router/api/openai/batches router/api/anthropic router/api/admin
 router/api/pages
 router/frontends router
 

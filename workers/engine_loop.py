@@ -131,6 +131,7 @@ class EngineLoop:
             outputs = self.engine.step()
             # Before the ends of their sequences, which alone would be tried again elsewhere.
             self._out += self.engine.take_failures()
+            self._out += self.engine.take_prompt_scores()
             self._out += self.protocol.role.sampled(outputs)
             self._sample_step(began_s)
         self._out += self.protocol.tick(self.clock())

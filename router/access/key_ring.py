@@ -16,7 +16,7 @@ from slipstream.router.access.caller import ANYBODY, Caller
 from slipstream.router.access.entry_list import FileVersion, KeyFileError
 from slipstream.router.access.key_file import read_keys
 from slipstream.router.http.http_error import HttpError
-from slipstream.router.http.reader import Request
+from slipstream.router.http.reader import KEY_HEADER, Request, authorization_of
 
 log = logging.getLogger(__name__)
 
@@ -59,14 +59,18 @@ class KeyRing:
         """The sender of a request. Raises HttpError 401."""
         if self._path is None:
             return ANYBODY
-        return self.caller_with(request.headers.get(b"authorization", b""))
+        return self.caller_with(
+            authorization_of(request.headers.get(b"authorization", b""), request.headers.get(KEY_HEADER, b""))
+        )
 
     def caller_with(self, authorization: bytes) -> Caller:
         """The caller with this Authorization header. Raises HttpError 401."""
         scheme, _, secret = authorization.partition(b" ")
         secret = secret.strip()
         if scheme.lower() != b"bearer" or not secret:
-            raise self._unauthenticated("missing", "No API key was given. Send it as 'Authorization: Bearer KEY'.")
+            raise self._unauthenticated(
+                "missing", "No API key was given. Send it as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'."
+            )
         digest = digest_of(secret)
         caller = self._callers.get(digest)
         key = caller.key if caller is not None else None

@@ -6,7 +6,7 @@ one, are dropped here.
 
 from __future__ import annotations
 
-from slipstream.router.dispatch.table.actions import emit_of
+from slipstream.router.dispatch.table.actions import EmitScores, emit_of
 from slipstream.router.dispatch.table.request_table import RequestTable
 from slipstream.router.placement.placer import Placer
 from slipstream.router.placement.prefix.index import PrefixIndex
@@ -18,6 +18,7 @@ from slipstream.router.protocol.messages import (
     Generate,
     HandedOff,
     Prefill,
+    PromptScores,
     Reserve,
     Reserved,
     Start,
@@ -95,7 +96,9 @@ class AttemptFlow:
         assert charge is not None
         state.enter("reserved", now, f"{message.num_cached_tokens} tokens cached")
         self._table.placed[state.request_id].reserved(message.ticket.num_pages, now)
-        decision = self._placer.reconsider(state, worker, group, message.num_cached_tokens, now)
+        decision = None
+        if state.is_scored:  # else what is cached is computed again
+            decision = self._placer.reconsider(state, worker, group, message.num_cached_tokens, now)
         if decision is not None:
             group.request_ids.discard(state.request_id)
             state.prefill = None
@@ -131,6 +134,10 @@ class AttemptFlow:
             self._table.fail_attempt(state, now, "bad_output", detail, blamed=[worker])
             return
         placed = self._table.placed[state.request_id] if state.phase == "prefill" else None
+        if placed is not None and not state.is_scored:
+            detail = f"{worker.name} sent {state.num_scored} of {state.num_to_score} log-probabilities of the prompt"
+            self._table.fail_attempt(state, now, "bad_output", detail, blamed=[worker])
+            return
         if placed is not None and placed.num_predicted_cached is not None:
             self._index.observe(placed.num_predicted_cached, chunk.num_cached_tokens)
             placed.num_predicted_cached = None
@@ -162,6 +169,25 @@ class AttemptFlow:
             self._on_first_token(state, worker, chunk, now)
         elif ready and state.phase != "decode":
             self._on_decoding(state, now)
+
+    def on_prompt_scores(self, worker: WorkerState, message: PromptScores, now: float) -> None:
+        """A worker sent log-probabilities of the prompt. New ones are sent to the client, in order."""
+        state = self._current(worker, message)
+        if state is None:
+            return
+        scores = message.scores
+        next_token = state.num_scored + 1
+        flaw = scores.flaw
+        if not flaw and (scores.first > next_token or scores.end > state.num_to_score + 1):
+            flaw = f"log-probabilities of the tokens {scores.first} to {scores.end - 1} of the prompt came"
+            flaw += f" when {next_token} to {state.num_to_score} were missing"
+        if flaw:
+            self._table.fail_attempt(state, now, "bad_output", f"{worker.name}: {flaw}", blamed=[worker])
+            return
+        new = scores.since(next_token)
+        if new is not None:
+            state.num_scored = new.end - 1
+            self._table.actions.append(EmitScores(state.request_id, new))
 
     def on_handed_off(self, worker: WorkerState, message: HandedOff, now: float) -> None:
         """The decode worker has received and now owns all pages."""
@@ -228,7 +254,9 @@ class AttemptFlow:
                     self._sessions.note(session, worker, state.request.tenant)
         return num_predicted_cached
 
-    def _current(self, worker: WorkerState, message: Reserved | TokenChunk | HandedOff | Failed) -> RequestState | None:
+    def _current(
+        self, worker: WorkerState, message: Reserved | TokenChunk | PromptScores | HandedOff | Failed
+    ) -> RequestState | None:
         """The request that a message is about; None if it belongs to an old attempt or the worker has no part in it."""
         state = self._table.get(message.request_id)
         if state is None or state.attempt != message.attempt:

@@ -48,6 +48,7 @@ from slipstream.router.protocol.messages import (
     Hello,
     PagesHeld,
     Pong,
+    PromptScores,
     Reserved,
     ResyncBlocks,
     Role,
@@ -225,6 +226,8 @@ class Dispatcher:
                 self._on_blocks_changed(worker, message, now)
             case Reserved() | HandedOff() | Copied() | Failed():
                 self._on_progress(worker, message, now)
+            case PromptScores():
+                self._attempts.on_prompt_scores(worker, message, now)
             case Frozen():
                 self._migration_flow.on_frozen(worker, message, now)
             case Stats():

@@ -13,7 +13,7 @@ from slipstream.router.config.router_config import VersionsConfig
 from slipstream.router.dispatch.mirror.copied_original import CopiedOriginal
 from slipstream.router.dispatch.mirror.mirror import Mirror, Pair
 from slipstream.router.dispatch.model_dispatch import ModelDispatch
-from slipstream.router.dispatch.table.actions import Action, Emit, Finish
+from slipstream.router.dispatch.table.actions import Action, Emit, EmitScores, Finish
 from slipstream.router.protocol.generation import AdmissionError, GenerateRequest, GenerationError, GenerationFinish
 from slipstream.router.requests.history import History
 from slipstream.router.requests.receiver import Receiver
@@ -109,12 +109,12 @@ class MirroredVersion:
             actions = self.dispatch.dispatcher.cancel(pair.copy.request_id, time.monotonic())
             self._perform(self.dispatch, actions)
 
-    def _deliver(self, action: Emit | Finish) -> None:
+    def _deliver(self, action: Emit | EmitScores | Finish) -> None:
         """Answers of copies end here."""
         if isinstance(action, Emit):
             pair = self._pairs[action.request_id]
             pair.copied_answer.extend(action.token_ids)
             if pair.num_wanted is not None:
                 asyncio.get_running_loop().call_soon(self._cancel_if_done, pair)
-        else:
+        elif isinstance(action, Finish):
             self.mirror.copy_ended(self._pairs.pop(action.request_id), action.finish)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from slipstream.router.config.router_config import DispatchConfig
 from slipstream.router.dispatch.deadline_timer import DeadlineTimer
 from slipstream.router.dispatch.dispatcher import Dispatcher
-from slipstream.router.dispatch.table.actions import Action, Emit, Finish
+from slipstream.router.dispatch.table.actions import Action, Emit, EmitScores, Finish
 from slipstream.router.requests.history import History
 
 
@@ -44,7 +44,7 @@ class ModelDispatch:
     ) -> None:
         self.name = name
         self.config = config
-        self.deliver: Callable[[Emit | Finish], None] | None = None  # None: as for all models
+        self.deliver: Callable[[Emit | EmitScores | Finish], None] | None = None  # None: as for all models
         self.mirrored: ModelDispatch | None = None  # of the version that gets copies of requests, if there is one
         self.mirrored_version = ""
         dispatcher = self.dispatcher = Dispatcher(config, history)

@@ -16,7 +16,7 @@ from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.config.router_config import DispatchConfig, RouterConfig
 from slipstream.router.dispatch.mirrored_version import MirroredVersion
 from slipstream.router.dispatch.model_dispatch import ModelDispatch
-from slipstream.router.dispatch.table.actions import Action, Emit, Finish
+from slipstream.router.dispatch.table.actions import Action, Emit, EmitScores, Finish
 from slipstream.router.dispatch.worker_port import WorkerPort
 from slipstream.router.page_budget.page_ledger import BudgetedWorker
 from slipstream.router.protocol.codec import WireError, decoder
@@ -335,9 +335,11 @@ class GenerationService:
     def _perform(self, model: ModelDispatch, actions: Iterable[Action]) -> None:
         self.worker_port.perform(model, actions)
 
-    def _deliver(self, action: Emit | Finish) -> None:
+    def _deliver(self, action: Emit | EmitScores | Finish) -> None:
         if isinstance(action, Emit):
             self._receivers[action.request_id].deliver(action.token_ids, action.logprobs)
+        elif isinstance(action, EmitScores):
+            self._receivers[action.request_id].deliver_scores(action.scores)
         else:
             receiver = self._receivers.pop(action.request_id)
             receiver.end(action.finish)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.dispatch.model_dispatch import ModelDispatch
-from slipstream.router.dispatch.table.actions import Action, Emit, Finish, Send
+from slipstream.router.dispatch.table.actions import Action, Emit, EmitScores, Finish, Send
 from slipstream.router.process.listening import listening_at
 from slipstream.router.protocol.messages import (
     Hello,
@@ -57,7 +57,7 @@ class WorkerPort:
         *,
         token: str,
         router_id: str,
-        deliver: Callable[[Emit | Finish], None],
+        deliver: Callable[[Emit | EmitScores | Finish], None],
     ) -> None:
         if not token:
             raise ValueError("workers need a secret token: it is empty")
@@ -129,7 +129,7 @@ class WorkerPort:
                 connection = workers.get(action.worker)
                 if connection is not None:
                     connection.send(action.message)
-            elif isinstance(action, Finish):
+            elif isinstance(action, Finish | EmitScores):
                 deliver(action)
             else:
                 log.warning("closing the connection of %s: %s", action.worker, action.reason)

@@ -12,6 +12,9 @@ import orjson
 from slipstream import __version__
 from slipstream.router.access.access import Access
 from slipstream.router.access.caller import forbidden
+from slipstream.router.api.anthropic.error_form import VERSION_HEADER, anthropic_error, is_of_messages
+from slipstream.router.api.anthropic.messages_api import MessagesApi
+from slipstream.router.api.anthropic.model_pages import ModelPagesOfBothApis
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes, ExchangeContext
 from slipstream.router.api.openai.batches.batch_runner import BatchRunner
 from slipstream.router.api.openai.batches.batches_api import BatchesApi
@@ -41,6 +44,7 @@ READY_PATHS = ("/health/ready", "/health", "/ping")  # the latter two are where 
 OPEN_PATHS = frozenset({"/health/live", *READY_PATHS, *PAGE_PATHS})  # that need no key
 ADMIN_PATHS = ("/metrics", "/cluster/")  # and everything below them
 DEFAULT_CONFIG = RouterConfig()
+ANTHROPIC_REQUEST_ID = "request-id"  # where its clients look for it
 CLIENT_LEFT = 499  # nginx's status for a client that disconnected; counted, never sent
 
 
@@ -65,10 +69,12 @@ class ApiFront:
         self._max_body_bytes = http.max_body_mib * 1024 * 1024
         self._routes = ApiRoutes()
         flow = GenerationFlow(catalog, service, self._metrics, self._access, config.api, http.sse_ping_s)
-        OpenAiApi(flow, catalog, service, self._access).add_to(self._routes)
+        ModelPagesOfBothApis(catalog, service, flow.lookup).add_to(self._routes)
+        OpenAiApi(flow, self._access).add_to(self._routes)
         responses = ResponseStore(self.store)
         ResponsesApi(flow, responses).add_to(self._routes)
         ConversationsApi(flow.bodies, responses).add_to(self._routes)
+        MessagesApi(flow).add_to(self._routes)
         lines = RoutedLines(self._routes, self._access.keys)
         self.batches = BatchRunner(self.store, lines, config.batches, self._metrics.batch_lines)
         FilesApi(self.store).add_to(self._routes)
@@ -135,6 +141,9 @@ class ApiFront:
 
     async def _serve(self, routes: ApiRoutes, request: Request, exchange: ApiExchange, *, is_open: bool) -> None:
         exchange.request_id = self.request_id_of(request)
+        if is_of_messages(request.path) or VERSION_HEADER in request.headers:
+            exchange.error_form = anthropic_error
+            exchange.add_header(ANTHROPIC_REQUEST_ID, exchange.request_id)
         context = exchange.context
         self._begin_trace(request, context)
         context.session = session_in(request.headers)

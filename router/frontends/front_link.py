@@ -28,6 +28,7 @@ from slipstream.router.frontends.front_messages import (
     Output,
     Refusal,
     Refused,
+    Scored,
     Settle,
     Submit,
     TurnOver,
@@ -39,6 +40,7 @@ from slipstream.router.http.http_error import HttpError, internal_error
 from slipstream.router.http.reader import Request
 from slipstream.router.protocol.generation import AdmissionError, EarlyEnd, GenerateRequest, GenerationFinish, Usage
 from slipstream.router.protocol.messages import TokenLogprob
+from slipstream.router.protocol.messages.prompt_scores import ScoredTokens
 from slipstream.router.requests.history import RequestRecord, Timeline
 from slipstream.router.requests.receiver import Receiver
 from slipstream.router.requests.rejections import RejectedRequest
@@ -76,6 +78,9 @@ class RelayedRequest:
         else:
             self._sent_version = version
             self._link.emit(Emitted(self.number, token_ids, logprobs, version))
+
+    def deliver_scores(self, scores: ScoredTokens) -> None:
+        self._link.send_scores(Scored(self.number, scores))
 
     def end(self, finish: GenerationFinish) -> None:
         pickled = pickle.dumps(self.record) if self._wants_record else b""
@@ -161,6 +166,10 @@ class FrontLink:
             usage = Usage(len(message.prompt_ids) // 4, 0, 0)
             finish = GenerationFinish("error", usage, error=refused.error)
             self.end(Ended(message.number, finish, Timeline(0.0), b""))
+
+    def send_scores(self, scored: Scored) -> None:
+        """They leave before the tokens of this turn."""
+        self._send(scored)
 
     def emit(self, emitted: Emitted) -> None:
         self._wake()

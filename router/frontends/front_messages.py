@@ -3,7 +3,7 @@
     front                        dispatcher
       <----------- Begin -------------          once: what to serve, and where
       ------------ Listening --------->
-      ------------ Submit ------------>  ... Output(emitted, ended), many to a message
+      ------------ Submit ------------>  ... Scored, Output(emitted, ended), many to a message
       ------------ TurnOver ---------->          which tools an answer calls
       ------------ Enter ------------->  Entered          limits of API keys, counted here alone
       ------------ Settle, Counts ---->
@@ -34,6 +34,7 @@ from slipstream.router.protocol.generation import (
     Slo,
 )
 from slipstream.router.protocol.messages import SamplingParams, TokenLogprob
+from slipstream.router.protocol.messages.prompt_scores import ScoredTokens
 from slipstream.router.protocol.wire import Vocabulary
 from slipstream.router.registry.worker_abilities import NO_ABILITIES, WorkerAbilities
 from slipstream.router.requests.history import Timeline
@@ -216,6 +217,14 @@ class Emitted:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """Log-probabilities of the prompt of a request, before its first token."""
+
+    number: int
+    scores: ScoredTokens
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """After the last tokens of the request, or instead of any: a refusal is an end, too. `pickled` is the record if it
     was wanted."""
@@ -301,7 +310,9 @@ FrontMessage = (
     Listening | Submit | CancelRequest | Enter | Settle | Counts | Ask | Forget | Refused | ModelLoaded | TurnOver
 )
 ModelChange = LoadModel | NameModel | RemoveModel
-DispatcherMessage = Begin | ServedLimits | ModelChange | TakeOver | Output | Entered | FrontAnswer | Leave | DrainFront
+DispatcherMessage = (
+    Begin | ServedLimits | ModelChange | TakeOver | Scored | Output | Entered | FrontAnswer | Leave | DrainFront
+)
 
 FRONTS = Vocabulary(
     {
@@ -327,5 +338,6 @@ FRONTS = Vocabulary(
         LoadModel: 40,
         NameModel: 41,
         RemoveModel: 42,
+        Scored: 43,
     }
 )

@@ -25,6 +25,7 @@ from typing import Any
 
 import uvloop
 
+from slipstream.router.api.anthropic.error_form import error_form
 from slipstream.router.api.exchange_context import ApiExchange, ExchangeContext
 from slipstream.router.frontends.api_front import ApiFront
 from slipstream.router.frontends.connection_counts import SharedConnectionCount
@@ -58,10 +59,10 @@ from slipstream.router.text.encoding import encode_pool
 OWN_PATHS = frozenset(
     {
         *("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/health/live"),
-        *("/v1/responses", "/v1/conversations", "/v1/files", "/v1/batches"),
+        *("/v1/responses", "/v1/conversations", "/v1/messages", "/v1/files", "/v1/batches"),
     }
 )
-OWN_ITEMS = ("/v1/responses/", "/v1/conversations/", "/v1/files/", "/v1/batches/")  # and everything below them
+OWN_ITEMS = tuple(f"/v1/{name}/" for name in ("responses", "conversations", "messages", "files", "batches"))
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # that may be repeated
 HEARTBEAT_S = 1.0  # after which counts are sent again even if they have not changed
 TELL_COUNTS_S = 0.2  # how old the counts of a front on the metrics page may be
@@ -131,6 +132,7 @@ class FrontProcess:
             DividedHandler(front, dispatcher, self._tell_counts),
             ExchangeContext,
             check_caller=front.check_caller,
+            error_form_of=error_form,
             shares_port=True,
             count=self._connections,
             unix_socket=None if setup.unix_socket_fd is None else socket.socket(fileno=setup.unix_socket_fd),

@@ -26,6 +26,7 @@ from slipstream.router.frontends.front_messages import (
     FrontMessage,
     Output,
     Refused,
+    Scored,
     ServedLimits,
     Settle,
     Submit,
@@ -175,7 +176,7 @@ class RemoteDispatcher:
         finally:
             del self._replies[number]
 
-    def received(self, message: ServedLimits | Output | Entered | FrontAnswer) -> None:
+    def received(self, message: ServedLimits | Scored | Output | Entered | FrontAnswer) -> None:
         match message:
             case Output(emitted, ended):
                 for one in emitted:
@@ -187,6 +188,10 @@ class RemoteDispatcher:
                         running.stream.deliver(one.token_ids, one.logprobs)
                 for end in ended:
                     self._end(end)
+            case Scored(number, scores):
+                running = self._running.get(number)
+                if running is not None:
+                    running.stream.deliver_scores(scores)
             case ServedLimits(model):
                 self._limits[model] = message
             case Entered() | FrontAnswer():

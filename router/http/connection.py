@@ -226,6 +226,7 @@ class HttpConnection(asyncio.BufferedProtocol, Generic[C]):
     def _refuse(self, error: HttpError) -> None:
         unread = Request("", "", "", {}, b"", keep_alive=False, http10=False)
         exchange = Exchange(unread, self, None)
+        exchange.error_form = self._owner.error_form_of(self._reader.path)
         if self._cors is not None:
             exchange.cors_lines = self._cors.lines_for(self._reader.origin)
         exchange.fail(error)

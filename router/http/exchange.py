@@ -14,7 +14,7 @@ from slipstream.router.http.reader import Request
 JSON = "application/json"
 NO_CONTENT = HTTPStatus.NO_CONTENT.value  # has neither a type nor a length (RFC 9110, 8.6)
 CHUNKED = "transfer-encoding: chunked\r\n"
-PHRASES = {status.value: status.phrase for status in HTTPStatus}
+PHRASES = {status.value: status.phrase for status in HTTPStatus} | {529: "Overloaded"}  # the latter is Anthropic's
 
 
 class ResponseSink(Protocol):

@@ -40,8 +40,16 @@ class HttpError(Exception):
 ErrorForm = Callable[[HttpError, str], bytes]
 
 
+# The form of errors at a path.
+ErrorFormOf = Callable[[str], ErrorForm]
+
+
 def openai_error(error: HttpError, request_id: str) -> bytes:
     return error.body()
+
+
+def openai_form(path: str) -> ErrorForm:
+    return openai_error
 
 
 class RequestError(HttpError):

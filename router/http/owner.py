@@ -6,6 +6,7 @@ from typing import Literal, Protocol
 
 from slipstream.router.http.cors import CorsPolicy
 from slipstream.router.http.exchange import Exchange
+from slipstream.router.http.http_error import ErrorFormOf
 from slipstream.router.http.observer import C
 from slipstream.router.http.reader import CheckCaller, Request
 
@@ -30,6 +31,8 @@ class ConnectionOwner(Protocol[C]):
     def draining(self) -> bool: ...
     @property
     def check_caller(self) -> CheckCaller | None: ...
+    @property
+    def error_form_of(self) -> ErrorFormOf: ...
     @property
     def cors(self) -> CorsPolicy | None: ...
     def joined(self, connection: OwnedConnection) -> Admittance: ...

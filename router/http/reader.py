@@ -30,8 +30,9 @@ CheckCaller = Callable[[bytes], object]
 CHUNK_SIZE = re.compile(rb"[0-9a-fA-F]{1,16}")
 
 HTTP_2_PREFACE = b"PRI * HTTP/2.0\r\n"  # of a client that takes it for granted (RFC 9113, 3.4)
+KEY_HEADER = b"x-api-key"  # of Anthropic's clients
 # What is looked at before the body comes.
-FRAMING_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"authorization", b"expect", b"host"})
+FRAMING_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"authorization", KEY_HEADER, b"expect", b"host"})
 
 ReaderState = Literal["idle", "header", "body", "broken"]
 
@@ -47,6 +48,11 @@ class Request:
     body: bytes
     keep_alive: bool
     http10: bool
+
+
+def authorization_of(authorization: bytes, key: bytes) -> bytes:
+    """The Authorization header; if there is none, what it would be with the key in `x-api-key`."""
+    return authorization if authorization or not key else b"Bearer " + key
 
 
 class RequestReader:
@@ -115,6 +121,11 @@ class RequestReader:
     def origin(self) -> bytes | None:
         """The Origin header of the latest request, as far as it has come."""
         return next((value for name, value in self._headers if name == b"origin"), None)
+
+    @property
+    def path(self) -> str:
+        """That of the latest request, as far as it has come, and as it was sent."""
+        return self._below_prefix(self._url.decode("latin-1").partition("?")[0])
 
     def close(self) -> None:
         """Nothing more will come. The parser and this object hold each other: whatever arrived of a request would stay
@@ -197,7 +208,7 @@ class RequestReader:
         if version not in ("1.1", "1.0"):
             raise self._fail(HttpError(505, f"HTTP/{version} is not served, HTTP/1.1 is.", code="http_version"))
         self.state = "body"
-        authorization, codings, is_large, num_hosts = b"", b"", False, 0
+        authorization, key, codings, is_large, num_hosts = b"", b"", b"", False, 0
         for name, value in self._headers:
             if name not in FRAMING_HEADERS:
                 continue
@@ -207,6 +218,8 @@ class RequestReader:
                 codings += b"," + value  # several headers are one list
             elif name == b"authorization":
                 authorization = value
+            elif name == KEY_HEADER:
+                key = value
             elif name == b"expect":
                 if value.lower() != b"100-continue":
                     raise self._fail(HttpError(417, "The only expectation served is 100-continue.", param="Expect"))
@@ -220,7 +233,7 @@ class RequestReader:
             is_large = True  # perhaps
         if is_large and self._check_caller is not None:
             try:
-                self._check_caller(authorization)
+                self._check_caller(authorization_of(authorization, key))
             except HttpError as error:
                 raise self._fail(error) from None
 
@@ -297,10 +310,13 @@ class RequestReader:
         path, _, query = target.partition("#")[0].partition("?")
         if "%" in path:
             path = unquote(path, errors="replace")
+        return self._below_prefix(path), query
+
+    def _below_prefix(self, path: str) -> str:
         prefix = self._path_prefix
         if prefix and path.startswith(prefix) and path.startswith("/", len(prefix)):
-            path = path[len(prefix) :]
-        return path, query
+            return path[len(prefix) :]
+        return path
 
 
 def joined(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:

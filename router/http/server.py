@@ -13,7 +13,7 @@ from slipstream.router.config.router_config import HttpConfig
 from slipstream.router.http.connection import HttpConnection
 from slipstream.router.http.cors import CorsPolicy
 from slipstream.router.http.exchange import Exchange, Handler
-from slipstream.router.http.http_error import HttpError
+from slipstream.router.http.http_error import ErrorFormOf, HttpError, openai_form
 from slipstream.router.http.observer import C, NullObserver
 from slipstream.router.http.owner import Admittance, OwnedConnection
 from slipstream.router.http.reader import CheckCaller, Request
@@ -42,7 +42,8 @@ class Acceptor(Protocol):
 class HttpServer(Generic[C]):
     """Life cycle: `start`, then `leave` and `drain` (optional), then `stop`. All on one event loop.
 
-    `new_context` makes the context of each exchange. `check_caller` is asked before a large body is taken. With
+    `new_context` makes the context of each exchange. `check_caller` is asked before a large body is taken.
+    `error_form_of` is for what is refused before the handler gets it. With
     `shares_port` other processes may listen on the same port, and the system divides new connections between them;
     `count` knows of theirs. Clients can also come by a `unix_socket` that listens."""
 
@@ -53,11 +54,13 @@ class HttpServer(Generic[C]):
         new_context: Callable[[], C],
         *,
         check_caller: CheckCaller | None = None,
+        error_form_of: ErrorFormOf = openai_form,
         shares_port: bool = False,
         count: ConnectionCount | None = None,
         unix_socket: socket.socket | None = None,
     ) -> None:
         self.check_caller = check_caller
+        self.error_form_of = error_form_of
         self.cors = CorsPolicy.of(config.cors_origins)
         self._config = config
         self._handler = handler
@@ -186,6 +189,7 @@ class HttpServer(Generic[C]):
         if request.path.startswith(HEALTH_PATHS):
             await self._handler(request, exchange)
             return
+        exchange.error_form = self.error_form_of(request.path)
         message = f"All {self._config.max_connections} connections are in use."
         raise HttpError(503, message, kind="server_error", code="too_many_connections", headers=(("retry-after", "1"),))
 

@@ -194,6 +194,7 @@ class Placer:
             0.0 if state.output else now - state.record.timeline.queued,
             self._local_max_tokens(state),
             most_tokens=state.most_tokens,
+            wants_output=state.request.sampling.max_tokens > 0,
         )
 
     def _predicted(self, state: RequestState, worker: WorkerState, num_cached: int, now: float) -> PromptTimes:

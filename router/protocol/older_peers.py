@@ -25,7 +25,7 @@ NUM_REQUEST_FIELDS = 7
 
 def for_0_1_0(message: RouterMessage) -> RouterMessage:
     """The message without newer fields. What they say is nothing that such a worker does: it has no page groups. A
-    request that it cannot serve as meant (see `SamplingParams.restrictions`) is sent without room for a single token,
+    request that it cannot serve as meant (see `SamplingParams.beyond_0_1_0`) is sent without room for a single token,
     which it refuses. A grammar of the kind "output" is left out: the output is not constrained then, and read by the
     same parser. An answer with calls is worth more than none."""
     match message:
@@ -47,7 +47,7 @@ def _shortened(ticket: HandoffTicket) -> HandoffTicket:
 
 def _known(request: EngineRequest) -> EngineRequest:
     sampling = request.sampling
-    if sampling.restrictions:
+    if sampling.beyond_0_1_0:
         sampling = sampling._replace(max_tokens=0)
     if sampling.grammar is not None and sampling.grammar.kind == "output":
         sampling = sampling._replace(grammar=None)

@@ -63,6 +63,7 @@ TYPE_CODES: dict[type, int] = {
     messages.Copied: 11,
     messages.Frozen: 12,
     messages.PagesHeld: 13,
+    messages.PromptScores: 14,
     messages.Welcome: 32,
     messages.Rejected: 33,
     messages.Generate: 34,

@@ -16,6 +16,7 @@ from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.registry.worker_registry import WorkerState
 
 PlacementReason = Literal[
+    "prompt_only",  # local: no output is wanted, so nothing would be handed off
     "short_prompt",  # local: the prompt is within the limit for local prefill
     "cheaper_local",  # local: by the policy's score
     "prefill_busy",  # local: too many prompts wait for the prefill groups, by `isl_threshold` or for background work

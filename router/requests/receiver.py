@@ -6,6 +6,7 @@ from typing import Protocol
 
 from slipstream.router.protocol.generation import GenerationFinish
 from slipstream.router.protocol.messages import TokenLogprob
+from slipstream.router.protocol.messages.prompt_scores import ScoredTokens
 from slipstream.router.requests.history import RequestRecord
 
 
@@ -15,4 +16,5 @@ class Receiver(Protocol):
     @property
     def record(self) -> RequestRecord: ...
     def deliver(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None: ...
+    def deliver_scores(self, scores: ScoredTokens) -> None: ...
     def end(self, finish: GenerationFinish) -> None: ...

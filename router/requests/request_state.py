@@ -59,10 +59,14 @@ class RequestState:
     failed_versions: set[str] = field(default_factory=set)  # versions that may have been at fault for a failure
     forecast: OutputForecast = UNFORESEEN  # of the length of its answer, made on arrival
     retention: RetentionHint | None = None  # what its workers are told about its pages
+    num_scored: int = 0  # prompt tokens behind the first whose log-probabilities have come
+    num_to_score: int = field(init=False)  # of so many they are wanted
 
     def __post_init__(self) -> None:
         self.request_id = self.request.request_id
         self.num_prompt_tokens = len(self.prompt_ids) // 4
+        wants_scores = self.request.sampling.prompt_logprobs is not None
+        self.num_to_score = self.num_prompt_tokens - 1 if wants_scores else 0
 
     @property
     def is_background(self) -> bool:
@@ -104,6 +108,11 @@ class RequestState:
         return self.num_prompt_tokens + len(self.output.ids)
 
     @property
+    def is_scored(self) -> bool:
+        """Whether no log-probabilities of its prompt are missing."""
+        return self.num_scored >= self.num_to_score
+
+    @property
     def most_tokens(self) -> int:
         """How many tokens prompt and output may have in the end, unless the model's context ends before."""
         return self.num_prompt_tokens + self.request.sampling.max_tokens
@@ -129,6 +138,7 @@ class RequestState:
             cache_salt=self.request.cache_salt,
             priority=self.request.priority,
             retention=self.retention,
+            num_scored=self.num_scored,
         )
 
     def enter(

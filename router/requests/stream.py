@@ -8,6 +8,7 @@ from types import TracebackType
 
 from slipstream.router.protocol.generation import Delta, EarlyEnd, GenerationFinish
 from slipstream.router.protocol.messages import TokenLogprob
+from slipstream.router.protocol.messages.prompt_scores import ScoredTokens
 from slipstream.router.requests.history import RequestRecord
 
 Take = Callable[[Delta], bool]
@@ -56,6 +57,7 @@ class GenerationStream:
         self._take: Take | None = None
         self._is_handed_out_soon = False
         self.finish: GenerationFinish | None = None
+        self.prompt_scores: list[ScoredTokens] = []  # in order; all of them before the first delta
 
     def cancel(self, reason: EarlyEnd = "abort") -> None:
         """Ends the request with this finish reason, and frees everything it holds. Idempotent."""
@@ -71,6 +73,10 @@ class GenerationStream:
         else:
             self._pending.extend([(token_id, None) for token_id in token_ids])
         self._wake()
+
+    def deliver_scores(self, scores: ScoredTokens) -> None:
+        """Called by the service with more log-probabilities of the prompt, in order."""
+        self.prompt_scores.append(scores)
 
     def end(self, finish: GenerationFinish) -> None:
         """Called by the service at the end: nothing comes after this."""

@@ -30,7 +30,7 @@ INLINE_SIZE = 2048
 CACHED_SIZE = 8192
 NO_VARIABLES: Mapping[str, Any] = {}
 TRIAL_CHAT: Message = {"role": "user", "content": "Hello"}
-VARIABLES, TOOLS = "", "tools"  # under which they lie behind the messages
+VARIABLES, TOOLS, CONTINUED = "", "tools", "continued"  # under which they lie behind the messages
 TAIL_TOKENS = 32  # of a prompt: more than what a template writes about reasoning at its end
 MESSAGE_SIZE = 16  # what rendering a message costs besides its text, in characters
 
@@ -137,8 +137,10 @@ class Tokenizer:
         max_tokens: int,
         variables: Mapping[str, Any] = NO_VARIABLES,
         tools: list[Mapping[str, Any]] | None = None,
+        continued: str = "",
     ) -> bytes:
-        """Encodes a conversation with the chat template, which gets the client's `variables` and `tools` as well.
+        """Encodes a conversation with the chat template, which gets the client's `variables` and `tools` as well. The
+        text `continued` follows the prompt, as the beginning of the answer.
         Control tokens inside all of these are treated as plain text, so that no client can forge another turn.
 
         Raises ChatTemplateError, ControlTokenError, TextTooLongError.
@@ -151,11 +153,13 @@ class Tokenizer:
         )
         if tools:
             size += size_of(tools)
+        size += len(continued)
         if size > CACHED_SIZE:
             return await self._run(
-                size, lambda: self._encode_chat(self._render(template, messages, variables, tools), max_tokens)
+                size,
+                lambda: self._encode_chat(self._render(template, messages, variables, tools, continued), max_tokens),
             )
-        rendered = self._render(template, messages, variables, tools)
+        rendered = self._render(template, messages, variables, tools, continued)
         if self._words is not None and rendered.disguised is None:
             self._check_length(rendered.text, max_tokens)
             token_ids = self._words.encode(rendered.text)
@@ -209,11 +213,14 @@ class Tokenizer:
         messages: list[Message],
         variables: Mapping[str, Any],
         tools: list[Mapping[str, Any]] | None = None,
+        continued: str = "",
     ) -> RenderedChat:
         # What the client gives besides messages. It has no role: a variable of that name makes it no assistant's.
         besides: Message = {VARIABLES: dict(variables)} if variables else {}
         if tools:
             besides[TOOLS] = tools
+        if continued:
+            besides[CONTINUED] = continued
         both = [*messages, besides] if besides else messages
         has_pieces = self._control.has_pieces(both)
         disguised = self._control.disguise(both, has_pieces)
@@ -241,7 +248,9 @@ def render_all(template: ChatTemplate, messages: list[Message], has_besides: boo
     if not has_besides:
         return template.render(messages)
     besides = messages[-1]
-    return template.render(messages[:-1], besides.get(VARIABLES), tools=besides.get(TOOLS))
+    prompt = template.render(messages[:-1], besides.get(VARIABLES), tools=besides.get(TOOLS))
+    continued: str = besides.get(CONTINUED, "")
+    return prompt + continued
 
 
 def size_of(value: Any) -> int:

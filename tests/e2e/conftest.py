@@ -33,20 +33,19 @@ TIMEOUT_S = 300.0  # of a test with the start of its cluster, on a machine that 
 
 # Their tests change the numbers and roles of workers: of `fleet`.
 SHARE_A_FLEET = frozenset({"test_guided.py", "test_migration.py", "test_resizing.py"})
-# Their tests start clusters of their own. The other files share `cluster` and `tp2_cluster`.
-HAVE_THEIR_OWN = frozenset(
-    {
-        "test_command_line.py",
-        "test_fault_campaign.py",
-        "test_last_attempts.py",
-        "test_lifecycle.py",
-        "test_planner.py",
-        "test_prefix_index.py",
-        "test_ray_job.py",
-        "test_several_models.py",
-        "test_weights.py",
-        "test_wheel.py",
-    }
+# Their tests start clusters of their own; the longest come first. The other files share `cluster` and `tp2_cluster`.
+HAVE_THEIR_OWN = (
+    "test_rolling_update.py",
+    "test_several_models.py",
+    "test_last_attempts.py",
+    "test_ray_job.py",
+    "test_command_line.py",
+    "test_fault_campaign.py",
+    "test_prefix_index.py",
+    "test_lifecycle.py",
+    "test_weights.py",
+    "test_wheel.py",
+    "test_planner.py",
 )
 
 
@@ -78,8 +77,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if isinstance(item, pytest.Function) and "fleet" in item.fixturenames:
             assert item.path.name in SHARE_A_FLEET, f"{item.path.name} uses `fleet` and is not in SHARE_A_FLEET"
 
-    def place(name: str) -> tuple[bool, bool, bool]:
-        return name in HAVE_THEIR_OWN, name in SHARE_A_FLEET, name == "test_ends.py"
+    def place(name: str) -> tuple[int, bool, bool]:
+        own = HAVE_THEIR_OWN.index(name) + 1 if name in HAVE_THEIR_OWN else 0
+        return own, name in SHARE_A_FLEET, name == "test_ends.py"
 
     items.sort(key=lambda item: place(item.path.name))
 

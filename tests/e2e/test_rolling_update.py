@@ -24,6 +24,7 @@ import yaml
 from slipstream.cluster.admin_api.client.admin_client import AdminClient
 from slipstream.cluster.admin_api.client.admin_client import client_of as admin_client_of
 from slipstream.cluster.terminal.command_error import CommandError
+from tests.e2e.conftest import SMALL
 from tests.support.e2e.altered_models import broken_model, perturbed_model
 from tests.support.e2e.observation import status_of, wait_until_at_rest
 from tests.support.e2e.serving_cluster import ServingCluster
@@ -35,11 +36,17 @@ PAUSE_S = 0.25  # of a client between two questions: else new workers start on w
 PROMPTS = [prompt_of(size, variant=60 + number) for number, size in enumerate((10, 24, 90, 150))]
 
 
+@pytest.fixture(scope="module")
+def updated_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingCluster]:
+    with ServingCluster(tmp_path_factory.mktemp("updated"), {**SMALL, "name": "e2e-updates"}) as cluster:
+        yield cluster
+
+
 @pytest.fixture
-def serving(cluster: ServingCluster) -> ServingCluster:
-    """The cluster of all tests, which has its first version and configuration again after each of these."""
-    wait_until_at_rest(cluster)
-    return cluster
+def serving(updated_cluster: ServingCluster) -> ServingCluster:
+    """A cluster that has its first version and configuration again after each of these tests."""
+    wait_until_at_rest(updated_cluster)
+    return updated_cluster
 
 
 class Answer(NamedTuple):

@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
-from slipstream.workers.engine.plan.step_plan import PageSend, SamplingRow, SendProgress, StepPlan
+from slipstream.workers.engine.plan.step_plan import PageSend, PromptRows, SamplingRow, SendProgress, StepPlan
 from slipstream.workers.engine.scheduling.scheduled_step import ScheduledChunk, ScheduledStep
 from slipstream.workers.engine.scheduling.sequence import Sequence
 from slipstream.workers.engine.scheduling.wanted_pages import WantedPages
@@ -56,6 +56,7 @@ class BatchBuilder:
     def _compose(self, step: ScheduledStep) -> tuple[StepPlan, list[SamplingRow]]:
         num_pages = self._lay_out_decoding(step.decoding)
         sampling = step.decoding
+        prompt_rows = _prompt_rows(step) if step.num_scored_tokens else ()
         if step.chunks:
             arrays = self._with_chunks(step, num_pages)
             sampling = [*sampling, *(chunk.sequence for chunk in step.chunks if chunk.samples)]
@@ -66,9 +67,9 @@ class BatchBuilder:
         for sequence in sampling:
             if not sequence.is_plainly_greedy or len(sequence.tokens) < sequence.min_tokens:
                 rows = [_sampling_row(sequence) for sequence in sampling]
-                return StepPlan(arrays, False, *self._sends(step.chunks)), rows
+                return StepPlan(arrays, False, *self._sends(step.chunks), prompt_rows=prompt_rows), rows
         if step.chunks:
-            return StepPlan(arrays, True, *self._sends(step.chunks)), []
+            return StepPlan(arrays, True, *self._sends(step.chunks), prompt_rows=prompt_rows), []
         if arrays is not self._plan.arrays:
             self._plan = StepPlan(arrays, greedy=True)
         return self._plan, []
@@ -196,6 +197,18 @@ class BatchBuilder:
 def _fill(page_table: Int32s, row: int, pages: array[int], num_pages: int) -> None:
     page_table[row, :num_pages] = pages[:num_pages]
     page_table[row, num_pages:] = 0
+
+
+def _prompt_rows(step: ScheduledStep) -> tuple[PromptRows, ...]:
+    rows, begin = [], len(step.decoding)
+    for chunk in step.chunks:
+        scores, sequence = chunk.scores, chunk.sequence
+        if scores:
+            next_ids = sequence.tokens[scores.start + 1 : scores.stop + 1].tobytes()
+            first_row = begin + scores.start - sequence.num_computed
+            rows.append(PromptRows(first_row, next_ids, sequence.params.prompt_logprobs or 0))
+        begin += chunk.num_tokens
+    return tuple(rows)
 
 
 def _sampling_row(sequence: Sequence) -> SamplingRow:

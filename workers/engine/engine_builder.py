@@ -53,6 +53,7 @@ log = logging.getLogger(__name__)
 
 WARM_UP_TOKENS = 32
 SMALL_MACHINE_CORES = 8
+SCORES_BYTES = 256 << 20  # of a step, where a model computes those of all its rows at once
 
 
 def engine_limits(
@@ -108,7 +109,13 @@ def engine_limits(
         reserves_output=config.scheduler_policy == "guaranteed_no_evict",
         state_pages=num_state_pages(model, config),
         state_block_tokens=config.page_tokens if model.kv.is_state_only else None,
+        max_scored_tokens=_max_scored_tokens(model),
     )
+
+
+def _max_scored_tokens(model: ModelSpec) -> int | None:
+    """The native families have their output layer computed for some rows at a time, so that any number will do."""
+    return max(1, SCORES_BYTES // (4 * model.vocab_size)) if isinstance(model, GeneralSpec) else None
 
 
 def _auto_pool_size(

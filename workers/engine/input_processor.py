@@ -51,8 +51,14 @@ class InputProcessor:
                 "prompt_ids",
                 f"{num_tokens} tokens leave no room for output: max_model_len is {self.limits.max_model_len}",
             )
-        if len(resumed) >= params.max_tokens:
+        if resumed.size and len(resumed) >= params.max_tokens:
             raise EngineRequestError("max_tokens", f"{params.max_tokens} with {len(resumed)} tokens generated already")
+        if params.max_tokens < 0:
+            raise EngineRequestError("max_tokens", f"must be at least 0, got {params.max_tokens}")
+        if params.prompt_logprobs is not None and not 0 <= params.prompt_logprobs <= self.limits.vocab_size:
+            raise EngineRequestError("prompt_logprobs", f"{params.prompt_logprobs} best tokens cannot be reported")
+        if request.num_scored < 0:
+            raise EngineRequestError("num_scored", f"must be at least 0, got {request.num_scored}")
         for token_id, _ in params.logit_bias:
             if not 0 <= token_id < self.limits.vocab_size:
                 raise EngineRequestError("logit_bias", f"token id {token_id} is not in the vocabulary")
@@ -80,6 +86,8 @@ class InputProcessor:
             processors=self._row_processors(params, tokens, len(prompt)),
             ticket=ticket,
             retention=request.retention,
+            num_scored=request.num_scored,
+            num_to_score=len(prompt) - 1 if params.prompt_logprobs is not None else 0,
         )
 
     def _grammar(self, params: SamplingParams, tokens: array[int], num_prompt: int) -> SequenceGrammar | None:

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Items
+
+import numpy as np
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.router.protocol.messages import (
     EngineRequest,
     Failed,
     FinishReason,
+    PromptScores,
     StepTime,
     TokenChunk,
     TokenLogprob,
 )
+from slipstream.router.protocol.messages.prompt_scores import MAX_SCORED_TOKENS, ScoredTokens
 from slipstream.workers.engine.batch_builder import BatchBuilder
 from slipstream.workers.engine.input_processor import InputProcessor
 from slipstream.workers.engine.kv_cache.prefix_cache import PrefixCache
 from slipstream.workers.engine.limits.engine_limits import EngineLimits
 from slipstream.workers.engine.plan.executor import Executor, PageMemory
-from slipstream.workers.engine.plan.step_plan import SampledTokens, TokenFailure
+from slipstream.workers.engine.plan.step_plan import SampledTokens, ScoredRows, TokenFailure
 from slipstream.workers.engine.processors.registered_processors import NO_PROCESSORS, LogitsProcessors
 from slipstream.workers.engine.scheduling.migrations import NativeMigrations
-from slipstream.workers.engine.scheduling.scheduled_step import ScheduledStep
+from slipstream.workers.engine.scheduling.scheduled_step import ScheduledChunk, ScheduledStep
 from slipstream.workers.engine.scheduling.scheduler import Scheduler
 from slipstream.workers.engine.scheduling.sequence import Sequence, SequenceState
 from slipstream.workers.engine.scheduling.wanted_pages import WantedPages
@@ -63,6 +68,7 @@ class NativeEngine:
         self._steps = StepCounts()
         self._num_sampled_tokens = 0
         self._failures: list[Failed] = []
+        self._prompt_scores: list[PromptScores] = []
 
     def change_limits(self, limits: EngineLimits) -> None:
         """Changes the limits. Pages and what is cached in them stay. The engine must have no sequences."""
@@ -192,6 +198,10 @@ class NativeEngine:
         failures, self._failures = self._failures, []
         return failures
 
+    def take_prompt_scores(self) -> list[PromptScores]:
+        scores, self._prompt_scores = self._prompt_scores, []
+        return scores
+
     @property
     def last_step_has_prefill(self) -> bool:
         return bool(self._last_step.chunks)
@@ -285,17 +295,41 @@ class NativeEngine:
         if step.chunks:
             sequences = [*sequences, *(chunk.sequence for chunk in step.chunks if chunk.samples)]
         logprobs, failures = sampled.logprobs, sampled.failures or {}
-        outputs = []
+        unsound = self._keep_scores(step.chunks, sampled.prompt_scores) if step.num_scored_tokens else ()
+        outputs = [self._fail(sequence, None) for sequence in unsound]
         for at, (sequence, token_id) in enumerate(zip(sequences, sampled.token_ids, strict=True)):
+            if unsound and sequence in unsound:
+                continue
             if token_id is None:
                 outputs.append(self._fail(sequence, failures.get(at)))
             else:
                 outputs.append(self._accept(sequence, token_id, None if logprobs is None else logprobs[at]))
         return outputs
 
+    def _keep_scores(self, chunks: Items[ScheduledChunk], scored: Items[ScoredRows]) -> list[Sequence]:
+        """Takes the log-probabilities that the step has computed for prompts. Returns the sequences for which they are
+        no numbers."""
+        unsound = []
+        for chunk, rows in zip([chunk for chunk in chunks if chunk.scores], scored, strict=True):
+            sequence = chunk.sequence
+            if np.isnan(rows.logprobs).any():
+                unsound.append(sequence)
+                continue
+            sequence.num_scored = chunk.scores.stop
+            for at in range(0, len(chunk.scores), MAX_SCORED_TOKENS):
+                part = slice(at, at + MAX_SCORED_TOKENS)
+                columns = (rows.logprobs[part], rows.ranks[part], rows.top_ids[part], rows.top_logprobs[part])
+                packed = b"".join([column.tobytes() for column in columns])
+                scores = ScoredTokens(chunk.scores.start + 1 + at, rows.top_ids.shape[1], packed)
+                self._prompt_scores.append(PromptScores(*sequence.key, scores))
+        return unsound
+
     def _accept(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> TokenChunk:
         """Append a sampled token. If it is the last one, end or hold the sequence."""
         num_before = len(sequence.tokens)
+        if num_before >= sequence.max_tokens:  # of a request that wants no output
+            self._end(sequence)
+            return TokenChunk(*sequence.key, 0, (), finish_reason="length", num_cached_tokens=sequence.num_cached or 0)
         sequence.append(token_id)
         self._num_sampled_tokens += 1
         grammar = sequence.grammar

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey
 from slipstream.router.protocol.messages import Role
-from slipstream.workers.engine.plan.step_plan import PageSend, SendProgress, StepPlan
+from slipstream.workers.engine.plan.step_plan import PageSend, PromptRows, SendProgress, StepPlan
 from slipstream.workers.models.interface.step_arrays import PackedArrays
 from slipstream.workers.transfers.group_transfers import RankOutcome
 
@@ -43,15 +43,16 @@ class Execute:
     greedy: bool
     sends: tuple[PageSend, ...]
     progress: tuple[SendProgress, ...]
+    prompt_rows: tuple[PromptRows, ...] = ()
 
     @staticmethod
     def of(plan: StepPlan) -> Execute:
-        return Execute(plan.arrays.pack(), plan.greedy, plan.sends, plan.progress)
+        return Execute(plan.arrays.pack(), plan.greedy, plan.sends, plan.progress, plan.prompt_rows)
 
     @property
     def plan(self) -> StepPlan:
         """The plan of the step. Raises ValueError if the arrays are incomplete."""
-        return StepPlan(self.arrays.unpack(), self.greedy, self.sends, self.progress)
+        return StepPlan(self.arrays.unpack(), self.greedy, self.sends, self.progress, prompt_rows=self.prompt_rows)
 
 
 @dataclass(frozen=True, slots=True)

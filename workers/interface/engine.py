@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket
-from slipstream.router.protocol.messages import EngineRequest, Failed, RetentionHint, StepTime, TokenChunk
+from slipstream.router.protocol.messages import (
+    EngineRequest,
+    Failed,
+    PromptScores,
+    RetentionHint,
+    StepTime,
+    TokenChunk,
+)
 from slipstream.workers.interface.cache_changes import CacheChanges
 
 AttemptKey = tuple[str, int]  # (request_id, attempt)
@@ -247,6 +254,9 @@ class SteppedEngine(Engine, Protocol):
 
     def take_failures(self) -> Sequence[Failed]:
         """Why sequences ended with "error" since the last call, where no other worker could do better."""
+
+    def take_prompt_scores(self) -> Sequence[PromptScores]:
+        """The log-probabilities of prompts that steps have computed since the last call, in order."""
 
     def grammar_ready(self) -> None:
         """A grammar was compiled, for which a sequence may have been waiting."""

@@ -53,7 +53,7 @@ class MockAttempts:
         num_output = len(request.output_ids) // _ID_BYTES
         num_tokens = num_prompt + num_output
         max_output = min(request.sampling.max_tokens, self.profile.max_model_len - num_prompt)
-        if num_prompt == 0 or num_output >= max_output:
+        if num_prompt == 0 or (num_output >= max_output and (num_output or request.sampling.max_tokens)):
             raise EngineRequestError("prompt_ids", f"{num_tokens} tokens leave nothing to generate")
         output = self._policy.output_of(request.prompt_ids)
         tokens, chain = None, None
@@ -65,7 +65,8 @@ class MockAttempts:
         num_pages = self.profile.pages_for(num_tokens + num_room_tokens)
         if self._reserves_output:
             num_pages = min(self.profile.pages_for(num_prompt + max_output), self.profile.num_pages)
-        lease = self.pages.take(chain, num_pages, self._max_shared(num_tokens))
+        most = num_tokens if state is MockState.RESERVED else self._num_cacheable(request, num_tokens)
+        lease = self.pages.take(chain, num_pages, self._max_shared(most))
         if lease is None:
             return None
         attempt = MockAttempt(
@@ -100,7 +101,8 @@ class MockAttempts:
 
     def find_more(self, attempt: MockAttempt) -> None:
         """Looks into the prefix cache again, for prompts that were computed since the attempt came."""
-        self.pages.find_more(attempt.lease, self._max_shared(attempt.num_tokens))
+        most = self._num_cacheable(attempt.request, attempt.num_tokens)
+        self.pages.find_more(attempt.lease, self._max_shared(most))
 
     def known_tokens(self, attempt: MockAttempt) -> int:
         """How many of its tokens were found in the prefix cache."""
@@ -125,6 +127,13 @@ class MockAttempts:
         num_missing = num_pages - attempt.lease.num_pages
         if num_missing > 0:
             self.pages.grow(attempt.lease, num_missing)
+
+    def _num_cacheable(self, request: EngineRequest, num_tokens: int) -> int:
+        """Tokens of which all but the last may be cached where the prompt is computed: not those whose
+        log-probabilities are wanted."""
+        num_to_score = len(request.prompt_ids) // _ID_BYTES - 1
+        is_scored = request.sampling.prompt_logprobs is None or request.num_scored >= num_to_score
+        return num_tokens if is_scored else request.num_scored + 1
 
     def _max_shared(self, num_tokens: int) -> int:
         """How many pages may be taken from the cache, as the last token is always computed."""

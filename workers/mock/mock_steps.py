@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 
-from slipstream.router.protocol.messages import FinishReason, Role, StepTime, TokenChunk
+from slipstream.router.protocol.messages import FinishReason, PromptScores, Role, StepTime, TokenChunk
 from slipstream.workers.engine.step_counts import StepCounts
 from slipstream.workers.interface.engine import AttemptKey
 from slipstream.workers.mock.mock_attempt import MockAttempt, MockState
 from slipstream.workers.mock.mock_attempts import MockAttempts
+from slipstream.workers.mock.mock_scores import prompt_scores
 from slipstream.workers.mock.mock_transfers import MockTransfers
 from slipstream.workers.telemetry.step_times import StepSampler
 
@@ -32,6 +33,7 @@ class MockSteps:
         self.num_queued_tokens = 0
         self.counts = StepCounts()
         self.num_sampled_tokens = 0
+        self.prompt_scores: list[PromptScores] = []  # of prompts that were computed, to be sent before their tokens
 
     @property
     def num_decoding(self) -> int:
@@ -116,6 +118,8 @@ class MockSteps:
             self._book.pages.remember(attempt.lease, num_computed // self._profile.page_tokens)
             if attempt.num_uncomputed == 0:
                 self._queue.popleft()
+                if attempt.request.sampling.prompt_logprobs is not None:
+                    self.prompt_scores += prompt_scores(attempt.request, self._profile.vocab_size)
                 chunks.append(self._prompt_computed(attempt))
         self._step_decoding, self._step_chunks = [], []
         return chunks
@@ -148,6 +152,8 @@ class MockSteps:
 
     def _next_chunk(self, attempt: MockAttempt) -> TokenChunk:
         request_id, number = attempt.key
+        if not attempt.max_output:
+            return TokenChunk(request_id, number, 0, (), finish_reason="length", num_cached_tokens=attempt.num_cached)
         index = attempt.num_output
         token_id = attempt.output.token_at(index)
         attempt.num_output += 1

@@ -53,7 +53,11 @@ class MockWorker:
         if ended_s is None or ended_s > now_s:
             self._go_on(now_s)
             return out
-        out += self._end_transfers(self.protocol.role.sampled(self.engine.batch.end_step()))
+        outputs, batch = self.engine.batch.end_step(), self.engine.batch
+        if batch.prompt_scores:
+            out += batch.prompt_scores
+            batch.prompt_scores = []
+        out += self._end_transfers(self.protocol.role.sampled(outputs))
         self._go_on(ended_s)
         return out
 

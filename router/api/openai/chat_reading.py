@@ -66,6 +66,18 @@ def reasoning_state(model: ServedModel, packed_ids: bytes) -> ReasoningState:
     return "over" if tail.rstrip().endswith(closes) else "possible"
 
 
+def check_can_continue(model: ServedModel, prompt_ids: bytes) -> None:
+    """Raises HttpError 400 if an output behind this prompt does not begin with content, so that a client's text cannot
+    be its beginning."""
+    form = model.outputs.format if model.outputs is not None else None
+    if reasoning_state(model, prompt_ids) == "begun" or (form is not None and form.channels is not None):
+        message = (
+            f"The last message cannot be continued: the outputs of {model.name!r} begin with reasoning. Leave out the "
+            "last message of the 'assistant', or turn thinking off where the model can do without it."
+        )
+        raise HttpError(400, message, param="messages", code="unsupported_parameter")
+
+
 def text_pieces(body: GenerationFields, model: ServedModel) -> PieceTable:
     """What tokens contribute to an output that is text."""
     if body.skip_special_tokens is not False:

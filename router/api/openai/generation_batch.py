@@ -12,6 +12,8 @@ from slipstream.router.api.openai.answer.choice import Choice
 from slipstream.router.api.openai.answer.formats import AnswerFormat, AnswerHead
 from slipstream.router.api.openai.answer.output import ChoiceOutput, Events
 from slipstream.router.api.openai.answer.output_text import OutputText
+from slipstream.router.api.openai.answer.output_tokens import OutputTokens
+from slipstream.router.api.openai.answer.token_report import ReportedTokens
 from slipstream.router.api.openai.body.schema import ChatRequest, GenerationFields
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.observability.tracing.request_trace import Value
@@ -87,7 +89,7 @@ class GenerationBatch:
     """A request that passed its checks: each of its `prompts` is to be continued `choices_per_prompt` times, by as many
     beams if it is a search. `answer_id` is the id in the body of its answer; `prompt_param` is the field that its
     prompts came in. Outputs are text by `pieces`, or events where they are read (`reading`). A `keeper` stores the
-    answer."""
+    answer. `tokens` is there if it says more of tokens than their text."""
 
     __slots__ = (
         "answer_id",
@@ -102,6 +104,7 @@ class GenerationBatch:
         "prompts",
         "reading",
         "received",
+        "tokens",
     )
 
     def __init__(
@@ -113,6 +116,7 @@ class GenerationBatch:
         pieces: PieceTable,
         reading: Reading | None = None,
         keeper: AnswerKeeper | None = None,
+        tokens: ReportedTokens | None = None,
     ) -> None:
         self.received = received
         self.body = received.body
@@ -121,6 +125,7 @@ class GenerationBatch:
         self.pieces = pieces
         self.reading = reading
         self.keeper = keeper
+        self.tokens = tokens
         self.prompt_param = prompt_param
         self.form = form
         self.choices_per_prompt = received.body.candidates_per_prompt
@@ -164,6 +169,8 @@ class GenerationBatch:
         stops, includes_stop, min_tokens = body.stop or (), bool(body.include_stop_str_in_output), body.min_tokens or 0
         if self.reading is not None:
             return self.reading.output(stops, includes_stop, min_tokens)
+        if not body.detokenizes:
+            return OutputTokens()
         return OutputText(self.pieces, stops, includes_stop, min_tokens)
 
     def ids_of(self, index: int) -> tuple[str, tuple[str, ...]]:

@@ -8,6 +8,8 @@ import time
 from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol, TypeVar
 
+from pydantic import BaseModel
+
 from slipstream.router.access.access import Access, Permit
 from slipstream.router.api.exchange_context import ApiExchange
 from slipstream.router.api.openai.answer.answer import Answer
@@ -43,7 +45,7 @@ MAX_TOKENS_HEADER = "x-slipstream-max-tokens"
 BACKGROUND_SLO = Slo(ttft_s=3600.0, itl_s=10.0)  # of what nobody waits for: it must not count as served too late
 MAX_EXPLAINED_CHOICES = 16  # in one answer; the explanation of each can be tens of KiB
 
-Fields = TypeVar("Fields", bound=GenerationFields)
+Body = TypeVar("Body", bound=BaseModel)
 
 
 class SubmitService(ModelStatus, Protocol):
@@ -82,7 +84,7 @@ class GenerationFlow:
         self.stages = PreparationStages()
         self.preparation = RequestPreparation(self.lookup, service, self.stages, config.overlong == "clamp")
 
-    def parse(self, request: Request, exchange: ApiExchange, form: type[Fields]) -> Fields:
+    def parse(self, request: Request, exchange: ApiExchange, form: type[Body]) -> Body:
         """The body. Raises HttpError; one about a model that is not named says which there are."""
         try:
             return self.bodies.parse(request, exchange, form)
@@ -165,7 +167,7 @@ class GenerationFlow:
             batch.num_choices,
             is_resumed=exchange.context.checkpoint.resumed(0) is not None,
         )
-        exchange.header_lines += header_lines
+        exchange.header_lines += exchange.context.limit_lines(header_lines)
         if batch.clamped_to is not None:
             exchange.add_header(MAX_TOKENS_HEADER, str(batch.clamped_to))
             self._metrics.of(batch.received.model.name).num_clamped += 1
@@ -193,6 +195,7 @@ class GenerationFlow:
                 explains=bool(body.explain),
                 num_best=batch.num_best,
                 keeper=batch.keeper,
+                tokens=batch.tokens,
             )
             if body.stream:
                 await answer.send_stream(exchange, body.wants_usage_so_far, self._ping_s)
@@ -246,6 +249,8 @@ class GenerationFlow:
         sampling = prompt.sampling
         if choices_per_prompt > 1:
             sampling = sampling._replace(seed=(sampling.seed + index % choices_per_prompt) & SEED_MASK)
+            if index % choices_per_prompt:  # of the prompt, once is enough
+                sampling = sampling._replace(prompt_logprobs=None)
         request_id, names = batch.ids_of(index)
         return GenerateRequest(
             request_id=request_id,

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from slipstream.router.access.caller import Caller
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
 from slipstream.router.api.openai.model_lookup import ModelLookup, ModelStatus
 from slipstream.router.catalog.catalog import Catalog, CatalogEntry
@@ -29,19 +30,26 @@ class ModelPages:
 
     async def models(self, request: Request, exchange: ApiExchange) -> None:
         """The models that are served, and their aliases; where a model has several versions, also each of those."""
-        may_use = exchange.context.caller.may_use
-        cards = [
-            self._card(entry, name)
-            for entry in self._catalog
-            if may_use(entry.model.name)
-            for name in self._names(entry)
-        ]
+        cards = self.cards(exchange.context.caller)
         exchange.respond(200, orjson.dumps({"object": "list", "data": cards}))
 
     async def model(self, request: Request, exchange: ApiExchange, name: str) -> None:
         """One model, version or alias."""
-        model = self._lookup.of(name, exchange.context.caller, MAX_PRIORITY).model
-        exchange.respond(200, orjson.dumps(self._card(self._catalog.entry(model.name), name)))
+        exchange.respond(200, orjson.dumps(self.card_of(name, exchange.context.caller)))
+
+    def cards(self, caller: Caller) -> list[dict[str, Any]]:
+        """All that the caller may use, in OpenAI's form."""
+        return [
+            self._card(entry, name)
+            for entry in self._catalog
+            if caller.may_use(entry.model.name)
+            for name in self._names(entry)
+        ]
+
+    def card_of(self, name: str, caller: Caller) -> dict[str, Any]:
+        """That of one name. Raises HttpError."""
+        model = self._lookup.of(name, caller, MAX_PRIORITY).model
+        return self._card(self._catalog.entry(model.name), name)
 
     def _names(self, entry: CatalogEntry) -> Iterator[str]:
         name = entry.model.name

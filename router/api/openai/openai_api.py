@@ -10,25 +10,19 @@ from slipstream.router.access.access import Access
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
 from slipstream.router.api.openai.body.schema import ChatRequest, CompletionRequest
 from slipstream.router.api.openai.generation_flow import GenerationFlow
-from slipstream.router.api.openai.model_lookup import ModelStatus
-from slipstream.router.api.openai.model_pages import ModelPages
 from slipstream.router.api.openai.token_pages import TokenPages
-from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.http.reader import Request
 
 
 class OpenAiApi:
     """Serves the models of a catalog. A client can ask for a certain version of one as `model@version`."""
 
-    def __init__(self, flow: GenerationFlow, catalog: Catalog, status: ModelStatus, access: Access) -> None:
+    def __init__(self, flow: GenerationFlow, access: Access) -> None:
         self._flow = flow
-        self._catalog = catalog
-        self._status = status
         self._access = access
 
     def add_to(self, routes: ApiRoutes) -> None:
         """Register the endpoints."""
-        ModelPages(self._catalog, self._status, self._flow.lookup).add_to(routes)
         routes.add("POST", "/v1/chat/completions", self.chat_completions, body=ChatRequest)
         routes.add("POST", "/v1/completions", self.completions, body=CompletionRequest)
         routes.add("GET", "/v1/usage", self.usage)

@@ -3,8 +3,10 @@ sampled, read and shown."""
 
 from __future__ import annotations
 
-from slipstream.router.api.openai.answer.formats import ChatFormat, CompletionFormat
+from slipstream.router.api.openai.answer.completion_format import CompletionFormat
+from slipstream.router.api.openai.answer.formats import ChatFormat
 from slipstream.router.api.openai.answer.message_format import MessageFormat
+from slipstream.router.api.openai.answer.token_names import TokenNames
 from slipstream.router.api.openai.body.beam_fields import check_beams, check_no_beams
 from slipstream.router.api.openai.body.restrictions import NO_RESTRICTIONS, Restrictions, restrictions_of
 from slipstream.router.api.openai.body.sampling import SEED_MASK, check_token_ids, sampling_params
@@ -13,6 +15,7 @@ from slipstream.router.api.openai.body.structured_output import RequestGrammars
 from slipstream.router.api.openai.body.tool_grammars import ToolGrammars
 from slipstream.router.api.openai.body.tools import ToolUse
 from slipstream.router.api.openai.chat_reading import (
+    check_can_continue,
     check_tools,
     reading_of,
     reasoning_state,
@@ -23,6 +26,7 @@ from slipstream.router.api.openai.generation_batch import GenerationBatch, Promp
 from slipstream.router.api.openai.model_lookup import ModelLookup, ModelStatus
 from slipstream.router.api.openai.preparation_stages import PreparationStages
 from slipstream.router.api.openai.prompts import DEFAULT_COMPLETION_TOKENS, PromptReader, room
+from slipstream.router.api.openai.token_requests import chat_report, completion_report, reported_tokens
 from slipstream.router.catalog.model_outputs import ModelOutputs
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.parsers.grammar.output_grammar import ReasoningState
@@ -54,31 +58,43 @@ class RequestPreparation:
         use, outputs = body.tool_use, model.outputs
         if use is not None:
             check_tools(use, model)
-        packed_ids = await PromptReader(model.tokenizer).of_chat(
-            body.messages,
-            limit,
-            body.template_variables,
-            use.tools if use is not None else (),
-            outputs,
-        )
+        packed_ids = await self.prompt_of_chat(model, body)
         asked_for = model.defaults.max_tokens(body.stated_max_tokens)
         default = model.defaults.default_max_tokens(None)
         max_tokens = room(packed_ids, limit, asked_for, default, "messages", self._clamps)
-        reasoning = reasoning_state(model, packed_ids)
+        reasoning = reasoning_state(model, packed_ids) if not body.continued else "over"
         grammar = await self._grammars.of(body)
         if outputs is not None and (use is not None or (grammar is not None and reasoning != "over")):
             grammar = await self._output_grammar(use, outputs, reasoning, grammar)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         params = sampling(body, model, max_tokens, logprobs, grammar, received.seed)
+        report = chat_report(body, packed_ids)
+        if report.num_top is not None:
+            params = params._replace(prompt_logprobs=report.num_top)
         prompts = [Prompt(packed_ids, restrictions.applied(params))]
         pieces, reading = text_pieces(body, model), reading_of(body, model, reasoning)
         head, shows_logprobs = received.head, logprobs is not None
         if reading is None:
-            form = ChatFormat(head, pieces, shows_logprobs, body.wants_usage)
-            return GenerationBatch(received, prompts, "messages", form, pieces)
+            names = TokenNames(pieces, bool(body.return_tokens_as_token_ids))
+            form = ChatFormat(head, names, shows_logprobs, body.wants_usage, report)
+            tokens = reported_tokens(report, form, names, pieces)
+            return GenerationBatch(received, prompts, "messages", form, pieces, tokens=tokens)
         is_legacy = use is not None and use.is_legacy
-        parsed_form = MessageFormat(head, reading.pieces, shows_logprobs, body.wants_usage, is_legacy)
-        return GenerationBatch(received, prompts, "messages", parsed_form, pieces, reading)
+        names = TokenNames(reading.pieces, bool(body.return_tokens_as_token_ids))
+        parsed_form = MessageFormat(head, names, shows_logprobs, body.wants_usage, is_legacy, report)
+        tokens = reported_tokens(report, parsed_form, names, pieces)
+        return GenerationBatch(received, prompts, "messages", parsed_form, pieces, reading, tokens=tokens)
+
+    async def prompt_of_chat(self, model: ServedModel, body: ChatRequest) -> bytes:
+        """The packed token ids of the prompt. Raises HttpError."""
+        reader, limit = PromptReader(model.tokenizer), self._lookup.limit_of(model.name)
+        tools = body.tool_use.tools if body.tool_use is not None else ()
+        variables, outputs = body.template_variables, model.outputs
+        if not body.continued:
+            return await reader.of_chat(body.messages, limit, variables, tools, outputs)
+        before = body.messages[:-1]
+        check_can_continue(model, await reader.of_chat(before, limit, variables, tools, outputs))
+        return await reader.of_chat(before, limit, variables, tools, outputs, body.continued)
 
     async def _output_grammar(
         self, use: ToolUse | None, outputs: ModelOutputs, reasoning: ReasoningState, content: GrammarSpec | None
@@ -110,18 +126,24 @@ class RequestPreparation:
         logprobs = body.logprobs
         if logprobs is None and body.candidates_per_prompt > (body.n or 1) and not body.use_beam_search:
             logprobs = 0  # the best are chosen by them
+        report = completion_report(body, id_lists)
         rooms = [room(packed_ids, limit, asked_for, default, "prompt", self._clamps) for packed_ids in id_lists]
         grammar = await self._grammars.of(body)
         for packed_ids, max_tokens in zip(id_lists, rooms, strict=True):
             seed = (received.seed + len(prompts) * SEED_STEP) & SEED_MASK
             params = sampling(body, model, max_tokens, logprobs, grammar, seed)
+            if report.num_top is not None:
+                params = params._replace(prompt_logprobs=report.num_top)
             prompts.append(Prompt(packed_ids, restrictions.applied(params)))
         if body.echo:
             texts = body.texts or await model.tokenizer.decode(body.id_lists)
             prompts = [prompt._replace(text=text) for prompt, text in zip(prompts, texts, strict=True)]
         pieces = text_pieces(body, model)
-        form = CompletionFormat(received.head, pieces, body.logprobs is not None, body.wants_usage)
-        return GenerationBatch(received, prompts, "prompt", form, pieces)
+        names = TokenNames(pieces, bool(body.return_tokens_as_token_ids))
+        form = CompletionFormat(received.head, names, body.logprobs is not None, body.wants_usage, report)
+        texts = [prompt.text for prompt in prompts]
+        tokens = reported_tokens(report, form, names, pieces, texts)
+        return GenerationBatch(received, prompts, "prompt", form, pieces, tokens=tokens)
 
     async def _restrictions(self, body: GenerationFields, model: ServedModel) -> Restrictions:
         """Raises HttpError 400 for what restricts the output in a way that there is not."""

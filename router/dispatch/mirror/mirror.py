@@ -67,7 +67,7 @@ class Mirror:
         copy = GenerateRequest(
             request_id=f"{PREFIX}{self._number}",
             prompt_ids=request.prompt_ids,
-            sampling=request.sampling,
+            sampling=request.sampling._replace(prompt_logprobs=None),
             priority=COPY_PRIORITY,
             cache_salt=request.cache_salt,
             model=request.model,

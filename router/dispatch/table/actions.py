@@ -14,6 +14,7 @@ from typing import NamedTuple
 from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.protocol.generation import GenerationFinish
 from slipstream.router.protocol.messages import RouterMessage, TokenLogprob
+from slipstream.router.protocol.messages.prompt_scores import ScoredTokens
 
 
 class Send(NamedTuple):
@@ -39,6 +40,13 @@ class Emit(NamedTuple):
     logprobs: tuple[TokenLogprob, ...]
 
 
+class EmitScores(NamedTuple):
+    """The next log-probabilities of the prompt, before the first token."""
+
+    request_id: str
+    scores: ScoredTokens
+
+
 # Makes an `Emit` from a tuple of its fields. Calling the class takes twice as long, on every token.
 emit_of: Callable[[tuple[str, tuple[int, ...], tuple[TokenLogprob, ...]]], Emit] = partial(tuple.__new__, Emit)
 
@@ -50,4 +58,4 @@ class Finish(NamedTuple):
     finish: GenerationFinish
 
 
-Action = Send | Close | Emit | Finish
+Action = Send | Close | Emit | EmitScores | Finish

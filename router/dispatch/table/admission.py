@@ -33,24 +33,28 @@ WAIT_SHARE = 0.5  # the share of the predicted wait that a deadline is compared 
 def check_request(request: GenerateRequest, versions: Versions, decode_workers: Sequence[WorkerState]) -> bytes:
     """Returns the prompt as packed int32. Raises InvalidRequestError or PromptTooLongError if no worker could serve the
     request."""
-    if request.sampling.max_tokens < 1:
-        raise InvalidRequestError(f"max_tokens must be at least 1, got {request.sampling.max_tokens}")
+    if request.sampling.max_tokens < 0:
+        raise InvalidRequestError(f"max_tokens must be at least 0, got {request.sampling.max_tokens}")
     try:
         prompt_ids = request.packed_prompt()
     except (ValueError, TypeError, OverflowError) as error:
         raise InvalidRequestError(f"the prompt is not a list of token ids: {error}") from error
     if not prompt_ids:
         raise InvalidRequestError("the prompt is empty")
-    for worker in decode_workers if request.sampling.restrictions else ():
+    newer = request.sampling.beyond_0_1_0
+    for worker in decode_workers if newer else ():
         if worker.hello.version == VERSION_OF_0_1_0:
-            fields = ", ".join(request.sampling.restrictions)
-            raise InvalidRequestError(f"{fields}: not served while {worker.name} is of Slipstream 0.1.0")
+            raise InvalidRequestError(f"{', '.join(newer)}: not served while {worker.name} is of Slipstream 0.1.0")
     if request.version and not versions.is_known(request.version):
         raise InvalidRequestError(f"version {request.version!r} of the model is not served")
     refused = refusal(len(prompt_ids) // 4, decode_workers)
     if refused is not None:
         raise PromptTooLongError(refused)
-    if request.resumed is not None and len(request.resumed.output_ids) >= 4 * request.sampling.max_tokens:
+    if (
+        request.resumed is not None
+        and request.resumed.output_ids
+        and len(request.resumed.output_ids) >= 4 * request.sampling.max_tokens
+    ):
         raise InvalidRequestError("the output so far leaves no room for another token")
     return prompt_ids
 

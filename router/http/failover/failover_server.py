@@ -17,6 +17,7 @@ from slipstream.router.http.failover.held_listener import HeldListener
 from slipstream.router.http.failover.journal_observer import JournalObserver
 from slipstream.router.http.failover.receive_buffer import ReceiveBuffer
 from slipstream.router.http.failover.stream_checkpoint import NO_CHECKPOINT, StreamCheckpoint
+from slipstream.router.http.http_error import ErrorFormOf, openai_form
 from slipstream.router.http.observer import C
 from slipstream.router.http.reader import CheckCaller
 from slipstream.router.http.restored_connection import RestoredConnection
@@ -36,6 +37,7 @@ class FailoverServer(HttpServer[C]):
         failover: FailoverSession,
         *,
         check_caller: CheckCaller | None = None,
+        error_form_of: ErrorFormOf = openai_form,
         shares_port: bool = False,
         count: ConnectionCount | None = None,
         unix_socket: socket.socket | None = None,
@@ -45,6 +47,7 @@ class FailoverServer(HttpServer[C]):
             handler,
             lambda: new_context(NO_CHECKPOINT),
             check_caller=check_caller,
+            error_form_of=error_form_of,
             shares_port=shares_port,
             count=count,
             unix_socket=unix_socket,

@@ -24,7 +24,7 @@ class PlacementJob:
     prefilled locally, a longer one by a prefill group. None: there is no limit. `may_wait`: the request may be held
     back for a better worker although another has room; `num_waiting_before` requests are held back already.
     `most_tokens` are those that prompt and output may have in the end.
-    `placed_on` is the worker whose load includes this request already.
+    `placed_on` is the worker whose load includes this request already. `wants_output`: something follows the prompt.
     """
 
     num_tokens: int
@@ -38,12 +38,15 @@ class PlacementJob:
     num_waiting_before: int = 0
     most_tokens: int = 0
     placed_on: WorkerState | None = None
+    wants_output: bool = True
 
     def forced_reason(self, shortlist: Shortlist) -> PlacementReason | None:
         """Why prefill has to be local, or has to be remote; None if the policy may choose.
 
         The limit counts all tokens of the prompt here, because what the router believes to be cached may only be
         expected. It is applied again once a decode worker has reserved pages and reported what it has cached."""
+        if not self.wants_output:
+            return "prompt_only"
         if self.local_max_tokens is not None and self.num_tokens <= self.local_max_tokens:
             return "short_prompt"
         if not shortlist.prefills:

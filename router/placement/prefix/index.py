@@ -261,7 +261,7 @@ class PrefixIndex:
 
     def _hits(self, state: RequestState) -> list[tuple[int, int]]:
         """(number of leading blocks, workers that have exactly so many of them), most first."""
-        if not self._map or not self._holders:
+        if not self._map or not self._holders or not state.is_scored:  # what is scored is computed
             return []
         num_tokens, latest = state.num_tokens, self._latest
         if (

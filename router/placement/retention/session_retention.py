@@ -100,7 +100,8 @@ class SessionRetention:
         tracked = self._tracked.pop(state.request_id, None)
         if tracked is None or not is_whole:
             return
-        num_blocks = state.num_prompt_tokens * len(blocks := self._index.blocks_of(state)) // max(state.num_tokens, 1)
+        blocks = self._index.blocks_of(state)
+        num_blocks = state.num_prompt_tokens // tracked.workers[0].hello.cached_block_tokens if tracked.workers else 0
         if not num_blocks:
             return
         first = (state.decode.peer,) if state.decode is not None else ()

@@ -23,6 +23,7 @@ from slipstream.router.protocol.messages.attempts import (
     Generate,
     HandedOff,
     Prefill,
+    PromptScores,
     Reserve,
     Reserved,
     Retain,
@@ -103,6 +104,7 @@ __all__ = [
     "Postponed",
     "Prefill",
     "ProcessorCall",
+    "PromptScores",
     "Rejected",
     "Reserve",
     "Reserved",
@@ -144,6 +146,7 @@ WorkerMessage = (
     | Credits
     | Reserved
     | StepOutput
+    | PromptScores
     | HandedOff
     | Copied
     | Frozen

@@ -2,7 +2,7 @@
 
     router                    decode worker       prefill group
       |------ Generate ------------>|                   |      locally: the decode worker computes the prompt, too
-      |<----- StepOutput ... -------|                   |
+      |<----- StepOutput ... -------|                   |      (where they are wanted, PromptScores come before)
       |                             |                   |
       |------ Reserve ------------->|                   |      remotely
       |<----- Reserved -------------|                   |
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId
+from slipstream.router.protocol.messages.prompt_scores import ScoredTokens
 from slipstream.router.protocol.messages.request import EngineRequest, RetentionHint
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -108,6 +109,15 @@ class StepOutput(NamedTuple):
     """All tokens of one engine step."""
 
     chunks: tuple[TokenChunk, ...]
+
+
+class PromptScores(NamedTuple):
+    """Log-probabilities of prompt tokens, from the worker that computes the prompt: in order, as they are computed, and
+    all of them before the first token of the output or, without one, before its end."""
+
+    request_id: str
+    attempt: int
+    scores: ScoredTokens
 
 
 class HandedOff(NamedTuple):

@@ -50,6 +50,9 @@ class SamplingParams(NamedTuple):
 
     `allowed_token_ids` (packed int32; empty: all) are the only tokens that may be picked, end tokens included. No
     output contains one of the token sequences `bad_words`.
+
+    `prompt_logprobs` is the number of best tokens to report with the log-probability of each prompt token (0: none),
+    None: off. With `max_tokens` 0 the request ends with its prompt.
     """
 
     max_tokens: int
@@ -70,15 +73,24 @@ class SamplingParams(NamedTuple):
     allowed_token_ids: bytes = b""
     bad_words: tuple[tuple[int, ...], ...] = ()
     logits_processors: tuple[ProcessorCall, ...] = ()
+    prompt_logprobs: int | None = None
 
     @property
     def restrictions(self) -> tuple[str, ...]:
-        """The fields that only workers since 0.2 know and which this asks for: without them the output would be
-        another."""
+        """The fields that limit which tokens may be picked, and which this asks for."""
         if not (self.allowed_token_ids or self.bad_words or self.logits_processors):
             return ()
         names = ("allowed_token_ids", "bad_words", "logits_processors")
         return tuple([name for name in names if getattr(self, name)])
+
+    @property
+    def beyond_0_1_0(self) -> tuple[str, ...]:
+        """The fields that only workers since 0.2 know and which this asks for: without them the answer would be
+        another."""
+        names = self.restrictions
+        if self.prompt_logprobs is not None:
+            names = (*names, "prompt_logprobs")
+        return names if self.max_tokens else (*names, "max_tokens 0")
 
 
 class RetentionHint(NamedTuple):
@@ -99,7 +111,8 @@ class RetentionHint(NamedTuple):
 
 class EngineRequest(NamedTuple):
     """One attempt at a request, as a worker sees it. `output_ids` are the tokens that earlier attempts have
-    produced."""
+    produced. Where log-probabilities of the prompt are wanted, those of the first `num_scored` tokens behind the first
+    one are known already."""
 
     request_id: str
     attempt: int
@@ -109,3 +122,4 @@ class EngineRequest(NamedTuple):
     cache_salt: str = ""
     priority: int = 0
     retention: RetentionHint | None = None  # None: its pages are cached as any others
+    num_scored: int = 0

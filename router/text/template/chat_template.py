@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes, pass_context
@@ -26,6 +27,10 @@ CALLERS_VARIABLES = ("_loop_vars", "_block_vars")  # which Jinja adds to calls, 
 # gpt-oss. `thinking` alone is a variable of others.
 REASONING = re.compile(r"""(?:\.|\[\s*['"]|['"])(reasoning_content|reasoning)\b|message(?:\.|\[\s*['"])(thinking)\b""")
 DICT_ATTRIBUTES = frozenset(dir(dict))  # which hide fields of the same name
+
+
+# Words of a trial: letters only, because templates may trim or escape.
+ASKED, LATER = "slipstreamasked", "slipstreamlater"
 
 
 class ChatTemplateError(ValueError):
@@ -131,6 +136,20 @@ class ChatTemplate:
         self.knows_developer_role = "developer" in source
         self.reasoning_field = reasoning_field(source)
 
+    @cached_property
+    def shows_later_system(self) -> bool:
+        """Whether a system's message that comes after others stands in the prompt; some templates leave it out or
+        refuse it. It is tried out, behind a user's message and before one."""
+        for form in (str, text_parts):
+            asked, later = {"role": "user", "content": form(ASKED)}, {"role": "system", "content": form(LATER)}
+            answered = {"role": "assistant", "content": form(ASKED)}
+            try:
+                if all(LATER in self.render(chat) for chat in ([asked, later], [asked, later, answered, asked])):
+                    return True
+            except ChatTemplateError:
+                continue
+        return False
+
     def render(
         self,
         messages: Sequence[Message],
@@ -167,6 +186,10 @@ def reasoning_field(source: str) -> str | None:
     """The field of a message in which a template looks for what an assistant thought; None: it does not look."""
     found = REASONING.search(source)
     return (found[1] or found[2]) if found is not None else None
+
+
+def text_parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
 
 
 def raise_exception(message: str) -> NoReturn:

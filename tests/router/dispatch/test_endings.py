@@ -105,7 +105,7 @@ def test_a_prompt_too_long_for_the_worker_that_comes_at_last_ends_with_that_erro
         (GenerateRequest("r", b"\x01\x02\x03", SamplingParams(1)), "whole int32"),
         (GenerateRequest("r", [2**31], SamplingParams(1)), "token ids"),
         (GenerateRequest("r", ["a"], SamplingParams(1)), "token ids"),  # type: ignore[list-item]
-        (GenerateRequest("r", [1], SamplingParams(0)), "max_tokens must be at least 1, got 0"),
+        (GenerateRequest("r", [1], SamplingParams(-1)), "max_tokens must be at least 0, got -1"),
         (GenerateRequest("taken", [1], SamplingParams(1)), "'taken' is in use"),
     ],
 )

@@ -83,7 +83,10 @@ def test_a_worker_of_0_1_0_gets_the_exact_fields_that_it_demands() -> None:
 def test_a_worker_of_0_1_0_refuses_a_request_that_it_would_answer_wrongly() -> None:
     message = sample(Generate)
     assert message.request.sampling.restrictions
-    assert EngineRequest(*for_0_1_0(message).request).sampling[0] == 0  # max_tokens
+    scored = unrestricted(message)
+    scored = scored._replace(request=scored.request._replace(sampling=SamplingParams(7, prompt_logprobs=0)))
+    for asked in (message, scored):
+        assert EngineRequest(*for_0_1_0(asked).request).sampling[0] == 0  # max_tokens
 
 
 def test_a_worker_of_0_1_0_answers_freely_where_it_knows_no_such_grammar() -> None:
@@ -100,7 +103,8 @@ def unrestricted(message: Any) -> Any:
     """The message without what such a worker cannot serve."""
     if not isinstance(message, Adopt | Generate | Reserve | Prefill):
         return message
-    sampling = message.request.sampling._replace(allowed_token_ids=b"", bad_words=(), logits_processors=())
+    nothing = {"allowed_token_ids": b"", "bad_words": (), "logits_processors": (), "prompt_logprobs": None}
+    sampling = message.request.sampling._replace(**nothing)
     request = message.request._replace(sampling=sampling)
     return (
         dataclasses.replace(message, request=request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Self
 
 import orjson
 import uvloop
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from slipstream.router.access.access import Access
 from slipstream.router.api.exchange_context import ExchangeContext
@@ -35,7 +35,7 @@ from slipstream.router.protocol.generation import (
     GenerationFinish,
     Usage,
 )
-from slipstream.router.protocol.messages import FinishReason, TokenLogprob, unpack_ids
+from slipstream.router.protocol.messages import EngineRequest, FinishReason, TokenLogprob, unpack_ids
 from slipstream.router.registry.worker_abilities import NO_ABILITIES, WorkerAbilities
 from slipstream.router.registry.worker_profile import RoleProfile
 from slipstream.router.requests.history import RequestRecord, Timeline
@@ -43,6 +43,7 @@ from slipstream.router.requests.rejections import RejectedRequest
 from slipstream.router.requests.stream import GenerationStream, Handouts
 from slipstream.router.status.status import Snapshot, Totals
 from slipstream.router.text.tokenizer import Tokenizer, TokenizerFiles
+from slipstream.workers.mock.mock_scores import prompt_scores
 
 MODEL = "demo"
 MODEL_DIR = Path(__file__).parents[3] / "models" / "slipstream-demo"
@@ -63,6 +64,9 @@ class Script:
     tokens_a_delta: int = 1
 
 
+MOCK_VOCABULARY = 1000  # of the log-probabilities of prompts
+
+
 @dataclass
 class FakeService:
     """Plays `script` to every request, cut at its max_tokens; remembers requests and cancellations."""
@@ -77,6 +81,7 @@ class FakeService:
     streams: dict[str, GenerationStream] = field(default_factory=dict)
     records: dict[str, RequestRecord] = field(default_factory=dict)
     refused: list[RejectedRequest] = field(default_factory=list)
+    turns: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)  # tools that answers call
     cancelled: dict[str, asyncio.Event] = field(default_factory=dict)
     release: asyncio.Event = field(default_factory=asyncio.Event)
     submitted: asyncio.Event = field(default_factory=asyncio.Event)
@@ -118,6 +123,9 @@ class FakeService:
     def note_refused(self, refused: RejectedRequest) -> None:
         self.refused.append(refused)
 
+    def turn_over(self, model: str, request_id: str, tools: Sequence[str]) -> None:
+        self.turns.append((request_id, tuple(tools)))
+
     @property
     def models(self) -> tuple[str, ...]:
         return (MODEL,)
@@ -147,6 +155,9 @@ class FakeService:
         self, request: GenerateRequest, stream: GenerationStream, record: RequestRecord, script: Script
     ) -> None:
         token_ids = script.token_ids[: request.sampling.max_tokens]
+        engine_request = EngineRequest(request.request_id, 0, request.packed_prompt(), b"", request.sampling)
+        for message in prompt_scores(engine_request, MOCK_VOCABULARY):
+            stream.deliver_scores(message.scores)
         for i in range(0, len(token_ids), script.tokens_a_delta):
             if script.hold_at is not None and i >= script.hold_at:
                 await self.release.wait()
@@ -310,7 +321,8 @@ def store_config(store: Path | StoreConfig | None) -> StoreConfig:
 async def openai_client(under_test: FrontUnderTest) -> AsyncIterator[AsyncOpenAI]:
     """The real client, without its retries."""
     url = f"http://127.0.0.1:{under_test.port}/v1"
-    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=10) as client:
+    http_client = DefaultAsyncHttpxClient(verify=False)  # to read all certificates takes 30 ms of a core
+    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=10, http_client=http_client) as client:
         yield client
 
 

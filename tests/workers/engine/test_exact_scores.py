@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from slipstream.kernels.cpu.native_library import native_library
-from slipstream.router.protocol.messages import EngineRequest
+from slipstream.router.protocol.messages import EngineRequest, unpack_ids
+from slipstream.router.protocol.messages.prompt_scores import ScoredToken
 from slipstream.workers.config.worker_config import EngineConfig
 from slipstream.workers.engine.engine_builder import build_runner, engine_limits
 from slipstream.workers.engine.native_engine import NativeEngine
@@ -87,3 +88,20 @@ def test_an_answer_that_is_resumed_goes_on_with_the_same_scores(kind: Kind) -> N
             for number in range(len(PROMPT_LENGTHS))
         ]
         assert answers_of(kind.engine(**limits), *resumed) == rest, (num_known, limits)
+
+
+def test_log_probabilities_of_a_prompt_are_those_of_the_same_tokens_generated(kind: Kind) -> None:
+    """Answers that become prompts, in steps of several sizes."""
+    for limits in ({}, {"max_step_tokens": 40}):
+        engine = kind.engine(**limits)
+        for number in range(len(PROMPT_LENGTHS)):
+            prompt = [*unpack_ids(asked(number).prompt_ids), *(token for token, _ in kind.answers[f"r{number}"])]
+            engine.add(make_request(f"r{number}", prompt, max_tokens=0, prompt_logprobs=DRAWN["logprobs"]))
+        scored: dict[str, list[ScoredToken]] = {}
+        while engine.has_work:
+            engine.step()
+            for message in engine.take_prompt_scores():
+                scored.setdefault(message.request_id, []).extend(message.scores.tokens())
+        for name, answer in kind.answers.items():
+            found = [(one.logprob, one.top) for one in scored[name][-NUM_TOKENS:]]
+            assert found == [(logprob.logprob, logprob.top) for _, logprob in answer], (name, limits)

@@ -18,6 +18,7 @@ from slipstream.router.protocol.messages import (
     HandedOff,
     PeerLost,
     Prefill,
+    PromptScores,
     Reserve,
     Reserved,
     Role,
@@ -29,6 +30,7 @@ from slipstream.router.protocol.messages import (
     pack_ids,
 )
 from slipstream.workers.mock.mock_profile import MockProfile
+from slipstream.workers.mock.mock_scores import scored_token
 from slipstream.workers.mock.mock_worker import MockWorker
 from slipstream.workers.mock.output_policy import expected_token
 from slipstream.workers.transfers.ticket_issuer import TicketIssuer
@@ -198,3 +200,31 @@ def test_a_lost_destination_frees_what_was_being_sent() -> None:
 def test_a_profile_names_the_key_that_is_wrong(key: str, value: float) -> None:
     with pytest.raises(ValueError, match=key):
         MockProfile(**{key: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("max_tokens", [0, 2])
+def test_log_probabilities_of_a_prompt_follow_from_its_tokens_and_come_before_the_output(max_tokens: int) -> None:
+    worker = make_worker(prefix_caching=True, max_step_tokens=16)
+    for number in range(2):  # of which the second one finds the first one's pages
+        sampling = SamplingParams(max_tokens=max_tokens, prompt_logprobs=2)
+        asked = EngineRequest(f"r{number}", 0, PROMPT, b"", sampling, num_scored=3 * number)
+        worker.handle(Generate(1 + number, asked), 0.0)
+        told = [message for _, message in run(worker) if isinstance(message, PromptScores | StepOutput)]
+        assert isinstance(told[0], PromptScores)
+        assert all(isinstance(message, StepOutput) for message in told[1:])
+        scores = told[0].scores
+        vocab_size = MockProfile().vocab_size
+        assert (scores.first, scores.end, scores.flaw) == (1 + 3 * number, 40, "")
+        assert [*scores.tokens()] == [scored_token(20 + at, 21 + at, 2, vocab_size) for at in range(3 * number, 39)]
+        [*_, (_, last)] = chunks([(0.0, message) for message in told])
+        assert (last.index + len(last.token_ids), last.finish_reason) == (max_tokens, "length")
+        assert last.num_cached_tokens < 16
+
+
+def test_made_up_log_probabilities_are_as_real_ones_are() -> None:
+    for token_id in range(64):
+        scored = scored_token(7, token_id, 3, 100)
+        logprobs = [logprob for _, logprob in scored.top]
+        assert logprobs == sorted(logprobs, reverse=True)
+        assert (scored.rank == 1) == (scored.top[0] == (token_id, scored.logprob))
+        assert scored.logprob <= logprobs[0] < 0

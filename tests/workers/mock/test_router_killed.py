@@ -212,9 +212,9 @@ def test_streams_and_whole_answers_go_on_after_the_last_byte(serving: Serving) -
             assert answer.json()["choices"][0]["text"] == text_of(prompt, 900)
 
 
-def output_tokens(serving: Serving) -> list[int]:
+def output_tokens(client: httpx.Client) -> list[int]:
     """Of the clients' requests, in the order of their ids, which stay the same."""
-    latest = httpx.get(f"{serving.url}/v1/requests", timeout=TIMEOUT_S).json()["data"]
+    latest = client.get("/v1/requests").json()["data"]
     tokens = {one["request_id"]: one["num_output_tokens"] for one in latest if one["request_id"].startswith("cmpl-")}
     return [tokens[request_id] for request_id in sorted(tokens)]
 
@@ -232,7 +232,7 @@ def test_an_answer_outlives_as_many_routers_as_bring_it_forward(serving: Serving
         stream = threads.submit(read_stream, client, begun, prompt=prompts[1], max_tokens=max_tokens)
         so_far = [0, 0]
         for _ in range(MAX_LIVES + 2):
-            while len(tokens := output_tokens(serving)) < 2 or any(map(operator.le, tokens, so_far)):
+            while len(tokens := output_tokens(client)) < 2 or any(map(operator.le, tokens, so_far)):
                 time.sleep(POLL_S)
             so_far = tokens
             serving.kill()
@@ -311,17 +311,17 @@ def read_whole(sock: socket.socket) -> dict[str, Any]:
     return answer
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.95])
-def test_half_a_request_is_completed_at_the_next_router(serving: Serving, share: float) -> None:
+def test_half_a_request_is_completed_at_the_next_router(serving: Serving) -> None:
     request = request_of([40] * 1000, 5)
-    cut = int(share * len(request))
-    with socket.create_connection(serving.address, timeout=TIMEOUT_S) as sock:
-        sock.sendall(request[:cut])
-        read_in_between(serving)
-        serving.kill()
-        serving.start_router()
-        sock.sendall(request[cut:])
-        assert read_whole(sock)["choices"][0]["text"] == text_of([40] * 1000, 5)
+    for share in (0.1, 0.5, 0.95) if serving.num_fronts == 1 else (0.5,):
+        cut = int(share * len(request))
+        with socket.create_connection(serving.address, timeout=TIMEOUT_S) as sock:
+            sock.sendall(request[:cut])
+            read_in_between(serving)
+            serving.kill()
+            serving.start_router()
+            sock.sendall(request[cut:])
+            assert read_whole(sock)["choices"][0]["text"] == text_of([40] * 1000, 5)
 
 
 def read_in_between(serving: Serving) -> None:
@@ -408,11 +408,11 @@ def test_the_routers_after_one_that_was_killed_while_it_drained_let_its_requests
         begun = [threading.Event() for _ in prompts]
         with held(serving.workers):  # nothing ends before all have come
             streams = [
-                threads.submit(read_stream, client, event, prompt=prompt, max_tokens=1500)
+                threads.submit(read_stream, client, event, prompt=prompt, max_tokens=1000)
                 for prompt, event in zip(prompts, begun, strict=True)
             ]
             whole = threads.submit(
-                client.post, "/v1/completions", json={"model": "m", "prompt": [90] * 20, "max_tokens": 1500}
+                client.post, "/v1/completions", json={"model": "m", "prompt": [90] * 20, "max_tokens": 1000}
             )
             wait_for_requests(client, 9)
         for event in begun:
@@ -426,8 +426,8 @@ def test_the_routers_after_one_that_was_killed_while_it_drained_let_its_requests
             socket.create_connection(serving.address, timeout=TIMEOUT_S)
         for prompt, stream in zip(prompts, streams, strict=True):
             received = stream.result(TIMEOUT_S)
-            assert (received.texts, received.num_done) == ({0: text_of(prompt, 1500)}, 1)
-        assert whole.result(TIMEOUT_S).json()["choices"][0]["text"] == text_of([90] * 20, 1500)
+            assert (received.texts, received.num_done) == ({0: text_of(prompt, 1000)}, 1)
+        assert whole.result(TIMEOUT_S).json()["choices"][0]["text"] == text_of([90] * 20, 1000)
     serving.begin_anew()
 
 
@@ -435,14 +435,14 @@ def test_a_front_that_is_killed_while_it_drains_is_followed_by_one_that_lets_its
     fronts = Path(f"/proc/{serving.router.pid}/task/{serving.router.pid}/children").read_text().split()
     prompt, begun = [85] * 20, threading.Event()
     with httpx.Client(base_url=serving.url, timeout=TIMEOUT_S) as client, ThreadPoolExecutor(1) as threads:
-        stream = threads.submit(read_stream, client, begun, prompt=prompt, max_tokens=1500)
+        stream = threads.submit(read_stream, client, begun, prompt=prompt, max_tokens=1000)
         assert begun.wait(TIMEOUT_S)
         serving.router.send_signal(signal.SIGTERM)
         wait_until_refused(serving)
         for pid in fronts:
             with suppress(ProcessLookupError):  # nothing ran there
                 os.kill(int(pid), signal.SIGKILL)
-        assert stream.result(TIMEOUT_S).texts == {0: text_of(prompt, 1500)}
+        assert stream.result(TIMEOUT_S).texts == {0: text_of(prompt, 1000)}
     serving.begin_anew()
 
 

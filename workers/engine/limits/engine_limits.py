@@ -42,6 +42,7 @@ class EngineLimits:
     holds_prompts: bool = False
     state_pages: int = 0
     state_block_tokens: int | None = None
+    max_scored_tokens: int | None = None  # prompt tokens of a step whose log-probabilities are computed; None: any
 
     def __post_init__(self) -> None:
         if self.max_model_len < 2:

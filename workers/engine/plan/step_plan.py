@@ -15,6 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from slipstream.kv_transfer.api.ticket import HandoffTicket
 from slipstream.router.protocol.messages import FaultKind, SamplingParams, TokenLogprob
 from slipstream.workers.engine.plan.token_bans import TokenBans
@@ -55,16 +58,28 @@ class StateCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptRows:
+    """Rows of a step, one after the other from `first_row` on, whose scores say how likely the prompt goes on as it
+    does: `next_ids` (packed int32) are the tokens behind them. `num_top` best tokens are wanted beside each."""
+
+    first_row: int
+    next_ids: bytes
+    num_top: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """The plan of a step. `state_copies` come first, one by one. `sends` must be passed to the transport before the
     first layer of the step is done. `greedy`: each token is simply the best one, and nothing else is wanted of the
-    scores. The arrays are valid until the next step."""
+    scores that are sampled from. `prompt_rows` are those of prompts whose log-probabilities are wanted, a sequence
+    each. The arrays are valid until the next step."""
 
     arrays: StepArrays
     greedy: bool = False
     sends: tuple[PageSend, ...] = ()
     progress: tuple[SendProgress, ...] = ()
     state_copies: tuple[StateCopy, ...] = ()
+    prompt_rows: tuple[PromptRows, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +110,25 @@ class TokenFailure(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredRows:
+    """The log-probabilities of the tokens behind some rows, their ranks (1: none is better), and the best tokens."""
+
+    logprobs: NDArray[np.float32]  # [n]
+    ranks: NDArray[np.int32]  # [n]
+    top_ids: NDArray[np.int32]  # [n, num_top]
+    top_logprobs: NDArray[np.float32]  # [n, num_top]
+
+
+@dataclass(frozen=True, slots=True)
 class SampledTokens:
     """The tokens of a step, one for each sequence that samples, in the order of the plan; None if its scores leave none
     to pick. `logprobs` is None if no sequence wants any. `failures` say why there is no token, by index, where that
-    would be so on any worker."""
+    would be so on any worker. `prompt_scores` are those of the plan's `prompt_rows`."""
 
     token_ids: Sequence[int | None] = ()
     logprobs: Sequence[TokenLogprob | None] | None = None
     failures: Mapping[int, TokenFailure] | None = None
+    prompt_scores: Sequence[ScoredRows] = ()
 
 
 def is_greedy(params: SamplingParams) -> bool:

@@ -46,8 +46,8 @@ class KvCacheManager:
 
     def take(self, sequence: Sequence, num_tokens: int, owner: PageState, spare: int) -> bool:
         """Pages for `num_tokens` tokens, from the prefix cache as far as it goes. At least one token is left to
-        compute (or receive): the next token is sampled from the last one's hidden state, which is not cached. False,
-        with nothing taken, if there are too few."""
+        compute (or receive): the next token is sampled from the last one's hidden state, which is not cached. Nor are
+        those that log-probabilities of the prompt come from. False, with nothing taken, if there are too few."""
         limits = self._limits
         next_position = _next_position(sequence, owner)
         checkpoint = None
@@ -55,7 +55,10 @@ class KvCacheManager:
             checkpoint = self._checkpoints.match(sequence)
             hit, num_computed = checkpoint.kv, checkpoint.num_blocks * limits.block_tokens
         else:
-            hit = self._match(sequence, next_position)
+            is_computed = owner is PageState.ACTIVE
+            hit = self._match(
+                sequence, next_position, sequence.num_cacheable if is_computed else sequence.num_tokens - 1
+            )
             num_computed = hit.num_blocks * limits.page_tokens
         position = max(num_computed, next_position)
         firsts = [limits.first_block(window, position) for window in limits.windows]
@@ -178,13 +181,16 @@ class KvCacheManager:
         self.pool.hand_over(sequence.held_pages, owner, new_owner)
 
     def retain(self, sequence: Sequence) -> None:
-        """A sequence ends for good: what its request says of its pages in the prefix cache, which it still owns."""
-        hint, chain = sequence.retention, sequence.chain
+        """A sequence ends for good: what its request says of its pages in the prefix cache, which it still owns. Of
+        layers with windows only those pages count that a request sees which goes on behind the prompt or later."""
+        hint, chain, limits = sequence.retention, sequence.chain, self._limits
         if hint is None or chain is None:
             return
         cache, digests, pages = self.pool.cache, chain.digests[: sequence.num_remembered], []
-        for group, first in enumerate(sequence.first_blocks or (0,)):
-            pages += cache.pages_of(digests[first:], group)
+        behind = min(sequence.num_prompt // limits.page_tokens, len(digests)) * limits.page_tokens
+        if limits.state_block_tokens is None:
+            for group, window in enumerate(limits.windows):
+                pages += cache.pages_of(digests[limits.first_block(window, behind) :], group)
         if self._checkpoints is not None:
             pages += self._checkpoints.latest(digests)
         cache.order.hold(sequence.key[0], pages, hint)
@@ -225,11 +231,11 @@ class KvCacheManager:
         if self._checkpoints is not None:
             self._checkpoints.check_integrity()
 
-    def _match(self, sequence: Sequence, next_position: int) -> GroupMatch:
+    def _match(self, sequence: Sequence, next_position: int, num_cacheable: int) -> GroupMatch:
         limits, chain = self._limits, sequence.chain
         if chain is None or limits.state_block_tokens is not None:
             return GroupMatch(0, tuple([] for _ in limits.windows))
-        max_blocks = (sequence.num_tokens - 1) // limits.page_tokens
+        max_blocks = num_cacheable // limits.page_tokens
         cache, tokens = self.pool.cache, sequence.tokens
         if sequence.is_adopted:
             return match_full_groups(cache, limits, chain, tokens, max_blocks)

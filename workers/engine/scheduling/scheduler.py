@@ -119,6 +119,7 @@ class Scheduler:
         """The first tokens after those reserved for are known."""
         for token_id in token_ids:
             sequence.append(token_id)
+        sequence.num_scored = sequence.num_to_score  # by whoever computed the prompt
         if sequence.is_adopted:
             sequence.num_to_land = sequence.num_tokens - 1
         if sequence.state is SequenceState.LANDED:
@@ -133,8 +134,11 @@ class Scheduler:
         prefix cache: it queues as if it were new, because its last token has to be computed once more and that must
         not write into pages that others may share by now. So does one whose layers have windows: it has no pages for
         what its last token does not see. And so does one that has a state, without which its cached pages are of no
-        use."""
-        if sequence.state is SequenceState.RESERVED and not (self._limits.has_windows or self._limits.has_states):
+        use, or cached pages of prompt tokens whose log-probabilities are wanted."""
+        needs_others = self._limits.has_windows or self._limits.has_states
+        if sequence.num_computed > sequence.num_cacheable:
+            needs_others = True
+        if sequence.state is SequenceState.RESERVED and not needs_others:
             self._run(sequence)
         else:
             self._requeue(sequence)
@@ -210,7 +214,7 @@ class Scheduler:
             self._unready = [s for s in self._unready if s.state is SequenceState.RUNNING and not s.is_ready]
         if self._starved or self._unready:
             decoding = [s for s in decoding if s not in self._starved and s not in self._unready]
-        step = ScheduledStep(decoding[:max_tokens])
+        step = ScheduledStep(decoding[:max_tokens], max_scored_tokens=self._limits.max_scored_tokens)
         self.pages.before_step(step.decoding)
         has_prompts = len(step.decoding) < len(self._running) or bool(self._waiting)
         if has_prompts and self._limits.auto_step_tokens:

@@ -113,6 +113,8 @@ class Sequence:
     stops: list[int] = field(default_factory=list)  # numbers of tokens after which to keep the state, the next one last
     output_checkpoint: int | None = None  # blocks before the state that was last kept while it decoded
     retention: RetentionHint | None = None
+    num_scored: int = 0  # prompt tokens behind the first whose log-probabilities are known
+    num_to_score: int = 0  # of so many they are wanted
 
     def __post_init__(self) -> None:
         self.is_plainly_greedy = self.is_greedy and self.grammar is None
@@ -131,6 +133,17 @@ class Sequence:
     @property
     def num_uncomputed(self) -> int:
         return len(self.tokens) - self.num_computed
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether no log-probabilities of its prompt are missing."""
+        return self.num_scored >= self.num_to_score
+
+    @property
+    def num_cacheable(self) -> int:
+        """Tokens that it may take from the prefix cache. What follows is computed: the last one, from whose scores the
+        next is sampled, and those whose scores say how likely the next one of the prompt is."""
+        return len(self.tokens) - 1 if self.is_scored else self.num_scored
 
     @property
     def most_tokens(self) -> int:

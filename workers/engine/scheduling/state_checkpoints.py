@@ -69,7 +69,7 @@ class StateCheckpoints:
         limits, chain = self._limits, sequence.chain
         if chain is None:
             return CheckpointHit(0, GroupMatch(0, tuple([] for _ in limits.windows)), array("i"), 0)
-        max_blocks = (sequence.num_tokens - 1) // limits.block_tokens
+        max_blocks = sequence.num_cacheable // limits.block_tokens
         kv, state, num_shared = match_checkpoint(
             self._pool.cache, limits, chain, sequence.tokens, max_blocks, self._groups
         )

@@ -30,6 +30,19 @@ class Model(Protocol):
         those of a layer are complete."""
 
 
+@runtime_checkable
+class HiddenModel(Model, Protocol):
+    """A model whose output layer can be asked for the scores of any rows of a step, some at a time."""
+
+    def forward(self, batch: StepBatch, kv: Tensor, layer_done: Callable[[int], None] | None = None) -> Tensor:
+        """Computes a step, as `scores` does, up to what the output layer takes: [tokens, hidden_size]. It may be a view
+        of memory that the next step overwrites."""
+
+    def logits(self, hidden: Tensor) -> Tensor | None:
+        """Scores [n, vocab_size] in float32 of rows [n, hidden_size] of `forward`; None on ranks other than 0. They may
+        be a view of memory that the next call overwrites."""
+
+
 @dataclass(frozen=True, slots=True)
 class GreedyTokens:
     """The best token of each row that samples. `is_sound` is false if the highest score is not a finite number. Both

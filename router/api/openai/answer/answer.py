@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import orjson
@@ -15,6 +17,7 @@ from slipstream.router.api.openai.answer.failures import GenerationFailed, as_ht
 from slipstream.router.api.openai.answer.formats import AnswerFormat, TokenUsage, WholeChoice
 from slipstream.router.api.openai.answer.output import AnswerReason, Out, TokenEntry
 from slipstream.router.api.openai.answer.pings import Pings
+from slipstream.router.api.openai.answer.token_report import PromptRenderer, ReportedTokens
 from slipstream.router.http.failover.stream_checkpoint import NO_CHECKPOINT, StreamCheckpoint
 from slipstream.router.observability.explain.explain import explained_now
 from slipstream.router.protocol.generation import GenerationFinish
@@ -55,9 +58,10 @@ class Answer(Generic[Out]):
         explains: bool = False,
         num_best: int | None = None,
         keeper: AnswerKeeper | None = None,
+        tokens: ReportedTokens | None = None,
     ) -> None:
         """`num_best`: of the choices of each prompt, only so many are sent, those with the best scores first. `keeper`:
-        None: the answer is not stored."""
+        None: the answer is not stored. `tokens` is there if more is said of tokens than their text."""
         self._choices: Sequence[Choice[Out]] = choices
         self._form: AnswerFormat[Out] = form
         self._num_prompt_tokens = num_prompt_tokens
@@ -65,6 +69,7 @@ class Answer(Generic[Out]):
         self._prompt_param = prompt_param
         self._explains = explains
         self._num_best = num_best
+        self._tokens = tokens
         self._keeper = keeper
         self._num_cached_tokens = 0
         self._checkpoint: StreamCheckpoint = NO_CHECKPOINT
@@ -81,18 +86,35 @@ class Answer(Generic[Out]):
                 parts.append(text)
                 rendered.extend(map(self._form.logprob, logprobs))
 
+            token_ids: list[int] | None = None
+            if self._tokens is not None and self._tokens.add_ids is not None:
+                token_ids = []
+                choice.add_ids = token_ids.extend
             end = await self._run(choice, exchange, keep)
             keep(end.text, end.logprobs)
-            return WholeChoice(choice.index, choice.output.joined(parts), rendered, end.reason)
+            return WholeChoice(choice.index, choice.output.joined(parts), rendered, end.reason, token_ids)
 
         try:
             choices = await self._for_all(collect)
         except GenerationFailed as failure:
             raise as_http_error(failure.error, self._prompt_param) from failure
+        if self._tokens is not None and self._tokens.prompts is not None:
+            choices = await self._with_prompts(choices, self._tokens.prompts)
         if self._num_best is not None:
             scores = [choice.score.mean if choice.score is not None else 0.0 for choice in self._choices]
             choices = best_choices(choices, scores, self._choices_per_prompt, self._num_best)
         exchange.respond(200, await self._kept(self._form.whole(choices, self._usage(), self._explained())))
+
+    async def _with_prompts(
+        self, choices: Sequence[WholeChoice[Out]], prompts: PromptRenderer
+    ) -> list[WholeChoice[Out]]:
+        """The choices with the log-probabilities of their prompts, which the first choice of each has got."""
+        with_prompts = []
+        for prompt, first in enumerate(range(0, len(choices), self._choices_per_prompt)):
+            rendered = await prompts.rendered(prompt, self._choices[first].stream.prompt_scores)
+            of_prompt = choices[first : first + self._choices_per_prompt]
+            with_prompts += [replace(choice, prompt=rendered) for choice in of_prompt]
+        return with_prompts
 
     async def send_stream(
         self,
@@ -112,6 +134,8 @@ class Answer(Generic[Out]):
 
         async def stream(choice: Choice[Out]) -> bytes:
             is_sent = checkpoint.has_ended(choice.index)  # all of it, by the previous router
+            if self._tokens is not None and self._tokens.add_ids is not None:
+                choice.add_ids = partial(self._tokens.add_ids, choice.index)
 
             def send(text: Out, logprobs: list[TokenEntry]) -> None:
                 if sends_usage_so_far:
@@ -133,7 +157,7 @@ class Answer(Generic[Out]):
             return b""
 
         try:
-            with Pings(exchange, ping_s, self._num_output_tokens):
+            with Pings(exchange, ping_s, self._num_output_tokens, self._form.ping):
                 finals: list[bytes] = await self._for_all(stream)
         except GenerationFailed as failure:
             error = as_http_error(failure.error, self._prompt_param)
@@ -171,6 +195,8 @@ class Answer(Generic[Out]):
         GenerationFailed."""
         text, logprobs = await ChoiceRun(choice, exchange, self._form, self._checkpoint, on_text).to_end()
         choice.reason = self._reason(choice, choice.stream.finish)
+        if choice.output.stop_string is not None:
+            self._form.stopped_by(choice.index, choice.output.stop_string)
         return ChoiceEnd(text, logprobs, choice.reason)
 
     def _reason(self, choice: Choice[Out], finish: GenerationFinish | None) -> AnswerReason:

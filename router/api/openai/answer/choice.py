@@ -23,7 +23,8 @@ OnText = Callable[[Out, list[TokenEntry]], None]
 class Choice(Generic[Out]):
     """A choice and its stream. `prefix` is to be put before the output (the prompt, if it is to be echoed). With
     `hides_stop_token`, a stop token that ends the output is not part of the text. `reason` is set when the choice ends
-    normally. `score` is there if only the best choices are sent."""
+    normally. `score` is there if only the best choices are sent. `add_ids` takes the ids of the output's tokens, those
+    of its end included, if they are sent; then every delta leaves in a chunk, with text or without."""
 
     index: int
     stream: GenerationStream
@@ -33,6 +34,7 @@ class Choice(Generic[Out]):
     hides_stop_token: bool = True
     reason: AnswerReason | None = None
     score: MeanLogprob | None = None
+    add_ids: Callable[[list[int]], None] | None = None
 
     def record_end(self) -> None:
         """Record the end in the metrics, however the choice ended. There, as in vLLM's, calls are a `stop`."""
@@ -109,8 +111,12 @@ class ChoiceRun(Generic[Out]):
         if resumed is None:
             return
         self._served_by(resumed.version)
-        text = choice.output.add([(token_id, None) for token_id in unpack_ids(resumed.output_ids)])
-        if text:
+        token_ids = unpack_ids(resumed.output_ids)
+        text = choice.output.add([(token_id, None) for token_id in token_ids])
+        has_ids = choice.add_ids is not None and bool(token_ids)
+        if choice.add_ids is not None:
+            choice.add_ids(token_ids)
+        if text or has_ids:
             if self._exchange.head_sent:
                 self._form.text_chunk(choice.index, self._prefix + text, [])  # which the client has
             else:
@@ -135,6 +141,8 @@ class ChoiceRun(Generic[Out]):
         text = output.add(delta, ends_with_stop_token and choice.hides_stop_token)
         if choice.score is not None:
             choice.score.add(delta[: output.num_tokens - num_before])
+        if choice.add_ids is not None:
+            choice.add_ids([token_id for token_id, _ in delta[: output.num_tokens - num_before]])
         logprobs = output.take_logprobs() if output.held else []
         if output.held:
             self._checkpoint.spoil()  # they do not keep them
@@ -142,7 +150,7 @@ class ChoiceRun(Generic[Out]):
             self._prefix, self._held_back = self._prefix + text, logprobs
         else:
             self._checkpoint.got(choice.index, delta, version)
-            if text or logprobs:
+            if text or logprobs or choice.add_ids is not None:
                 self._on_text(self._prefix + text, logprobs)
                 self._prefix = self._nothing
         return not (output.stopped or self._exchange.congested)

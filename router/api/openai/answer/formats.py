@@ -10,11 +10,13 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol
 import orjson
 
 from slipstream.router.api.openai.answer.output import AnswerReason, Out, TokenEntry
+from slipstream.router.api.openai.answer.pings import PING
+from slipstream.router.api.openai.answer.token_names import TokenNames, finite, token_name
+from slipstream.router.api.openai.answer.token_report import NO_REPORT, RenderedPrompt, TokenReport
 from slipstream.router.http.http_error import HttpError
-from slipstream.router.text.detokenizer import PieceTable
 
 DONE = b"data: [DONE]\n\n"
-LOWEST_LOGPROB = -9999.0  # JSON has no infinity; vLLM writes the same
+NOTHING_MORE: Mapping[str, Any] = {}
 
 
 class TokenUsage(NamedTuple):
@@ -40,12 +42,15 @@ class TokenUsage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WholeChoice(Generic[Out]):
-    """A complete choice. `logprobs` are entries made by `AnswerFormat.logprob`."""
+    """A complete choice. `logprobs` are entries made by `AnswerFormat.logprob`. `token_ids` and `prompt` are there if
+    they were asked for."""
 
     index: int
     text: Out
     logprobs: list[Any]
     finish_reason: AnswerReason
+    token_ids: list[int] | None = None
+    prompt: RenderedPrompt | None = None
 
 
 class AnswerHead(NamedTuple):
@@ -66,14 +71,19 @@ class AnswerFormat(Protocol[Out]):
     rendering all of a long answer at once would hold up the event loop. `served_by` sets the version of the model for
     everything that follows: it is chosen late, and may change. After `set_usage`, every chunk carries that usage.
 
-    A `text_chunk` may be empty, where an event of the output does not show at once. `stream_end` is all that follows
-    the last choice; `explained` is JSON, empty if it was not asked for. `failure` is what a stream ends with instead,
-    if the answer fails after a part of it has left. All that a format writes is a function of what it was given: after
-    the death of a router, another one is given the same tokens again, cut in other places, and what it writes for these
-    is thrown away."""
+    A `text_chunk` is empty where an event of the output does not show at once. `stopped_by` names the stop string that
+    has ended a choice, before its last part is asked for. `stream_end` is all that follows the last choice; `explained`
+    is JSON, empty if it was not asked for. `failure` is what a stream ends with instead, if the answer fails after a
+    part of it has left. A `ping` may leave between any two chunks.
 
+    All that a format writes is a function of what it was given: after the death of a router, another one is given the
+    same tokens again, cut in other places, and what it writes for these is thrown away."""
+
+    @property
+    def ping(self) -> bytes: ...
     def served_by(self, version: str) -> None: ...
     def set_usage(self, usage: TokenUsage) -> None: ...
+    def stopped_by(self, index: int, stop_string: str) -> None: ...
     def logprob(self, entry: TokenEntry) -> Any: ...
     def text_chunk(self, index: int, text: Out, logprobs: list[TokenEntry]) -> bytes: ...
     def final_chunk(self, index: int, text: Out, logprobs: list[TokenEntry], reason: AnswerReason) -> bytes: ...
@@ -88,14 +98,29 @@ class ChunkFormat:
 
     KIND: ClassVar[str]
     TEXT_END: ClassVar[bytes]
+    ping = PING
 
-    def __init__(self, answer: AnswerHead, pieces: PieceTable, logprobs: bool, include_usage: bool) -> None:
+    def __init__(
+        self,
+        answer: AnswerHead,
+        names: TokenNames,
+        logprobs: bool,
+        include_usage: bool,
+        report: TokenReport = NO_REPORT,
+    ) -> None:
         self._answer = answer
-        self._pieces = pieces
+        self._names = names
+        self._report = report
+        self._new_ids: dict[int, list[int]] = {}  # of the next chunk of each choice
+        self._begun: set[int] = set()  # choices that have had their first chunk
         self._logprobs = logprobs
         self._include_usage = include_usage
         self._head = self._chunk_head()
         self._end_with(b'],"usage":null}\n\n' if include_usage else b"]}\n\n")
+
+    def add_ids(self, index: int, token_ids: list[int]) -> None:
+        """The next chunk of a choice has these tokens."""
+        self._new_ids.setdefault(index, []).extend(token_ids)
 
     def served_by(self, version: str) -> None:
         if version != self._answer.version:
@@ -104,6 +129,9 @@ class ChunkFormat:
 
     def set_usage(self, usage: TokenUsage) -> None:
         self._end_with(b'],"usage":%b}\n\n' % orjson.dumps(usage.as_json()))
+
+    def stopped_by(self, index: int, stop_string: str) -> None:
+        """OpenAI's answers do not name it."""
 
     def stream_end(self, usage: TokenUsage, explained: bytes) -> bytes:
         """A chunk without choices, if the client asked for what it has, and the mark of the end. What explains the
@@ -131,10 +159,6 @@ class ChatChunkFormat(ChunkFormat, Generic[Out]):
     KIND = "chat.completion.chunk"
     TEXT_END = b'},"logprobs":null,"finish_reason":null}'
 
-    def __init__(self, answer: AnswerHead, pieces: PieceTable, logprobs: bool, include_usage: bool) -> None:
-        super().__init__(answer, pieces, logprobs, include_usage)
-        self._begun: set[int] = set()
-
     def logprob(self, entry: TokenEntry) -> orjson.Fragment:
         top = [self._token_json(*pair) for pair in entry.logprob.top]
         return orjson.Fragment(
@@ -142,19 +166,44 @@ class ChatChunkFormat(ChunkFormat, Generic[Out]):
         )
 
     def _render(self, index: int, delta: Mapping[str, Any], logprobs: list[TokenEntry], reason: str | None) -> bytes:
-        choice = {
+        choice: dict[str, Any] = {
             "index": index,
             "delta": delta,
             "logprobs": self._logprobs_json(map(self.logprob, logprobs)) if logprobs else None,
             "finish_reason": reason,
         }
-        return self._head + orjson.dumps(choice) + self._tail
+        is_first = index not in self._begun
+        self._begun.add(index)
+        if not self._report.returns_ids:
+            return self._head + orjson.dumps(choice) + self._tail
+        choice["token_ids"] = self._new_ids.pop(index, [])
+        tail = self._tail
+        if is_first:
+            tail = b'],"prompt_token_ids":%b%b' % (orjson.dumps(self._report.prompt_ids(index)), tail[1:])
+        return self._head + orjson.dumps(choice) + tail
+
+    def _whole(
+        self,
+        choices: Sequence[WholeChoice[Out]],
+        rendered: list[dict[str, Any]],
+        usage: TokenUsage,
+        explained: bytes,
+    ) -> bytes:
+        """The whole answer of `rendered` choices, with what it says of tokens."""
+        more: dict[str, Any] = {}
+        if self._report.returns_ids:
+            for choice, fields in zip(choices, rendered, strict=True):
+                fields["token_ids"] = choice.token_ids
+            more["prompt_token_ids"] = self._report.prompt_ids(0)
+        if self._report.prompt_top is not None and choices[0].prompt is not None:
+            more["prompt_logprobs"] = choices[0].prompt.vllm
+        return whole_answer(self._answer, "chat.completion", rendered, usage, explained, more)
 
     def _logprobs_json(self, logprobs: Iterable[orjson.Fragment]) -> dict[str, Any]:
         return {"content": list(logprobs), "refusal": None}
 
     def _token_json(self, token_id: int, logprob: float) -> dict[str, Any]:
-        raw = self._pieces.bytes_of(token_id)
+        raw = self._names.bytes_of(token_id)
         return {"token": token_name(raw), "logprob": finite(logprob), "bytes": list(raw)}
 
 
@@ -162,7 +211,7 @@ class ChatFormat(ChatChunkFormat[str]):
     """`chat.completion` and `chat.completion.chunk` of outputs that are text."""
 
     def text_chunk(self, index: int, text: str, logprobs: list[TokenEntry]) -> bytes:
-        if not logprobs and index in self._begun:
+        if not logprobs and index in self._begun and not self._new_ids:
             return b'%b{"index":%d,"delta":{"content":%b%b' % (self._head, index, orjson.dumps(text), self._text_tail)
         return self._chunk(index, text, logprobs, None)
 
@@ -171,98 +220,24 @@ class ChatFormat(ChatChunkFormat[str]):
         return before + self._chunk(index, None, [], reason)
 
     def whole(self, choices: Sequence[WholeChoice[str]], usage: TokenUsage, explained: bytes = b"") -> bytes:
-        return whole_answer(
-            self._answer,
-            "chat.completion",
-            [
-                {
-                    "index": choice.index,
-                    "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                    "logprobs": self._logprobs_json(choice.logprobs) if self._logprobs else None,
-                    "finish_reason": choice.finish_reason,
-                }
-                for choice in choices
-            ],
-            usage,
-            explained,
-        )
+        rendered = [
+            {
+                "index": choice.index,
+                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "logprobs": self._logprobs_json(choice.logprobs) if self._logprobs else None,
+                "finish_reason": choice.finish_reason,
+            }
+            for choice in choices
+        ]
+        return self._whole(choices, rendered, usage, explained)
 
     def _chunk(self, index: int, text: str | None, logprobs: list[TokenEntry], reason: AnswerReason | None) -> bytes:
         delta: dict[str, str] = {}
         if index not in self._begun:
-            self._begun.add(index)
             delta = {"role": "assistant", "content": ""}
         if text is not None:
             delta["content"] = text
         return self._render(index, delta, logprobs, reason)
-
-
-class CompletionLogprob(NamedTuple):
-    """The log-probabilities of one token; `top` is a JSON object."""
-
-    token: str
-    logprob: float
-    top: orjson.Fragment
-    offset: int
-
-
-class CompletionFormat(ChunkFormat):
-    """`text_completion`, which is the same object for whole answers and for chunks."""
-
-    KIND = "text_completion"
-    TEXT_END = b',"logprobs":null,"finish_reason":null}'
-
-    def logprob(self, entry: TokenEntry) -> CompletionLogprob:
-        own_id, logprob = entry.token_id, finite(entry.logprob.logprob)
-        token = self._name(own_id)
-        # The chosen token is always included, as in OpenAI's API. It is named first: its entry has the name that is
-        # listed under `tokens`. Another token of the same text gets a name of its own, so that no entry is lost.
-        top = {token: logprob}
-        for token_id, value in entry.logprob.top:
-            if token_id != own_id:
-                name = self._name(token_id)
-                top[name if name not in top else f"token_id:{token_id}"] = finite(value)
-        top = dict(sorted(top.items(), key=lambda item: -item[1]))
-        return CompletionLogprob(token, logprob, orjson.Fragment(orjson.dumps(top)), entry.offset)
-
-    def text_chunk(self, index: int, text: str, logprobs: list[TokenEntry]) -> bytes:
-        if not logprobs:
-            return b'%b{"index":%d,"text":%b%b' % (self._head, index, orjson.dumps(text), self._text_tail)
-        return self._chunk(index, text, logprobs, None)
-
-    def final_chunk(self, index: int, text: str, logprobs: list[TokenEntry], reason: AnswerReason) -> bytes:
-        return self._chunk(index, text, logprobs, reason)
-
-    def whole(self, choices: Sequence[WholeChoice[str]], usage: TokenUsage, explained: bytes = b"") -> bytes:
-        rendered = [self._choice(c.index, c.text, c.logprobs, c.finish_reason, self._logprobs) for c in choices]
-        return whole_answer(self._answer, "text_completion", rendered, usage, explained)
-
-    def _chunk(self, index: int, text: str, logprobs: list[TokenEntry], reason: AnswerReason | None) -> bytes:
-        rendered = list(map(self.logprob, logprobs))
-        return self._head + orjson.dumps(self._choice(index, text, rendered, reason, bool(logprobs))) + self._tail
-
-    def _choice(
-        self, index: int, text: str, logprobs: list[CompletionLogprob], reason: AnswerReason | None, shows: bool
-    ) -> dict[str, Any]:
-        columns = self._logprobs_json(logprobs) if shows else None
-        return {"index": index, "text": text, "logprobs": columns, "finish_reason": reason}
-
-    def _logprobs_json(self, logprobs: list[CompletionLogprob]) -> dict[str, Any]:
-        return {
-            "tokens": [logprob.token for logprob in logprobs],
-            "token_logprobs": [logprob.logprob for logprob in logprobs],
-            "top_logprobs": [logprob.top for logprob in logprobs],
-            "text_offset": [logprob.offset for logprob in logprobs],
-        }
-
-    def _name(self, token_id: int) -> str:
-        """A name that no other bytes have: a part of a character is spelled out, as by OpenAI, and an id without a
-        token is named as by vLLM."""
-        raw = self._pieces.bytes_of(token_id)
-        try:
-            return raw.decode() if raw else f"token_id:{token_id}"
-        except UnicodeDecodeError:
-            return "bytes:" + "".join([f"\\x{byte:02x}" for byte in raw])
 
 
 def envelope(answer: AnswerHead, kind: str) -> bytes:
@@ -276,21 +251,19 @@ def envelope(answer: AnswerHead, kind: str) -> bytes:
 
 
 def whole_answer(
-    answer: AnswerHead, kind: str, choices: list[dict[str, Any]], usage: TokenUsage, explained: bytes
+    answer: AnswerHead,
+    kind: str,
+    choices: list[dict[str, Any]],
+    usage: TokenUsage,
+    explained: bytes,
+    more: Mapping[str, Any] = NOTHING_MORE,
 ) -> bytes:
-    """The JSON of a whole answer. `explained` is the JSON of its field `slipstream`; empty: no such field."""
-    return b'%b,"choices":%b,"usage":%b%b}' % (
+    """The JSON of a whole answer. `explained` is the JSON of its field `slipstream`; empty: no such field. `more` are
+    further fields."""
+    return b'%b,"choices":%b,"usage":%b%b%b}' % (
         envelope(answer, kind),
         orjson.dumps(choices),
         orjson.dumps(usage.as_json()),
+        b"," + orjson.dumps(more)[1:-1] if more else b"",
         explained and b',"slipstream":' + explained,
     )
-
-
-def token_name(raw: bytes) -> str:
-    """A token as text. Where the format has a field for them, the exact bytes are sent as well."""
-    return raw.decode("utf-8", "replace")
-
-
-def finite(logprob: float) -> float:
-    return max(logprob, LOWEST_LOGPROB)

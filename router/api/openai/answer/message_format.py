@@ -17,11 +17,11 @@ from slipstream.router.api.openai.answer.formats import (
     ChatChunkFormat,
     TokenUsage,
     WholeChoice,
-    whole_answer,
 )
 from slipstream.router.api.openai.answer.output import AnswerReason, Events, TokenEntry
+from slipstream.router.api.openai.answer.token_names import TokenNames
+from slipstream.router.api.openai.answer.token_report import NO_REPORT, TokenReport
 from slipstream.router.parsers.events import ArgumentsDelta, CallBegin, ContentDelta, OutputEvent, ReasoningDelta
-from slipstream.router.text.detokenizer import PieceTable
 
 ID_BYTES = 12  # two characters each: OpenAI's ids have 24 behind `call_`
 
@@ -31,15 +31,22 @@ class MessageFormat(ChatChunkFormat[Events]):
     `function_call`."""
 
     def __init__(
-        self, answer: AnswerHead, pieces: PieceTable, logprobs: bool, include_usage: bool, is_legacy: bool = False
+        self,
+        answer: AnswerHead,
+        names: TokenNames,
+        logprobs: bool,
+        include_usage: bool,
+        is_legacy: bool = False,
+        report: TokenReport = NO_REPORT,
     ) -> None:
-        super().__init__(answer, pieces, logprobs, include_usage)
+        super().__init__(answer, names, logprobs, include_usage, report)
         self._is_legacy = is_legacy
         self._ids: dict[int, dict[int, str]] = {}  # of the calls, by choice and by index
 
     def text_chunk(self, index: int, text: Events, logprobs: list[TokenEntry]) -> bytes:
         """One chunk for each event; the log-probabilities are in the first."""
-        if len(text) == 1 and not logprobs and index in self._begun and type(text[0]) is ContentDelta:
+        is_plain = not logprobs and index in self._begun and not self._new_ids
+        if is_plain and len(text) == 1 and type(text[0]) is ContentDelta:
             content = orjson.dumps(text[0].text)
             return b'%b{"index":%d,"delta":{"content":%b%b' % (self._head, index, content, self._text_tail)
         deltas = [self._delta(index, event) for event in text] or [{}]
@@ -61,7 +68,7 @@ class MessageFormat(ChatChunkFormat[Events]):
             }
             for choice in choices
         ]
-        return whole_answer(self._answer, "chat.completion", rendered, usage, explained)
+        return self._whole(choices, rendered, usage, explained)
 
     def _message(self, index: int, events: Iterable[OutputEvent]) -> dict[str, Any]:
         content, reasoning, calls = "", "", list[dict[str, Any]]()
@@ -118,7 +125,6 @@ class MessageFormat(ChatChunkFormat[Events]):
 
     def _chunk(self, index: int, delta: dict[str, Any], logprobs: list[TokenEntry], reason: str | None) -> bytes:
         if index not in self._begun:
-            self._begun.add(index)
             delta = {"role": "assistant", "content": "" if reason or not delta else None, **delta}
         return self._render(index, delta, logprobs, reason)
 

@@ -24,9 +24,9 @@ class TokenEntry(NamedTuple):
 
 class ChoiceOutput(Protocol[Out]):
     """The output of one choice as it grows. `held` are the entries of tokens that wait for their text. `stopped` is set
-    where the output ended before the model ended it. `has_calls`: it has calls, none of which is cut off;
-    `call_names` are the tools that they call.
-    `num_reasoning_tokens` is None where reasoning is not read."""
+    where the output ended before the model ended it. `has_calls`: it has calls, none of which is cut off; `call_names`
+    are the tools that they call. `stop_string` is the one that ended it, if any did. `num_reasoning_tokens` is None
+    where reasoning is not read."""
 
     num_tokens: int
     stopped: bool
@@ -37,6 +37,8 @@ class ChoiceOutput(Protocol[Out]):
     def has_calls(self) -> bool: ...
     @property
     def call_names(self) -> Sequence[str]: ...
+    @property
+    def stop_string(self) -> str | None: ...
     @property
     def num_reasoning_tokens(self) -> int | None: ...
 

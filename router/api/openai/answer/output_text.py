@@ -40,6 +40,11 @@ class OutputText:
         self.num_tokens = 0
         self.stopped = False
 
+    @property
+    def stop_string(self) -> str | None:
+        """The one that was found."""
+        return self._stops.matched if self._stops is not None else None
+
     def add(self, delta: Delta, hides_last: bool = False) -> str:
         """The text that became certain with `delta`. With `hides_last`, its last token ended the output: it counts but
         is not visible."""

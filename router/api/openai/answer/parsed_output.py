@@ -77,6 +77,10 @@ class ParsedOutput:
         return self._parser.call_names
 
     @property
+    def stop_string(self) -> str | None:
+        return self._text.stop_string
+
+    @property
     def num_reasoning_tokens(self) -> int | None:
         """Those of the output; None: the format has no reasoning."""
         return self._num_reasoning_tokens if self._reads_reasoning else None

@@ -39,6 +39,9 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
     "guided_choice": (),
     "guided_grammar": (),
     "explain": (False,),
+    "prompt_logprobs": (),
+    "return_token_ids": (False,),
+    "detokenize": (True,),
     "tools": ([],),
     "functions": ([],),
 }
@@ -71,6 +74,11 @@ def check_beams(body: GenerationFields, num_prompts: int, says_ends: bool) -> No
         value = getattr(body, name, None)
         if value is not None and not is_one_of(value, neutral):
             raise unserved(name, value, neutral)
+    if body.stated_max_tokens == 0:
+        raise unserved("max_tokens", 0, ())
+    if getattr(body, "echo", None) and getattr(body, "logprobs", None) is not None:
+        message = "'echo' is not supported together with 'logprobs' where `use_beam_search` is true."
+        raise HttpError(400, message, param="echo", code="unsupported_parameter")
     if body.response_format is not None and body.response_format.type != "text":
         raise unserved("response_format.type", body.response_format.type, ("text",))
     if len(body.stop_token_ids or ()) > MAX_STOP_TOKENS:

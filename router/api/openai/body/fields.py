@@ -91,4 +91,5 @@ UNION_TAGS = frozenset(
     {"~string", "~object", "~parts", "~strings", "~ids", "~id_lists", "~function", "~allowed"}
     | {"~items", "~message", "~reasoning", "~function_call", "~custom_call", "~call_output", "~item_reference"}
     | {"~unserved", "~custom", "~namespace", "~hosted"}
+    | {"~text", "~thinking", "~redacted_thinking", "~tool_use", "~tool_result"}
 )

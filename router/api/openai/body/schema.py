@@ -45,14 +45,18 @@ from slipstream.router.api.openai.body.tools import (
     not_both,
     use_of,
 )
-from slipstream.router.api.openai.body.vllm_fields import ChatVllmFields, CompletionVllmFields, VllmFields
+from slipstream.router.api.openai.body.vllm_fields import (
+    MAX_LOGPROBS,
+    ChatVllmFields,
+    CompletionVllmFields,
+    VllmFields,
+)
 from slipstream.router.protocol.generation import Retention, Slo
 from slipstream.router.protocol.grammar import JsonStyle
 
 MAX_STOPS = 16
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
-MAX_LOGPROBS = 20
 MAX_METADATA = 16
 MAX_GUIDED_CHOICES = 1024
 MAX_CHOICES = 128
@@ -192,6 +196,11 @@ class GenerationFields(VllmFields):
         return self.max_tokens
 
     @property
+    def detokenizes(self) -> bool:
+        """Whether outputs are made text."""
+        return True
+
+    @property
     def candidates_per_prompt(self) -> int:
         """How many outputs each prompt gets, of which the best `n` are the answer."""
         return self.n or 1
@@ -233,6 +242,8 @@ class GenerationFields(VllmFields):
     def _stream_options_need_a_stream(self) -> GenerationFields:
         if self.stream_options is not None and not self.stream:
             raise field_error("stream_options", "is only allowed when `stream` is true")
+        if self.prompt_logprobs is not None and self.stream:  # as in vLLM
+            raise field_error("prompt_logprobs", f"is {self.prompt_logprobs}; it is not available in a stream")
         return self
 
 
@@ -272,7 +283,7 @@ class ChatRequest(ChatVllmFields, GenerationFields):
     def retention(self) -> Retention | None:
         if self.retention_s is not None:
             return Retention(self.retention_s)
-        return MAY_COME_BACK if self.tools or self.functions or self.session_id else None
+        return MAY_COME_BACK if self.tool_use is not None or self.session_id else None
 
     @property
     def served_tier(self) -> str:
@@ -295,6 +306,14 @@ class ChatRequest(ChatVllmFields, GenerationFields):
             variables |= dict.fromkeys(THINKING_OFF, self.enable_thinking)
         return {**variables, **given}
 
+    @property
+    def continued(self) -> str:
+        """The text of the last message, if the answer is to go on with it."""
+        if not self.continue_final_message:
+            return ""
+        content = self.messages[-1].content
+        return content if isinstance(content, str) else "".join([part.text for part in content or ()])
+
     @cached_property
     def tool_use(self) -> ToolUse | None:
         """The tools, and what may be done with them; None: there are none."""
@@ -306,6 +325,8 @@ class ChatRequest(ChatVllmFields, GenerationFields):
     def _fields_fit_together(self) -> ChatRequest:
         if not self.model_fields_set.isdisjoint(TOOL_FIELDS):
             self._check_tools()
+        if self.continue_final_message or self.add_generation_prompt is False:
+            self._check_continued()
         if self.top_logprobs and not self.logprobs:
             raise field_error("top_logprobs", f"is {self.top_logprobs}, which needs `logprobs` to be true")
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
@@ -315,6 +336,15 @@ class ChatRequest(ChatVllmFields, GenerationFields):
                 "one of them",
             )
         return self
+
+    def _check_continued(self) -> None:
+        if not self.continue_final_message:
+            raise field_error("add_generation_prompt", "may only be false where `continue_final_message` is true")
+        if self.add_generation_prompt:
+            raise field_error("add_generation_prompt", "is true, which excludes `continue_final_message`")
+        last = self.messages[-1]
+        if last.role != "assistant" or last.tool_calls or last.function_call is not None or not self.continued:
+            raise field_error("continue_final_message", "needs a last message of the role 'assistant' that has text")
 
     def _check_tools(self) -> None:
         if self.functions and self.tools:
@@ -349,8 +379,10 @@ class CompletionRequest(CompletionVllmFields, GenerationFields):
         | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("~id_lists")],
         Discriminator(prompt_kind),
     ]
+    max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
+    detokenize: bool | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     suffix: Annotated[Any, only("")] = None
 
@@ -364,14 +396,40 @@ class CompletionRequest(CompletionVllmFields, GenerationFields):
             raise field_error(
                 "best_of", f"{message}: which are the best is known only at the end of all, not in a stream"
             )
-        if self.echo and self.logprobs is not None:
-            raise field_error("echo", "is not supported together with `logprobs` yet; accepted: false, null")
+        if self.echo and self.logprobs is not None and self.stream:
+            raise field_error("echo", "is not available together with `logprobs` in a stream")
+        if self.max_tokens == 0:
+            self._check_prompt_only()
+        if self.detokenize is False:
+            self._check_tokens_only()
         if self.num_prompts * self.candidates_per_prompt > MAX_PROMPTS:
             field, number = "n" if self.best_of is None else "best_of", self.candidates_per_prompt
             raise field_error(
                 field, f"is {number}; times the {self.num_prompts} prompts, that is more than {MAX_PROMPTS}"
             )
         return self
+
+    def _check_prompt_only(self) -> None:
+        if not (self.echo or self.returns_token_ids or self.prompt_logprobs is not None):
+            wanted = "`echo`, `prompt_logprobs` or `return_token_ids`"
+            raise field_error("max_tokens", f"is 0, which leaves nothing to answer without {wanted}")
+        if self.candidates_per_prompt > 1:
+            field = "n" if self.best_of is None else "best_of"
+            raise field_error(field, f"is {self.candidates_per_prompt}, and `max_tokens` is 0: there are no choices")
+
+    def _check_tokens_only(self) -> None:
+        for field, value in (("echo", self.echo), ("stop", self.stop)):
+            if value:
+                raise field_error(field, "is about text, and `detokenize` is false")
+
+    @property
+    def detokenizes(self) -> bool:
+        return self.detokenize is not False
+
+    @property
+    def returns_token_ids(self) -> bool:
+        """An answer without text consists of them."""
+        return bool(self.return_token_ids) or not self.detokenizes
 
     @property
     def candidates_per_prompt(self) -> int:

@@ -27,6 +27,7 @@ MAX_TEMPLATE_CHARS = 512
 MAX_ALLOWED = 1 << 18  # more than most vocabularies have
 MAX_BAD_WORDS = 256
 MAX_PROCESSORS = 8
+MAX_LOGPROBS = 20  # best tokens beside each
 # The variables that every template gets, besides the names of special tokens.
 OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 
@@ -53,6 +54,14 @@ TemplateKwargs = Annotated[
     at_most(MAX_TEMPLATE_KWARGS),
     AfterValidator(no_own_variables),
 ]
+
+
+def not_the_vocabulary(num_top: int) -> int:
+    """Refuses vLLM's word for all tokens of the vocabulary."""
+    if num_top < 0:
+        message = "the log-probabilities of the whole vocabulary (-1) are not supported; accepted: 0 to {most}"
+        raise PydanticCustomError("whole_vocabulary", message, {"most": MAX_LOGPROBS})
+    return num_top
 
 
 class ProcessorObject(Strict):
@@ -87,14 +96,14 @@ class VllmFields(Strict):
     length_penalty: Annotated[FiniteFloat, Field(ge=-5, le=5)] | None = None
     early_stopping: Annotated[Any, only(True, False, "never")] = None
     truncate_prompt_tokens: Unserved = None
-    prompt_logprobs: Unserved = None
+    prompt_logprobs: Annotated[int, Field(ge=-1, le=MAX_LOGPROBS), AfterValidator(not_the_vocabulary)] | None = None
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED, fail_fast=True)] | None = (
         None
     )
     bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
     logits_processors: Annotated[list[ProcessorChoice], Field(max_length=MAX_PROCESSORS, fail_fast=True)] | None = None
-    return_tokens_as_token_ids: Annotated[Any, only(False)] = None
-    return_token_ids: Annotated[Any, only(False)] = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
     kv_transfer_params: Annotated[Any, only({})] = None
     vllm_xargs: Annotated[Any, only({})] = None
 
@@ -105,8 +114,8 @@ class ChatVllmFields(Strict):
 
     chat_template_kwargs: TemplateKwargs | None = None
     chat_template: Unserved = None
-    add_generation_prompt: Annotated[Any, only(True)] = None
-    continue_final_message: Annotated[Any, only(False)] = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     add_special_tokens: Annotated[Any, only(False)] = None
     echo: Annotated[Any, only(False)] = None
     documents: Annotated[Any, only([])] = None

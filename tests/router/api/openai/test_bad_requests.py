@@ -133,7 +133,7 @@ BOTH = [
     ("early_stopping", True, None),
     ("early_stopping", "always", None),
     ("truncate_prompt_tokens", 5, None),
-    ("prompt_logprobs", 0, None),
+    ("prompt_logprobs", -1, None),
     ("allowed_token_ids", [], None),
     ("allowed_token_ids", [-1], "allowed_token_ids.0"),
     ("allowed_token_ids", [5, 999999], None),
@@ -146,7 +146,7 @@ BOTH = [
     ("logits_processors", [{"name": "x", "args": [1]}], "logits_processors.0.args"),
     ("logits_processors", [{"name": "x", "args": {"a": "x" * 5000}}], None),
     ("logits_processors", ["x"] * 9, None),
-    ("return_token_ids", True, None),
+    ("return_token_ids", 1, None),
     ("kv_transfer_params", {"do_remote_decode": True}, None),
 ]
 CHAT_ONLY = [
@@ -382,8 +382,8 @@ def test_an_unknown_model_is_a_404_with_openais_code() -> None:
     ("path", "hint"),
     [
         ("/chat/completions", "Did you mean /v1/chat/completions?"),
-        ("/v1/assistants", "/v1/chat/completions, /v1/completions, /v1/conversations, /v1/models, /v1/responses"),
-        ("/v1/embeddings", "/v1/chat/completions, /v1/completions, /v1/conversations, /v1/models, /v1/responses"),
+        ("/v1/assistants", "/v1/chat/completions, /v1/completions, "),
+        ("/v1/embeddings", "/v1/chat/completions, /v1/completions, "),
     ],
 )
 def test_an_endpoint_that_is_not_served_is_a_404_that_names_those_that_are(path: str, hint: str) -> None:

@@ -12,9 +12,11 @@ from tokenizers import Tokenizer, models
 from slipstream.router.api.exchange_context import ExchangeContext
 from slipstream.router.api.held_exchange import NullSink
 from slipstream.router.api.openai.answer.choice import Choice, ChoiceRun
-from slipstream.router.api.openai.answer.formats import AnswerHead, CompletionFormat
+from slipstream.router.api.openai.answer.completion_format import CompletionFormat
+from slipstream.router.api.openai.answer.formats import AnswerHead
 from slipstream.router.api.openai.answer.output import TokenEntry
 from slipstream.router.api.openai.answer.output_text import OutputText
+from slipstream.router.api.openai.answer.token_names import TokenNames
 from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.failover.journal import AnswerPhase, Journal
 from slipstream.router.http.failover.stream_checkpoint import JournalCheckpoint
@@ -88,7 +90,7 @@ class Client:
         )
         output = OutputText(PIECES, self.stops, include_stop=False, min_tokens=self.min_tokens)
         choice = Choice(0, stream, output, ModelCounts().begin(0.0), prefix=PREFIX)
-        form = CompletionFormat(AnswerHead("cmpl-1", 0, "m"), PIECES, self.has_logprobs, False)
+        form = CompletionFormat(AnswerHead("cmpl-1", 0, "m"), TokenNames(PIECES), self.has_logprobs, False)
         run = ChoiceRun(choice, exchange, form, checkpoint if self.streams else checkpoint.of_whole_answer(), send)
         running = asyncio.create_task(run.to_end())
         await asyncio.sleep(0)

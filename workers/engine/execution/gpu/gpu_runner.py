@@ -8,6 +8,7 @@ pages to send
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,12 +22,14 @@ from slipstream.workers.engine.execution.gpu.cuda_graphs import DecodeGraphs, Re
 from slipstream.workers.engine.execution.gpu.gpu_inputs import PAD_SLOT, DecodeInputs, StepUpload
 from slipstream.workers.engine.execution.gpu.gpu_sampler import GpuSampler
 from slipstream.workers.engine.execution.model_runner import ModelRunner
-from slipstream.workers.engine.plan.step_plan import SampledTokens, SamplingRow, StepPlan
+from slipstream.workers.engine.plan.step_plan import PromptRows, SampledTokens, SamplingRow, StepPlan
+from slipstream.workers.engine.sampling.prompt_scorer import block_rows, by_sequence, scored_in_blocks
 from slipstream.workers.models.interface.grouped_step import begin_groups
 from slipstream.workers.models.interface.step_arrays import GroupArrays, StepArrays
 from slipstream.workers.models.ops_model import OpsModel
 
 SHORT_PROMPT_TOKENS = 80  # more than the matrix products for decoding support
+MAX_TOP = 20  # best tokens that a request may ask for beside each of its prompt
 
 
 class DeviceOps(Protocol):
@@ -79,7 +82,9 @@ class GpuRunner(ModelRunner):
                 if logits is not None:
                     self._gpu_sampler.sample(logits, [])
             for num_tokens in sorted({min(SHORT_PROMPT_TOKENS, self._longest_prompt), self._longest_prompt}):
-                self._compute(self._padding_prompt(num_tokens), None)
+                hidden = self._hidden(self._padding_prompt(num_tokens), None)[0]
+            rows = PromptRows(0, bytes(4 * min(block_rows(self.model.config.vocab_size), len(hidden))), MAX_TOP)
+            scored_in_blocks(self._ops_model.logits, hidden, (rows,), self.model.config.vocab_size)
 
     @property
     def recorded_batches(self) -> tuple[int, ...]:
@@ -89,7 +94,10 @@ class GpuRunner(ModelRunner):
     @torch.inference_mode()
     def execute(self, plan: StepPlan, sampling: Sequence[SamplingRow]) -> SampledTokens:
         """A token for each sequence that samples, in order; none on ranks other than 0."""
-        hidden = self._compute(plan.arrays, self._begin_sends(plan))
+        layer_done = self._begin_sends(plan)
+        if plan.prompt_rows:
+            return self._execute_prompt_rows(plan, sampling, layer_done)
+        hidden = self._compute(plan.arrays, layer_done)
         logits = None if hidden is None else self._ops_model.logits(hidden)
         return SampledTokens() if logits is None else self._gpu_sampler.sample(logits, sampling)
 
@@ -101,9 +109,25 @@ class GpuRunner(ModelRunner):
         if bucket is not None:
             self._inputs.load(arrays, bucket)
             return self._graphs.replay(bucket)[:num_seqs]
+        hidden, sample_rows = self._hidden(arrays, layer_done)
+        return hidden.index_select(0, sample_rows) if len(sample_rows) else None
+
+    def _hidden(self, arrays: StepArrays, layer_done: Callable[[int], None] | None) -> tuple[Tensor, Tensor]:
+        """Hidden states of all tokens, [tokens, hidden_size], and the rows that are sampled from."""
         step = self._upload.send(arrays)
-        hidden = self._decoder.run(step.token_ids, self._begin_step(step.inputs), layer_done)
-        return hidden.index_select(0, step.sample_rows) if len(step.sample_rows) else None
+        return self._decoder.run(step.token_ids, self._begin_step(step.inputs), layer_done), step.sample_rows
+
+    def _execute_prompt_rows(
+        self, plan: StepPlan, sampling: Sequence[SamplingRow], layer_done: Callable[[int], None] | None
+    ) -> SampledTokens:
+        hidden, sample_rows = self._hidden(plan.arrays, layer_done)
+        vocab_size = self.model.config.vocab_size
+        numbers = scored_in_blocks(self._ops_model.logits, hidden, plan.prompt_rows, vocab_size)
+        logits = self._ops_model.logits(hidden.index_select(0, sample_rows)) if len(sample_rows) else None
+        if numbers is None:
+            return SampledTokens()
+        sampled = SampledTokens() if logits is None else self._gpu_sampler.sample(logits, sampling)
+        return replace(sampled, prompt_scores=tuple(by_sequence(numbers, plan.prompt_rows)))
 
     def _padding_prompt(self, num_tokens: int) -> StepArrays:
         """A step whose keys and values go nowhere, and which samples nothing."""

@@ -4,7 +4,8 @@ does the rest."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -56,16 +57,20 @@ class CachedModel:
         stored layer. Returns [n, vocab_size] in float32 for the rows that sample; None where there are none."""
         if self._pool is not kv:
             self._open(kv)
-        last: dict[int, Tensor] = {}
-        for rows in self._calls(batch):
-            last |= zip(rows, self._compute(batch, rows), strict=True)
+        wanted = batch.arrays.sample_rows.tolist()
+        ends = batch.arrays.query_starts[1:].tolist()
+        num_kept = _num_kept(wanted, ends)
+        found: dict[int, Tensor] = {}  # by row of the step
+        for sequences in self._calls(batch):
+            most = max(num_kept[sequence] for sequence in sequences)
+            for sequence, scores in zip(sequences, self._compute(batch, sequences, most), strict=True):
+                found |= zip(range(ends[sequence] - most, ends[sequence]), scores, strict=True)
         if layer_done is not None:
             for layer in range(max(len(self.spec.kv.layers), 1)):
                 layer_done(layer)
-        samples = set(batch.arrays.sample_rows.tolist())
-        ends = batch.arrays.query_starts[1:].tolist()
-        wanted = [last[row] for row, end in enumerate(ends) if end - 1 in samples]
-        return torch.stack(wanted)[:, : self.spec.vocab_size].float() if wanted else None
+        if not wanted:
+            return None
+        return torch.stack([found[row] for row in wanted])[:, : self.spec.vocab_size].float()
 
     def _open(self, kv: Tensor) -> None:
         self._pool = kv
@@ -87,8 +92,9 @@ class CachedModel:
             yield together
             decoding = decoding[len(together) :]
 
-    def _compute(self, batch: StepBatch, rows: list[int]) -> Tensor:
-        """The scores of the last tokens of some sequences, of which as many tokens are computed: [rows, vocabulary]."""
+    def _compute(self, batch: StepBatch, rows: list[int], num_kept: int) -> Tensor:
+        """The scores of the last `num_kept` tokens of some sequences, of which as many tokens are computed:
+        [rows, num_kept, vocabulary]."""
         num_new = batch.query_lens[rows[0]]
         starts = [batch.kv_lens[row] - num_new for row in rows]
         firsts = batch.arrays.query_starts[rows].tolist()
@@ -98,29 +104,43 @@ class CachedModel:
         cache, states = new_cache(self.model, self._layout.argument), self._state_pages
         if states is not None:
             forget_states(self.model)
+        kept: list[Tensor] = []
         for done in range(0, num_new, at_a_time):
             so_far = [start + done for start in starts]
             calls = [PagedCall(so_far, at_a_time, table, self._page_tokens) for table in tables]
             open_layers(cache, self._layout, self._layers, [calls[group] for group, _ in self._places])
             if states is not None and starts[0] and not done:
                 states.load(cache, self._pages_of_states(batch)[rows])
-            scores = self._call(cache, calls[0], tokens[:, done : done + at_a_time])
+            of_call = min(num_kept, at_a_time)
+            scores = self._call(cache, calls[0], tokens[:, done : done + at_a_time], of_call)
+            if done + at_a_time > num_new - num_kept:
+                kept.append(scores)
         if states is not None:
             states.store(cache, self._pages_of_states(batch)[rows])
-        return scores
+        return kept[0] if len(kept) == 1 else torch.cat(kept, dim=1)
 
-    def _call(self, cache: Any, place: PagedCall, tokens: Tensor) -> Tensor:
-        """The scores of the last tokens, [sequences, vocabulary]."""
+    def _call(self, cache: Any, place: PagedCall, tokens: Tensor, num_kept: int) -> Tensor:
+        """The scores of the last `num_kept` tokens, [sequences, num_kept, vocabulary]."""
         arguments: dict[str, Any] = {"input_ids": tokens}
         if len(tokens) > 1 and self._takes_mask:
             arguments["attention_mask"] = place.mask
         if self._takes_positions:  # some take them from the cache, but not all that have layers with states
             arguments["position_ids"] = place.positions
         if self._keeps_rows:
-            arguments["logits_to_keep"] = 1
+            arguments["logits_to_keep"] = num_kept
         logits: Tensor = call(self.model, self._layout.argument, cache, **arguments).logits
-        return logits[:, -1]
+        return logits[:, -num_kept:]
 
     def _pages_of_states(self, batch: StepBatch) -> Tensor:
         """[sequences, pages]"""
         return batch.page_table[:, :1].to(self.device) if self.spec.kv.is_state_only else batch.state_pages
+
+
+def _num_kept(wanted: Iterable[int], ends: list[int]) -> list[int]:
+    """Of how many last tokens of each sequence the scores are needed, so that the `wanted` rows are among them: at
+    least one. `ends` are the rows behind the sequences."""
+    num_kept = [1] * len(ends)
+    for row in wanted:
+        sequence = bisect_right(ends, row)
+        num_kept[sequence] = max(num_kept[sequence], ends[sequence] - row)
+    return num_kept

@@ -14,8 +14,10 @@ from typing import Any
 
 import orjson
 
-from slipstream.router.api.openai.answer.formats import AnswerHead, TokenUsage, WholeChoice, finite, token_name
+from slipstream.router.api.openai.answer.formats import AnswerHead, TokenUsage, WholeChoice
 from slipstream.router.api.openai.answer.output import AnswerReason, Events, TokenEntry
+from slipstream.router.api.openai.answer.pings import PING
+from slipstream.router.api.openai.answer.token_names import finite, token_name
 from slipstream.router.api.openai.responses.answer.output_items import (
     ItemBegin,
     ItemDelta,
@@ -34,6 +36,8 @@ ERROR_CODES = {"rate_limit_error": "rate_limit_exceeded", "invalid_request_error
 class ResponseFormat:
     """Of one response, which has one choice."""
 
+    ping = PING
+
     def __init__(self, document: ResponseDocument, items: OutputItems, pieces: PieceTable) -> None:
         self._document = document
         self._items = items
@@ -46,6 +50,9 @@ class ResponseFormat:
 
     def served_by(self, version: str) -> None:
         """A response has no field for the version of its model."""
+
+    def stopped_by(self, index: int, stop_string: str) -> None:
+        """A response does not name the stop string."""
 
     def set_usage(self, usage: TokenUsage) -> None:
         """The usage is only in the last event."""

@@ -54,6 +54,14 @@ class TokenwiseOutput:
         return self._inner.has_calls
 
     @property
+    def call_names(self) -> Sequence[str]:
+        return self._inner.call_names
+
+    @property
+    def stop_string(self) -> str | None:
+        return self._inner.stop_string
+
+    @property
     def num_reasoning_tokens(self) -> int | None:
         return self._inner.num_reasoning_tokens
 

@@ -1,0 +1,147 @@
+"""The blocks of content that the events of an output make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Literal, NamedTuple
+
+from pydantic_core import from_json
+
+from slipstream.router.api.anthropic.thinking_signature import signature_of
+from slipstream.router.api.openai.answer.output import Events
+from slipstream.router.parsers.events import ArgumentsDelta, CallBegin, ContentDelta, OutputEvent, ReasoningDelta
+
+ID_BYTES = 12
+
+BlockType = Literal["text", "thinking", "tool_use"]
+
+
+class BlockStart(NamedTuple):
+    """`name` and `id` are those of a call."""
+
+    type: BlockType
+    id: str = ""
+    name: str = ""
+
+
+class BlockDelta(NamedTuple):
+    type: BlockType
+    text: str
+
+
+class BlockStop(NamedTuple):
+    """`signature` is that of a block of thinking."""
+
+    signature: str = ""
+
+
+BlockEvent = BlockStart | BlockDelta | BlockStop
+
+
+@dataclass(slots=True)
+class AnswerBlocks:
+    """Takes the events of one output, and says where blocks begin and end. White space between blocks is in none: as
+    content it would be a block that Anthropic's API does not take back. All follows from the events, however they are
+    cut."""
+
+    answer_id: str
+    shows_thinking: bool = True
+    _open: BlockType | None = None
+    _space: str = ""  # that content has begun with
+    _thinking: list[str] = field(default_factory=list)
+    _ids: dict[int, str] = field(default_factory=dict)
+
+    def take(self, events: str | Events) -> Iterator[BlockEvent]:
+        if isinstance(events, str):
+            yield from self._content(events)
+            return
+        for event in events:
+            yield from self._taken(event)
+
+    def finish(self) -> Iterator[BlockEvent]:
+        """Ends the block that is open."""
+        self._space = ""
+        if self._open is not None:
+            yield self._stop()
+
+    def _taken(self, event: OutputEvent) -> Iterator[BlockEvent]:
+        match event:
+            case ContentDelta(text):
+                yield from self._content(text)
+            case ReasoningDelta(text):
+                yield from self._opened("thinking")
+                self._thinking.append(text)
+                if self.shows_thinking:
+                    yield BlockDelta("thinking", text)
+            case CallBegin():
+                yield from self.finish()
+                self._open = "tool_use"
+                yield BlockStart("tool_use", self._id_of(event), event.name)
+            case ArgumentsDelta(_, text):
+                yield BlockDelta("tool_use", text)
+
+    def _content(self, text: str) -> Iterator[BlockEvent]:
+        if self._open != "text":
+            self._space += text
+            if not self._space or self._space.isspace():
+                return
+            text, self._space = self._space, ""
+            yield from self._opened("text")
+        if text:
+            yield BlockDelta("text", text)
+
+    def _opened(self, kind: BlockType) -> Iterator[BlockEvent]:
+        if self._open != kind:
+            yield from self.finish()
+            self._open = kind
+            yield BlockStart(kind)
+
+    def _stop(self) -> BlockStop:
+        is_thinking, self._open = self._open == "thinking", None
+        if not is_thinking:
+            return BlockStop()
+        thinking, self._thinking = "".join(self._thinking), []
+        return BlockStop(signature_of(thinking, self.shows_thinking))
+
+    def _id_of(self, begin: CallBegin) -> str:
+        """What the model wrote, unless another call has it; or else a function of the answer and of the call's place in
+        it, so that it is the same after a failure."""
+        place = f"{self.answer_id}/{begin.index}".encode()
+        own = f"toolu_{blake2b(place, digest_size=ID_BYTES).hexdigest()}"
+        is_new = begin.call_id and begin.call_id not in self._ids.values()
+        return self._ids.setdefault(begin.index, begin.call_id if is_new else own)
+
+
+def whole_blocks(events: Iterable[BlockEvent]) -> list[dict[str, Any]]:
+    """The content of a whole answer."""
+    made: list[dict[str, Any]] = []
+    texts: list[str] = []
+    for event in events:
+        match event:
+            case BlockStart("tool_use", call_id, name):
+                made.append({"type": "tool_use", "id": call_id, "name": name})
+            case BlockStart(kind):
+                made.append({"type": kind})
+            case BlockDelta(_, text):
+                texts.append(text)
+            case BlockStop(signature):
+                text, texts = "".join(texts), []
+                block = made[-1]
+                if block["type"] == "tool_use":
+                    block["input"] = input_of(text)
+                elif block["type"] == "thinking":
+                    block |= {"thinking": text, "signature": signature}
+                else:
+                    block["text"] = text
+    return made
+
+
+def input_of(arguments: str) -> dict[str, Any]:
+    """The arguments of a call as an object: of those that were cut off, what is there; of what is none, nothing."""
+    try:
+        value = from_json(arguments, allow_partial="trailing-strings") if arguments else {}
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
