@@ -48,7 +48,7 @@ def error_object(error: HttpError, request_id: str) -> dict[str, Any]:
     if error.param is not None and error.param not in message:
         message = f"{error.param}: {message}"
     inner: dict[str, Any] = {"type": type_of(error), "message": message}
-    if error.code == NO_THREADS:
+    if error.code is not None:
         inner["details"] = {"error_code": error.code}
     return {"type": "error", "error": inner, "request_id": request_id}
 
