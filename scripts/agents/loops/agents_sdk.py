@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Literal
 
+from openai import AsyncOpenAI
+from pydantic import BaseModel
+
 from agents import (
     Agent,
     ModelSettings,
@@ -16,9 +19,6 @@ from agents import (
     handoff,
     set_tracing_disabled,
 )
-from openai import AsyncOpenAI
-from pydantic import BaseModel
-
 from scripts.agents.loops.report import ONE, TWO, Loop, run, saw, weather
 
 Interface = Literal["responses", "chat"]

@@ -97,7 +97,9 @@ def thinking(api: str) -> str:
     asked: list[str] = []
     history: list[Any] = [{"role": "user", "content": ONE}]
     fields: Any = {
-        **{"model": "thinking", "max_tokens": 2000, "tools": [TOOL]},
+        "model": "thinking",
+        "max_tokens": 2000,
+        "tools": [TOOL],
         "thinking": {"type": "enabled", "budget_tokens": 1024},
     }
     message: Any = client(api).messages.create(messages=history, **fields)

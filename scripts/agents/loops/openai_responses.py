@@ -11,7 +11,12 @@ from pydantic import BaseModel
 from scripts.agents.loops.report import LETTER, ONE, TWO, Loop, run, saw, weather
 
 PARAMETERS: Any = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-TOOL: Any = {"type": "function", "name": "get_weather", "description": "The weather of a city", "parameters": PARAMETERS}
+TOOL: Any = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "The weather of a city",
+    "parameters": PARAMETERS,
+}
 
 
 class GetWeather(BaseModel):
@@ -129,7 +134,9 @@ def chained(api: str, model: str) -> str:
     kinds = [item.type for item in items]
     assert kinds[0] == "message", kinds
     assert kinds[-1] == "function_call_output", kinds
-    third = responses.create(model=model, previous_response_id=second.id, input="What is the weather in Oslo?", tools=[TOOL])
+    third = responses.create(
+        model=model, previous_response_id=second.id, input="What is the weather in Oslo?", tools=[TOOL]
+    )
     assert results(third.output, []) == [
         {"type": "function_call_output", "call_id": third.output[-1].call_id, "output": weather("Oslo")}  # type: ignore[union-attr]
     ]
