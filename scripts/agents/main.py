@@ -82,19 +82,24 @@ class PythonClient:
 
 @dataclass(frozen=True)
 class NodeClient:
+    """`node`: the version of Node that it needs, where that need not be the one that is there."""
+
     name: str
     packages: tuple[str, ...]
     module: str
+    node: str = ""
+    options: tuple[str, ...] = ()  # of `npm install`
 
     @property
     def version(self) -> str:
         return self.packages[0].rpartition("@")[2]
 
     def loops(self, api: str, folder: Path, log: Path) -> Generator[dict[str, str], None, None]:
-        environment = node_environment(self.module, self.packages)
+        environment = node_environment(self.module, self.packages, self.options)
+        own = node_environment("node", [f"node@{self.node}"]) / "node_modules/.bin/node" if self.node else "node"
         for name in ("report.mjs", f"{self.module}.mjs"):  # Node looks for packages beside the program
             shutil.copy(LOOPS / name, environment)
-        yield from lines_of(output_of(("node", str(environment / f"{self.module}.mjs"), api), environment, {}, log))
+        yield from lines_of(output_of((str(own), str(environment / f"{self.module}.mjs"), api), environment, {}, log))
 
 
 def lines_of(output: str) -> Iterator[dict[str, str]]:
@@ -141,6 +146,14 @@ CLIENTS: tuple[Client, ...] = (
     NodeClient("OpenAI Agents SDK (JS)", ("@openai/agents@0.20.0", ZOD), "agents_js"),
     NodeClient("anthropic (TypeScript)", ("@anthropic-ai/sdk@1.14.0", ZOD), "anthropic_node"),
     NodeClient("Vercel AI SDK", AI_PACKAGES, "vercel_ai"),
+    # A package of a gigabyte, of whose scripts and peers nothing is needed.
+    NodeClient(
+        "n8n, OpenAI Chat Model",
+        ("@n8n/n8n-nodes-langchain@2.40.3",),
+        "n8n_chat_model",
+        "24.21.0",
+        ("--ignore-scripts", "--legacy-peer-deps"),
+    ),
     *CODING_AGENTS,
 )
 
