@@ -77,6 +77,7 @@ class Serving:
                 "frontends": self.num_fronts,
                 "admin": {"port": admin_port},
                 "store": {"directory": str(self.store)},
+                "batches": {"max_running_lines": 4},
             },
         }
         self._path.write_text(json.dumps(program))
@@ -562,3 +563,37 @@ def test_clients_come_by_the_unix_socket_and_wait_there_for_the_next_router(serv
 
 def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_batch_goes_on_at_the_next_router_and_no_line_is_lost_or_there_twice(serving: Serving) -> None:
+    prompts = {f"n{number}": [number, 5, 6] for number in range(40)}
+    num_tokens = 100
+    lines = [
+        json.dumps(
+            {
+                "custom_id": name,
+                "method": "POST",
+                "url": "/v1/completions",
+                "body": {"model": "m", "prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True},
+            }
+        )
+        for name, prompt in prompts.items()
+    ]
+    with httpx.Client(base_url=f"{serving.url}/v1", timeout=TIMEOUT_S) as client:
+        file = client.post("/files", data={"purpose": "batch"}, files={"file": ("in", "\n".join(lines))}).json()
+        body = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "1h"}
+        batch = client.post("/batches", json=body).json()
+        written = serving.store / "blobs" / f"{batch['id']}.output"
+        while not written.exists() or written.read_bytes().count(b"\n") < 5:
+            time.sleep(POLL_S)
+        serving.kill()
+        before = written.read_bytes()
+        assert serving.start_router()
+        while (batch := client.get(f"/batches/{batch['id']}").json())["status"] != "completed":
+            assert batch["status"] in ("in_progress", "finalizing"), batch
+            time.sleep(POLL_S)
+        results = client.get(f"/files/{batch['output_file_id']}/content").text.splitlines()
+    assert batch["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
+    assert set(before.split(b"\n")[:-1]) < {line.encode() for line in results}, "a line was served again"
+    found = [(one["custom_id"], one["response"]["body"]["choices"][0]["text"]) for one in map(json.loads, results)]
+    assert found == [(name, text_of(prompt, num_tokens)) for name, prompt in prompts.items()]
