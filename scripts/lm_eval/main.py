@@ -41,9 +41,9 @@ float32. The cluster has a prefill and a decode worker for each model, which com
 models but the demo are tiny ones with random weights. The tasks are small ones of every kind that lm-eval has
 ([how](../how-to/lm_eval.md)), with texts that are read in several windows among them.
 
-A document is equal if its choice, its generated text and whether its text is the greedy one are the same. `difference` is
-the largest one between two log-likelihoods of a document, which are sums over its tokens (the longest has some 700).
-`scripts/lm_eval/run --write` makes this page.
+A document is equal if its choice, its generated text and whether its text is the greedy one are the same.
+`difference` is the largest one between two log-likelihoods of a document, which are sums over its tokens (the longest
+has 1,873). `scripts/lm_eval/run --write` makes this page.
 
 | model | computed by | task | documents | equal | difference | metrics, both ways |
 |---|---|---|---|---|---|---|
