@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from slipstream.router.config.access_config import AccessConfig
+from slipstream.router.config.batches_config import BatchesConfig
 from slipstream.router.config.store_config import StoreConfig
 from slipstream.router.protocol.generation import Levels
 
@@ -347,6 +348,7 @@ class RouterConfig:
     # Processes for HTTP and tokenising, which share `http.max_connections`. 1: inside the dispatcher's process.
     frontends: int = 1
     store: StoreConfig = field(default_factory=StoreConfig)
+    batches: BatchesConfig = field(default_factory=BatchesConfig)
 
     def __post_init__(self) -> None:
         if not self.worker_host:

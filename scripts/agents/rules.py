@@ -45,6 +45,9 @@ SCRIPTED: list[Rule] = [
         *(demo_call("get_weather", city=r"\g<city>"), demo_call("get_weather", city=r"\g<other>")),
         cuts="characters",
     ),
+    # An agent that hands over to another one, which looks at what that was for.
+    rule(r"Hand over: what is the temperature in (?P<city>\w+)", demo_call("transfer_to_weatherman")),
+    rule(r'"assistant": "Weatherman"', demo_call("get_weather", city="Paris")),
     # smolagents answers by a tool, too, and writes results as text of the user.
     rule(r"(?s)Observation:.*sunny in (?P<city>\w+)", demo_call("final_answer", answer=r"It is sunny in \g<city>.")),
     rule(r"sunny in (?P<city>\w+)", "It is sunny in ", r"\g<city>", "."),
@@ -55,6 +58,7 @@ SCRIPTED: list[Rule] = [
     # A call that does not end within a few tokens.
     rule("Write a long letter", demo_call("write_letter", text="dear friend, " * 40)),
     # Structured output by tools, as pydantic-ai, instructor and LangChain name them.
+    rule("Describe (?P<city>Paris) as JSON", json.dumps({"name": r"\g<city>", "country": "France"})),
     rule("Describe (?P<city>Paris) by final_result", demo_call("final_result", name=r"\g<city>", country="France")),
     rule("Describe (?P<city>Paris) by PartialCity", demo_call("PartialCity", name=r"\g<city>", country="France")),
     rule("Describe (?P<city>Paris)", demo_call("City", name=r"\g<city>", country="France")),
@@ -72,6 +76,16 @@ SCRIPTED: list[Rule] = [
     ),
     rule(rf"Continue: read {PATH}", demo_call("Read", filepath=r"\g<path>")),
     rule(rf"Continue: read {PATHS}", demo_call("Read", filepath=r"\g<path>"), demo_call("Read", filepath=r"\g<other>")),
+    rule(rf"Codex: read {PATH}", demo_call("exec_command", cmd=r"cat \g<path>")),
+    rule(
+        rf"Codex: read {PATHS}",
+        *(demo_call("exec_command", cmd=r"cat \g<path>"), demo_call("exec_command", cmd=r"cat \g<other>")),
+    ),
+    rule(rf"Claude Code: read {PATH}", demo_call("Read", file_path=r"\g<path>")),
+    rule(
+        rf"Claude Code: read {PATHS}",
+        *(demo_call("Read", file_path=r"\g<path>"), demo_call("Read", file_path=r"\g<other>")),
+    ),
     rule(SECRETS, r"The file says code-\g<secret>."),
 ]
 
@@ -94,6 +108,8 @@ THINKING: list[Rule] = [
     rule(rf"opencode: read {PATH}", thought("I read it."), hermes_call("read", filePath=r"\g<path>")),
     rule(rf"Cline: read {PATH}", thought("I read it."), hermes_call("read_files", files=[{"path": r"\g<path>"}])),
     rule(rf"Continue: read {PATH}", thought("I read it."), hermes_call("Read", filepath=r"\g<path>")),
+    rule(rf"Codex: read {PATH}", thought("I read it."), hermes_call("exec_command", cmd=r"cat \g<path>")),
+    rule(rf"Claude Code: read {PATH}", thought("I read it."), hermes_call("Read", file_path=r"\g<path>")),
     rule(SECRETS, thought("Now I know."), r"The file says code-\g<secret>."),
 ]
 

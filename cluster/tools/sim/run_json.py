@@ -22,6 +22,8 @@ def config_json(config: SimConfig) -> dict[str, Any]:
     for key in OF_MODELS:
         if plain[key] == unused[key]:
             del plain[key]
+    if plain["retention"] == unused["retention"]:
+        del plain["retention"]
     for key in OF_PLANNER:
         if plain["planner"][key] == unused["planner"][key]:
             del plain["planner"][key]

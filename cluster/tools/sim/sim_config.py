@@ -18,7 +18,13 @@ from slipstream.cluster.config.planner_config import PlannerConfig
 from slipstream.cluster.config.settings_file import ConfigError, SettingsFile
 from slipstream.cluster.tools.sim.sim_model import SimModelConfig
 from slipstream.cluster.tools.workload.arrival import BLOCK_TOKENS
-from slipstream.router.config.router_config import MigrationConfig, PlacementConfig, PolicyName, SloConfig
+from slipstream.router.config.router_config import (
+    MigrationConfig,
+    PlacementConfig,
+    PolicyName,
+    RetentionConfig,
+    SloConfig,
+)
 
 DEFAULT_SPLITS = ("1:1",)
 MAX_DIVISIONS = 2_000
@@ -117,6 +123,7 @@ class SimConfig:
     seconds: float | None = None
     models: tuple[SimModelConfig, ...] = ()
     budget: BudgetConfig = field(default_factory=BudgetConfig)
+    retention: RetentionConfig = field(default_factory=RetentionConfig)
 
     def __post_init__(self) -> None:
         if not 0 < self.speed < math.inf:

@@ -125,6 +125,7 @@ class ModelsRun:
             slo=model.config.slo or config.slo,
             placement=config.placement,
             migration=config.migration,
+            retention=config.retention,
             queue_timeout_s=config.queue_timeout_s,
             request_timeout_s=config.request_timeout_s,
             max_queued_requests=config.max_queued_requests,

@@ -21,7 +21,7 @@ from slipstream.router.config.router_config import DispatchConfig
 from slipstream.router.dispatch.dispatcher import Dispatcher
 from slipstream.router.dispatch.table.actions import Action, Close, Emit, Finish, Send
 from slipstream.router.protocol.block_hash import BlockChain
-from slipstream.router.protocol.generation import AdmissionError, GenerateRequest
+from slipstream.router.protocol.generation import AdmissionError, GenerateRequest, Retention
 from slipstream.router.protocol.messages import Hello, Role, SamplingParams, StepOutput, WorkerMessage
 from slipstream.router.requests.history import History
 from slipstream.router.requests.request_state import RequestState
@@ -30,6 +30,7 @@ from slipstream.workers.transfers.ticket_issuer import TicketIssuer
 MAX_TOKENS = 4096  # that clients allow, or the answer's length where that is more: the router does not know it
 PROMPT_CACHE_BYTES = 128 << 20
 HISTORY = 64
+MAY_COME_BACK = Retention()
 HEADS, HEAD_BYTES = 1, 1  # of tickets: pages are counted, not cut
 
 
@@ -98,6 +99,7 @@ class World:
         self._names: dict[str, PageNames] = {}
         self._arrivals: Iterator[Arrival] = iter(())
         self._num_arrived = 0
+        self._num_paused = 0  # conversations that wait for their next request
         self._is_arriving = False
         self._is_asked = True
         self._due_s = math.inf
@@ -119,7 +121,7 @@ class World:
     @property
     def is_running(self) -> bool:
         """More requests come, or some have not ended."""
-        return self._is_arriving or bool(self._clients)
+        return self._is_arriving or bool(self._clients) or bool(self._num_paused)
 
     def due_s(self) -> float:
         """When the dispatcher wants to be called though nothing happens; infinity where it does not."""
@@ -146,6 +148,14 @@ class World:
 
     def _arrive(self, arrival: Arrival) -> None:
         self._next_arrival()
+        self._submit(arrival)
+
+    def _return(self, arrival: Arrival) -> None:
+        """An agent's tool has an answer."""
+        self._num_paused -= 1
+        self._submit(arrival)
+
+    def _submit(self, arrival: Arrival) -> None:
         number = self._num_arrived
         self._num_arrived += 1
         request_id = f"r{number}"
@@ -157,6 +167,7 @@ class World:
             self._sampled(max(MAX_TOKENS, arrival.output_length)),
             tenant=arrival.tenant,
             session=arrival.session,
+            retention=None if arrival.tools is None else MAY_COME_BACK,
         )
         try:
             actions = self.dispatcher.submit(request, now_s)
@@ -185,7 +196,17 @@ class World:
     def _end(self, request_id: str, num_output: int, end: str) -> None:
         client = self._clients.pop(request_id)
         self._names.pop(request_id, None)
-        self.outcomes.add(client.arrived_s, client.first_s, self.clock.now_s, num_output, end)
+        now_s, arrival = self.clock.now_s, client.arrival
+        self.outcomes.add(client.arrived_s, client.first_s, now_s, num_output, end)
+        if arrival.tools is not None and end in ("stop", "length"):
+            self.clock.at(now_s + self._message_s, self._turn_over, (request_id, arrival.tools))
+        if arrival.then is not None:
+            self._num_paused += 1
+            self.clock.at(now_s + arrival.then.at_s + self._client_s, self._return, arrival.then)
+
+    def _turn_over(self, told: tuple[str, tuple[str, ...]]) -> None:
+        """A front has read an answer."""
+        self.perform(self.dispatcher.turn_over(*told, self.clock.now_s))
 
     def perform(self, actions: Sequence[Action]) -> None:
         """What the dispatcher wants done."""

@@ -24,6 +24,9 @@ class Arrival:
     `blocks` are ids of the prompt's blocks of `BLOCK_TOKENS` tokens, the last of which may be partial. Prompts that
     begin alike have equal ids. Empty: nothing is known to be shared with other requests. `model` is the name that it
     asks for; "" where the workload does not say.
+
+    `tools` are those that an agent's answer calls, () for an answer without a call; None: the request is no agent's.
+    `then` is the next request of the conversation; its `at_s` counts from the end of this one.
     """
 
     at_s: float
@@ -33,3 +36,5 @@ class Arrival:
     tenant: str = ""
     session: str = ""
     model: str = ""
+    tools: tuple[str, ...] | None = None
+    then: Arrival | None = None

@@ -11,6 +11,7 @@ from heapq import merge
 from operator import attrgetter
 from typing import Protocol
 
+from slipstream.cluster.tools.workload.agents import AGENTS, parse_agents
 from slipstream.cluster.tools.workload.arrival import Arrival
 
 MAX_LENGTH = 1_000_000  # tokens
@@ -34,6 +35,10 @@ class RequestKind:
 
 
 class ArrivalSource(Protocol):
+    @property
+    def has_shared_blocks(self) -> bool:
+        """Whether some prompts are known to begin alike."""
+
     def arrivals(self, seed: int) -> Iterator[Arrival]:
         """An endless series of arrivals, the same for the same seed."""
 
@@ -72,6 +77,10 @@ class Mix:
             if not 0 < kind.share < math.inf:
                 raise ValueError(f"share must be over 0, got {kind.share}")
 
+    @property
+    def has_shared_blocks(self) -> bool:
+        return False
+
     def arrivals(self, seed: int) -> Iterator[Arrival]:
         rng = random.Random(seed)
         shares = [kind.share for kind in self.kinds]
@@ -94,7 +103,11 @@ class Mix:
 class JointMix:
     """Several mixes at once, each with arrivals of its own."""
 
-    mixes: tuple[Mix, ...]
+    mixes: tuple[ArrivalSource, ...]
+
+    @property
+    def has_shared_blocks(self) -> bool:
+        return any(mix.has_shared_blocks for mix in self.mixes)
 
     def arrivals(self, seed: int) -> Iterator[Arrival]:
         each = [mix.arrivals(seed + number * SEED_STEP) for number, mix in enumerate(self.mixes)]
@@ -121,7 +134,7 @@ MIXES: dict[str, Mix] = {
 
 def parse_mixes(text: str) -> ArrivalSource:
     """Parses a mix, or several that come at once, as in `chat,model=a+documents,rate=2,model=b`. Raises ValueError."""
-    mixes = [parse_mix(part) for part in text.split("+")]
+    mixes = [parse_agents(part) if part.partition(",")[0] == AGENTS else parse_mix(part) for part in text.split("+")]
     return mixes[0] if len(mixes) == 1 else JointMix(tuple(mixes))
 
 

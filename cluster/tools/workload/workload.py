@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import count, islice, takewhile
 from pathlib import Path
 
+from slipstream.cluster.tools.workload.agents import AGENTS
 from slipstream.cluster.tools.workload.arrival import Arrival
 from slipstream.cluster.tools.workload.mix import MIXES, ArrivalSource, parse_mixes
 from slipstream.cluster.tools.workload.trace_file import read_trace
@@ -47,7 +48,14 @@ class Workload:
     @property
     def has_shared_blocks(self) -> bool:
         """Whether some prompts are known to begin alike."""
+        if self.mix is not None:
+            return self.mix.has_shared_blocks
         return any(arrival.blocks for arrival in self.trace)
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether some requests come when others have ended."""
+        return self.mix is not None and self.mix.has_shared_blocks
 
     def __len__(self) -> int:
         return self.num_requests
@@ -74,7 +82,7 @@ class Workload:
             yield from self._replays()
             return
         for a in self.mix.arrivals(self.seed):
-            yield replace(a, at_s=a.at_s / self.speed) if self.speed != 1.0 else a
+            yield faster(a, self.speed) if self.speed != 1.0 else a
 
     @property
     def last_s(self) -> float:
@@ -108,14 +116,26 @@ class Workload:
                 )
 
 
+def faster(arrival: Arrival, speed: float) -> Arrival:
+    """A request, and those that follow it, with times that are so many times as short."""
+    turns = [arrival]
+    while turns[-1].then is not None:
+        turns.append(turns[-1].then)
+    made: Arrival | None = None
+    for turn in reversed(turns):
+        made = replace(turn, at_s=turn.at_s / speed, then=made)
+    assert made is not None
+    return made
+
+
 def open_workload(source: str, num_requests: int | None = None, speed: float = 1.0, seed: int = 0) -> Workload:
     """Opens a workload. `source` is the path of a trace, the name of a mix, or the values of one or of several
     (`parse_mixes`). Without `num_requests`, a trace is used as it is. Raises TraceError, or ValueError that says what
     is wrong."""
     path = Path(source).expanduser()
-    if source.partition(",")[0] not in MIXES and ("=" not in source or _exists(path)):
+    if source.partition(",")[0] not in (*MIXES, AGENTS) and ("=" not in source or _exists(path)):
         if not source or not _exists(path):
-            raise ValueError(f"{source!r} is neither a file nor one of {', '.join(MIXES)}")
+            raise ValueError(f"{source!r} is neither a file nor one of {', '.join((*MIXES, AGENTS))}")
         trace = tuple(read_trace(path, num_requests))
         return Workload(path.name, num_requests or len(trace), speed, trace=trace)
     return Workload(source, num_requests or DEFAULT_MIX_REQUESTS, speed, mix=parse_mixes(source), seed=seed)

@@ -8,6 +8,7 @@ from typing import Any
 
 from slipstream.router.api.anthropic.content_blocks import ThinkingBlock, texts_of
 from slipstream.router.api.anthropic.error_form import OVERLOADED, is_overload
+from slipstream.router.api.anthropic.limit_headers import anthropic_headers
 from slipstream.router.api.anthropic.request_body import MessagesRequest, PromptFields
 from slipstream.router.api.anthropic.thinking_signature import carried_by
 from slipstream.router.api.anthropic.tool_fields import use_of
@@ -85,7 +86,7 @@ def with_messages(chat: ChatRequest, body: PromptFields, template: ChatTemplate 
     messages = [*system_messages(body), *(message for turn in turns for message in messages_of(turn))]
     added: dict[str, Any] = {"messages": messages}
     if turns[-1].role == "assistant":
-        check_prefill(body, turns[-1])
+        check_prefill(body, turns[-1], len(messages) - 1)
         if messages[-1].content:
             added["continue_final_message"] = True
         else:
@@ -143,8 +144,10 @@ def text_message(role: str, texts: Sequence[str], **fields: Any) -> ChatMessage:
     return ChatMessage.model_construct(role=role, content=content, **fields)
 
 
-def check_prefill(body: PromptFields, turn: InputTurn) -> None:
+def check_prefill(body: PromptFields, turn: InputTurn, num_before: int) -> None:
     """Raises HttpError 400 for a last turn of the assistant that cannot be the beginning of the answer."""
+    if not num_before:
+        raise invalid("messages", "'messages' has only the beginning of an answer; give a message of the 'user', too.")
     text = "".join(turn.texts)
     if text != text.rstrip():
         raise invalid(turn.place, f"'{turn.place}': the final assistant content cannot end with trailing whitespace.")
@@ -158,5 +161,6 @@ def reword(error: HttpError) -> None:
     for theirs, ours in OTHER_NAMES:
         error.message = error.message.replace(theirs, ours)
         error.param = error.param.replace(theirs, ours) if error.param is not None else None
+    error.headers = tuple(anthropic_headers(error.headers))
     if error.status == 503 and is_overload(error):
         error.status = OVERLOADED

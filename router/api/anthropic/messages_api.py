@@ -8,6 +8,7 @@ import orjson
 
 from slipstream.router.api.anthropic.chat_translation import chat_of, reword, with_messages
 from slipstream.router.api.anthropic.error_form import no_threads
+from slipstream.router.api.anthropic.limit_headers import anthropic_lines
 from slipstream.router.api.anthropic.message_format import AnthropicMessage, MessageHead
 from slipstream.router.api.anthropic.request_body import CountTokensRequest, MessagesRequest
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
@@ -33,6 +34,7 @@ class MessagesApi:
     async def create(self, request: Request, exchange: ApiExchange) -> None:
         """The next message of a conversation."""
         arrived_s = time.monotonic()
+        exchange.context.limit_lines = anthropic_lines
         try:
             body = self._flow.parse(request, exchange, MessagesRequest)
             if body.thread is not None:

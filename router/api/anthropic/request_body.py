@@ -127,9 +127,10 @@ class PromptFields(Strict):
             raise field_error("output_format", "is the older name of `output_config.format`; give one of them")
         num_breakpoints = sum(1 for _ in self.cache_controls())
         if num_breakpoints > MAX_BREAKPOINTS:
-            raise field_error(
-                "cache_control", f"is there {num_breakpoints} times; there may be {MAX_BREAKPOINTS} in a request"
+            message = (
+                f"is there {num_breakpoints} times in 'messages', 'system' and 'tools'; there may be {MAX_BREAKPOINTS}"
             )
+            raise field_error("cache_control", message)
         return self
 
 
@@ -140,7 +141,7 @@ class CountTokensRequest(PromptFields):
 class MessagesRequest(PromptFields):
     """Body of POST /v1/messages. The last fields are this server's own."""
 
-    max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)]
+    max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)]  # 0: the prompt is computed, for the requests that follow
     stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
     temperature: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
     top_p: Annotated[FiniteFloat, Field(gt=0, le=1)] | None = None

@@ -38,7 +38,7 @@ DICT_ATTRIBUTES = frozenset(dir(dict))  # which hide fields of the same name
 
 
 # Words of a trial: letters only, because templates may trim or escape.
-ASKED, LATER = "slipstreamasked", "slipstreamlater"
+ASKED, FIRST, LATER = "slipstreamasked", "slipstreamfirst", "slipstreamlater"
 
 
 class ChatTemplateError(ValueError):
@@ -125,16 +125,18 @@ class ChatTemplate:
 
     @cached_property
     def shows_later_system(self) -> bool:
-        """Whether a system's message that comes after others stands in the prompt; some templates leave it out or
-        refuse it. It is tried out, behind a user's message and before one."""
+        """Whether a system's message that comes after others stands in the prompt beside a first one. Some templates
+        leave it out, refuse it, or put it in the place of the first. It is tried out, behind a user's message and
+        before one."""
         for form in (str, text_parts):
-            asked, later = {"role": "user", "content": form(ASKED)}, {"role": "system", "content": form(LATER)}
-            answered = {"role": "assistant", "content": form(ASKED)}
+            first, later = ({"role": "system", "content": form(word)} for word in (FIRST, LATER))
+            asked, answered = ({"role": role, "content": form(ASKED)} for role in ("user", "assistant"))
             try:
-                if all(LATER in self.render(chat) for chat in ([asked, later], [asked, later, answered, asked])):
-                    return True
+                shown = [self.render(chat) for chat in ([first, asked, later], [first, asked, later, answered, asked])]
             except ChatTemplateError:
                 continue
+            if all(FIRST in text and LATER in text for text in shown):
+                return True
         return False
 
     def render(

@@ -8,7 +8,9 @@ import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -17,6 +19,7 @@ from openai import AsyncOpenAI, AuthenticationError, PermissionDeniedError, Rate
 from slipstream.router.access import key_ring
 from slipstream.router.access.access import Access
 from slipstream.router.access.api_key import digest_of
+from slipstream.router.api.anthropic.error_form import error_form
 from slipstream.router.api.exchange_context import ExchangeContext
 from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.catalog.served_model import ServedModel
@@ -73,7 +76,13 @@ async def guarded(
             RouterConfig(admin=AdminConfig(port=0 if admin_port else None)),
             access,
         )
-        server = HttpServer(HttpConfig(port=0), handler, ExchangeContext, check_caller=handler.check_caller)
+        server = HttpServer(
+            HttpConfig(port=0),
+            handler,
+            ExchangeContext,
+            check_caller=handler.check_caller,
+            error_form_of=error_form,
+        )
         admin = HttpServer(HttpConfig(port=0), handler.admin, ExchangeContext)
         under_test = FrontUnderTest(service, tokenizer, server, await server.start())
         port = await admin.start() if admin_port else 0
@@ -145,9 +154,43 @@ def test_a_large_body_of_a_stranger_is_refused_before_it_is_sent(tmp_path: Path)
                 assert b"invalid_api_key" in answer
                 writer.close()
                 await writer.wait_closed()
+            large = orjson.dumps({"model": MODEL, "max_tokens": 1, "messages": [], "system": " " * 100_000})
+            for key, status, kind in (
+                ("x", 401, "authentication_error"),
+                (SECRETS["bob"], 400, "invalid_request_error"),
+            ):
+                got, _, body = await site.request("POST", "/v1/messages", large, {"x-api-key": key})
+                assert (got, orjson.loads(body)["error"]["type"]) == (status, kind)
             status, _, answer = await complete(site, "bob", prompt=" " * 100_000)
             assert status == 400  # a key's body is read: there are too many tokens in it
             assert "context" in str(answer)
+
+    in_folder(main, tmp_path)
+
+
+def test_anthropics_clients_send_a_key_in_a_header_of_its_own_and_get_its_errors(tmp_path: Path) -> None:
+    async def main(folder: Path) -> None:
+        async with guarded(folder) as (site, _, _):
+            message = {"model": MODEL, "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]}
+
+            async def sent(**headers: str) -> tuple[int, dict[str, str], dict[str, Any]]:
+                named = {name.replace("_", "-"): value for name, value in headers.items()}
+                status, got, body = await site.request("POST", "/v1/messages", message, named)
+                return status, got, orjson.loads(body)
+
+            status, _, answer = await sent()
+            assert (status, answer["error"]["type"]) == (401, "authentication_error")
+            assert "x-api-key" in answer["error"]["message"]
+            status, _, answer = await sent(x_api_key=SECRETS["narrow"])
+            assert (status, answer["error"]["type"]) == (403, "permission_error")
+            assert (await sent(x_api_key="wrong", Authorization=f"Bearer {SECRETS['bob']}"))[0] == 200
+            for left in ("2", "1", "0"):
+                status, headers, _ = await sent(x_api_key=SECRETS["alice"])
+                assert (status, headers["anthropic-ratelimit-requests-remaining"]) == (200, left)
+            status, headers, answer = await sent(x_api_key=SECRETS["alice"])
+            assert (status, answer["error"]["type"]) == (429, "rate_limit_error")
+            reset = datetime.fromisoformat(headers["anthropic-ratelimit-requests-reset"].upper())
+            assert 0 < (reset - datetime.now(UTC)).total_seconds() < 70
 
     in_folder(main, tmp_path)
 

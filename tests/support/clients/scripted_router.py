@@ -60,7 +60,7 @@ def scripted_router(folder: Path, models: Sequence[ScriptedModel]) -> Iterator[S
                 "token": SECRET,
                 "drain_s": 5,
                 "drain_grace_s": 0,
-                "router": {"http": {"port": 0}, "admin": {"port": None}},
+                "router": {"http": {"port": 0}, "admin": {"port": None}, "store": {"directory": str(folder / "store")}},
             }
         )
     )

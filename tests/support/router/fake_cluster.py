@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -81,6 +81,7 @@ class FakeService:
     streams: dict[str, GenerationStream] = field(default_factory=dict)
     records: dict[str, RequestRecord] = field(default_factory=dict)
     refused: list[RejectedRequest] = field(default_factory=list)
+    turns: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)  # tools that answers call
     cancelled: dict[str, asyncio.Event] = field(default_factory=dict)
     release: asyncio.Event = field(default_factory=asyncio.Event)
     submitted: asyncio.Event = field(default_factory=asyncio.Event)
@@ -121,6 +122,9 @@ class FakeService:
 
     def note_refused(self, refused: RejectedRequest) -> None:
         self.refused.append(refused)
+
+    def turn_over(self, model: str, request_id: str, tools: Sequence[str]) -> None:
+        self.turns.append((request_id, tuple(tools)))
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -273,7 +277,7 @@ async def front(
     model_dir: Path = MODEL_DIR,
     defaults: SamplingDefaults = PLAIN,
     parsers: ParserNames = DETECTED,
-    store: Path | None = None,
+    store: Path | StoreConfig | None = None,
     keys: Path | None = None,
     **script: object,
 ) -> AsyncIterator[FrontUnderTest]:
@@ -291,7 +295,7 @@ async def front(
             service,
             lambda *_: under_test.unready,
             lambda: under_test.server.num_connections,
-            RouterConfig(http, api=api, store=StoreConfig(directory=str(store) if store is not None else None)),
+            RouterConfig(http, api=api, store=store_config(store)),
             access,
         )
         server = HttpServer(http, handler, ExchangeContext)
@@ -307,6 +311,10 @@ async def front(
             await access.close()
             assert all(stream.finish is not None for stream in service.streams.values()), "a stream was left running"
             await service.close()
+
+
+def store_config(store: Path | StoreConfig | None) -> StoreConfig:
+    return store if isinstance(store, StoreConfig) else StoreConfig(directory=None if store is None else str(store))
 
 
 @contextlib.asynccontextmanager

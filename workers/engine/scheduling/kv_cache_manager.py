@@ -181,13 +181,16 @@ class KvCacheManager:
         self.pool.hand_over(sequence.held_pages, owner, new_owner)
 
     def retain(self, sequence: Sequence) -> None:
-        """A sequence ends for good: what its request says of its pages in the prefix cache, which it still owns."""
-        hint, chain = sequence.retention, sequence.chain
+        """A sequence ends for good: what its request says of its pages in the prefix cache, which it still owns. Of
+        layers with windows only those pages count that a request sees which goes on behind the prompt or later."""
+        hint, chain, limits = sequence.retention, sequence.chain, self._limits
         if hint is None or chain is None:
             return
         cache, digests, pages = self.pool.cache, chain.digests[: sequence.num_remembered], []
-        for group, first in enumerate(sequence.first_blocks or (0,)):
-            pages += cache.pages_of(digests[first:], group)
+        behind = min(sequence.num_prompt // limits.page_tokens, len(digests)) * limits.page_tokens
+        if limits.state_block_tokens is None:
+            for group, window in enumerate(limits.windows):
+                pages += cache.pages_of(digests[limits.first_block(window, behind) :], group)
         if self._checkpoints is not None:
             pages += self._checkpoints.latest(digests)
         cache.order.hold(sequence.key[0], pages, hint)

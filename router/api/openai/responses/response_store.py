@@ -46,6 +46,13 @@ class StoredResponse(NamedTuple):
         return [*self.input, *self.response["output"]]
 
 
+class Chain(NamedTuple):
+    """Responses that follow each other: the id of the first, and the items of all, oldest first."""
+
+    root: str
+    items: list[Json]
+
+
 class ResponseStore:
     """Methods raise HttpError 503 if the store fails. `owner` is the tenant of the caller: what others have is not
     there."""
@@ -58,10 +65,11 @@ class ResponseStore:
         """Whether anything can be stored."""
         return not self._store.problem
 
-    @property
-    def problem(self) -> str:
-        """Why nothing can be stored; empty if it can."""
-        return self._store.problem
+    def check_is_there(self, field: str) -> None:
+        """Raises HttpError 400 if nothing can be stored, and so nothing is there for a field that needs it."""
+        if self._store.problem:
+            message = f"'{field}' needs the store of this router: {self._store.problem}."
+            raise HttpError(400, message, param=field, code="unsupported_parameter")
 
     async def response(self, response_id: str, owner: str) -> StoredResponse:
         """Raises HttpError 404."""
@@ -74,9 +82,8 @@ class ResponseStore:
         """Raises HttpError 404."""
         await self._delete(RESPONSE, response_id, owner, "Response")
 
-    async def chain(self, response_id: str, owner: str) -> list[Json]:
-        """The items of a response and of all before it, oldest first. Raises HttpError 400, in OpenAI's words, if one
-        of them is not there."""
+    async def chain(self, response_id: str, owner: str) -> Chain:
+        """A response and all before it. Raises HttpError 400, in OpenAI's words, if one of them is not there."""
         try:
             found = await self._store.chain(RESPONSE, response_id, owner)
         except StoreError as error:
@@ -88,7 +95,7 @@ class ResponseStore:
         items: list[Json] = []
         for one in reversed(found):
             items += stored_response(one).items
-        return items
+        return Chain(found[-1].id, items)
 
     async def conversation(self, conversation_id: str, owner: str) -> StoredObject:
         """Raises HttpError 404."""
@@ -152,7 +159,9 @@ class ResponseStore:
     async def resolved(self, items: Sequence[InputItem], owner: str, field: str) -> list[PlacedItem]:
         """The items of a field, with what stands in place of references. Raises HttpError 404 for one to what is not
         there."""
-        wanted = dict.fromkeys(item.id for item in items if isinstance(item, ItemReference))
+        wanted = {item.id: index for index, item in enumerate(items) if isinstance(item, ItemReference)}
+        if wanted:
+            self.check_is_there(f"{field}.{min(wanted.values())}.type")
         found: dict[str, InputItem] = {}
         ids = list(wanted)
         for begin in range(0, len(ids), REFERENCES_AT_A_TIME):

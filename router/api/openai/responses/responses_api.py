@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import orjson
 
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
 from slipstream.router.api.openai.body.messages import ChatMessage
+from slipstream.router.api.openai.body.schema import ChatRequest
 from slipstream.router.api.openai.generation_batch import GenerationBatch, ReceivedRequest
 from slipstream.router.api.openai.generation_flow import GenerationFlow
 from slipstream.router.api.openai.prompts import PromptReader
@@ -19,7 +20,6 @@ from slipstream.router.api.openai.responses.answer.response_format import Respon
 from slipstream.router.api.openai.responses.answer.tokenwise_output import TokenwiseReading
 from slipstream.router.api.openai.responses.answer_keeper import AnswerKeeper
 from slipstream.router.api.openai.responses.body.chat_translation import (
-    TranslatedChat,
     chat_of,
     chat_of_prompt,
     in_brackets,
@@ -39,9 +39,17 @@ from slipstream.router.http.http_error import HttpError, RequestError
 from slipstream.router.http.reader import Request
 
 LEFT_OUT_HEADER = "x-slipstream-left-out-tools"
-NO_PARAM = ("", None)
 
 Body = TypeVar("Body", bound=PromptFields)
+
+
+class ReadConversation(NamedTuple):
+    """What a request is about: the items of its own, the messages of all, and the conversation, or the first response
+    of the chain, that it goes on from."""
+
+    own: Sequence[PlacedItem]
+    messages: list[ChatMessage]
+    root: str | None
 
 
 class ResponsesApi:
@@ -78,8 +86,8 @@ class ResponsesApi:
             exchange.add_header(LEFT_OUT_HEADER, ", ".join(dict.fromkeys(body.tool_set.left_out)))
         if body.stream and body.wants_logprobs:
             exchange.context.checkpoint.spoil()  # the last events repeat all of them, and they are not noted
-        own, messages = await self._conversation(body, exchange)
-        chat = chat_of(body, messages, body.previous_response_id)
+        own, messages, root = await self._conversation(body, exchange)
+        chat = chat_of(body, messages, root)
         received = self._flow.received(chat, exchange, arrived_s, "resp_")
         with self._flow.stages:
             await self._flow.serve(exchange, received, self._batch(body, received, chat, own))
@@ -94,9 +102,9 @@ class ResponsesApi:
                 if body.model
                 else lookup.default(caller, MAX_PRIORITY)
             )
-            _, messages = await self._conversation(body, exchange)
+            messages = (await self._conversation(body, exchange)).messages
             fields = chat_of_prompt(body, messages, model.name)
-            chat = TranslatedChat.model_construct(set(fields), **fields)
+            chat = ChatRequest.model_construct(set(fields), **fields)
             use = body.tool_use
             tools = use.tools if use is not None else ()
             reader, limit = PromptReader(model.tokenizer), lookup.limit_of(model.name)
@@ -116,6 +124,7 @@ class ResponsesApi:
 
     async def delete(self, request: Request, exchange: ApiExchange, response_id: str) -> None:
         """Remove a stored response."""
+        exchange.refuse_if_repeated()
         await self._store.delete_response(response_id, owner_of(exchange))
         exchange.respond(200, orjson.dumps({"id": response_id, "object": "response", "deleted": True}))
 
@@ -131,28 +140,26 @@ class ResponsesApi:
         owner = owner_of(exchange)
         stored = await self._store.response(response_id, owner)
         previous = stored.response.get("previous_response_id")
-        before = await self._store.chain(previous, owner) if previous else []
+        before = (await self._store.chain(previous, owner)).items if previous else []
         exchange.respond(200, orjson.dumps(item_page([*before, *stored.input], wanted)))
 
-    async def _conversation(
-        self, body: PromptFields, exchange: ApiExchange
-    ) -> tuple[Sequence[PlacedItem], list[ChatMessage]]:
-        """The items of the request itself, and the messages of all. Raises HttpError."""
-        owner = owner_of(exchange)
+    async def _conversation(self, body: PromptFields, exchange: ApiExchange) -> ReadConversation:
+        """Raises HttpError."""
+        owner, root = owner_of(exchange), body.conversation_id
         before: list[PlacedItem] = []
         if body.previous_response_id is not None:
-            self._check_store("previous_response_id")
-            items = await self._store.chain(body.previous_response_id, owner)
+            self._store.check_is_there("previous_response_id")
+            root, items = await self._store.chain(body.previous_response_id, owner)
             before = [PlacedItem(item, "previous_response_id") for item in as_items(items)]
         elif body.conversation_id is not None:
-            self._check_store("conversation")
+            self._store.check_is_there("conversation")
             items = await self._store.conversation_items(body.conversation_id, owner)
             before = [PlacedItem(item, "conversation") for item in as_items(items)]
         own = await self._own_items(body, owner)
         messages = messages_of([*before, *own], body.instructions)
         if not messages:
             raise HttpError(400, "'input' is required.", param="input", code="missing_required_parameter")
-        return own, messages
+        return ReadConversation(own, messages, root)
 
     async def _own_items(self, body: PromptFields, owner: str) -> Sequence[PlacedItem]:
         if body.input is None:
@@ -162,7 +169,7 @@ class ResponsesApi:
         return await self._store.resolved(body.input, owner, "input")
 
     async def _batch(
-        self, body: ResponsesRequest, received: ReceivedRequest, chat: TranslatedChat, own: Sequence[PlacedItem]
+        self, body: ResponsesRequest, received: ReceivedRequest, chat: ChatRequest, own: Sequence[PlacedItem]
     ) -> GenerationBatch:
         """The generation, whose answer is a response. Raises HttpError."""
         batch = await self._fitting(body, received, chat)
@@ -177,9 +184,7 @@ class ResponsesApi:
         reading = TokenwiseReading(batch.reading, batch.pieces)
         return GenerationBatch(received, batch.prompts, "input", form, batch.pieces, reading, keeper)
 
-    async def _fitting(
-        self, body: ResponsesRequest, received: ReceivedRequest, chat: TranslatedChat
-    ) -> GenerationBatch:
+    async def _fitting(self, body: ResponsesRequest, received: ReceivedRequest, chat: ChatRequest) -> GenerationBatch:
         """The prompt; with `truncation: auto`, without the oldest messages if it has no room for them."""
         for attempt in range(MAX_ATTEMPTS):
             try:
@@ -194,11 +199,6 @@ class ResponsesApi:
                     raise
                 chat = chat.model_copy(update={"messages": messages})
         raise AssertionError("the last attempt returns or raises")
-
-    def _check_store(self, field: str) -> None:
-        if not self._store.is_there:
-            message = f"'{field}' needs the store of this router: {self._store.problem}."
-            raise HttpError(400, message, param=field, code="unsupported_parameter")
 
     def _parse(self, request: Request, exchange: ApiExchange, form: type[Body]) -> Body:
         """The body. Raises HttpError; one about a model that is not named says which there are."""

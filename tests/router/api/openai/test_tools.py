@@ -582,3 +582,19 @@ def test_tools_count_in_what_is_tokenised() -> None:
             assert orjson.loads(answer)["tokens"] == list(unpack_ids(site.service.requests[-1].prompt_ids))
 
     run(main)
+
+
+def test_the_dispatcher_is_told_which_tools_an_answer_calls() -> None:
+    async def main() -> None:
+        async with front() as site:
+            tokenizer = site.tokenizer
+            for text, called in ((CALLS, ("weather", "weather")), ("It rains.", ())):
+                site.service.script = say(tokenizer, text, reason="stop")
+                status, answer = await asked(site, tools=TOOLS)
+                assert status == 200
+                assert site.service.turns[-1] == (answer["id"], called)
+            site.service.script = say(tokenizer, "Hello.", reason="stop")
+            await asked(site)
+            assert len(site.service.turns) == 2
+
+    run(main)

@@ -17,6 +17,7 @@ SAME_FIELDS = (
     *("min_tokens", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
     *("seed", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "priority"),
     *("structured_outputs", "cache_salt", "slo", "expected_output_tokens", "timeout_s", "explain"),
+    "retention_s",
 )
 OTHER_NAMES = (
     (re.compile(r"\bresponse_format\.json_schema\.schema\b"), "text.format.schema"),
@@ -26,15 +27,8 @@ OTHER_NAMES = (
     (re.compile(r"'messages'"), "'input'"),
 )
 TOOL = re.compile(r"\btools\.(\d+)\.function\.(\w+)")
+MAPS = ("logit_bias.", "metadata.")  # whose keys may be numbers
 INDEX = re.compile(r"\.(\d+)(?=[.\[']|$)")
-
-
-class TranslatedChat(ChatRequest):
-    """A chat that stands for another request, which has been checked. Its tools come with it."""
-
-    @property
-    def wants_usage(self) -> bool:
-        return True
 
 
 def chat_of_prompt(body: PromptFields, messages: list[ChatMessage], model: str) -> dict[str, Any]:
@@ -52,8 +46,9 @@ def chat_of_prompt(body: PromptFields, messages: list[ChatMessage], model: str) 
     return {name: value for name, value in given.items() if value is not None}
 
 
-def chat_of(body: ResponsesRequest, messages: list[ChatMessage], conversation_session: str | None) -> TranslatedChat:
-    """The whole request. `conversation_session` is the session of one that names none."""
+def chat_of(body: ResponsesRequest, messages: list[ChatMessage], root: str | None) -> ChatRequest:
+    """The whole request, which needs no further check. `root` is the conversation, or the first response of the chain,
+    that it goes on from: the session of a request that names none."""
     given = chat_of_prompt(body, messages, body.model)
     for name in SAME_FIELDS:
         value = getattr(body, name)
@@ -63,10 +58,10 @@ def chat_of(body: ResponsesRequest, messages: list[ChatMessage], conversation_se
         given["max_completion_tokens"] = body.max_output_tokens
     if body.wants_logprobs:
         given |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
-    session = body.session or conversation_session
+    session = body.session_id if body.session_id or body.prompt_cache_key else root
     if session is not None:
         given["session_id"] = session
-    chat = TranslatedChat.model_construct(set(given), **given)
+    chat = ChatRequest.model_construct(set(given), **given)
     chat.__dict__["tool_use"] = body.tool_use  # in place of the cached property
     return chat
 
@@ -101,7 +96,7 @@ def in_words_of_responses(error: HttpError, tool_places: Sequence[str] = ()) -> 
 
 def in_brackets(error: HttpError) -> HttpError:
     """The error with the indices of its field in brackets, as OpenAI has them in this API."""
-    if error.param is not None:
+    if error.param is not None and not error.param.startswith(MAPS):
         shown = INDEX.sub(r"[\1]", error.param)
         error.message = error.message.replace(error.param, shown)
         error.param = shown

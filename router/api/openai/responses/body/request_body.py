@@ -29,6 +29,7 @@ from slipstream.router.api.openai.body.fields import (
 from slipstream.router.api.openai.body.schema import (
     MAX_LOGIT_BIASES,
     MAX_METADATA,
+    MAX_RETENTION_S,
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
     MAX_TIMEOUT_S,
@@ -211,6 +212,7 @@ class ResponsesRequest(PromptFields):
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
     cache_salt: Label | None = None
     session_id: Label | None = None
+    retention_s: Annotated[FiniteFloat, Field(gt=0, le=MAX_RETENTION_S)] | None = None
     slo: SloFields | None = None
     expected_output_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
     timeout_s: Annotated[FiniteFloat, Field(gt=0, le=MAX_TIMEOUT_S)] | None = None
@@ -227,11 +229,6 @@ class ResponsesRequest(PromptFields):
     @property
     def wants_sealed_reasoning(self) -> bool:
         return ENCRYPTED_REASONING in (self.include or ())
-
-    @property
-    def session(self) -> str | None:
-        """What requests that share a prefix have in common, for placement."""
-        return self.session_id or self.prompt_cache_key or self.conversation_id
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> ResponsesRequest:
