@@ -7,11 +7,13 @@ from typing import Any
 import orjson
 
 from slipstream.router.http.http_error import ErrorForm, HttpError, RequestError, openai_error
+from slipstream.router.http.reader import Request
 from slipstream.router.protocol.generation import ErrorKind
 
 OVERLOADED = 529
 BEGIN = "/v1/messages"  # of the paths of this API
 VERSION_HEADER = b"anthropic-version"
+MODELS = "/v1/models"
 TYPES = {
     401: "authentication_error",
     402: "billing_error",
@@ -31,6 +33,11 @@ NO_THREADS = "thread_unsupported_request"  # behind this code, clients send the 
 def is_of_messages(path: str) -> bool:
     """Whether errors at this path have this form."""
     return path.startswith(BEGIN) and path[len(BEGIN) : len(BEGIN) + 1] in ("", "/")
+
+
+def asks_anthropic(request: Request) -> bool:
+    """Whether a request is answered in Anthropic's form: by its path, or, for models, by what its client speaks."""
+    return is_of_messages(request.path) or (VERSION_HEADER in request.headers and request.path.startswith(MODELS))
 
 
 def error_form(path: str) -> ErrorForm:
