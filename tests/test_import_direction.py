@@ -32,7 +32,7 @@ router/model_files/cache router/structured_output
 router/http router/http/failover/holder router/http/failover router/access router/store
 router/registry router/requests router/status
 router/observability/explain router/observability/tracing router/observability
-router/text/template router/text
+router/text/template router/text/memory router/text
 router/parsers/description router/parsers/formats router/parsers/readers
 router/parsers/grammar router/parsers router/catalog
 router/placement/policies router/placement router/placement/prefix router/placement/retention

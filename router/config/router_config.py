@@ -117,12 +117,22 @@ class AdminConfig:
 class ApiConfig:
     """How strict the API is. `unknown_fields` are ignored and named in the header `x-slipstream-ignored`, or refused
     with a 400. A request for more output than the model's context has room for is `overlong`: it gets what there is
-    room for, or a 400."""
+    room for, or a 400. Of long prompts, `prompt_memory_mib` are remembered for the next turn of their conversations, in
+    each process that faces clients."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     unknown_fields: Literal["ignore", "refuse"] = "ignore"
     overlong: Literal["clamp", "refuse"] = "clamp"
+    prompt_memory_mib: int = 256
+
+    def __post_init__(self) -> None:
+        if self.prompt_memory_mib < 0:
+            raise ValueError(f"prompt_memory_mib must be at least 0, got {self.prompt_memory_mib}")
+
+    @property
+    def prompt_memory_bytes(self) -> int:
+        return self.prompt_memory_mib << 20
 
 
 @dataclass(frozen=True, slots=True)

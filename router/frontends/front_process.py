@@ -60,6 +60,7 @@ OWN_PATHS = frozenset(
     {
         *("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/health/live"),
         *("/v1/responses", "/v1/conversations", "/v1/messages", "/v1/files", "/v1/batches"),
+        "/v1/messages/count_tokens",
     }
 )
 OWN_ITEMS = tuple(f"/v1/{name}/" for name in ("responses", "conversations", "messages", "files", "batches"))
@@ -114,7 +115,7 @@ class FrontProcess:
                 None, FailoverSession.of_holder, setup.holder_path, self._slot
             )
             self._leaves_clients = failover is not None and not config.http.tls.is_on
-        models = FrontModels(cleanup.enter_context(encode_pool()), self._link.send)
+        models = FrontModels(cleanup.enter_context(encode_pool(config.api.prompt_memory_bytes)), self._link.send)
         files = cleanup.enter_context(ThreadPoolExecutor(1, thread_name_prefix="access"))
         catalog = await models.catalog(setup.models.values())
         tracer = begin_tracing(config.tracing, next(iter(setup.models)) if len(setup.models) == 1 else "", cleanup)

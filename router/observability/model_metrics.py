@@ -159,6 +159,9 @@ def dispatch_families(snapshot: Snapshot) -> Iterator[Metric]:
     yield labelled_counter(
         "slipstream:migrations", "Running requests moved between decode workers.", "result", totals.migrations
     )
+    yield labelled_counter(
+        "slipstream:sessions", "Answers of conversations, by what followed.", "event", totals.sessions
+    )
     yield CounterMetricFamily(
         "slipstream:rebalanced", "Moves begun so that answers come faster.", value=totals.num_rebalanced
     )

@@ -26,6 +26,11 @@ def worker_families(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
         "With expert parallelism: the rows of the busiest rank over those of the mean one.",
         labels=["worker", "role"],
     )
+    retained = GaugeMetricFamily(
+        "slipstream:worker_retained_pages",
+        "Pages that are held for conversations that will probably come back, in use or cached.",
+        labels=["worker", "role"],
+    )
     counted = CounterMetricFamily(
         "slipstream:worker_events", "What workers count, since they started.", labels=["worker", "role", "event"]
     )
@@ -39,13 +44,15 @@ def worker_families(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
             for state, count in by_state.items():
                 pages.add_metric([*who, state], count)
             for event, value in worker.stats.counters:
-                if event == "leases_held":  # this one and the next can decrease
+                if event == "leases_held":  # this one and the next two can decrease
                     leases.add_metric(who, value)
+                elif event == "retained_pages":
+                    retained.add_metric(who, value)
                 elif event == "expert_imbalance":
                     imbalances.add_metric(who, value)
                 elif not event.startswith(STEP_COUNTERS):
                     counted.add_metric([*who, event], value)
-    return iter((credits, pages, leases, imbalances, counted))
+    return iter((credits, pages, leases, imbalances, retained, counted))
 
 
 def kv_usage(snapshot: Snapshot) -> float:

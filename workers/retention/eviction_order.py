@@ -9,8 +9,9 @@ page of several holds, such as one of a common system prompt, is held until the 
 its last use puts it among the others.
 
 Which hold ends first when there are too many: that with the least value, in seconds of prefill that a page saves by
-each second that it is kept, as hit density in LHD (Beckmann et al., NSDI 2018). Those that clients ask for come after
-those that were guessed. A tenant that holds more than an equal share of what may be held loses its own first.
+each second that it is kept, as hit density in LHD (Beckmann et al., NSDI 2018). Those that clients ask for, or that a
+request waits for, come after those that were guessed. A tenant that holds more than an equal share of what may be held
+loses its own first.
 
 Everything but `hold`, `retain` and their ends takes constant time; an end takes a moment for each of its pages, each of
 which was held before.
@@ -27,7 +28,7 @@ from typing import Generic, TypeVar
 
 from slipstream.router.protocol.messages import RetentionHint
 
-MAX_SHARE = 0.75  # of the pages may be held: the rest is left to requests that come without a hint
+MAX_SHARE = 0.9  # of the pages may be held: the rest is left to requests that come without a hint
 MAX_HOLDS = 4096
 SPARE_ENTRIES = 64  # a heap is tidied when it has so many more entries than twice those that count
 

@@ -37,9 +37,9 @@ class ToolKind(NamedTuple):
 
 
 TOOLS = (
-    ToolKind("read", 0.4, 0.036, 1.0),
+    ToolKind("read", 0.25, 0.036, 1.0),
     ToolKind("edit", 0.15, 0.095, 1.0),
-    ToolKind("shell", 0.35, 0.41, 2.2),
+    ToolKind("shell", 0.5, 0.41, 2.2),
     ToolKind("wait", 0.1, 30.0, 1.3),  # for tests, builds and other agents
 )
 USER_MEDIAN_S, USER_SIGMA = 84.0, 2.1  # until the user writes what comes next

@@ -121,7 +121,8 @@ class RequestTable:
         first = self._requests.get(request.first_choice) if request.first_choice else None
         state.record.version = self._versions.choose(state, first.version if first is not None else None, now)
         if request.retention is not None:
-            self._retention.arrived(state, now)
+            for worker, message in self._retention.arrived(state, now):
+                self.send(worker, message)
         self._requests[state.request_id] = state
         self.history.add(state.record, request.replaces)
         self.totals.num_prompt_tokens += state.num_prompt_tokens

@@ -7,6 +7,7 @@ workers. Sans-IO.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby, islice, repeat
 
 
 class BlockMap:
@@ -41,15 +42,20 @@ class BlockMap:
         """For the first `num_ids` blocks of a chain, and the workers whose bits are set in `workers`: pairs of a number
         of leading blocks and the bits of the workers that hold exactly so many of them, most blocks first. Workers that
         hold none are left out."""
-        masks = self._masks
         hits: list[tuple[int, int]] = []
-        mask, num_blocks = masks.get(ids[0], 0) & workers if num_ids else 0, 0
-        while mask:
-            num_blocks += 1
-            also = mask & masks.get(ids[num_blocks], 0) if num_blocks < num_ids else 0
+        num_blocks, mask = 0, workers
+        # Neighbours have the same holders as a rule, so a prompt of thousands of blocks has few groups of them.
+        for holders, group in groupby(map(self._masks.get, islice(ids, num_ids), repeat(0))):
+            also = mask & holders
             if also != mask:
-                hits.append((num_blocks, mask ^ also))
+                if num_blocks:
+                    hits.append((num_blocks, mask ^ also))
                 mask = also
+                if not mask:
+                    break
+            num_blocks += len(list(group))
+        if mask and num_blocks:
+            hits.append((num_blocks, mask))
         hits.reverse()
         return hits
 

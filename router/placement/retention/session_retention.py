@@ -28,7 +28,8 @@ from slipstream.router.status.status import SessionEvent
 
 GRACE_S = 5.0  # from the end of an answer until it was read, and the front has told
 MIN_RETURN_SHARE = 0.3  # pages that are less likely to be used again are cached as any others
-NOT_KEPT = RetentionHint(0.0)
+NOT_KEPT = PauseForecast(0.0, 0.0, 1.0)
+CERTAIN = PauseForecast(120.0, 1.0, 1.0)  # of a request that has come: it waits for no longer than that in the queue
 OLDEST_VERSION = 6  # of the protocol: older workers do not know hints
 
 Told = tuple[WorkerState, Retain]
@@ -59,14 +60,15 @@ class SessionRetention:
         """Uses these settings from now on."""
         self._config = config
 
-    def arrived(self, state: RequestState, now: float) -> None:
-        """A request with a `Retention` has been let in."""
+    def arrived(self, state: RequestState, now: float) -> list[Told]:
+        """A request with a `Retention` has been let in. Returns what to tell the workers: that the pages which it goes
+        on from are needed for certain, however long it has to wait."""
         for gone in self.paused.expire(now):
             if gone.tool is not None:
                 self.events["gone"] += 1
                 self.estimates.learn(gone.tenant, gone.tool, None)
         if not self._config.enabled:
-            return
+            return []
         before = self.paused.take(self._index.blocks_of(state))
         if before is not None:
             self.events["returned"] += 1
@@ -74,6 +76,7 @@ class SessionRetention:
             if before.tool is not None:
                 self.estimates.learn(before.tenant, before.tool, now - before.ended_s)
         self._tracked[state.request_id] = _Tracked(before)
+        return [] if before is None else self._tell(before, CERTAIN, is_pinned=True)
 
     def begin(self, state: RequestState, workers: Sequence[WorkerState]) -> list[Told]:
         """It is placed on these workers. Returns what to tell others."""
@@ -92,8 +95,8 @@ class SessionRetention:
         peers = [worker.peer for worker in workers]
         if any(peer in peers for peer in before.peers):
             state.retention = state.retention._replace(continues=before.request_id)
-        elsewhere = [self._registry.get(peer) for peer in before.peers if peer not in peers]
-        return [(worker, Retain(before.request_id, NOT_KEPT)) for worker in elsewhere if _knows_hints(worker)]
+        before.peers = tuple([peer for peer in before.peers if peer not in peers])
+        return self._tell(before, NOT_KEPT)
 
     def ended(self, state: RequestState, now: float, *, is_whole: bool) -> None:
         """It is over; what is not `is_whole` has failed, or its client has left."""
@@ -135,12 +138,16 @@ class SessionRetention:
         if record is not None:
             record.kept = KeptPages(now, keep_s, session.num_tokens, session.tool, forecast.return_share)
         self.events["kept" if keep_s > 0.0 else "let_go"] += 1
+        return self._tell(session, forecast if keep_s else NOT_KEPT)
+
+    def _tell(self, session: PausedSession, forecast: PauseForecast, is_pinned: bool = False) -> list[Told]:
         told = []
         for peer in session.peers:
             worker = self._registry.get(peer)
             if _knows_hints(worker):
                 value = _value(worker, session.num_tokens, forecast)
-                told.append((worker, Retain(request_id, RetentionHint(keep_s, value, session.tenant))))
+                hint = RetentionHint(forecast.keep_s, value, session.tenant, is_pinned)
+                told.append((worker, Retain(session.request_id, hint)))
         return told
 
     def _forecast(self, tenant: str, tool: str) -> PauseForecast:

@@ -96,11 +96,11 @@ class SamplingParams(NamedTuple):
 class RetentionHint(NamedTuple):
     """What keeping the pages of a request's tokens after its end is worth.
 
-    They are kept before others for `keep_s` seconds from the end on (or from a later `Retain`), 0: as any others.
-    Where that is too much, those with the least `value` go first: seconds of prefill that a page saves, by each second
-    that it is expected to be kept. Those that a client asks to keep (`is_pinned`) go after those that the router has
-    guessed. `tenant` bounds them. `continues` is the request, ended before, whose pages this one goes on from: they
-    need not be kept any longer for it."""
+    They are kept before others for `keep_s` seconds from the end on (or from a later `Retain`), 0: as any others. Where
+    that is too much, those with the least `value` go first: seconds of prefill that a page saves, by each second that
+    it is expected to be kept. Those that a client asks to keep, or that a request waits for (`is_pinned`), go after
+    those that the router has guessed. `tenant` bounds them. `continues` is the request, ended before, whose pages this
+    one goes on from: they need not be kept any longer for it."""
 
     keep_s: float
     value: float = 0.0

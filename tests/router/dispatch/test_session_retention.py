@@ -124,8 +124,16 @@ def test_a_worker_that_the_conversation_has_left_need_not_keep_its_pages(lab):
     hint, others = lab.turn("s", [*PROMPT, *range(30)])
     assert lab.at == E
     assert hint.continues == ""
-    [told] = others
+    _, told = others
     assert (told.worker, told.message.request_id, told.message.retention.keep_s) == (D, "r", 0.0)
+
+
+def test_pages_that_a_waiting_request_goes_on_from_are_pinned_when_it_comes(lab):
+    lab.turn("r")
+    guessed = lab.answer("r", "read").retention
+    _, [told] = lab.turn("s", [*PROMPT, *range(30)])
+    assert (told.worker, told.message.request_id, told.message.retention.is_pinned) == (D, "r", True)
+    assert told.message.retention.value > guessed.value
 
 
 def test_workers_that_do_not_know_hints_are_told_nothing():

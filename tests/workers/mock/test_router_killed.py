@@ -27,6 +27,7 @@ from slipstream.router.http.failover.held_connection import MAX_LIVES
 from slipstream.router.http.failover.holder.socket_holder import SocketHolder
 from slipstream.router.protocol.messages import pack_ids
 from slipstream.workers.mock.output_policy import expected_token
+from tests.support.router.response_events import put_together, response_events
 
 MODEL_DIR = Path(__file__).parents[3] / "models" / "slipstream-demo"
 TIMEOUT_S = 60.0
@@ -210,6 +211,46 @@ def test_streams_and_whole_answers_go_on_after_the_last_byte(serving: Serving) -
             answer = request.result(TIMEOUT_S)
             assert answer.status_code == 200
             assert answer.json()["choices"][0]["text"] == text_of(prompt, 900)
+
+
+def read_response(client: httpx.Client, first: threading.Event, text: str) -> list[dict[str, Any]]:
+    """The events of a streamed response."""
+    body = {"model": "m", "input": text, "stream": True, "max_output_tokens": 400, "ignore_eos": True}
+    data = b""
+    with client.stream("POST", "/v1/responses", json=body) as answer:
+        assert answer.status_code == 200
+        for part in answer.iter_bytes():
+            data += part
+            if b"output_text.delta" in data:
+                first.set()
+    return response_events(data)
+
+
+def test_responses_go_on_as_one_sequence_of_events_and_each_is_stored(serving: Serving) -> None:
+    texts = [f"Number {number}." for number in range(6)]
+    with httpx.Client(base_url=serving.url, timeout=TIMEOUT_S) as client, ThreadPoolExecutor(9) as threads:
+        begun = [threading.Event() for _ in texts]
+        with held(serving.workers):  # nothing ends before all have come
+            streams = [
+                threads.submit(read_response, client, event, text) for text, event in zip(texts, begun, strict=True)
+            ]
+            body = {"model": "m", "max_output_tokens": 400, "ignore_eos": True}
+            whole = [threads.submit(client.post, "/v1/responses", json={**body, "input": text}) for text in texts[:3]]
+            wait_for_requests(client, len(streams) + len(whole))
+        for event in begun:
+            assert event.wait(TIMEOUT_S)
+        for _ in range(2):
+            serving.kill()
+            serving.start_router()
+            serving.wait_until_ready()
+        responses = [request.result(TIMEOUT_S).json() for request in whole]
+        for stream in streams:
+            events = stream.result(TIMEOUT_S)
+            put_together(events)
+            responses.append(events[-1]["response"])
+        assert [response["status"] for response in responses] == ["incomplete"] * len(responses)
+        for response in responses:
+            assert client.get(f"/v1/responses/{response['id']}").json() == response
 
 
 def output_tokens(client: httpx.Client) -> list[int]:

@@ -124,6 +124,7 @@ class ResponsesApi:
 
     async def delete(self, request: Request, exchange: ApiExchange, response_id: str) -> None:
         """Remove a stored response."""
+        exchange.refuse_if_repeated()
         await self._store.delete_response(response_id, owner_of(exchange))
         exchange.respond(200, orjson.dumps({"id": response_id, "object": "response", "deleted": True}))
 

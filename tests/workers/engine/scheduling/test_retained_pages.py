@@ -1,4 +1,4 @@
-"""The pages of a conversation that pauses, in the engine: found again where others have used the whole pool meanwhile."""
+"""Pages of a conversation that pauses, in the engine: found again where others have used the whole pool meanwhile."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_no_request_waits_for_held_pages(engine: NativeEngine) -> None:
         serve(engine, f"r{number}", [number + 1] * 41, RetentionHint(1e6, 1.0, is_pinned=True))
         assert engine.capacity().free_pages == free
     counts = engine.prefix_cache.order.counts
-    assert counts.num_held <= 0.75 * engine.limits.num_pages
+    assert counts.num_held <= 0.9 * engine.limits.num_pages
     assert counts.displaced > 0
 
 

@@ -15,11 +15,12 @@ from slipstream.router.api.openai.answer.output import Events
 from slipstream.router.api.openai.responses.answer.custom_input import CustomInput
 from slipstream.router.api.openai.responses.body.reasoning_seal import sealed
 from slipstream.router.api.openai.responses.body.tool_fields import ToolSet
-from slipstream.router.parsers.events import ArgumentsDelta, CallBegin, ContentDelta, ReasoningDelta
+from slipstream.router.parsers.events import ArgumentsDelta, CallBegin, ContentDelta, OutputEvent, ReasoningDelta
 
 ItemKind = Literal["message", "reasoning", "function_call", "custom_tool_call"]
 Json: TypeAlias = dict[str, Any]
 ID_BYTES = 12  # two characters each: OpenAI's ids have 24 behind `call_`
+GROWING: dict[ItemKind, type[ContentDelta | ReasoningDelta]] = {"message": ContentDelta, "reasoning": ReasoningDelta}
 PREFIXES: dict[ItemKind, str] = {
     "message": "msg",
     "reasoning": "rs",
@@ -103,6 +104,15 @@ class OutputItems:
         self._blank = ""  # white space that may come to nothing
         self._blank_logprobs: list[Any] = []
         self._call_ids: set[str] = set()
+
+    def grown(self, event: OutputEvent) -> OutputItem | None:
+        """The item that this event only adds text to, as most do; None: it does more, and is to be read."""
+        item = self._open
+        is_text = isinstance(event, ContentDelta | ReasoningDelta)
+        if is_text and item is not None and GROWING.get(item.kind) is type(event):
+            item.texts.append(event.text)
+            return item
+        return None
 
     def read(self, events: Events, logprobs: list[Any]) -> Iterator[ItemEvent]:
         """What follows from events. `logprobs` are those of their content."""

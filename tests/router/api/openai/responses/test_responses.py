@@ -87,8 +87,7 @@ def prompt_of(site: FrontUnderTest) -> str:
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
-@pytest.mark.parametrize("tokens_a_delta", [1, 4])
-@pytest.mark.parametrize("reason", ["stop", "length"])
+@pytest.mark.parametrize(("tokens_a_delta", "reason"), [(1, "stop"), (4, "length")])
 def test_a_stream_makes_the_response_that_is_sent_whole(name: str, tokens_a_delta: int, reason: str) -> None:
     async def main() -> None:
         text = OUTPUTS[name]
