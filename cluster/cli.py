@@ -13,6 +13,7 @@ from slipstream.cluster.state.run_state import NoHome
 from slipstream.cluster.terminal import console
 
 COMMANDS = {
+    "batch": "slipstream.cluster.tools.batch.batch_command:batch_command",
     "bench": "slipstream.cluster.tools.bench.bench_command:bench_command",
     "check": "slipstream.cluster.commands.check_command:check_command",
     "down": "slipstream.cluster.commands.down_command:down_command",

@@ -81,7 +81,7 @@ class Router:
         then nothing is left running.
         """
         async with AsyncExitStack() as cleanup:
-            pool, models = cleanup.enter_context(encode_pool()), self.models
+            pool, models = cleanup.enter_context(encode_pool(self._config.api.prompt_memory_bytes)), self.models
             loop = asyncio.get_running_loop()
             await models.read(pool)
             self.service = GenerationService(self._config, models=models.dispatch_configs, token=self._worker_token)

@@ -32,7 +32,7 @@ router/model_files/cache router/structured_output
 router/http router/http/failover/holder router/http/failover router/access router/store
 router/registry router/requests router/status
 router/observability/explain router/observability/tracing router/observability
-router/text/template router/text
+router/text/template router/text/memory router/text
 router/parsers/description router/parsers/formats router/parsers/readers
 router/parsers/grammar router/parsers router/catalog
 router/placement/policies router/placement router/placement/prefix router/placement/retention
@@ -40,7 +40,7 @@ router/page_budget router/dispatch/queue router/dispatch/table router/dispatch/m
 router/dispatch
 router/beam_search router/api router/api/openai/answer router/api/openai/body router/api/openai
 router/api/openai/responses/body router/api/openai/responses/answer router/api/openai/responses
-router/api/anthropic router/api/admin
+router/api/openai/files router/api/openai/batches router/api/anthropic router/api/admin
 router/api/pages
 router/frontends router
 
@@ -61,7 +61,7 @@ cluster/repository
 cluster/planner/model cluster/planner cluster/planner/shared cluster/config/loading cluster/ray
 cluster/admin_api/client cluster/update cluster/admin_api cluster/sizing
 cluster/supervisor/members cluster/supervisor cluster/models cluster/driver cluster/commands
-cluster/tools/workload cluster/tools/report
+cluster/tools/workload cluster/tools/report cluster/tools/batch
 cluster/tools/bench/client cluster/tools/bench/load cluster/tools/sim/hardware cluster/tools/bench/profiling
 cluster/tools/bench cluster/tools/sim/engine cluster/tools/sim/worker cluster/tools/sim cluster/tools/plan cluster
 """

@@ -18,12 +18,14 @@ def openai_lines(lines: str) -> str:
 class ExchangeContext:
     """Of one exchange. `trace` is set if the request is traced; `trace_id` is the caller's, or the one that it was
     given. `session` is the name of its conversation, if a header has one. `checkpoint` is what its answer leaves for a
-    router that may have to go on with it. `limit_lines` makes of the header lines of rate limits those of its API."""
+    router that may have to go on with it. `limit_lines` makes of the header lines of rate limits those of its API. What
+    `is_background`, a line of a batch, waits behind all requests of clients, whatever priority it asks for."""
 
-    __slots__ = ("caller", "checkpoint", "limit_lines", "session", "trace", "trace_id")
+    __slots__ = ("caller", "checkpoint", "is_background", "limit_lines", "session", "trace", "trace_id")
 
-    def __init__(self, checkpoint: StreamCheckpoint = NO_CHECKPOINT) -> None:
+    def __init__(self, checkpoint: StreamCheckpoint = NO_CHECKPOINT, *, is_background: bool = False) -> None:
         self.checkpoint = checkpoint
+        self.is_background = is_background
         self.caller: Caller = ANYBODY
         self.trace: RequestTrace | None = None
         self.trace_id = ""

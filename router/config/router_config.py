@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from slipstream.router.config.access_config import AccessConfig
+from slipstream.router.config.batches_config import BatchesConfig
 from slipstream.router.config.store_config import StoreConfig
 from slipstream.router.protocol.generation import Levels
 
@@ -116,12 +117,22 @@ class AdminConfig:
 class ApiConfig:
     """How strict the API is. `unknown_fields` are ignored and named in the header `x-slipstream-ignored`, or refused
     with a 400. A request for more output than the model's context has room for is `overlong`: it gets what there is
-    room for, or a 400."""
+    room for, or a 400. Of long prompts, `prompt_memory_mib` are remembered for the next turn of their conversations, in
+    each process that faces clients."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     unknown_fields: Literal["ignore", "refuse"] = "ignore"
     overlong: Literal["clamp", "refuse"] = "clamp"
+    prompt_memory_mib: int = 256
+
+    def __post_init__(self) -> None:
+        if self.prompt_memory_mib < 0:
+            raise ValueError(f"prompt_memory_mib must be at least 0, got {self.prompt_memory_mib}")
+
+    @property
+    def prompt_memory_bytes(self) -> int:
+        return self.prompt_memory_mib << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,6 +348,7 @@ class RouterConfig:
     # Processes for HTTP and tokenising, which share `http.max_connections`. 1: inside the dispatcher's process.
     frontends: int = 1
     store: StoreConfig = field(default_factory=StoreConfig)
+    batches: BatchesConfig = field(default_factory=BatchesConfig)
 
     def __post_init__(self) -> None:
         if not self.worker_host:

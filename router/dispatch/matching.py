@@ -7,6 +7,7 @@ from collections.abc import Callable
 from slipstream.router.dispatch.queue.work_queue import WorkQueue
 from slipstream.router.dispatch.table.request_table import RequestTable
 from slipstream.router.placement.placer import Placer
+from slipstream.router.placement.policies.spare_room import has_spare_room
 from slipstream.router.protocol.generation import GenerationError
 from slipstream.router.registry.capacity import refusal
 from slipstream.router.registry.worker_registry import WorkerRegistry
@@ -34,6 +35,8 @@ def match_credits(
     every request that overtakes it, one that lacks prefill credits only by those that take prefill credits. After
     `MAX_PASSED` of these, no more requests of that kind are started, so that freed credits accumulate until it fits.
 
+    Background work is started only on workers with spare room (`spare_room`), after all others.
+
     A request that could start now but waits for a better worker delays no other request. Returns the time at which the
     first of those will have waited long enough; None if there is none.
     """
@@ -46,11 +49,15 @@ def match_credits(
     has_room = True
     wake_s: float | None = None
     prefill_closed = False
+    has_background = False
     for state in queue.candidates(now):
         if len(passed) + len(held_back) > LOOKAHEAD:
             break
         has_room = registry.has_decode_room(version)
         if not has_room:
+            break
+        if state.is_background and not has_spare_room(registry, version):
+            has_background = True
             break
         found = placer.place(state, now, len(held_back))
         if isinstance(found, Placement) and found.prefill is not None and prefill_closed:
@@ -77,5 +84,7 @@ def match_credits(
             break
         prefill_closed = "prefill" in exhausted
     if queue.version == queue_version:
-        placer.holds.hold_queue(version, queue_version, wake_s, [*passed, *held_back], has_room, now)
+        placer.holds.hold_queue(
+            version, queue_version, wake_s, [*passed, *held_back], has_room, now, has_background=has_background
+        )
     return wake_s

@@ -16,6 +16,10 @@ from slipstream.router.api.anthropic.error_form import VERSION_HEADER, anthropic
 from slipstream.router.api.anthropic.messages_api import MessagesApi
 from slipstream.router.api.anthropic.model_pages import ModelPagesOfBothApis
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes, ExchangeContext
+from slipstream.router.api.openai.batches.batch_runner import BatchRunner
+from slipstream.router.api.openai.batches.batches_api import BatchesApi
+from slipstream.router.api.openai.batches.line_server import RoutedLines
+from slipstream.router.api.openai.files.files_api import FilesApi
 from slipstream.router.api.openai.generation_flow import GenerationFlow, SubmitService
 from slipstream.router.api.openai.openai_api import OpenAiApi
 from slipstream.router.api.openai.responses.conversations_api import ConversationsApi
@@ -71,6 +75,10 @@ class ApiFront:
         ResponsesApi(flow, responses).add_to(self._routes)
         ConversationsApi(flow.bodies, responses).add_to(self._routes)
         MessagesApi(flow).add_to(self._routes)
+        lines = RoutedLines(self._routes, self._access.keys)
+        self.batches = BatchRunner(self.store, lines, config.batches, self._metrics.batch_lines)
+        FilesApi(self.store).add_to(self._routes)
+        BatchesApi(self.store, self.batches, self._routes).add_to(self._routes)
         self._routes.add("GET", "/health/live", self.live)
         self._routes.add("GET", "/version", self.version)
 
@@ -80,9 +88,12 @@ class ApiFront:
         return self._serve(self._routes, request, exchange, is_open=request.path in self._open_paths)
 
     async def open(self, cleanup: AsyncExitStack) -> None:
-        """Opens the store; `cleanup` closes it. Until then what needs it is refused."""
+        """Opens the store, and serves the batches in it; `cleanup` ends that. Until then what needs it is refused."""
         cleanup.push_async_callback(self.store.close)
         await self.store.open()
+        if not self.store.problem:
+            cleanup.push_async_callback(self.batches.stop)
+            self.batches.start()
 
     @property
     def catalog(self) -> Catalog:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from slipstream.router.access.access import Access, Permit
 from slipstream.router.access.caller import ANYBODY
 from slipstream.router.access.usage import UsageCounts
-from slipstream.router.api.exchange_context import ApiExchange, ExchangeContext
+from slipstream.router.api.exchange_context import ExchangeContext
+from slipstream.router.api.held_exchange import HeldExchange
 from slipstream.router.frontends.front_messages import (
     Ask,
     CancelRequest,
@@ -34,7 +35,7 @@ from slipstream.router.frontends.front_messages import (
 )
 from slipstream.router.frontends.remote_service import NO_USAGE
 from slipstream.router.frontends.tally import FrontTally
-from slipstream.router.http.exchange import JSON, Handler
+from slipstream.router.http.exchange import Handler
 from slipstream.router.http.http_error import HttpError, internal_error
 from slipstream.router.http.reader import Request
 from slipstream.router.protocol.generation import AdmissionError, EarlyEnd, GenerateRequest, GenerationFinish, Usage
@@ -213,7 +214,7 @@ class FrontLink:
         request = Request(
             message.method, message.path, message.query, headers, message.body, keep_alive=True, http10=False
         )
-        exchange = HeldExchange(request)
+        exchange = HeldExchange(request, ExchangeContext())
         try:
             await self._answer(request, exchange)
         except HttpError as error:
@@ -222,31 +223,3 @@ class FrontLink:
             log.exception("%s %s failed", request.method, request.path)
             exchange.fail(internal_error())
         self._send(FrontAnswer(message.number, exchange.status, exchange.content_type, exchange.headers, exchange.body))
-
-
-class NullSink:
-    """Stands in for the connection of an exchange that has none."""
-
-    date = ""
-    draining = False
-
-    def send(self, data: bytes) -> None: ...
-    def abort(self) -> None: ...
-
-
-class HeldExchange(ApiExchange):
-    """Keeps its one whole response, to be sent to the front."""
-
-    __slots__ = ("body", "content_type", "headers")
-
-    def __init__(self, request: Request) -> None:
-        super().__init__(request, NullSink(), ExchangeContext())
-        self.body = b""
-        self.content_type = JSON
-        self.headers: tuple[tuple[str, str], ...] = ()
-
-    def respond(
-        self, status: int, body: bytes, content_type: str = JSON, headers: Iterable[tuple[str, str]] = ()
-    ) -> None:
-        self.status, self.body, self.content_type, self.headers = status, body, content_type, tuple(headers)
-        self.ended = True

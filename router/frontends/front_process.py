@@ -56,7 +56,14 @@ from slipstream.router.process.open_files import allow_all_files
 from slipstream.router.protocol.wire import FrameProtocol
 from slipstream.router.text.encoding import encode_pool
 
-OWN_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/health/live"})
+OWN_PATHS = frozenset(
+    {
+        *("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/health/live"),
+        *("/v1/responses", "/v1/conversations", "/v1/messages", "/v1/files", "/v1/batches"),
+        "/v1/messages/count_tokens",
+    }
+)
+OWN_ITEMS = tuple(f"/v1/{name}/" for name in ("responses", "conversations", "messages", "files", "batches"))
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # that may be repeated
 HEARTBEAT_S = 1.0  # after which counts are sent again even if they have not changed
 TELL_COUNTS_S = 0.2  # how old the counts of a front on the metrics page may be
@@ -108,7 +115,7 @@ class FrontProcess:
                 None, FailoverSession.of_holder, setup.holder_path, self._slot
             )
             self._leaves_clients = failover is not None and not config.http.tls.is_on
-        models = FrontModels(cleanup.enter_context(encode_pool()), self._link.send)
+        models = FrontModels(cleanup.enter_context(encode_pool(config.api.prompt_memory_bytes)), self._link.send)
         files = cleanup.enter_context(ThreadPoolExecutor(1, thread_name_prefix="access"))
         catalog = await models.catalog(setup.models.values())
         tracer = begin_tracing(config.tracing, next(iter(setup.models)) if len(setup.models) == 1 else "", cleanup)
@@ -212,7 +219,8 @@ class FrontProcess:
 
 
 class DividedHandler:
-    """Generations are served here; all other paths are forwarded, so that every front gives the same answer."""
+    """Generations, and what is in the store, are served here; all other paths are forwarded, so that every front gives
+    the same answer."""
 
     def __init__(self, front: ApiFront, dispatcher: RemoteDispatcher, tell_counts: Callable[[], None]) -> None:
         self._front = front
@@ -220,7 +228,7 @@ class DividedHandler:
         self._tell_counts = tell_counts
 
     async def __call__(self, request: Request, exchange: ApiExchange) -> None:
-        if request.path in OWN_PATHS:
+        if request.path in OWN_PATHS or request.path.startswith(OWN_ITEMS):
             await self._front(request, exchange)
             return
         exchange.request_id = self._front.request_id_of(request)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from slipstream.router.placement.placed_request import PlacedRequests
+from slipstream.router.placement.policies.spare_room import has_spare_room
 from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.capacity import fits_decode, fits_prefill
 from slipstream.router.registry.worker_registry import FEW, WorkerRegistry, WorkerState
@@ -34,6 +35,7 @@ class Hold:
     until_s: float
     tokens: dict[Role, tuple[int, int]]
     better: list[tuple[WorkerState, int, int]]
+    has_background: bool = False  # which waits for spare room
 
 
 class HoldPolicy:
@@ -77,6 +79,8 @@ class HoldPolicy:
                 return None
         if any(FITS[worker.hello.role](worker, *size) for worker, *size in hold.better):
             return None
+        if hold.has_background and has_spare_room(self._registry, version):
+            return None
         return hold
 
     def hold_queue(
@@ -87,9 +91,12 @@ class HoldPolicy:
         waiting: Sequence[tuple[RequestState, Wait]],
         has_decode_room: bool,
         now: float,
+        *,
+        has_background: bool = False,
     ) -> None:
         """A look at the queue has placed nothing: the requests in `waiting` have to wait. If no decode worker had room
-        at all, there may be others behind them that were not rated."""
+        at all, there may be others behind them that were not rated. With `has_background`, background work waits for
+        spare room."""
         until_s = now + RATED_AT_LEAST_S if wake_s is None else min(now + RATED_AT_LEAST_S, wake_s)
         tokens: dict[Role, tuple[int, int]] = {} if has_decode_room else {"decode": (0, 0)}
         better = []
@@ -104,7 +111,7 @@ class HoldPolicy:
                 role, num_tokens, most_tokens = _side(wait), state.num_tokens, state.most_tokens
                 fewest, fewest_in_the_end = tokens.get(role, (num_tokens, most_tokens))
                 tokens[role] = min(fewest, num_tokens), min(fewest_in_the_end, most_tokens)
-        self._queue_holds[version] = Hold(queue_version, wake_s, until_s, tokens, better)
+        self._queue_holds[version] = Hold(queue_version, wake_s, until_s, tokens, better, has_background)
 
     def hold_request(self, state: RequestState, wait: Wait, now: float) -> None:
         """The request has been rated, and has to wait."""

@@ -13,7 +13,14 @@ from slipstream.router.placement.policies.kv import Kv
 from slipstream.router.placement.policies.least_loaded import LeastLoaded
 from slipstream.router.placement.policies.policy import PlacementJob, PlacementPolicy
 from slipstream.router.placement.policies.round_robin import RoundRobin
-from slipstream.router.placement.policies.shortlist import PrefixView, SessionView, Shortlist, reachable, shortlist
+from slipstream.router.placement.policies.shortlist import (
+    PrefixView,
+    SessionView,
+    Shortlist,
+    reachable,
+    shortlist,
+    spare,
+)
 from slipstream.router.placement.policies.slo import SloPolicy
 from slipstream.router.registry.worker_load import PendingPrefill
 from slipstream.router.registry.worker_registry import WorkerRegistry, WorkerState
@@ -85,6 +92,10 @@ class Placer:
         if not candidates.decodes:
             return Wait("worker")
         candidates = reachable(candidates, state, self._registry.links, now)
+        if state.is_background:
+            candidates = spare(candidates)
+            if not candidates.decodes:
+                return Wait("decode")
         job, placed = self._job(state, now), self._placed.of(state)
         job.may_wait = placed.wait_until_s is None or now < placed.wait_until_s
         job.num_waiting_before = num_waiting_before

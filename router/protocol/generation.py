@@ -30,6 +30,10 @@ ErrorKind = Literal[
 ]
 
 
+# The priority of work that nobody waits for, such as a line of a batch: it has a class of its own, behind all others.
+BACKGROUND_PRIORITY = 2_000_000
+
+
 class Levels(NamedTuple):
     """The service levels that a request is placed and judged by: seconds to the first token, and between tokens."""
 

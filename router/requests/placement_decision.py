@@ -19,7 +19,7 @@ PlacementReason = Literal[
     "prompt_only",  # local: no output is wanted, so nothing would be handed off
     "short_prompt",  # local: the prompt is within the limit for local prefill
     "cheaper_local",  # local: by the policy's score
-    "prefill_busy",  # local: by `isl_threshold`, too many prompts wait for the prefill groups
+    "prefill_busy",  # local: too many prompts wait for the prefill groups, by `isl_threshold` or for background work
     "no_prefill_group",  # local: none is connected
     "prefill_too_small",  # local: no prefill group could ever hold it
     "prefill_failed",  # local: every prefill group has failed it before

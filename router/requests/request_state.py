@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from slipstream.kv_transfer.api.ticket import PeerId
-from slipstream.router.protocol.generation import Deadline, GenerateRequest, Levels, Phase, Usage
+from slipstream.router.protocol.generation import BACKGROUND_PRIORITY, Deadline, GenerateRequest, Levels, Phase, Usage
 from slipstream.router.protocol.messages import EngineRequest, RetentionHint
 from slipstream.router.registry.worker_registry import WorkerState
 from slipstream.router.requests.history import RequestRecord, Sampling, Timeline
@@ -67,6 +67,10 @@ class RequestState:
         self.num_prompt_tokens = len(self.prompt_ids) // 4
         wants_scores = self.request.sampling.prompt_logprobs is not None
         self.num_to_score = self.num_prompt_tokens - 1 if wants_scores else 0
+
+    @property
+    def is_background(self) -> bool:
+        return self.request.priority == BACKGROUND_PRIORITY
 
     @staticmethod
     def of(request: GenerateRequest, prompt_ids: bytes, levels: Levels, deadline: Deadline, now: float) -> RequestState:

@@ -1,7 +1,7 @@
 """Files beside the database: what is too large for a row, or grows. Every call blocks.
 
-A file named ID belongs to the object of this id, and so does ID.SUFFIX, which is on its way to be one. Who writes such
-a file holds a lock on it (flock), which ends with the process:
+A file named ID belongs to the object of this id. ID.SUFFIX is on its way to be one, or belongs to a pinned object that
+works with it. Who writes such a file holds a lock on it (flock), which ends with the process:
 
     ID.new  --written, fsync--> renamed ID --> row in the database --> unlocked
                                             row removed --> file removed
@@ -83,20 +83,21 @@ class BlobFolder:
             with suppress(OSError):  # the next sweep tries again
                 self.path(object_id).unlink(missing_ok=True)
 
-    def sweep(self, is_known: Callable[[str], bool]) -> int:
-        """Removes what dead processes have left: files without an object. Returns how many. Raises StoreError."""
+    def sweep(self, is_known: Callable[[str, bool], bool]) -> int:
+        """Removes what dead processes have left. `is_known` is asked about an object's id, and whether only a pinned
+        object counts: others have no files with a suffix. Returns how many were removed. Raises StoreError."""
         with file_errors(self._folder):
             return sum(_remove_orphan(path, is_known) for path in self._folder.iterdir())
 
 
-def _remove_orphan(path: Path, is_known: Callable[[str], bool]) -> bool:
-    object_id = path.name.partition(".")[0]
-    if is_known(object_id):
+def _remove_orphan(path: Path, is_known: Callable[[str, bool], bool]) -> bool:
+    object_id, dot, _ = path.name.partition(".")
+    if is_known(object_id, bool(dot)):
         return False
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if is_known(object_id):  # by now
+            if is_known(object_id, bool(dot)):  # by now
                 return False
             path.unlink(missing_ok=True)
             return True

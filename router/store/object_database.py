@@ -139,10 +139,11 @@ class ObjectDatabase:
             self._connection.execute(f"PRAGMA incremental_vacuum({FREE_PAGES_AT_A_TIME})").fetchall()
         return with_blobs(found)
 
-    def has(self, object_id: str) -> bool:
-        """Whether there is an object of this id, of any kind and owner."""
+    def has(self, object_id: str, *, pinned_only: bool = False) -> bool:
+        """Whether there is an object of this id, of any kind and owner, that may have a file."""
         with self._errors():
-            return bool(self._connection.execute("SELECT 1 FROM object WHERE id = ? LIMIT 1", (object_id,)).fetchone())
+            statement = "SELECT 1 FROM object WHERE id = ? AND is_pinned >= ? LIMIT 1"
+            return bool(self._connection.execute(statement, (object_id, int(pinned_only))).fetchone())
 
     def counts(self) -> StoreCounts:
         with self._errors():

@@ -39,13 +39,15 @@ class ObjectStore:
         self.is_configured = config.enabled and config.directory is not None
         folder = Path(config.directory or "")
         self._folder = folder
+        self._max_age_s = config.max_age_s
         self.blobs = BlobFolder(folder / "blobs", fsync=config.fsync)
         self._reader = ObjectDatabase(folder / "objects.sqlite", config)
         self._writer = ObjectDatabase(folder / "objects.sqlite", config)
-        # One thread each, because a connection belongs to a thread, and a long write delays no read.
+        # One thread each: a connection belongs to a thread, a long write delays no read, and calls with files are made
+        # in order.
         self._reading = ThreadPoolExecutor(1, thread_name_prefix="store-read")
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="store-write")
-        self.files = ThreadPoolExecutor(2, thread_name_prefix="store-files")
+        self.files = ThreadPoolExecutor(1, thread_name_prefix="store-files")
         self._num_waiting = 0
         self._tasks: set[asyncio.Task[StoredObject]] = set()
         self._expiring: asyncio.Task[None] | None = None
@@ -70,7 +72,7 @@ class ObjectStore:
     def _open(self) -> None:
         self.blobs.make()
         self._writer.open()
-        num_removed = self.blobs.sweep(self._writer.has)
+        num_removed = self.blobs.sweep(lambda object_id, pinned: self._writer.has(object_id, pinned_only=pinned))
         if num_removed:
             log.info("%d files in %s were left by a process that died, and were removed", num_removed, self._folder)
 
@@ -87,6 +89,10 @@ class ObjectStore:
             await loop.run_in_executor(self._writing, self._writer.close)
         for executor in (self._reading, self._writing, self.files):
             executor.shutdown(wait=False)
+
+    def expiry_of(self, created_s: float) -> float:
+        """When an object expires that says nothing of it."""
+        return created_s + self._max_age_s
 
     async def put(self, *objects: StoredObject) -> None:
         """Adds objects, or replaces those of the same kind and id: all of them or, if it raises, none. They are durable

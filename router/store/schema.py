@@ -29,6 +29,7 @@ CREATE TABLE object (
     body BLOB NOT NULL,
     UNIQUE (kind, id)
 );
+CREATE INDEX by_id ON object (id);
 CREATE INDEX by_owner ON object (owner, kind, seq);
 CREATE INDEX by_parent ON object (parent, kind, seq) WHERE parent != '';
 CREATE INDEX by_age ON object (expires_s) WHERE is_pinned = 0;

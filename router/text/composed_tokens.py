@@ -66,6 +66,11 @@ class ComposedTokens:
 
     def _broken(self, value: Any) -> Any:
         if isinstance(value, str):
+            found = self._whole.search(value)
+            if found is None:  # nearly always
+                for character in self._characters:
+                    value = value.replace(character, f"{BREAK}{character}{BREAK}")
+                return value
             pieces = self._whole.split(value)  # every second one is a control token
             for character in self._characters:
                 pieces[::2] = [piece.replace(character, f"{BREAK}{character}{BREAK}") for piece in pieces[::2]]

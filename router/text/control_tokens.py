@@ -66,7 +66,8 @@ class ControlTokens:
         ]
         texts = [token["content"] for token in controls]
         self._ids = frozenset(int(token["id"]) for token in controls)
-        self._pattern = any_of(texts)
+        self.pattern = self._pattern = any_of(texts)
+        self.longest = max(map(len, texts), default=0)
         self._special = any_of(token["content"] for token in controls if token["special"])
         self.composed = ComposedTokens(texts, chat_template)
         # Then texts without these characters have no control token, which is found out faster.
@@ -93,10 +94,15 @@ class ControlTokens:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether control tokens are looked for in texts as they are, in no other spelling."""
+        return self._variants is None
+
     def has_pieces(self, messages: list[Message]) -> bool:
         """Whether a template could make a control token out of pieces in the messages. They have none without these,
         but for other spellings."""
-        return self.composed.are_in("\0".join(all_texts(messages))) or self.composed.has_telling_name(messages)
+        return any(map(self.composed.are_in, all_texts(messages))) or self.composed.has_telling_name(messages)
 
     def disguise(self, messages: list[Message], has_pieces: bool = True) -> DisguisedMessages | None:
         """The messages with their control tokens disguised; None if they contain none. Raises ControlTokenError.

@@ -10,16 +10,26 @@ from concurrent.futures import ThreadPoolExecutor
 import tokenizers
 
 from slipstream.router.protocol.messages import pack_ids
+from slipstream.router.text.memory.prompt_memory import DEFAULT_BYTES, PromptMemory
 
 ENCODE_THREADS = 2
 NICENESS = 10  # a long prompt may take a little longer; the tokens of running streams may not
 
 
-def encode_pool() -> ThreadPoolExecutor:
-    """Threads for long texts, with a lower priority than the event loop's thread."""
+class EncodePool(ThreadPoolExecutor):
+    """What the tokenizers of a process share: threads for long texts, with a lower priority than the event loop's
+    thread, and the memory of prompts."""
+
+    def __init__(self, memory: PromptMemory) -> None:
+        super().__init__(ENCODE_THREADS, thread_name_prefix="tokenizer", initializer=step_back)
+        self.memory = memory
+
+
+def encode_pool(memory_bytes: int = DEFAULT_BYTES) -> EncodePool:
+    """The pool of a process, which remembers so much of prompts."""
     # The calling thread does the work itself: the library's own threads would run at normal priority.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    return ThreadPoolExecutor(ENCODE_THREADS, thread_name_prefix="tokenizer", initializer=step_back)
+    return EncodePool(PromptMemory(memory_bytes))
 
 
 def step_back() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,10 +16,15 @@ from slipstream.router.config.router_config import ContentFormat
 from slipstream.router.protocol.messages import unpack_ids
 from slipstream.router.text.added_tokens import add_missing, named_tokens
 from slipstream.router.text.control_tokens import ControlTokens, DisguisedMessages
+from slipstream.router.text.conversations import TOOLS, VARIABLES, Conversation, Conversations, ResumedPrompt
 from slipstream.router.text.detokenizer import PieceTable
-from slipstream.router.text.encoding import encode_unlocked
+from slipstream.router.text.encoding import EncodePool, encode_unlocked
+from slipstream.router.text.memory.inline_pace import InlinePace
+from slipstream.router.text.memory.prompt_memory import PromptMemory
+from slipstream.router.text.memory.sections import Sections
 from slipstream.router.text.template.chat_template import ChatTemplate, ChatTemplateError, Message
 from slipstream.router.text.template.content_form import ALL_TEXT, ContentForms
+from slipstream.router.text.template.loop_view import NotResumableError
 from slipstream.router.text.template.tool_forms import NO_TOOLS, ToolForms
 from slipstream.router.text.tokenizer_files import TokenizerFiles, load_tokenizer
 from slipstream.router.text.unknown_tokens import UnknownTokenError, unknown_tokens
@@ -28,9 +35,10 @@ from slipstream.router.text.word_cache import WordCache
 # texts whose words are all looked up.
 INLINE_SIZE = 2048
 CACHED_SIZE = 8192
+NEW_SIZE = 16384  # of the new sections of a long prompt, whose words are looked up
 NO_VARIABLES: Mapping[str, Any] = {}
 TRIAL_CHAT: Message = {"role": "user", "content": "Hello"}
-VARIABLES, TOOLS, CONTINUED = "", "tools", "continued"  # under which they lie behind the messages
+CONTINUED = "continued"  # under which it lies behind the messages
 TAIL_TOKENS = 32  # of a prompt: more than what a template writes about reasoning at its end
 MESSAGE_SIZE = 16  # what rendering a message costs besides its text, in characters
 
@@ -90,6 +98,13 @@ class Tokenizer:
         self.pieces = self.pieces_showing({})
         self._control = ControlTokens(spec, template_text, self._tokenizer)
         self._words = WordCache.for_tokenizer(self._tokenizer, spec)
+        self._memory = encode_pool.memory if isinstance(encode_pool, EncodePool) else PromptMemory()
+        self._sections = Sections(self._memory, spec, self._words is not None and self._words.cuts_at_spaces)
+        self._pace = InlinePace()
+        self._identity = object()  # what is remembered for this tokenizer
+        self._conversations: Conversations | None = None
+        if self.chat_template is not None and self._sections.may_be_cut:
+            self._conversations = Conversations(self.chat_template, self._control, self._memory, self._identity)
         vocabulary = self._tokenizer.get_vocab()
         self._chars_per_token = max(map(len, vocabulary), default=1)
         self.unknown_to_model = unknown_tokens(vocabulary, self.vocab_size)
@@ -126,7 +141,7 @@ class Tokenizer:
         Raises TextTooLongError, without tokenising, if a prompt certainly has more than `max_tokens` tokens.
         """
         for text in texts:
-            self._check_length(text, max_tokens)
+            self._check_length(len(text), max_tokens)
         return await self._run(
             sum(map(len, texts)), lambda: [self._encode_raw(text, add_special_tokens) for text in texts]
         )
@@ -138,10 +153,12 @@ class Tokenizer:
         variables: Mapping[str, Any] = NO_VARIABLES,
         tools: list[Mapping[str, Any]] | None = None,
         continued: str = "",
+        tenant: str = "",
     ) -> bytes:
         """Encodes a conversation with the chat template, which gets the client's `variables` and `tools` as well. The
-        text `continued` follows the prompt, as the beginning of the answer.
-        Control tokens inside all of these are treated as plain text, so that no client can forge another turn.
+        text `continued` follows the prompt, as the beginning of the answer. Control tokens inside all of these are
+        treated as plain text, so that no client can forge another turn. What is remembered of long ones is kept for the
+        `tenant` alone.
 
         Raises ChatTemplateError, ControlTokenError, TextTooLongError.
         """
@@ -155,17 +172,104 @@ class Tokenizer:
             size += size_of(tools)
         size += len(continued)
         if size > CACHED_SIZE:
-            return await self._run(
-                size,
-                lambda: self._encode_chat(self._render(template, messages, variables, tools, continued), max_tokens),
-            )
+            render = partial(self._render, template, messages, variables, tools, continued)
+            if not continued:
+                known = await self._encode_conversation(messages, variables, tools, size, max_tokens, tenant)
+                if known is not None:
+                    return known
+            rendered = await self._timed(len(messages), size, render)
+            return await self._encode_long(rendered, max_tokens, tenant)
         rendered = self._render(template, messages, variables, tools, continued)
         if self._words is not None and rendered.disguised is None:
-            self._check_length(rendered.text, max_tokens)
+            self._check_length(len(rendered.text), max_tokens)
             token_ids = self._words.encode(rendered.text)
             if token_ids is not None:
                 return token_ids
         return await self._run(size, lambda: self._encode_chat(rendered, max_tokens))
+
+    async def _encode_conversation(
+        self,
+        messages: list[Message],
+        variables: Mapping[str, Any],
+        tools: list[Mapping[str, Any]] | None,
+        size: int,
+        max_tokens: int,
+        tenant: str,
+    ) -> bytes | None:
+        """The ids of a long prompt, of whose beginning nothing is done again that is known. None if it has to be done
+        in the plain way."""
+        conversations = self._conversations
+        if conversations is None or not conversations.is_worth_trying():
+            return None
+        opened = conversations.open(messages, variables, tools or None, tenant)
+        prompt = await self._resume_or_begin(conversations, opened, size)
+        if prompt is None:
+            return None
+        self._check_length(prompt.num_chars, max_tokens)
+        sections, id_lists = await self._encode_sections(prompt.text, tenant)
+        packed_ids = b"".join((prompt.known_ids, *id_lists))
+        if prompt.known is not None:
+            known, begin = prompt.known, self._sections.last_start(prompt.text, prompt.kept_chars)
+            known.tail = prompt.text[begin : prompt.kept_chars]
+            known.packed_ids = packed_ids
+            known.num_id_bytes += sum(map(len, ids_before(begin, sections, id_lists)))
+            conversations.keep(opened, known)
+        return packed_ids
+
+    async def _encode_long(self, rendered: RenderedChat, max_tokens: int, tenant: str) -> bytes:
+        """The ids of a long prompt, some of whose sections may be known."""
+        if rendered.disguised is not None or not self._sections.may_be_cut:
+            return await self._run(len(rendered.text), lambda: self._encode_chat(rendered, max_tokens))
+        self._check_length(len(rendered.text), max_tokens)
+        _, id_lists = await self._encode_sections(rendered.text, tenant)
+        return b"".join(id_lists)
+
+    async def _resume_or_begin(
+        self, conversations: Conversations, opened: Conversation, size: int
+    ) -> ResumedPrompt | None:
+        """None if it has to be done in the plain way."""
+        if opened.known is not None:
+            num_known = len(opened.known.forms)
+            num_new = len(opened.messages) - num_known
+            with contextlib.suppress(NotResumableError):
+                # What is new in it takes as long as it would alone, and the rest little.
+                share = size * num_new // len(opened.messages)
+                return await self._timed(1 + num_new, share, partial(conversations.resume, opened))
+
+        def begin() -> ResumedPrompt | None:
+            with contextlib.suppress(NotResumableError):
+                return conversations.begin(opened)
+            return None
+
+        return await self._timed(len(opened.messages), size, begin)
+
+    async def _timed(self, num_messages: int, size: int, render: Callable[[], T]) -> T:
+        """Renders so many messages of this size in all, in the pool if it may take long."""
+
+        def timed() -> T:
+            begun_s = time.thread_time()
+            rendered = render()
+            self._pace.note(num_messages, size, time.thread_time() - begun_s)
+            return rendered
+
+        if self._pace.allows(num_messages, size):
+            return timed()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, timed)
+
+    async def _encode_sections(self, text: str, tenant: str) -> tuple[list[str], list[bytes]]:
+        """The sections of a prompt, and the ids of each."""
+        owner = self._identity, tenant
+        sections = self._sections.of(text)
+        known = self._sections.known(owner, sections)
+        num_new = sum([len(section) for section, found in zip(sections, known, strict=True) if found is None])
+        if self._words is not None and num_new <= NEW_SIZE:
+            num_new = self._sections.learn(owner, sections, known, self._words.encode)
+        if num_new:
+            await self._run(num_new, lambda: self._sections.learn(owner, sections, known, self._encode_section))
+        return sections, [packed_ids for packed_ids in known if packed_ids is not None]
+
+    def _encode_section(self, text: str) -> bytes:
+        return encode_unlocked(self._tokenizer, text, add_special_tokens=False)
 
     def check_known(self, packed_ids: bytes) -> None:
         """Raises UnknownTokenError if a prompt has a token that the model does not have."""
@@ -232,15 +336,25 @@ class Tokenizer:
         return RenderedChat(text, disguised)
 
     def _encode_chat(self, rendered: RenderedChat, max_tokens: int) -> bytes:
-        self._check_length(rendered.text, max_tokens)
+        self._check_length(len(rendered.text), max_tokens)
         if rendered.disguised is None:
             return encode_unlocked(self._tokenizer, rendered.text, add_special_tokens=False)
         return self._control.encode(rendered.text, rendered.disguised)
 
-    def _check_length(self, text: str, max_tokens: int) -> None:
-        num_tokens = len(text) // self._chars_per_token
+    def _check_length(self, num_chars: int, max_tokens: int) -> None:
+        num_tokens = num_chars // self._chars_per_token
         if num_tokens > max_tokens:
             raise TextTooLongError(num_tokens)
+
+
+def ids_before(begin: int, sections: Sequence[str], id_lists: Sequence[bytes]) -> Iterator[bytes]:
+    """The ids of the sections before the one that begins there."""
+    at = 0
+    for section, packed_ids in zip(sections, id_lists, strict=True):
+        if at == begin:
+            return
+        at += len(section)
+        yield packed_ids
 
 
 def render_all(template: ChatTemplate, messages: list[Message], has_besides: bool) -> str:
@@ -255,10 +369,13 @@ def render_all(template: ChatTemplate, messages: list[Message], has_besides: boo
 
 def size_of(value: Any) -> int:
     """The length of a value of a message, and what rendering its parts costs besides, in characters."""
-    if isinstance(value, str):
+    kind = type(value)
+    if kind is str:
         return len(value)
-    if isinstance(value, list):
+    if kind is dict:
+        return sum([len(key) + (len(v) if type(v) is str else size_of(v)) for key, v in value.items()])
+    if kind is list:
         return sum([MESSAGE_SIZE + size_of(item) for item in value])
-    if isinstance(value, Mapping):
-        return sum([len(key) + size_of(item) for key, item in value.items()])
-    return MESSAGE_SIZE
+    return (
+        sum([len(key) + size_of(item) for key, item in value.items()]) if isinstance(value, Mapping) else MESSAGE_SIZE
+    )

@@ -51,7 +51,7 @@ class WordCache:
     def __init__(self, tokenizer: tokenizers.Tokenizer, words: re.Pattern[str], added: dict[str, int]) -> None:
         self._tokenizer = tokenizer
         self._words = words
-        self._cuts_at_spaces = cuts_at_spaces(words)
+        self.cuts_at_spaces = cuts_at_spaces(words)
         longest_first = sorted(added, key=len, reverse=True)
         self._added = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
         self._added_ids = {text: pack_ids([token_id]) for text, token_id in added.items()}
@@ -90,7 +90,7 @@ class WordCache:
 
     def _append(self, text: str, ids: list[bytes]) -> bool:
         """Append the ids of a text that contains no added tokens. Returns False if it has unknown words."""
-        if self._cuts_at_spaces:
+        if self.cuts_at_spaces:
             is_known = self._append_pieces(text, ids)
             if is_known is not None:
                 return is_known

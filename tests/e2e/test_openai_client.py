@@ -120,6 +120,28 @@ def test_logprobs_of_completions_belong_to_the_text(either_client: openai.OpenAI
         assert sum(math.exp(value) for value in top.values()) <= 1 + 1e-3
 
 
+@pytest.mark.parametrize("prompt", [SHORT, LONG], ids=["local", "remote"])
+def test_the_log_probabilities_of_a_prompt_are_those_that_its_tokens_got_when_they_were_generated(
+    either_client: openai.OpenAI, prompt: list[int]
+) -> None:
+    fields: dict[str, Any] = {"model": MODEL, "logprobs": 3, **GREEDY, "extra_body": {"return_token_ids": True}}
+    [generated] = either_client.completions.create(prompt=prompt, max_tokens=8, **fields).choices
+    assert generated.model_extra is not None
+    assert generated.logprobs is not None
+    whole = [*prompt, *generated.model_extra["token_ids"]]
+    for max_tokens in (0, 1):
+        [echoed] = either_client.completions.create(prompt=whole, max_tokens=max_tokens, echo=True, **fields).choices
+        logprobs = echoed.logprobs
+        assert logprobs is not None
+        assert logprobs.token_logprobs is not None
+        assert logprobs.tokens is not None
+        assert len(logprobs.token_logprobs) == len(whole) + max_tokens
+        assert logprobs.token_logprobs[0] is None
+        own = slice(len(prompt), len(whole))
+        assert logprobs.tokens[own] == generated.logprobs.tokens
+        assert logprobs.token_logprobs[own] == pytest.approx(generated.logprobs.token_logprobs, abs=1e-2)
+
+
 def test_logprobs_of_chats_are_the_same_streamed_and_whole(either_client: openai.OpenAI) -> None:
     fields: dict[str, Any] = {
         "model": MODEL,

@@ -21,7 +21,7 @@ FAULTS = frozenset(
     | {"engine broken", "damaged message", "stalled message", "role switch"}
     | {"cut cable", "events with a closed link", "placed: prefill_unreachable"}
 )
-OUTCOMES = frozenset({"stop", "length", "abort", "shutting_down", "worker_failed"})
+OUTCOMES = frozenset({"stop", "length", "abort", "shutting_down", "worker_failed", "scored"})
 CAUSES = ("worker_lost", "worker_failed", "unreachable", "reserve_timeout", "refused")
 RETRIES = frozenset({f"retried: {cause}" for cause in CAUSES})
 

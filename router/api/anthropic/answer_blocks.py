@@ -53,6 +53,11 @@ class AnswerBlocks:
     _thinking: list[str] = field(default_factory=list)
     _ids: dict[int, str] = field(default_factory=dict)
 
+    @property
+    def is_in_text(self) -> bool:
+        """More content is more of a text, and nothing else."""
+        return self._open == "text"
+
     def take(self, events: str | Events) -> Iterator[BlockEvent]:
         if isinstance(events, str):
             yield from self._content(events)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import orjson
 
@@ -20,6 +20,7 @@ from slipstream.router.api.anthropic.error_form import error_object
 from slipstream.router.api.openai.answer.formats import AnswerHead, TokenUsage, WholeChoice
 from slipstream.router.api.openai.answer.output import AnswerReason, Events, TokenEntry
 from slipstream.router.http.http_error import HttpError
+from slipstream.router.parsers.events import ContentDelta
 
 TEXT_DELTA = (
     b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":"text_delta","text":'
@@ -52,6 +53,7 @@ class AnthropicMessage:
         self._blocks = AnswerBlocks(head.answer.id, head.shows_thinking)
         self._has_begun = False
         self._index = -1  # of the latest block
+        self._text_head = b""  # of each part of its text
         self._reason: AnswerReason = "stop"
         self._stop_string: str | None = None
 
@@ -68,6 +70,10 @@ class AnthropicMessage:
         self._stop_string = stop_string
 
     def text_chunk(self, index: int, text: str | Events, logprobs: list[TokenEntry]) -> bytes:
+        if self._blocks.is_in_text:  # as a rule
+            more = text if isinstance(text, str) else text[0].text if is_content(text) else ""
+            if more:
+                return b"%b%b}}\n\n" % (self._text_head, orjson.dumps(more))
         return self._begun(self._rendered(self._blocks.take(text)))
 
     def final_chunk(self, index: int, text: str | Events, logprobs: list[TokenEntry], reason: AnswerReason) -> bytes:
@@ -102,12 +108,13 @@ class AnthropicMessage:
     def _parts(self, event: BlockEvent) -> Iterable[bytes]:
         match event:
             case BlockDelta("text", text):
-                yield b"%b%b}}\n\n" % (TEXT_DELTA % self._index, orjson.dumps(text))
+                yield b"%b%b}}\n\n" % (self._text_head, orjson.dumps(text))
             case BlockDelta(kind, text):
                 name, key = DELTAS.get(kind, INPUT_DELTA)
                 yield self._delta({"type": name, key: text})
             case BlockStart():
                 self._index += 1
+                self._text_head = TEXT_DELTA % self._index
                 block = empty_block(event)
                 yield event_of({"type": "content_block_start", "index": self._index, "content_block": block})
             case BlockStop(signature):
@@ -143,6 +150,11 @@ class AnthropicMessage:
 
     def _edited(self) -> dict[str, Any]:
         return {"context_management": {"applied_edits": []}} if self._head.is_edited else {}
+
+
+def is_content(events: Events) -> TypeGuard[list[ContentDelta]]:
+    """Whether there is nothing but one part of content."""
+    return len(events) == 1 and type(events[0]) is ContentDelta
 
 
 def empty_block(start: BlockStart) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class MessagesApi:
             body = self._flow.parse(request, exchange, CountTokensRequest)
             model = self._flow.lookup.of(body.model, exchange.context.caller, MAX_PRIORITY).model
             chat = with_messages(chat_of(body), body, model.tokenizer.chat_template)
-            packed_ids = await self._flow.preparation.prompt_of_chat(model, chat)
+            packed_ids = await self._flow.preparation.prompt_of_chat(model, chat, exchange.context.caller.own(""))
         except HttpError as error:
             reword(error)
             raise

@@ -141,7 +141,7 @@ class CountTokensRequest(PromptFields):
 class MessagesRequest(PromptFields):
     """Body of POST /v1/messages. The last fields are this server's own."""
 
-    max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)]
+    max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)]  # 0: the prompt is computed, for the requests that follow
     stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
     temperature: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
     top_p: Annotated[FiniteFloat, Field(gt=0, le=1)] | None = None

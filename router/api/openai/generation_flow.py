@@ -36,12 +36,13 @@ from slipstream.router.config.router_config import ApiConfig
 from slipstream.router.http.http_error import HttpError, RequestError
 from slipstream.router.http.reader import Request
 from slipstream.router.observability.front_counts import FrontMetrics, ModelCounts
-from slipstream.router.protocol.generation import AdmissionError, GenerateRequest
+from slipstream.router.protocol.generation import BACKGROUND_PRIORITY, AdmissionError, GenerateRequest, Slo
 from slipstream.router.protocol.model_id import ModelId
 from slipstream.router.requests.rejections import RejectedRequest
 from slipstream.router.requests.stream import GenerationStream
 
 MAX_TOKENS_HEADER = "x-slipstream-max-tokens"
+BACKGROUND_SLO = Slo(ttft_s=3600.0, itl_s=10.0)  # of what nobody waits for: it must not count as served too late
 MAX_EXPLAINED_CHOICES = 16  # in one answer; the explanation of each can be tens of KiB
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -242,6 +243,7 @@ class GenerationFlow:
     def _generation(batch: GenerationBatch, index: int, exchange: ApiExchange) -> GenerateRequest:
         """The request to the dispatcher for one choice."""
         body, received, caller = batch.body, batch.received, batch.received.caller
+        is_background = exchange.context.is_background
         choices_per_prompt = batch.choices_per_prompt
         prompt = batch.prompt_of(index)
         sampling = prompt.sampling
@@ -254,12 +256,12 @@ class GenerationFlow:
             request_id=request_id,
             prompt_ids=prompt.packed_ids,
             sampling=sampling,
-            priority=body.priority or 0,
+            priority=BACKGROUND_PRIORITY if is_background else body.priority or 0,
             cache_salt=caller.own(body.cache_salt or ""),
             tenant=received.tenant,
             weight=caller.weight,
             names=names,
-            slo=body.service_level,
+            slo=BACKGROUND_SLO if is_background else body.service_level,
             session=received.session,
             expected_output_tokens=body.expected_output_tokens,
             timeout_s=body.timeout_s,

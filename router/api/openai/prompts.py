@@ -39,10 +39,11 @@ class PromptReader:
         tools: Sequence[Tool] = (),
         outputs: ModelOutputs | None = None,
         continued: str = "",
+        tenant: str = "",
     ) -> bytes:
         """The token ids of a conversation. `variables` are the client's for the chat template; `outputs` say how the
-        model takes `tools`; `continued` is how the answer begins. Raises HttpError 400 if the model has no chat
-        template, or one that refuses these messages."""
+        model takes `tools`; `continued` is how the answer begins; what is remembered of a long one is kept for the
+        `tenant`. Raises HttpError 400 if the model has no chat template, or one that refuses these messages."""
         template = self._tokenizer.chat_template
         if template is None:
             raise HttpError(
@@ -59,7 +60,7 @@ class PromptReader:
         else:
             plain = [plain_message(message, knows_developer, reasoning_field, forms) for message in messages]
         try:
-            packed_ids = await self._tokenizer.encode_chat(plain, limit, variables, shown_tools, continued)
+            packed_ids = await self._tokenizer.encode_chat(plain, limit, variables, shown_tools, continued, tenant)
             self._tokenizer.check_known(packed_ids)
             return packed_ids
         except TextTooLongError as error:

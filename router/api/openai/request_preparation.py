@@ -58,7 +58,7 @@ class RequestPreparation:
         use, outputs = body.tool_use, model.outputs
         if use is not None:
             check_tools(use, model)
-        packed_ids = await self.prompt_of_chat(model, body)
+        packed_ids = await self.prompt_of_chat(model, body, received.caller.own(body.cache_salt or ""))
         asked_for = model.defaults.max_tokens(body.stated_max_tokens)
         default = model.defaults.default_max_tokens(None)
         max_tokens = room(packed_ids, limit, asked_for, default, "messages", self._clamps)
@@ -85,16 +85,17 @@ class RequestPreparation:
         tokens = reported_tokens(report, parsed_form, names, pieces)
         return GenerationBatch(received, prompts, "messages", parsed_form, pieces, reading, tokens=tokens)
 
-    async def prompt_of_chat(self, model: ServedModel, body: ChatRequest) -> bytes:
-        """The packed token ids of the prompt. Raises HttpError."""
+    async def prompt_of_chat(self, model: ServedModel, body: ChatRequest, tenant: str) -> bytes:
+        """The packed token ids of the prompt; what is remembered of it is kept for the `tenant`, a name that no other
+        can have (`Caller.own`). Raises HttpError."""
         reader, limit = PromptReader(model.tokenizer), self._lookup.limit_of(model.name)
         tools = body.tool_use.tools if body.tool_use is not None else ()
         variables, outputs = body.template_variables, model.outputs
         if not body.continued:
-            return await reader.of_chat(body.messages, limit, variables, tools, outputs)
+            return await reader.of_chat(body.messages, limit, variables, tools, outputs, tenant=tenant)
         before = body.messages[:-1]
-        check_can_continue(model, await reader.of_chat(before, limit, variables, tools, outputs))
-        return await reader.of_chat(before, limit, variables, tools, outputs, body.continued)
+        check_can_continue(model, await reader.of_chat(before, limit, variables, tools, outputs, tenant=tenant))
+        return await reader.of_chat(before, limit, variables, tools, outputs, body.continued, tenant)
 
     async def _output_grammar(
         self, use: ToolUse | None, outputs: ModelOutputs, reasoning: ReasoningState, content: GrammarSpec | None

@@ -86,7 +86,8 @@ class TokenPages:
         if body.messages is not None:
             tools = body.tool_use.tools if body.tool_use is not None else ()
             variables = body.chat_template_kwargs or {}
-            packed_ids = await prompts.of_chat(body.messages, limit, variables, tools, model.outputs)
+            tenant = exchange.context.caller.own("")
+            packed_ids = await prompts.of_chat(body.messages, limit, variables, tools, model.outputs, tenant=tenant)
         else:
             adds_start = body.add_special_tokens is not False
             packed_ids = await prompts.of_any_text(body.prompt or "", limit, adds_start)

@@ -11,7 +11,7 @@ from slipstream.router.api.openai.body.sampling import invalid
 from slipstream.router.api.openai.body.schema import ChatRequest, CompletionRequest
 from slipstream.router.text.detokenizer import PieceTable
 
-MAX_PROMPT_ENTRIES = 1 << 21  # log-probabilities of the prompts of one answer: some 150 MB of JSON
+MAX_PROMPT_ENTRIES = 1 << 20  # log-probabilities of the prompts of one answer: some 75 MB of JSON
 
 
 def chat_report(body: ChatRequest, packed_ids: bytes) -> TokenReport:

@@ -8,12 +8,13 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
+from slipstream.router.api.anthropic.error_form import is_of_messages
 from slipstream.router.http.routes import Route
 
 REFERENCE = "#/components/schemas/{model}"
 DESCRIPTION = (
-    "The API of a Slipstream router: OpenAI's endpoints, those of vLLM for tokens and health, and the state of the "
-    "cluster. Errors have the form of the OpenAI API."
+    "The API of a Slipstream router: OpenAI's endpoints, Anthropic's Messages API, vLLM's endpoints for tokens and "
+    "health, and the state of the cluster. Errors have the form of the OpenAI API, or of Anthropic's at its paths."
 )
 ERROR_SCHEMA = {
     "type": "object",
@@ -31,9 +32,18 @@ ERROR_SCHEMA = {
         }
     },
 }
-ERROR = {
-    "description": "What is wrong.",
-    "content": {"application/json": {"schema": {"$ref": REFERENCE.format(model="Error")}}},
+ANTHROPIC_ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["type", "error", "request_id"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}, "details": {"type": "object"}},
+        },
+        "request_id": {"type": "string"},
+    },
 }
 
 
@@ -50,7 +60,9 @@ def document(routes: Iterable[Route], open_paths: Collection[str] | None, models
     for route in routes:
         has_key = open_paths is not None and route.path not in open_paths
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, has_key)
-    components: dict[str, Any] = {"schemas": {**schemas.get("$defs", {}), "Error": ERROR_SCHEMA}}
+    components: dict[str, Any] = {
+        "schemas": {**schemas.get("$defs", {}), "Error": ERROR_SCHEMA, "AnthropicError": ANTHROPIC_ERROR_SCHEMA}
+    }
     if open_paths is not None:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     return {
@@ -77,7 +89,13 @@ def _operation(route: Route, has_key: bool) -> dict[str, Any]:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
         if "stream" in route.body.model_fields:
             content["text/event-stream"] = {}
-    operation["responses"] = {"2XX": {"description": "The answer.", "content": content}, "default": ERROR}
+    operation["responses"] = {"2XX": {"description": "The answer.", "content": content}, "default": _error(route)}
     if has_key:
         operation["security"] = [{"key": []}]
     return operation
+
+
+def _error(route: Route) -> dict[str, Any]:
+    name = "AnthropicError" if is_of_messages(route.path) else "Error"
+    schema = {"$ref": REFERENCE.format(model=name)}
+    return {"description": "What is wrong.", "content": {"application/json": {"schema": schema}}}

@@ -4,11 +4,12 @@
     class  0 | tenant a: r r         request has waited `ageing_s` for each class that stands before it
              | tenant b: r
     class  1 | tenant c: r r         in a class the tenant that had the fewest tokens for its weight (`fair_queue`)
-                                     of a tenant the earliest TTFT deadline
+    background | tenant a: r r r     of a tenant the earliest TTFT deadline
 
-No request starves: once a request has waited `ageing_s` for each class ahead of its own, those classes can take only
-every second turn from it. Nor does a class that has aged keep out a more urgent one, which still has the other turns: a
-crowd of old requests of one tenant delays an urgent request of another by one turn and no more.
+No request of a client starves: once it has waited `ageing_s` for each class ahead of its own, those classes can take
+only every second turn from it. Nor does a class that has aged keep out a more urgent one, which still has the other
+turns: a crowd of old requests of one tenant delays an urgent request of another by one turn and no more. Background
+work, which nobody waits for, never ages: it goes when no other request waits.
 """
 
 from __future__ import annotations
@@ -17,15 +18,19 @@ import itertools
 from collections.abc import Iterator
 
 from slipstream.router.dispatch.queue.fair_queue import FairQueue, expected_tokens
+from slipstream.router.protocol.generation import BACKGROUND_PRIORITY
 from slipstream.router.requests.request_state import RequestState
 
 MAX_PRIORITY = 8  # and -8: values beyond are clamped, which bounds how long any request can be kept waiting
+BACKGROUND_CLASS = MAX_PRIORITY + 1
 MAX_TTFT_S = 60.0  # later deadlines count as this one; otherwise a request with a late one could be overtaken for ever
 
 
 def priority_class(priority: int) -> int:
     if -MAX_PRIORITY <= priority <= MAX_PRIORITY:
         return priority
+    if priority == BACKGROUND_PRIORITY:
+        return BACKGROUND_CLASS
     return MAX_PRIORITY if priority > 0 else -MAX_PRIORITY
 
 
@@ -178,6 +183,9 @@ class WorkQueue:
         oldest = self.oldest_by_priority()
         top = next(iter(oldest))
         del oldest[top]
+        oldest.pop(BACKGROUND_CLASS, None)
+        if not oldest:
+            return None
         aged = min(oldest, key=lambda priority: oldest[priority] + priority * self._ageing_s)
         return aged if now - oldest[aged] >= (aged - top) * self._ageing_s else None
 

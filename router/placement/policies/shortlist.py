@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from slipstream.kv_transfer.api.ticket import PeerId
+from slipstream.router.placement.policies.spare_room import has_spare_queue, has_spare_slot
 from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.broken_links import Links
 from slipstream.router.registry.capacity import can_ever_hold
@@ -80,6 +81,17 @@ def reachable(candidates: Shortlist, state: RequestState, links: Links, now: flo
         ever = any(links.fits(g.hello, d.hello) for g in candidates.prefills for d in candidates.decodes)
         no_prefill = "prefill_unreachable" if ever else "prefill_incompatible"
     return replace(candidates, prefills=groups, no_prefill=no_prefill, no_link=frozenset(no_link))
+
+
+def spare(candidates: Shortlist) -> Shortlist:
+    """The shortlist of background work: without workers whose room is kept for requests that clients wait for. If all
+    prefill groups are busy, the decode worker prefills."""
+    decodes = [worker for worker in candidates.decodes if has_spare_slot(worker)]
+    prefills = [group for group in candidates.prefills if has_spare_queue(group)]
+    no_prefill = candidates.no_prefill
+    if candidates.prefills and not prefills:
+        no_prefill = "prefill_busy"
+    return replace(candidates, decodes=decodes, prefills=prefills, no_prefill=no_prefill)
 
 
 def shortlist(

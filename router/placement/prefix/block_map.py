@@ -7,6 +7,9 @@ workers. Sans-IO.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby, islice, repeat
+
+STRETCH = 64  # blocks that are looked up by the last of them, where that is held by all that hold what is before
 
 
 class BlockMap:
@@ -41,15 +44,23 @@ class BlockMap:
         """For the first `num_ids` blocks of a chain, and the workers whose bits are set in `workers`: pairs of a number
         of leading blocks and the bits of the workers that hold exactly so many of them, most blocks first. Workers that
         hold none are left out."""
-        masks = self._masks
         hits: list[tuple[int, int]] = []
-        mask, num_blocks = masks.get(ids[0], 0) & workers if num_ids else 0, 0
-        while mask:
-            num_blocks += 1
-            also = mask & masks.get(ids[num_blocks], 0) if num_blocks < num_ids else 0
+        num_blocks, mask, masks = 0, workers, self._masks
+        # Caches evict the ends of prefixes first: whoever holds the last block of a stretch holds those before it.
+        while mask and num_blocks + STRETCH <= num_ids and masks.get(ids[num_blocks + STRETCH - 1], 0) & mask == mask:
+            num_blocks += STRETCH
+        # Neighbours have the same holders as a rule, so thousands of blocks are few groups.
+        for holders, group in groupby(map(masks.get, islice(ids, num_blocks, num_ids), repeat(0))):
+            also = mask & holders
             if also != mask:
-                hits.append((num_blocks, mask ^ also))
+                if num_blocks:
+                    hits.append((num_blocks, mask ^ also))
                 mask = also
+                if not mask:
+                    break
+            num_blocks += len(list(group))
+        if mask and num_blocks:
+            hits.append((num_blocks, mask))
         hits.reverse()
         return hits
 

@@ -17,10 +17,12 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import filterfalse, islice
 
 from slipstream.router.placement.prefix.block_map import BlockMap
 from slipstream.router.placement.prefix.holder import BlockEventError, Holder
-from slipstream.router.protocol.block_hash import BlockChain, model_key, root_digest, unpack_block_ids
+from slipstream.router.protocol.block_hash import BlockChain, KnownSegments, model_key, root_digest, unpack_block_ids
 from slipstream.router.protocol.messages import BlocksChanged, Hello, Role
 from slipstream.router.registry.worker_registry import WorkerState
 from slipstream.router.requests.request_state import RequestState
@@ -46,7 +48,7 @@ class PrefixIndex:
 
     def __init__(self, max_entries: int = MAX_ENTRIES, name_pages: NamePages | None = None) -> None:
         self._max_entries = max_entries
-        self._name_pages = name_pages or hash_pages
+        self._name_pages = name_pages or partial(hash_pages, known=KnownSegments())
         self._map = BlockMap()
         self._holders: dict[WorkerState, Holder] = {}
         self._by_bit: dict[int, Holder] = {}
@@ -130,8 +132,11 @@ class PrefixIndex:
         if worker.hello.keeps_states:
             end = (state.num_tokens - 1) // worker.hello.cached_block_tokens if is_computed else 0
             ids = ids[max(end - 1, 0) : end]
+        # What leads is held or expected, and what is expected has to be found among few.
+        at = 0 if worker.hello.keeps_states else self.cached_tokens(worker, state) // worker.hello.cached_block_tokens
+        unheld = [*filter(expected.__contains__, ids[:at]), *filterfalse(held.__contains__, islice(ids, at, None))]
         room = max(min(self._max_entries - self._num_entries, worker.hello.num_pages - len(expected)), 0)
-        new = ids[:room] if held.isdisjoint(ids) else [block for block in ids if block not in held][:room]
+        new = unheld[:room]
         if not new:
             return
         num_before, until = len(expected), now + EXPECTED_S
@@ -327,7 +332,7 @@ class PrefixIndex:
             self._num_entries -= len(blocks)
 
 
-def hash_pages(state: RequestState, hello: Hello) -> BlockChain:
+def hash_pages(state: RequestState, hello: Hello, known: KnownSegments | None = None) -> BlockChain:
     """The chain of a request's blocks, none of them hashed yet, as the workers' prefix caches name them."""
     root = root_digest(model_key(hello.model, state.version), state.request.cache_salt)
-    return BlockChain(root, hello.cached_block_tokens)
+    return BlockChain(root, hello.cached_block_tokens, known)

@@ -9,47 +9,40 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes, pass_context
+from jinja2 import Template, TemplateError, nodes, pass_context
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 
+from slipstream.router.text.template.loop_view import NotResumableError
+from slipstream.router.text.template.resumable_template import RUN, CannotResumeError, LoopRun, make_resumable, resumed
+from slipstream.router.text.template.steps import CALL_STEPS, STEPS, StepsLeft
+
 Message = dict[str, Any]
 
-# Of one rendering: about half a second of a core, which holds up all requests of its process. (A template that looks
-# through all messages for each of them takes as many for a chat of a thousand.)
-MAX_STEPS = 1_000_000
-CALL_STEPS = 3  # a call takes as long as so many iterations of an empty loop
-STEPS = "steps left"  # the variable that counts them, with a name that no template can have for one of its own
 CALLERS_VARIABLES = ("_loop_vars", "_block_vars")  # which Jinja adds to calls, for functions that ask for the context
 # `message.reasoning_content` as in Qwen's and DeepSeek's templates, or `message["reasoning"]`; `message.thinking` of
 # gpt-oss. `thinking` alone is a variable of others.
 REASONING = re.compile(r"""(?:\.|\[\s*['"]|['"])(reasoning_content|reasoning)\b|message(?:\.|\[\s*['"])(thinking)\b""")
+TEMPLATE_ERRORS = (
+    TemplateError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+)
 DICT_ATTRIBUTES = frozenset(dir(dict))  # which hide fields of the same name
 
 
 # Words of a trial: letters only, because templates may trim or escape.
-ASKED, LATER = "slipstreamasked", "slipstreamlater"
+ASKED, FIRST, LATER = "slipstreamasked", "slipstreamfirst", "slipstreamlater"
 
 
 class ChatTemplateError(ValueError):
     """The template refused the messages; the text is the template's own."""
-
-
-class StepsLeft:
-    """Counts the steps of one rendering."""
-
-    __slots__ = ("_left",)
-
-    def __init__(self) -> None:
-        self._left = MAX_STEPS
-
-    def take(self, num_steps: int) -> None:
-        """Raises TemplateError if there are not so many."""
-        self._left -= num_steps
-        if self._left < 0:
-            raise TemplateError(f"its loops and calls take more than {MAX_STEPS:,} steps")
 
 
 @pass_context
@@ -116,21 +109,15 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        environment = ChatEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols])
-        environment.filters["tojson"] = to_json
-        environment.filters[counted.__name__] = counted
-        environment.globals["range"] = counted_range
-        environment.globals["raise_exception"] = raise_exception
-        environment.globals["strftime_now"] = strftime_now
+        self._environment = new_environment()
         try:
-            program = environment.parse(source)
-            for loop in program.find_all(nodes.For):
-                loop.iter = nodes.Filter(loop.iter, counted.__name__, [], [], None, None, lineno=loop.lineno)
-            self._template = environment.from_string(program)
+            self._template = compiled(self._environment, self._environment.parse(source))
         except TemplateError as error:
             raise ValueError(f"the chat template is not valid: {error}") from error
         # Jinja copies the globals for each rendering; copying its ChainMap takes longer than rendering a short chat.
         self._template.globals = dict(self._template.globals)
+        self._resumable: Template | None = None
+        self._may_be_resumable = True
         self._special_tokens = dict(special_tokens)
         self.source = source
         self.knows_developer_role = "developer" in source
@@ -138,16 +125,18 @@ class ChatTemplate:
 
     @cached_property
     def shows_later_system(self) -> bool:
-        """Whether a system's message that comes after others stands in the prompt; some templates leave it out or
-        refuse it. It is tried out, behind a user's message and before one."""
+        """Whether a system's message that comes after others stands in the prompt beside a first one. Some templates
+        leave it out, refuse it, or put it in the place of the first. It is tried out, behind a user's message and
+        before one."""
         for form in (str, text_parts):
-            asked, later = {"role": "user", "content": form(ASKED)}, {"role": "system", "content": form(LATER)}
-            answered = {"role": "assistant", "content": form(ASKED)}
+            first, later = ({"role": "system", "content": form(word)} for word in (FIRST, LATER))
+            asked, answered = ({"role": role, "content": form(ASKED)} for role in ("user", "assistant"))
             try:
-                if all(LATER in self.render(chat) for chat in ([asked, later], [asked, later, answered, asked])):
-                    return True
+                shown = [self.render(chat) for chat in ([first, asked, later], [first, asked, later, answered, asked])]
             except ChatTemplateError:
                 continue
+            if all(FIRST in text and LATER in text for text in shown):
+                return True
         return False
 
     def render(
@@ -169,17 +158,77 @@ class ChatTemplate:
                 **self._special_tokens,
                 **{STEPS: StepsLeft()},
             )
-        except (
-            TemplateError,
-            TypeError,
-            ValueError,
-            ArithmeticError,
-            LookupError,
-            AttributeError,
-            RecursionError,
-        ) as error:
+        except TEMPLATE_ERRORS as error:
             # A template is a program that runs on the client's data: whatever it raises is the fault of the messages.
             raise ChatTemplateError(str(error)) from error
+
+    def render_resumable(
+        self,
+        run: LoopRun,
+        messages: Sequence[Message],
+        variables: Mapping[str, Any] | None,
+        tools: Sequence[Mapping[str, Any]] | None,
+    ) -> None:
+        """As `render`, into the parts of the run: all of it, or what follows the checkpoint that it resumes. Raises
+        NotResumableError if this cannot be done, whatever the reason; `render` says which it is."""
+        try:
+            template = self._resumable_template()
+            context = template.new_context(
+                dict(
+                    variables or (),
+                    messages=messages,
+                    tools=tools,
+                    documents=None,
+                    add_generation_prompt=True,
+                    **self._special_tokens,
+                    **{STEPS: StepsLeft(), RUN: run},
+                )
+            )
+            try:
+                for part in template.root_render_func(context):
+                    run.parts.append(part)
+            finally:
+                # Macros and their context hold each other, and the messages, until the garbage collector comes by.
+                context.vars.clear()
+                context.parent.clear()
+        except NotResumableError:
+            raise
+        except TEMPLATE_ERRORS as error:
+            raise NotResumableError(str(error)) from error
+
+    def _resumable_template(self) -> Template:
+        """Raises NotResumableError if the template cannot be resumed."""
+        if self._resumable is None:
+            if not self._may_be_resumable:
+                raise NotResumableError("the template cannot be resumed")
+            program = self._environment.parse(self.source)
+            try:
+                make_resumable(program, self._environment)
+                self._resumable = compiled(self._environment, program)
+            except (CannotResumeError, TemplateError) as error:
+                self._may_be_resumable = False
+                raise NotResumableError(str(error)) from error
+            self._resumable.globals = dict(self._resumable.globals)
+        return self._resumable
+
+
+def new_environment() -> ChatEnvironment:
+    """The sandbox with what templates may use."""
+    environment = ChatEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols])
+    environment.filters["tojson"] = to_json
+    environment.filters[counted.__name__] = counted
+    environment.globals["range"] = counted_range
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = strftime_now
+    return environment
+
+
+def compiled(environment: ChatEnvironment, program: nodes.Template) -> Template:
+    """The template, with its loops counted; one whose messages come from `resumed` counts itself."""
+    for loop in program.find_all(nodes.For):
+        if not (isinstance(loop.iter, nodes.Filter) and loop.iter.name == resumed.__name__):
+            loop.iter = nodes.Filter(loop.iter, counted.__name__, [], [], None, None, lineno=loop.lineno)
+    return environment.from_string(program)
 
 
 def reasoning_field(source: str) -> str | None:

@@ -78,7 +78,8 @@ class CallForm(NamedTuple):
 class ToolForms(NamedTuple):
     """`calls` None: the template does not show calls or their results, so that they become text. `takes_functions`:
     tools are the functions alone, without OpenAI's object around each. `needs_description`: it fails for a tool without
-    one. `rendered` is what the template itself wrote when it was tried out."""
+    one. `needs_pause`: words of the user follow a result only behind an assistant's message, be it empty. `rendered` is
+    what the template itself wrote when it was tried out."""
 
     knows_tools: bool = False
     calls: CallForm | None = None
@@ -86,6 +87,7 @@ class ToolForms(NamedTuple):
     takes_functions: bool = False
     needs_description: bool = False
     rendered: str = ""
+    needs_pause: bool = False
 
     @classmethod
     def of(cls, template: ChatTemplate) -> ToolForms:
@@ -107,6 +109,8 @@ class ToolForms(NamedTuple):
             made = with_calls_as_text(made)
         elif self.calls.one_at_a_time:
             made = one_at_a_time(made)
+        if self.needs_pause:
+            made = with_pauses(made)
         if not tools:
             return made, None
         if not self.knows_tools:
@@ -163,8 +167,9 @@ class TrialOfTools:
         )
         calls = self._call_form()
         knows_tools = takes_objects or takes_functions
+        needs_pause = calls is not None and self._needs_pause(calls)
         rendered = "\0".join(self.rendered)
-        return ToolForms(knows_tools, calls, takes_system, takes_functions, needs_description, rendered)
+        return ToolForms(knows_tools, calls, takes_system, takes_functions, needs_description, rendered, needs_pause)
 
     def _shows_tool(self, tool: JsonObject) -> bool:
         return DEFINED in self._render([self._user], [tool])
@@ -187,6 +192,19 @@ class TrialOfTools:
         field = self._template.reasoning_field
         message = _calling(form, 1) | {"content": ASKED} | ({} if field is None else {field: VALUE})
         return bool(self._render([self._user, message], self._tools))
+
+    def _needs_pause(self, form: CallForm) -> bool:
+        """Whether the template refuses words of the user behind a result, and takes them behind a pause."""
+        contents = (SYSTEM, [text_part(SYSTEM)])
+        result: Message = {"role": "tool", "content": RESULTS, "tool_call_id": _id(form, 0), "name": NAMES[0]}
+        answered = [self._user, _calling(form, 1), result]
+        if any(self._shows_words([*answered, {"role": "user", "content": content}]) for content in contents):
+            return False
+        pause: Message = {"role": "assistant", "content": ""}
+        return any(self._shows_words([*answered, pause, {"role": "user", "content": content}]) for content in contents)
+
+    def _shows_words(self, messages: list[Message]) -> bool:
+        return SYSTEM in self._render(messages, self._tools)
 
     def _shows(self, form: CallForm, num_calls: int, content: Any) -> bool:
         results: list[Message] = [
@@ -232,6 +250,16 @@ def one_at_a_time(turns: Sequence[Turn]) -> list[Turn]:
             if results.get(call.id):
                 made.append(results[call.id].popleft())
         made += chain.from_iterable(results.values())
+    return made
+
+
+def with_pauses(turns: Sequence[Turn]) -> list[Turn]:
+    """The conversation in which the assistant says nothing between a result and words of the user."""
+    made: list[Turn] = []
+    for turn in turns:
+        if turn.role == "user" and made and made[-1].role == "tool":
+            made.append(Turn("assistant", ""))
+        made.append(turn)
     return made
 
 

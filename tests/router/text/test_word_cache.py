@@ -141,7 +141,7 @@ def test_pieces_between_spaces_have_the_ids_of_the_whole_text(family: str, piece
     made = tokenizer(FAMILIES[family])
     words = cache_of(made)
     assert words is not None
-    assert words._cuts_at_spaces
+    assert words.cuts_at_spaces
     text = " ".join(pieces)
     for _ in range(3):  # its words are learnt, then its pieces, then all is looked up
         assert words.encode(text) == ids(made, text)

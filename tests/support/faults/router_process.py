@@ -9,7 +9,7 @@ from typing import Any
 from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.router.config.router_config import DispatchConfig
 from slipstream.router.dispatch.dispatcher import Dispatcher
-from slipstream.router.dispatch.table.actions import Action, Close, Emit, Finish, Send
+from slipstream.router.dispatch.table.actions import Action, Close, Emit, EmitScores, Finish, Send
 from slipstream.router.protocol.messages import Hello, Welcome
 from tests.support.faults.clockwork import Clockwork, Connection
 from tests.support.faults.conduct import Conduct
@@ -22,7 +22,7 @@ class RouterProcess:
         self,
         clock: Clockwork,
         config: DispatchConfig,
-        deliver: Callable[[Emit | Finish], None],
+        deliver: Callable[[Emit | EmitScores | Finish], None],
         after_event: Callable[[], None],
         may_expel: Callable[[PeerId], bool],
         tokens_of: Callable[[str], list[int]],
@@ -56,7 +56,7 @@ class RouterProcess:
     def perform(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
-                case Emit() | Finish():
+                case Emit() | EmitScores() | Finish():
                     self._deliver(action)
                     if isinstance(action, Finish):
                         self.conduct.finished(action.request_id)

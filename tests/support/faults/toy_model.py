@@ -9,13 +9,16 @@ missing, stale, shared with the wrong prompt, written by somebody else or damage
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.router.protocol.messages import FinishReason, SamplingParams
+from slipstream.router.protocol.messages import FinishReason, SamplingParams, unpack_ids
+from slipstream.router.protocol.messages.prompt_scores import ScoredToken
 from slipstream.workers.engine.execution.model_runner import PageSink
-from slipstream.workers.engine.plan.step_plan import SampledTokens, SamplingRow, StepPlan
+from slipstream.workers.engine.plan.step_plan import SampledTokens, SamplingRow, ScoredRows, StepPlan
 
 PAGE_TOKENS, NUM_LAYERS, NUM_HEADS, VOCAB_SIZE = 4, 2, 2, 61
 HEAD_BYTES = PAGE_TOKENS * 8
@@ -52,6 +55,8 @@ def expected_output(
         total += state
         num_tokens += 1
     output: list[int] = []
+    if not params.max_tokens:
+        return output, "length"
     max_tokens = min(params.max_tokens, max_model_len - len(prompt))
     while True:
         masked = (END_ID,) if len(output) < params.min_tokens else ()
@@ -65,6 +70,32 @@ def expected_output(
         state = mix(state, token_id)
         total += state
         num_tokens += 1
+
+
+def toy_score(state: int, token_id: int, num_top: int) -> ScoredToken:
+    """The log-probability of a token behind the one with this state."""
+    draw = mix(state, token_id)
+    logprob = -0.25 * (1 + draw % 64)
+    return ScoredToken(logprob, 1 + draw % 7, tuple(((draw + at) % VOCAB_SIZE, -0.5 * at) for at in range(num_top)))
+
+
+def expected_scores(prompt: Sequence[int], num_top: int) -> list[ScoredToken]:
+    """The log-probabilities of a prompt that an undisturbed engine tells."""
+    state, scores = ROOT, []
+    for token_id, following in pairwise(prompt):
+        state = mix(state, token_id)
+        scores.append(toy_score(state, following, num_top))
+    return scores
+
+
+def scored_rows(scores: Sequence[ScoredToken]) -> ScoredRows:
+    best = np.array([[*pairs] for pairs in (one.top for one in scores)], np.float32).reshape(len(scores), -1, 2)
+    return ScoredRows(
+        np.array([one.logprob for one in scores], np.float32),
+        np.array([one.rank for one in scores], np.int32),
+        best[:, :, 0].astype(np.int32),
+        np.ascontiguousarray(best[:, :, 1]),
+    )
 
 
 class Pools:
@@ -113,12 +144,24 @@ class ToyRunner:
                 sink.begin_sends(plan.sends)
         pages, offsets = np.divmod(arrays.slots, PAGE_TOKENS)
         self._may_write(pages)
-        self._pools.write(pages, offsets, self._states(plan))
+        states = self._states(plan)
+        self._pools.write(pages, offsets, states)
         if plan.progress:
             for layer in range(NUM_LAYERS):
                 for sink in self._sinks:
                     sink.layer_done(layer, plan.progress)
-        return self._sample(plan, sampling)
+        sampled = self._sample(plan, sampling)
+        return replace(sampled, prompt_scores=self._scored(plan, states)) if plan.prompt_rows else sampled
+
+    @staticmethod
+    def _scored(plan: StepPlan, states: NDArray[np.uint64]) -> tuple[ScoredRows, ...]:
+        scored = []
+        for rows in plan.prompt_rows:
+            next_ids = unpack_ids(rows.next_ids)
+            of_rows = states[rows.first_row : rows.first_row + len(next_ids)].tolist()
+            pairs = zip(of_rows, next_ids, strict=True)
+            scored.append(scored_rows([toy_score(state, token_id, rows.num_top) for state, token_id in pairs]))
+        return tuple(scored)
 
     def _states(self, plan: StepPlan) -> NDArray[np.uint64]:
         arrays = plan.arrays

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from slipstream.router.dispatch.table.actions import Finish
 from slipstream.router.protocol.generation import GenerateRequest, Slo
 from slipstream.router.protocol.messages import SamplingParams, pack_ids
+from slipstream.router.protocol.messages.prompt_scores import ScoredToken
 from tests.support.faults.router_process import RouterProcess
 from tests.support.faults.toy_model import VOCAB_SIZE
 
@@ -21,6 +22,7 @@ class Client:
     submitted_s: float
     prompt: list[int]
     tokens: list[int] = field(default_factory=list)
+    scores: list[ScoredToken] = field(default_factory=list)  # of the prompt
     finish: Finish | None = None
     finished_s: float = 0.0
     has_left: bool = False
@@ -55,3 +57,13 @@ def random_request(rng: random.Random, request_id: str, prompt: list[int], most_
         expected_output_tokens=rng.choice((None, rng.randint(1, max_tokens))),
         timeout_s=rng.choice((None, None, None, 0.4, 5.0)),
     )
+
+
+def about_its_prompt(request: GenerateRequest, number: int) -> GenerateRequest:
+    """The request, where it is its turn, with a wish for log-probabilities of its prompt; some want nothing else."""
+    if number % 3:
+        return request
+    sampling = request.sampling._replace(prompt_logprobs=number % 2)
+    if number % 4 == 0:
+        sampling = sampling._replace(max_tokens=0, min_tokens=0)
+    return request._replace(sampling=sampling, expected_output_tokens=None)

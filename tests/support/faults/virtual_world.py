@@ -15,14 +15,17 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import get_args
 
 from slipstream.kv_transfer.api.ticket import PeerId
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
 from slipstream.router.config.router_config import DispatchConfig, MigrationConfig, PolicyName, SloConfig
-from slipstream.router.dispatch.table.actions import Emit, Finish
+from slipstream.router.dispatch.table.actions import Emit, EmitScores, Finish
 from slipstream.router.protocol.generation import AdmissionError, GenerationError
 from slipstream.router.protocol.messages import FinishReason, Role, pack_ids
+from slipstream.router.protocol.messages.prompt_scores import ScoredToken
+from slipstream.workers.mock.mock_scores import scored_token
 from slipstream.workers.mock.output_policy import expected_token
 from tests.support.faults.cables import REOPENED_S, Cables
 from tests.support.faults.clockwork import Clockwork, Connection
@@ -30,8 +33,8 @@ from tests.support.faults.mishaps import Mishaps
 from tests.support.faults.mock_process import MAX_MODEL_LEN, MAX_QUEUED_TOKENS, MockProcess
 from tests.support.faults.page_wire import SILENCE_S, PageWire
 from tests.support.faults.router_process import RouterProcess
-from tests.support.faults.toy_model import VOCAB_SIZE, expected_output
-from tests.support.faults.virtual_client import Client, random_prompt, random_request
+from tests.support.faults.toy_model import VOCAB_SIZE, expected_output, expected_scores
+from tests.support.faults.virtual_client import Client, about_its_prompt, random_prompt, random_request
 from tests.support.faults.virtual_process import Process
 from tests.support.faults.virtual_worker import WorkerProcess
 
@@ -82,6 +85,7 @@ class World:
         self._num_router_events = 0
         self._reserves_output = seed % 4 == 2
         self.is_mock = seed % 10 == 9  # of the seeds, so that the other worlds are what they were
+        self._asks_about_prompts = seed % 10 == 4 or seed % 40 == 9
         # A fifth of the worlds is on several hosts.
         cables = random.Random(f"cables {seed}")
         self._cables = Cables(self.clock, self.wire, self.seen, cables) if seed % 5 == 2 else None
@@ -211,6 +215,8 @@ class World:
                 assert finish.error.kind == "shutting_down", f"{request_id}: {finish.error}"
         else:
             assert (client.tokens, finish.reason) == (expected, reason), f"{request_id}: {finish}"
+            assert client.scores == self._expected_scores(client), f"{request_id}: other log-probabilities"
+            self.seen["scored"] += bool(client.scores)
 
     def _expected(self, client: Client) -> tuple[list[int], FinishReason]:
         sampling = client.request.sampling
@@ -218,6 +224,14 @@ class World:
             return expected_output(client.prompt, sampling, MAX_MODEL_LEN)
         packed, num_tokens = pack_ids(client.prompt), min(sampling.max_tokens, MAX_MODEL_LEN - len(client.prompt))
         return [expected_token(packed, position, VOCAB_SIZE) for position in range(num_tokens)], "length"
+
+    def _expected_scores(self, client: Client) -> list[ScoredToken]:
+        num_top = client.request.sampling.prompt_logprobs
+        if num_top is None:
+            return []
+        if not self.is_mock:
+            return expected_scores(client.prompt, num_top)
+        return [scored_token(before, after, num_top, VOCAB_SIZE) for before, after in pairwise(client.prompt)]
 
     def _new_router(self) -> RouterProcess:
         return RouterProcess(
@@ -236,12 +250,16 @@ class World:
         self.router.accept(connection)
         return connection
 
-    def _deliver(self, action: Emit | Finish) -> None:
+    def _deliver(self, action: Emit | EmitScores | Finish) -> None:
         client = self.clients[action.request_id]
         assert client.finish is None, f"{action} after the end"
         assert not client.is_orphan
         if isinstance(action, Emit):
             client.tokens += action.token_ids
+        elif isinstance(action, EmitScores):
+            assert not client.tokens, "log-probabilities of a prompt behind its first token"
+            assert action.scores.first == len(client.scores) + 1
+            client.scores += action.scores.tokens()
         else:
             client.finish, client.finished_s = action, self.clock.now
             if not self._has_slow_wires:
@@ -463,6 +481,8 @@ class World:
         request_id = f"r{number}"
         prompt = random_prompt(rng)
         request = random_request(rng, request_id, prompt, 120 if self._is_restless and len(prompt) < 60 else 16)
+        if self._asks_about_prompts:
+            request = about_its_prompt(request, number)
         client = Client(request, router, self.clock.now, prompt, is_late=self.clock.now >= self._late_from_s)
         try:
             actions = router.dispatcher.submit(request, self.clock.now)

@@ -277,7 +277,7 @@ async def front(
     model_dir: Path = MODEL_DIR,
     defaults: SamplingDefaults = PLAIN,
     parsers: ParserNames = DETECTED,
-    store: Path | None = None,
+    store: Path | StoreConfig | None = None,
     keys: Path | None = None,
     **script: object,
 ) -> AsyncIterator[FrontUnderTest]:
@@ -295,7 +295,7 @@ async def front(
             service,
             lambda *_: under_test.unready,
             lambda: under_test.server.num_connections,
-            RouterConfig(http, api=api, store=StoreConfig(directory=str(store) if store is not None else None)),
+            RouterConfig(http, api=api, store=store_config(store)),
             access,
         )
         server = HttpServer(http, handler, ExchangeContext)
@@ -311,6 +311,10 @@ async def front(
             await access.close()
             assert all(stream.finish is not None for stream in service.streams.values()), "a stream was left running"
             await service.close()
+
+
+def store_config(store: Path | StoreConfig | None) -> StoreConfig:
+    return store if isinstance(store, StoreConfig) else StoreConfig(directory=None if store is None else str(store))
 
 
 @contextlib.asynccontextmanager

@@ -27,6 +27,7 @@ from slipstream.router.http.failover.held_connection import MAX_LIVES
 from slipstream.router.http.failover.holder.socket_holder import SocketHolder
 from slipstream.router.protocol.messages import pack_ids
 from slipstream.workers.mock.output_policy import expected_token
+from tests.support.router.response_events import put_together, response_events
 
 MODEL_DIR = Path(__file__).parents[3] / "models" / "slipstream-demo"
 TIMEOUT_S = 60.0
@@ -47,6 +48,7 @@ class Serving:
         self.num_fronts = num_fronts
         self._tls = tls or {}
         self.unix_socket = folder / "http.sock"
+        self.store = folder / "store"
         self.keeper = SocketHolder()
         self._ports = [0, 0]
         self.start_router()
@@ -74,6 +76,8 @@ class Serving:
                 "worker_port": worker_port,
                 "frontends": self.num_fronts,
                 "admin": {"port": admin_port},
+                "store": {"directory": str(self.store)},
+                "batches": {"max_running_lines": 4},
             },
         }
         self._path.write_text(json.dumps(program))
@@ -207,6 +211,46 @@ def test_streams_and_whole_answers_go_on_after_the_last_byte(serving: Serving) -
             answer = request.result(TIMEOUT_S)
             assert answer.status_code == 200
             assert answer.json()["choices"][0]["text"] == text_of(prompt, 900)
+
+
+def read_response(client: httpx.Client, first: threading.Event, text: str) -> list[dict[str, Any]]:
+    """The events of a streamed response."""
+    body = {"model": "m", "input": text, "stream": True, "max_output_tokens": 400, "ignore_eos": True}
+    data = b""
+    with client.stream("POST", "/v1/responses", json=body) as answer:
+        assert answer.status_code == 200
+        for part in answer.iter_bytes():
+            data += part
+            if b"output_text.delta" in data:
+                first.set()
+    return response_events(data)
+
+
+def test_responses_go_on_as_one_sequence_of_events_and_each_is_stored(serving: Serving) -> None:
+    texts = [f"Number {number}." for number in range(6)]
+    with httpx.Client(base_url=serving.url, timeout=TIMEOUT_S) as client, ThreadPoolExecutor(9) as threads:
+        begun = [threading.Event() for _ in texts]
+        with held(serving.workers):  # nothing ends before all have come
+            streams = [
+                threads.submit(read_response, client, event, text) for text, event in zip(texts, begun, strict=True)
+            ]
+            body = {"model": "m", "max_output_tokens": 400, "ignore_eos": True}
+            whole = [threads.submit(client.post, "/v1/responses", json={**body, "input": text}) for text in texts[:3]]
+            wait_for_requests(client, len(streams) + len(whole))
+        for event in begun:
+            assert event.wait(TIMEOUT_S)
+        for _ in range(2):
+            serving.kill()
+            serving.start_router()
+            serving.wait_until_ready()
+        responses = [request.result(TIMEOUT_S).json() for request in whole]
+        for stream in streams:
+            events = stream.result(TIMEOUT_S)
+            put_together(events)
+            responses.append(events[-1]["response"])
+        assert [response["status"] for response in responses] == ["incomplete"] * len(responses)
+        for response in responses:
+            assert client.get(f"/v1/responses/{response['id']}").json() == response
 
 
 def output_tokens(client: httpx.Client) -> list[int]:
@@ -519,3 +563,37 @@ def test_clients_come_by_the_unix_socket_and_wait_there_for_the_next_router(serv
 
 def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_batch_goes_on_at_the_next_router_and_no_line_is_lost_or_there_twice(serving: Serving) -> None:
+    prompts = {f"n{number}": [number, 5, 6] for number in range(40)}
+    num_tokens = 100
+    lines = [
+        json.dumps(
+            {
+                "custom_id": name,
+                "method": "POST",
+                "url": "/v1/completions",
+                "body": {"model": "m", "prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True},
+            }
+        )
+        for name, prompt in prompts.items()
+    ]
+    with httpx.Client(base_url=f"{serving.url}/v1", timeout=TIMEOUT_S) as client:
+        file = client.post("/files", data={"purpose": "batch"}, files={"file": ("in", "\n".join(lines))}).json()
+        body = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "1h"}
+        batch = client.post("/batches", json=body).json()
+        written = serving.store / "blobs" / f"{batch['id']}.output"
+        while not written.exists() or written.read_bytes().count(b"\n") < 5:
+            time.sleep(POLL_S)
+        serving.kill()
+        before = written.read_bytes()
+        assert serving.start_router()
+        while (batch := client.get(f"/batches/{batch['id']}").json())["status"] != "completed":
+            assert batch["status"] in ("in_progress", "finalizing"), batch
+            time.sleep(POLL_S)
+        results = client.get(f"/files/{batch['output_file_id']}/content").text.splitlines()
+    assert batch["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
+    assert set(before.split(b"\n")[:-1]) < {line.encode() for line in results}, "a line was served again"
+    found = [(one["custom_id"], one["response"]["body"]["choices"][0]["text"]) for one in map(json.loads, results)]
+    assert found == [(name, text_of(prompt, num_tokens)) for name, prompt in prompts.items()]

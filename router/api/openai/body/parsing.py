@@ -26,6 +26,7 @@ MAX_COMPLAINTS = 256  # pydantic words all of them or none, and a body may have 
 
 SMALL_BODY_BYTES = 64 << 10  # however it is made up, it is parsed in a few milliseconds
 MIN_MAX_VALUES = 1 << 18
+VALUE_SIGNS = b",[{"  # one for each value, at least
 VALUES_PER_TOKEN = 4  # a token of text may stand for so many brackets and commas, seldom for more
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -96,7 +97,9 @@ def check_body(request: Request, max_model_len: Callable[[], int | None]) -> Non
     body = request.body
     if len(body) > SMALL_BODY_BYTES:
         most_values = max_values(max_model_len())
-        num_values = body.count(b",") + body.count(b"[") + body.count(b"{")
+        if len(body) <= most_values:
+            return  # counting takes longer than parsing the messages of a long conversation
+        num_values = len(body) - len(body.translate(None, VALUE_SIGNS))
         if num_values > most_values:
             message = f"The body has {num_values} commas and brackets; for this model there may be {most_values}."
             raise HttpError(413, message, code="body_too_large")

@@ -109,6 +109,7 @@ class ConversationsApi:
 
     async def delete(self, request: Request, exchange: ApiExchange, path: str) -> None:
         """Remove a conversation with its items, or one item at `/items/{item_id}`."""
+        exchange.refuse_if_repeated()
         conversation_id, item_id = split_path(path)
         owner = owner_of(exchange)
         if item_id:

@@ -158,6 +158,17 @@ def test_the_stop_sequence_is_named(stream: bool) -> None:
     run(main)
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_no_tokens_at_all_are_a_message_without_content(stream: bool) -> None:
+    async def main() -> None:
+        async with front("abc") as site:
+            message = await answer(site, stream, max_tokens=0)
+            assert (message["content"], message["stop_reason"]) == ([], "max_tokens")
+            assert message["usage"]["output_tokens"] == 0
+
+    run(main)
+
+
 def test_an_output_that_fills_the_context_says_so() -> None:
     async def main() -> None:
         async with front("x" * 2000) as site:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 from tokenizers import Tokenizer, models
 
 from slipstream.router.api.exchange_context import ExchangeContext
+from slipstream.router.api.held_exchange import NullSink
 from slipstream.router.api.openai.answer.choice import Choice, ChoiceRun
 from slipstream.router.api.openai.answer.completion_format import CompletionFormat
 from slipstream.router.api.openai.answer.formats import AnswerHead
 from slipstream.router.api.openai.answer.output import TokenEntry
 from slipstream.router.api.openai.answer.output_text import OutputText
 from slipstream.router.api.openai.answer.token_names import TokenNames
-from slipstream.router.frontends.front_link import NullSink
+from slipstream.router.api.openai.answer.token_report import TokenReport
 from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.failover.journal import AnswerPhase, Journal
 from slipstream.router.http.failover.stream_checkpoint import JournalCheckpoint
@@ -56,6 +58,8 @@ class Client:
     num_tokens: int = 0
     ends: list[EarlyEnd] = field(default_factory=list)
     entries: list[TokenEntry] = field(default_factory=list)
+    has_ids: bool = False
+    ids: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.journal, self._fd = Journal.create()
@@ -71,11 +75,12 @@ class Client:
         before = None if is_first else journal.unfinished()
         num_known = 0 if before is None else len(unpack_ids(before.tokens.get(0, b"")))
         if not self.streams:
-            self.text, self.entries = "", []  # of which the client got nothing
+            self.text, self.entries, self.ids = "", [], []  # of which the client got nothing
 
         def send(text: str, logprobs: list[TokenEntry]) -> None:
             self.text += text
             self.entries += logprobs
+            self.ids += form._new_ids.pop(0, [])
             if self.streams:
                 journal.sent(text.encode(), AnswerPhase.STREAMING)
 
@@ -90,7 +95,10 @@ class Client:
         )
         output = OutputText(PIECES, self.stops, include_stop=False, min_tokens=self.min_tokens)
         choice = Choice(0, stream, output, ModelCounts().begin(0.0), prefix=PREFIX)
-        form = CompletionFormat(AnswerHead("cmpl-1", 0, "m"), TokenNames(PIECES), self.has_logprobs, False)
+        report = TokenReport((b"",), returns_ids=self.has_ids)
+        form = CompletionFormat(AnswerHead("cmpl-1", 0, "m"), TokenNames(PIECES), self.has_logprobs, False, report)
+        if self.has_ids:
+            choice.add_ids = partial(form.add_ids, 0)
         run = ChoiceRun(choice, exchange, form, checkpoint if self.streams else checkpoint.of_whole_answer(), send)
         running = asyncio.create_task(run.to_end())
         await asyncio.sleep(0)
@@ -108,6 +116,7 @@ class Client:
         held_back = await running
         self.text += held_back.text
         self.entries += held_back.logprobs
+        self.ids += form._new_ids.pop(0, [])
         self.num_tokens = output.num_tokens
         return True
 
@@ -140,6 +149,17 @@ def test_wherever_its_routers_are_killed_a_choice_has_the_same_text_and_the_same
             client = answered(Client(streams, stops), kills)
             assert (client.text, client.num_tokens) == (undisturbed.text, undisturbed.num_tokens), kills
             assert client.ends[-1:] == undisturbed.ends
+
+
+@pytest.mark.parametrize("streams", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("stops", [(), (", und",)], ids=["", "stops"])
+def test_wherever_its_routers_are_killed_each_id_is_sent_once(streams: bool, stops: tuple[str, ...]) -> None:
+    undisturbed = answered(Client(streams, stops, has_ids=True), [])
+    assert bytes(undisturbed.ids).decode().startswith("Grüße 🙂, und" if stops else TEXT)
+    for first in range(len(OUTPUT)):
+        for kills in ([first], [first, 4, 2]):
+            client = answered(Client(streams, stops, has_ids=True), kills)
+            assert (client.text, client.ids) == (undisturbed.text, undisturbed.ids), kills
 
 
 @pytest.mark.parametrize("streams", [True, False], ids=["stream", "whole"])

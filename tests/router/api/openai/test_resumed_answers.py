@@ -116,6 +116,8 @@ async def answered(is_killed: bool, **fields: Any) -> tuple[dict[str, Any], list
         {"stop": ["until then"]},
         {"stop": ["ended"], "include_stop_str_in_output": True},  # which the killed router has found already
         {"logprobs": 2},
+        {"prompt_logprobs": 1, "return_token_ids": True},
+        {"prompt_logprobs": 0, "logprobs": 1, "echo": True},
         {"logprobs": 2, "stop": ["on, word"]},  # which may have begun when the router is killed
     ],
     ids=orjson.dumps,

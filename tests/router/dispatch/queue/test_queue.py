@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from slipstream.router.dispatch.queue.fair_queue import MAX_AWAY, expected_tokens
 from slipstream.router.dispatch.queue.work_queue import MAX_PRIORITY, WorkQueue
-from slipstream.router.protocol.generation import Deadline, GenerateRequest, Levels
+from slipstream.router.protocol.generation import BACKGROUND_PRIORITY, Deadline, GenerateRequest, Levels
 from slipstream.router.protocol.messages import SamplingParams, pack_ids
 from slipstream.router.requests.deadlines import DeadlineRing, Deadlines
 from slipstream.router.requests.history import RequestRecord, Timeline
@@ -65,6 +65,20 @@ def test_a_class_that_has_waited_the_ageing_time_gets_every_second_turn():
     queue = queue_of(waiting("old0", 0.0, 1), waiting("old1", 0.1, 1), *[waiting(f"u{i}", 4.0) for i in range(4)])
     assert order(queue, 4.9) == ["u0", "u1", "u2", "u3", "old0", "old1"]
     assert [serve(queue, 5.1).request_id for _ in range(6)] == ["u0", "old0", "u1", "old1", "u2", "u3"]
+
+
+def test_background_work_never_ages():
+    queue = queue_of(
+        waiting("line", 0.0, BACKGROUND_PRIORITY), *[waiting(f"u{i}", 900.0, MAX_PRIORITY) for i in range(3)]
+    )
+    assert [serve(queue, 1000.0).request_id for _ in range(4)] == ["u0", "u1", "u2", "line"]
+
+
+def test_background_work_does_not_keep_another_class_from_ageing():
+    queue = queue_of(
+        waiting("line", 0.0, BACKGROUND_PRIORITY), waiting("old", 1.0, 1), waiting("u0", 7.0), waiting("u1", 7.0)
+    )
+    assert [serve(queue, 8.0).request_id for _ in range(4)] == ["u0", "old", "u1", "line"]
 
 
 def test_two_classes_below_means_twice_the_ageing_time():

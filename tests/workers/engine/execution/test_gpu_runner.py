@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from slipstream.router.protocol.messages import EngineRequest
+from slipstream.router.protocol.messages.prompt_scores import ScoredToken
 from slipstream.workers.config.worker_config import EngineConfig
 from slipstream.workers.engine.engine_builder import build_runner, engine_limits
 from slipstream.workers.engine.execution.gpu.batch_buckets import batch_buckets, bucket_for
@@ -89,6 +90,31 @@ def test_without_graphs_the_tokens_are_the_same(tiny_model_dir: Callable[[str], 
     subject.kv.zero_()
     assert tokens_of(subject.engine(), *requests()) == expected(tiny_model_dir("llama"))
     assert subject.recorder.num_replays == 0
+
+
+def test_prompts_are_scored_as_by_the_plain_runner(tiny_model_dir: Callable[[str], Path]) -> None:
+    def scored(engine: NativeEngine) -> list[tuple[str, int, ScoredToken]]:
+        for number, request in enumerate(requests()):
+            sampling = request.sampling._replace(prompt_logprobs=2 if number % 3 else None)
+            engine.add(request._replace(sampling=sampling))
+        found = []
+        while engine.has_work:
+            engine.step()
+            for message in engine.take_prompt_scores():
+                first = message.scores.first
+                found += [(message.request_id, at, one) for at, one in enumerate(message.scores.tokens(), first)]
+        return sorted(found)
+
+    model_dir = tiny_model_dir("llama")
+    subject = Subject(model_dir)
+    subject.runner.record()
+    subject.kv.zero_()
+    plain = scored(NativeEngine(engine_limits(model_dir, CONFIG), build_runner(model_dir, CONFIG, 96)))
+    on_device = scored(subject.engine())
+    assert [one[:2] for one in on_device] == [one[:2] for one in plain]
+    logprobs = [[one.logprob for _, _, one in found] for found in (on_device, plain)]
+    assert logprobs[0] == pytest.approx(logprobs[1], abs=1e-4)
+    assert subject.recorder.num_replays > 0  # of what decodes
 
 
 def test_recording_leaves_no_trace_in_the_pool(tiny_model_dir: Callable[[str], Path]) -> None:

@@ -6,7 +6,7 @@ left out unless more content follows: models write it between their reasoning an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -15,11 +15,12 @@ from slipstream.router.api.openai.answer.output import Events
 from slipstream.router.api.openai.responses.answer.custom_input import CustomInput
 from slipstream.router.api.openai.responses.body.reasoning_seal import sealed
 from slipstream.router.api.openai.responses.body.tool_fields import ToolSet
-from slipstream.router.parsers.events import ArgumentsDelta, CallBegin, ContentDelta, ReasoningDelta
+from slipstream.router.parsers.events import ArgumentsDelta, CallBegin, ContentDelta, OutputEvent, ReasoningDelta
 
 ItemKind = Literal["message", "reasoning", "function_call", "custom_tool_call"]
 Json: TypeAlias = dict[str, Any]
 ID_BYTES = 12  # two characters each: OpenAI's ids have 24 behind `call_`
+GROWING: dict[ItemKind, type[ContentDelta | ReasoningDelta]] = {"message": ContentDelta, "reasoning": ReasoningDelta}
 PREFIXES: dict[ItemKind, str] = {
     "message": "msg",
     "reasoning": "rs",
@@ -104,13 +105,24 @@ class OutputItems:
         self._blank_logprobs: list[Any] = []
         self._call_ids: set[str] = set()
 
+    def grown(self, event: OutputEvent) -> OutputItem | None:
+        """The item that this event only adds text to, as most do; None: it does more, and is to be read."""
+        item = self._open
+        is_text = isinstance(event, ContentDelta | ReasoningDelta)
+        if is_text and item is not None and GROWING.get(item.kind) is type(event):
+            item.texts.append(event.text)
+            return item
+        return None
+
     def read(self, events: Events, logprobs: list[Any]) -> Iterator[ItemEvent]:
         """What follows from events. `logprobs` are those of their content."""
+        num_contents = sum([isinstance(event, ContentDelta) for event in events]) if logprobs else 0
         for event in events:
             match event:
                 case ContentDelta(text):
-                    yield from self._content(text, logprobs)
-                    logprobs = []
+                    num_contents -= 1
+                    own, logprobs = divided(logprobs, text) if num_contents > 0 else (logprobs, [])
+                    yield from self._content(text, own)
                 case ReasoningDelta(text):
                     item = self._open
                     if item is None or item.kind != "reasoning":
@@ -203,10 +215,11 @@ def output_id(kind: ItemKind, number: str, index: int) -> str:
     return f"{PREFIXES[kind]}_{number}{index:06x}"
 
 
-def items_of(events: Iterable[Any], logprobs: list[Any], items: OutputItems, is_cut: bool) -> list[Json]:
-    """All items of a whole output."""
-    for _ in items.read(list(events), logprobs):
-        pass
-    for _ in items.finish(is_cut):
-        pass
-    return items.as_json()
+def divided(logprobs: list[Json], text: str) -> tuple[list[Json], list[Json]]:
+    """The log-probabilities of a text, and those of what follows it. White space around it may be left out of it."""
+    wanted, so_far = len(text.strip().encode()), b""
+    for index, entry in enumerate(logprobs):
+        if len(so_far.strip()) >= wanted:
+            return logprobs[:index], logprobs[index:]
+        so_far += bytes(entry["bytes"])
+    return logprobs, []

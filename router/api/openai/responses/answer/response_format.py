@@ -63,6 +63,8 @@ class ResponseFormat:
 
     def text_chunk(self, index: int, text: Events, logprobs: list[TokenEntry]) -> bytes:
         """May be empty: not every event of the output shows at once."""
+        if len(text) == 1 and not logprobs and (item := self._items.grown(text[0])) is not None:
+            return self._delta(item, item.texts[-1], [])
         events = list(self._items.read(text, [self.logprob(entry) for entry in logprobs]))
         return self._begun() + self._rendered(events) if events else b""
 
@@ -159,7 +161,7 @@ class ResponseFormat:
             kind = DELTAS[item.kind]
             fields = orjson.dumps({"type": kind, **place_of(item)})[:-1]
             head = self._delta_heads[item.index] = b"event: %b\ndata: %b" % (kind.encode(), fields)
-        shown = b',"logprobs":' + orjson.dumps(logprobs) if item.kind == "message" else b""
+        shown = b',"logprobs":' + (orjson.dumps(logprobs) if logprobs else b"[]") if item.kind == "message" else b""
         number = self._num_events
         self._num_events += 1
         return b'%b,"delta":%b%b,"sequence_number":%d}\n\n' % (head, orjson.dumps(text), shown, number)

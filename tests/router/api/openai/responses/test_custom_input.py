@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.router.api.openai.responses.answer.custom_input import CustomInput
@@ -21,6 +21,7 @@ def read(arguments: str, cuts: list[int]) -> tuple[str, CustomInput]:
     return text + custom.finish(), custom
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.text(), st.lists(st.integers(0, 80)), st.booleans())
 def test_the_text_does_not_depend_on_the_cuts(text: str, cuts: list[int], is_ascii: bool) -> None:
     made, custom = read(json.dumps({"input": text}, ensure_ascii=is_ascii), cuts)

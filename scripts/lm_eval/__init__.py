@@ -1,0 +1,1 @@
+"""lm-eval against a cluster, compared with lm-eval on transformers."""
