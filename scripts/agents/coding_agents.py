@@ -25,10 +25,10 @@ class Desk:
     folder: Path
     log: Path
 
-    def run(self, *arguments: str) -> str:
+    def run(self, *arguments: str, **variables: str) -> str:
         home = str(self.home)
         own = {name: f"{home}/{name.lower()}" for name in XDG_FOLDERS}  # not those of who runs this
-        environment = {**own, "HOME": home, "DO_NOT_TRACK": "1", "CI": "true"}
+        environment = {**own, "HOME": home, "DO_NOT_TRACK": "1", "CI": "true", **variables}
         return output_of((str(self.program), *arguments), self.folder, environment, self.log)
 
 
@@ -47,7 +47,8 @@ class CodingAgent:
         return self.package.rpartition("@")[2]
 
     def loops(self, api: str, folder: Path, log: Path) -> Generator[dict[str, str], None, None]:
-        program = node_environment(self.name.lower(), [self.package]) / "node_modules/.bin" / self.program
+        folder_name = self.name.lower().replace(" ", "_")
+        program = node_environment(folder_name, [self.package]) / "node_modules/.bin" / self.program
         desk = Desk(api, program, folder / "home", folder / "work", log)
         desk.home.mkdir(parents=True)
         desk.folder.mkdir()
@@ -101,8 +102,41 @@ def ask_continue(desk: Desk, model: str, task: str) -> str:
     return desk.run("--config", str(path), "--auto", "--print", task)
 
 
+def ask_codex(desk: Desk, model: str, task: str) -> str:
+    settings = desk.home / ".codex"
+    settings.mkdir(exist_ok=True)
+    (settings / "config.toml").write_text(
+        f"""\
+model = {json.dumps(model)}
+model_provider = "slipstream"
+model_context_window = {CONTEXT_TOKENS}
+
+[model_providers.slipstream]
+name = "Slipstream"
+base_url = {json.dumps(desk.api)}
+wire_api = "responses"
+env_key = "SLIPSTREAM_KEY"
+"""
+    )
+    alone = "--dangerously-bypass-approvals-and-sandbox"  # its own sandbox needs rights that a container has not
+    return desk.run("exec", "--skip-git-repo-check", alone, task, SLIPSTREAM_KEY="-")
+
+
+def ask_claude_code(desk: Desk, model: str, task: str) -> str:
+    return desk.run(
+        *("--print", task, "--allowedTools", "Read"),
+        ANTHROPIC_BASE_URL=desk.api.removesuffix("/v1"),
+        ANTHROPIC_AUTH_TOKEN="-",
+        ANTHROPIC_MODEL=model,
+        ANTHROPIC_SMALL_FAST_MODEL=model,
+        CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
+    )
+
+
 CODING_AGENTS = (
     CodingAgent("opencode", "opencode-ai@1.18.33", "opencode", ask_opencode),
     CodingAgent("Cline", "cline@3.0.65", "cline", ask_cline, lambda desk: desk.run("hub", "stop")),
     CodingAgent("Continue", "@continuedev/cli@1.5.47", "cn", ask_continue),
+    CodingAgent("Codex", "@openai/codex@0.171.0", "codex", ask_codex),
+    CodingAgent("Claude Code", "@anthropic-ai/claude-code@2.1.332", "claude", ask_claude_code),
 )

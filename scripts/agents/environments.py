@@ -25,14 +25,15 @@ def python_environment(name: str, requirements: Path) -> Path:
     return python
 
 
-def node_environment(name: str, packages: Sequence[str]) -> Path:
-    """A folder with these packages of npm (`name@version`) and what they need in its node_modules."""
+def node_environment(name: str, packages: Sequence[str], options: Sequence[str] = ()) -> Path:
+    """A folder with these packages of npm (`name@version`) and what they need in its node_modules. `options` of `npm
+    install`."""
     folder, wanted = FOLDER / name, json.dumps(sorted(packages))
     installed = folder / "installed.json"
     if not installed.exists() or installed.read_text() != wanted:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "package.json").write_text(json.dumps({"name": name, "private": True, "type": "module"}))
-        _install(folder, "npm", "install", "--no-audit", "--no-fund", *packages)
+        _install(folder, "npm", "install", "--no-audit", "--no-fund", *options, *packages)
         installed.write_text(wanted)
     return folder
 

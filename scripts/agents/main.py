@@ -37,8 +37,10 @@ INTRODUCTION = """\
 # Agents
 
 Clients from their packages, unmodified, each in loops with tools: the model calls a tool, the client runs it and sends
-the result, and the model answers with text that uses it. `scripts/agents/run --write` makes this page; the loops of
-`openai`, LangChain, pydantic-ai and instructor are also a stage of CI (`scripts/test --clients`).
+the result, and the model answers with text that uses it. aider, which has no tools, writes a file instead. They speak
+chat completions, responses (with `previous_response_id`, conversations, reasoning given back) or Anthropic's messages.
+`scripts/agents/run --write` makes this page; the loops of `openai` and `anthropic` for Python, LangChain, pydantic-ai
+and instructor are also a stage of CI (`scripts/test --clients`).
 
 The models are [scripted](../reference/mock_worker.md): router, API, templates, parsers and streams are real, the
 model's answers are written by rules. `thinking` loops use a model with Qwen3's template, which thinks in `<think>` and
@@ -80,19 +82,24 @@ class PythonClient:
 
 @dataclass(frozen=True)
 class NodeClient:
+    """`node`: the version of Node that it needs, where that need not be the one that is there."""
+
     name: str
     packages: tuple[str, ...]
     module: str
+    node: str = ""
+    options: tuple[str, ...] = ()  # of `npm install`
 
     @property
     def version(self) -> str:
         return self.packages[0].rpartition("@")[2]
 
     def loops(self, api: str, folder: Path, log: Path) -> Generator[dict[str, str], None, None]:
-        environment = node_environment(self.module, self.packages)
+        environment = node_environment(self.module, self.packages, self.options)
+        own = node_environment("node", [f"node@{self.node}"]) / "node_modules/.bin/node" if self.node else "node"
         for name in ("report.mjs", f"{self.module}.mjs"):  # Node looks for packages beside the program
             shutil.copy(LOOPS / name, environment)
-        yield from lines_of(output_of(("node", str(environment / f"{self.module}.mjs"), api), environment, {}, log))
+        yield from lines_of(output_of((str(own), str(environment / f"{self.module}.mjs"), api), environment, {}, log))
 
 
 def lines_of(output: str) -> Iterator[dict[str, str]]:
@@ -117,16 +124,36 @@ def loops_of(client: Client, api: str, folder: Path, log: Path) -> Iterator[dict
             yield {"loop": "its program", "failed": f"it ran no loop; see {log}"}
 
 
-AI_PACKAGES = ("ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92", "@ai-sdk/openai@4.0.118", "zod@4.6.7")
+ZOD = "zod@4.6.7"
+AI_PACKAGES = (
+    *("ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92", "@ai-sdk/openai@4.0.118", "@ai-sdk/anthropic@4.0.105"),
+    ZOD,
+)
 CLIENTS: tuple[Client, ...] = (
     PythonClient("openai (Python)", "openai", "openai_python"),
     PythonClient("LangChain, LangGraph", "langchain", "langchain_agents"),
     PythonClient("pydantic-ai", "pydantic-ai-slim", "pydantic_ai_agents"),
     PythonClient("instructor", "instructor", "instructor_tools"),
+    PythonClient("openai (Python), responses", "openai", "openai_responses", OWN / "agents_sdk.txt"),
+    PythonClient("OpenAI Agents SDK (Python)", "openai-agents", "agents_sdk", OWN / "agents_sdk.txt"),
+    PythonClient("anthropic (Python)", "anthropic", "anthropic_python", OWN / "agents_sdk.txt"),
     PythonClient("smolagents", "smolagents", "smolagents_tools", OWN / "smolagents.txt"),
     PythonClient("LlamaIndex", "llama-index-core", "llamaindex_agents", OWN / "llamaindex.txt"),
-    NodeClient("openai (Node)", ("openai@7.57.0",), "openai_node"),
+    PythonClient("LiteLLM", "litellm", "litellm_library", OWN / "litellm.txt"),
+    PythonClient("LiteLLM proxy", "litellm", "litellm_proxy", OWN / "litellm.txt"),
+    PythonClient("aider", "aider-chat", "aider_edits", OWN / "aider.txt"),
+    NodeClient("openai (Node)", ("openai@7.57.0", ZOD), "openai_node"),
+    NodeClient("OpenAI Agents SDK (JS)", ("@openai/agents@0.20.0", ZOD), "agents_js"),
+    NodeClient("anthropic (TypeScript)", ("@anthropic-ai/sdk@1.14.0", ZOD), "anthropic_node"),
     NodeClient("Vercel AI SDK", AI_PACKAGES, "vercel_ai"),
+    # A package of a gigabyte, of whose scripts and peers nothing is needed.
+    NodeClient(
+        "n8n, OpenAI Chat Model",
+        ("@n8n/n8n-nodes-langchain@2.40.3",),
+        "n8n_chat_model",
+        "24.21.0",
+        ("--ignore-scripts", "--legacy-peer-deps"),
+    ),
     *CODING_AGENTS,
 )
 
@@ -146,7 +173,7 @@ def main(only: tuple[str, ...], write: bool) -> None:
         for client in CLIENTS:
             if only and client.name not in only:
                 continue
-            folder = Path(temporary) / client.name
+            folder = Path(temporary) / client.name.replace(" ", "_")
             for loop in loops_of(client, site.api, folder, logs / f"{client.name}.txt"):
                 seen = loop.get("saw") or f"FAILED: {loop['failed']}"
                 num_failed += "failed" in loop

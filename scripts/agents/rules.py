@@ -76,6 +76,8 @@ SCRIPTED: list[Rule] = [
     ),
     rule(rf"Continue: read {PATH}", demo_call("Read", filepath=r"\g<path>")),
     rule(rf"Continue: read {PATHS}", demo_call("Read", filepath=r"\g<path>"), demo_call("Read", filepath=r"\g<other>")),
+    # aider has no tools: it takes whole files out of the text.
+    rule(r"aider: write (?P<code>code-\d{4}) into (?P<file>[\w.]+)", "\\g<file>\n```\n\\g<code>\n```\n"),
     rule(rf"Codex: read {PATH}", demo_call("exec_command", cmd=r"cat \g<path>")),
     rule(
         rf"Codex: read {PATHS}",

@@ -14,12 +14,22 @@ from typing import Any
 import openai
 import pytest
 
-from scripts.agents.loops import instructor_tools, langchain_agents, openai_python, pydantic_ai_agents
+from scripts.agents.loops import (
+    anthropic_python,
+    instructor_tools,
+    langchain_agents,
+    openai_python,
+    openai_responses,
+    pydantic_ai_agents,
+)
 from scripts.agents.loops.report import LETTER, Loop
 from scripts.agents.rules import SCRIPTED, models
 from tests.support.clients.scripted_router import ScriptedModel, ScriptedSite, scripted_router
 
-PROGRAMS = (openai_python, langchain_agents, pydantic_ai_agents, instructor_tools)
+PROGRAMS = (
+    *(openai_python, openai_responses, anthropic_python),
+    *(langchain_agents, pydantic_ai_agents, instructor_tools),
+)
 LOOPS = {
     f"{program.__name__.rpartition('.')[2]}: {name}": loop
     for program in PROGRAMS
