@@ -134,8 +134,7 @@ class SessionRetention:
         record = self._history.get(request_id)
         if record is not None and record.kept is not None:
             return []  # its client has said how long
-        is_soon = forecast.keep_s < self._config.max_keep_s  # else the time was cut
-        keep_s = forecast.keep_s if is_soon and forecast.return_share >= MIN_RETURN_SHARE else 0.0
+        keep_s = forecast.keep_s if forecast.return_share >= MIN_RETURN_SHARE else 0.0
         if record is not None:
             record.kept = KeptPages(now, keep_s, session.num_tokens, session.tool, forecast.return_share)
         self.events["kept" if keep_s > 0.0 else "let_go"] += 1

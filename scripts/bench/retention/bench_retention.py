@@ -153,14 +153,12 @@ def scaled(num_tokens: int) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sessions", type=int, default=40)
+    parser.add_argument("--sessions", type=int, default=30)
     parser.add_argument("--rate", type=float, default=0.04, help="sessions a second, before pauses are scaled")
     parser.add_argument("--pages", type=int, default=1200)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     given = parser.parse_args()
-    print(
-        f"{'':>9} {'seed':>4} {'requests':>8} {'cached':>7}   {'TTFT mean':>9} {'p50':>7} {'p90':>7} {'p99':>7} ms  pages"
-    )
+    print("          seed requests  cached   TTFT mean     p50     p90     p99 ms  pages")
     for seed in given.seeds:
         sessions = list(islice(AgentMix(given.rate).arrivals(seed), given.sessions))
         for name, enabled in (("LRU", False), ("retention", True)):
