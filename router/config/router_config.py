@@ -236,7 +236,7 @@ class MigrationConfig:
 @dataclass(frozen=True, slots=True)
 class RetentionConfig:
     """How long workers keep the KV of conversations that wait for a tool: for the time within which they come back,
-    learned by tool and tenant, at most `max_keep_s`; where a client asks for a time, at most `max_pin_s`."""
+    learned by tool and tenant, if that is below `max_keep_s`; where a client asks for a time, at most `max_pin_s`."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 

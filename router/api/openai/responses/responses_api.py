@@ -63,7 +63,7 @@ class ResponsesApi:
         """Register the endpoints."""
         routes.add("POST", "/v1/responses", self.create, body=ResponsesRequest)
         routes.add("POST", "/v1/responses/input_tokens", self.input_tokens, body=InputTokensRequest)
-        routes.add("POST", "/v1/responses/compact", self.compact, is_described=False)
+        routes.add("POST", "/v1/responses/compact", self.compact)
         paging = ("after", "limit", "order", "include")
         routes.add_item("GET", "/v1/responses/", "/input_items", self.input_items, query=paging)
         routes.add_item("POST", "/v1/responses/", "/cancel", self.cancel)
