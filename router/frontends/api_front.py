@@ -22,7 +22,9 @@ from slipstream.router.api.openai.batches.line_server import RoutedLines
 from slipstream.router.api.openai.files.files_api import FilesApi
 from slipstream.router.api.openai.generation_flow import GenerationFlow, SubmitService
 from slipstream.router.api.openai.openai_api import OpenAiApi
+from slipstream.router.api.openai.responses.background_responses import BackgroundResponses
 from slipstream.router.api.openai.responses.conversations_api import ConversationsApi
+from slipstream.router.api.openai.responses.response_generator import ResponseGenerator
 from slipstream.router.api.openai.responses.response_store import ResponseStore
 from slipstream.router.api.openai.responses.responses_api import ResponsesApi
 from slipstream.router.api.pages.pages import PAGE_PATHS
@@ -72,7 +74,11 @@ class ApiFront:
         ModelPagesOfBothApis(catalog, service, flow.lookup).add_to(self._routes)
         OpenAiApi(flow, self._access).add_to(self._routes)
         responses = ResponseStore(self.store)
-        ResponsesApi(flow, responses).add_to(self._routes)
+        generator = ResponseGenerator(flow, responses)
+        self.background = BackgroundResponses(
+            self.store, responses, generator, self._access.keys, config.background, http.sse_ping_s
+        )
+        ResponsesApi(flow, responses, generator, self.background).add_to(self._routes)
         ConversationsApi(flow.bodies, responses).add_to(self._routes)
         MessagesApi(flow).add_to(self._routes)
         lines = RoutedLines(self._routes, self._access.keys)
@@ -88,12 +94,15 @@ class ApiFront:
         return self._serve(self._routes, request, exchange, is_open=request.path in self._open_paths)
 
     async def open(self, cleanup: AsyncExitStack) -> None:
-        """Opens the store, and serves the batches in it; `cleanup` ends that. Until then what needs it is refused."""
+        """Opens the store, and serves the batches and the responses in the background in it; `cleanup` ends that. Until
+        then what needs it is refused."""
         cleanup.push_async_callback(self.store.close)
         await self.store.open()
         if not self.store.problem:
             cleanup.push_async_callback(self.batches.stop)
             self.batches.start()
+            cleanup.push_async_callback(self.background.stop)
+            self.background.start()
 
     @property
     def catalog(self) -> Catalog:

@@ -25,6 +25,7 @@ WAL_BYTES = 64 << 20  # of a log that is kept after a checkpoint
 
 # Gets the object as it is (None: there is none); returns it as it is to be, None: it stays as it is.
 Change = Callable[[StoredObject | None], StoredObject | None]
+Condition = Callable[[StoredObject | None], bool]
 
 
 class ObjectDatabase:
@@ -63,6 +64,17 @@ class ObjectDatabase:
             for one in objects:
                 self._insert(one)
             return self._make_room({one.owner for one in objects}, {(one.kind, one.id) for one in objects})
+
+    def put_if(
+        self, kind: str, object_id: str, owner: str, condition: Condition, objects: Sequence[StoredObject]
+    ) -> tuple[bool, list[str]]:
+        """As `put`, if the object is as `condition` wants it. Whether it is."""
+        with self._writing():
+            if not condition(self.get(kind, object_id, owner)):
+                return False, []
+            for one in objects:
+                self._insert(one)
+            return True, self._make_room({one.owner for one in objects}, {(one.kind, one.id) for one in objects})
 
     def get(self, kind: str, object_id: str, owner: str) -> StoredObject | None:
         with self._errors():

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from slipstream.router.config.store_config import StoreConfig
 from slipstream.router.store.blob_folder import BlobFolder, NewBlob
-from slipstream.router.store.object_database import Change, ObjectDatabase
+from slipstream.router.store.object_database import Change, Condition, ObjectDatabase
 from slipstream.router.store.store_errors import StoreBusyError, StoreError, StoreFullError
 from slipstream.router.store.stored_object import Page, StoreCounts, StoredObject
 
@@ -98,6 +98,10 @@ class ObjectStore:
         """Adds objects, or replaces those of the same kind and id: all of them or, if it raises, none. They are durable
         when it returns. Raises StoreFullError."""
         await self._written("put", lambda: (None, self._writer.put(objects)))
+
+    async def put_if(self, kind: str, object_id: str, owner: str, condition: Condition, *objects: StoredObject) -> bool:
+        """As `put`, if an object, which other processes may change, is as `condition` wants it. Whether it is."""
+        return await self._written("put", lambda: self._writer.put_if(kind, object_id, owner, condition, objects))
 
     async def put_blob(self, stored: StoredObject, parts: Iterable[bytes | memoryview]) -> StoredObject:
         """Writes a file and then its object, which is returned with its size. Raises StoreFullError. It is carried

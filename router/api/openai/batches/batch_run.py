@@ -85,6 +85,7 @@ class BatchRun:
                 await self._serve()
             await self._finish()
         await self._store.in_files("remove", self._files.remove)
+        log.info("batch %s is %s", self._batch.id, self._batch.status)
 
     async def _prepare(self) -> bool:
         """Reads the input and the results so far. False: the batch has failed, or was cancelled before it began."""

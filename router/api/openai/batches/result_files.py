@@ -9,7 +9,6 @@ A line counts once it is whole. So what a killed process had written is known fr
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from typing import BinaryIO
 import orjson
 
 from slipstream.router.store.blob_folder import BlobFolder, NewBlob, file_errors
+from slipstream.router.store.file_claim import FileClaim
 
 COPY_BYTES = 1 << 20
 
@@ -31,7 +31,7 @@ class ResultFiles:
         self._blobs = blobs
         self.input_path = blobs.path(f"{batch_id}.input")
         self._paths = blobs.path(f"{batch_id}.output"), blobs.path(f"{batch_id}.errors")
-        self._lock: BinaryIO | None = None
+        self._claim = FileClaim(self.input_path)
         self._files: dict[bool, BinaryIO] = {}
         self._copies: list[NewBlob] = []  # whose objects are not in the store yet
 
@@ -50,18 +50,7 @@ class ResultFiles:
     def claim(self) -> bool:
         """Makes this process the one that serves the batch; False: another one does, or it is over. It ends with the
         process, however that ends."""
-        with file_errors(self.input_path):
-            try:
-                lock = self.input_path.open("rb")
-            except FileNotFoundError:
-                return False
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                lock.close()
-                return False
-            self._lock = lock
-            return self.input_path.exists()  # it was not removed just before
+        return self._claim.take()
 
     def recover(self) -> tuple[dict[str, bool], int]:
         """The `custom_id`s that have a result, and whether that is a success. Half a line, which a killed process has
@@ -116,13 +105,13 @@ class ResultFiles:
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        for file in (*self._files.values(), self._lock):
-            if file is not None:
-                with suppress(OSError):
-                    file.close()
+        for file in self._files.values():
+            with suppress(OSError):
+                file.close()
         for blob in self._copies:
             blob.close()
-        self._files, self._copies, self._lock = {}, [], None
+        self._claim.leave()
+        self._files, self._copies = {}, []
 
 
 def _lines(file: BinaryIO, positions: dict[str, int]) -> Iterator[tuple[int, int, int]]:

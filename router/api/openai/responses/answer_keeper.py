@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from slipstream.router.api.openai.generation_batch import ReceivedRequest
 from slipstream.router.api.openai.responses.answer.response_format import ResponseFormat, number_of
@@ -32,9 +32,10 @@ class AnswerKeeper:
         body: ResponsesRequest,
         own_items: Sequence[InputItem],
         is_stored: bool,
+        events_kept: Callable[[], Awaitable[None]],
     ) -> None:
         """`own_items` are those of the request; with `is_stored` the response is kept, else only what it adds to its
-        conversation."""
+        conversation. `events_kept` waits until the events so far are kept, if the response is in the background."""
         self._store = store
         self._form = form
         self._head = received.head
@@ -42,10 +43,12 @@ class AnswerKeeper:
         self._body = body
         self._own_items = own_items
         self._is_stored = is_stored
+        self._events_kept = events_kept
 
     async def keep(self, end: bytes) -> bytes:
         """Stores the response, which `end` is the end of. Returns the end to be sent: a response that could not be
-        stored says so in its field `store`, as its client has waited for it and paid."""
+        stored says so in its field `store`, as its client has waited for it and paid; one in the background raises
+        StoreError, and NotWantedError if it was cancelled meanwhile."""
         head, number = self._head, number_of(self._head)
         objects = []
         if self._is_stored:
@@ -56,6 +59,10 @@ class AnswerKeeper:
         if self._body.conversation_id is not None:
             added = [*shown_items(self._own_items, number, keeps_ids=False), *self._form.output]
             objects += conversation_objects(added, self._body.conversation_id, self._owner, head.created_s)
+        if self._body.background:
+            await self._events_kept()
+            await self._store.keep_last(head.id, self._owner, *objects)
+            return end
         try:
             await self._store.keep(*objects)
         except StoreError as error:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import orjson
@@ -33,6 +34,10 @@ OF_RESPONSE = re.compile(r"[a-z]+_([0-9a-f]{32})[0-9a-f]{6}")  # ids that `outpu
 Json = dict[str, Any]
 
 ITEM_LIST: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItemField])
+
+
+class NotWantedError(Exception):
+    """A response has been cancelled or deleted, or another process has ended it."""
 
 
 class StoredResponse(NamedTuple):
@@ -94,7 +99,11 @@ class ResponseStore:
             raise HttpError(400, message, param="previous_response_id", code="previous_response_not_found")
         items: list[Json] = []
         for one in reversed(found):
-            items += stored_response(one).items
+            response = stored_response(one)
+            if (status := response.response["status"]) not in ("completed", "incomplete"):
+                message = f"The response {one.id} is {status}: nothing can go on from it."
+                raise HttpError(400, message, param="previous_response_id", code="invalid_value")
+            items += response.items
         return Chain(found[-1].id, items)
 
     async def conversation(self, conversation_id: str, owner: str) -> StoredObject:
@@ -191,6 +200,23 @@ class ResponseStore:
         """Raises StoreError."""
         await self._store.put(*objects)
 
+    async def keep_last(self, response_id: str, owner: str, *objects: StoredObject) -> None:
+        """Stores the end of a response in the background, and what goes with it. Raises StoreError, and NotWantedError
+        if the response has ended before."""
+        if not await self._store.put_if(RESPONSE, response_id, owner, is_unfinished, *self.with_events(*objects)):
+            raise NotWantedError
+
+    def with_events(self, *objects: StoredObject) -> list[StoredObject]:
+        """With the size of the events that are kept of a response (see `RunFiles`); its last events are to come, and
+        have about the size of the response."""
+        sized = []
+        for one in objects:
+            with suppress(OSError):
+                if one.kind == RESPONSE:
+                    one = one._replace(blob_bytes=self._store.blobs.path(one.id).stat().st_size + 3 * len(one.body))
+            sized.append(one)
+        return sized
+
     async def _item(self, item_id: str, owner: str) -> Json | None:
         """An item of a response, or of a conversation."""
         of_response = OF_RESPONSE.fullmatch(item_id)
@@ -216,6 +242,11 @@ class ResponseStore:
             return await self._store.get(kind, object_id, owner)
         except StoreError as error:
             raise store_failure(error) from error
+
+
+def is_unfinished(stored: StoredObject | None) -> bool:
+    """Whether it is a response in the background that is queued or in progress."""
+    return stored is not None and stored.is_pinned
 
 
 def stored_response(stored: StoredObject) -> StoredResponse:

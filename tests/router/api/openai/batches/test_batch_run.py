@@ -17,11 +17,12 @@ import pytest
 from slipstream.router.api.openai.batches import batch_run, batch_runner
 from slipstream.router.api.openai.batches.batch import KIND, Batch
 from slipstream.router.api.openai.batches.batch_run import BatchRun
-from slipstream.router.api.openai.batches.batch_runner import BatchRunner, next_batch
+from slipstream.router.api.openai.batches.batch_runner import BatchRunner
 from slipstream.router.api.openai.batches.result_files import ResultFiles
 from slipstream.router.api.openai.files.file_object import FileFacts, new_file
 from slipstream.router.config.batches_config import BatchesConfig
 from slipstream.router.config.store_config import StoreConfig
+from slipstream.router.store.job_runner import next_job
 from slipstream.router.store.object_store import ObjectStore
 from tests.support.router.fake_lines import FakeLines
 from tests.support.router.in_loop import in_loop
@@ -270,9 +271,9 @@ def named(number: int, owner: str) -> Batch:
 def test_the_owner_with_the_fewest_running_batches_is_next() -> None:
     flood = [named(number, "flood") for number in range(3)]
     other = named(9, "b")
-    assert next_batch([*flood, other], []) == flood[0]
-    assert next_batch([*flood[1:], other], flood[:1]) == other
-    assert next_batch(flood[1:], [flood[0], other]) == flood[1]
+    assert next_job([*flood, other], []) == flood[0]
+    assert next_job([*flood[1:], other], flood[:1]) == other
+    assert next_job(flood[1:], [flood[0], other]) == flood[1]
 
 
 @in_loop
