@@ -12,7 +12,7 @@ import orjson
 from slipstream import __version__
 from slipstream.router.access.access import Access
 from slipstream.router.access.caller import forbidden
-from slipstream.router.api.anthropic.error_form import VERSION_HEADER, anthropic_error, is_of_messages
+from slipstream.router.api.anthropic.error_form import anthropic_error, asks_anthropic
 from slipstream.router.api.anthropic.messages_api import MessagesApi
 from slipstream.router.api.anthropic.model_pages import ModelPagesOfBothApis
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes, ExchangeContext
@@ -141,7 +141,7 @@ class ApiFront:
 
     async def _serve(self, routes: ApiRoutes, request: Request, exchange: ApiExchange, *, is_open: bool) -> None:
         exchange.request_id = self.request_id_of(request)
-        if is_of_messages(request.path) or VERSION_HEADER in request.headers:
+        if asks_anthropic(request):
             exchange.error_form = anthropic_error
             exchange.add_header(ANTHROPIC_REQUEST_ID, exchange.request_id)
         context = exchange.context

@@ -89,7 +89,8 @@ class ObjectDatabase:
             ).fetchall()
             if found and child_kind:
                 found += self._connection.execute(
-                    "DELETE FROM object WHERE parent = ? AND kind = ? AND owner = ? RETURNING id, blob_bytes",
+                    "DELETE FROM object WHERE parent = ? AND parent != '' AND kind = ? AND owner = ? "
+                    "RETURNING id, blob_bytes",
                     (object_id, child_kind, owner),
                 ).fetchall()
             return bool(found), with_blobs(found)
@@ -100,7 +101,7 @@ class ObjectDatabase:
         with self._errors():
             where, values = "kind = ? AND owner = ? AND (expires_s > ? OR is_pinned)", [kind, owner, self._clock()]
             if parent:
-                where += " AND parent = ?"
+                where += " AND parent = ? AND parent != ''"  # the latter for the partial index `by_parent`
                 values.append(parent)
             if after:
                 begin = self._connection.execute(
@@ -120,7 +121,8 @@ class ObjectDatabase:
         `parent`."""
         with self._errors():
             values = {"kind": kind, "id": object_id, "owner": owner, "now": self._clock(), "most": MAX_CHAIN}
-            return [as_object(row) for row in self._connection.execute(CHAIN, values)]
+            rows = sorted(self._connection.execute(CHAIN, values), key=lambda row: int(row[-1]))
+            return [as_object(row[:-1]) for row in rows]
 
     def pinned(self, kind: str) -> list[StoredObject]:
         """The pinned objects of a kind, of all owners, oldest first."""

@@ -70,5 +70,5 @@ WITH RECURSIVE chain (depth, seq, parent) AS (
     JOIN object ON object.kind = :kind AND object.id = chain.parent
     WHERE chain.parent != '' AND object.owner = :owner AND object.expires_s > :now AND depth < :most
 )
-SELECT {OF_OBJECT} FROM chain JOIN object ON object.seq = chain.seq ORDER BY depth
-"""
+SELECT {OF_OBJECT}, depth FROM chain JOIN object ON object.seq = chain.seq
+"""  # not sorted there, which would copy the bodies

@@ -33,6 +33,10 @@ VARIABLES, TOOLS = "", "tools"  # under which they lie behind the messages
 Form = tuple[str, ...]  # a message: names of fields and values in turns, each value a text
 
 
+class ControlTokensFoundError(NotResumableError):
+    """The texts of this conversation need the plain way, whatever the template."""
+
+
 class FoundTokens(NamedTuple):
     """The control tokens in a text up to a point, and the text behind the last one that may be part of another."""
 
@@ -120,10 +124,12 @@ class Conversations:
         self._num_asked = 0
         self._looks_back = False  # at the messages that were rendered before
 
+    @property
+    def is_on(self) -> bool:
+        return self._memory.is_on and self._control.is_exact
+
     def is_worth_trying(self) -> bool:
-        """Not with every conversation if the template has never been resumed lately."""
-        if not self._memory.is_on or not self._control.is_exact:
-            return False
+        """Whether to begin a conversation here: not every one if the template could not be resumed lately."""
         self._num_asked += 1
         return self._num_in_vain < MAX_IN_VAIN or self._num_asked % TRIED_ANYWAY == 0
 
@@ -161,6 +167,8 @@ class Conversations:
         also be refused."""
         try:
             prompt = self._render(of, None)
+        except ControlTokensFoundError:
+            raise
         except NotResumableError:
             self._num_in_vain += 1
             raise
@@ -183,7 +191,7 @@ class Conversations:
         looked_at = [*new, *besides] if known is None else new
         has_pieces = control.has_pieces(looked_at) or (known is not None and known.has_pieces)
         if control.disguise(looked_at, has_pieces) is not None:
-            raise NotResumableError("control tokens in messages have to be disguised")
+            raise ControlTokensFoundError("control tokens in messages have to be disguised")
         run = self._run(of.messages, of.variables, of.tools, None if known is None else known.plain)
         begin = 0 if known is None else 1  # what precedes the loop was written before, too
         parts = run.parts[begin:]
@@ -207,7 +215,7 @@ class Conversations:
                 sum(map(len, broken_parts[: max(num_parts - begin, 0)])),
             )
             if counts - counts_broken:
-                raise NotResumableError("the prompt is to be refused")
+                raise ControlTokensFoundError("the prompt is to be refused")
         before = 0 if known is None else known.num_chars
         ids, tail = memoryview(b""), ""
         if known is not None:

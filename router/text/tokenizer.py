@@ -199,7 +199,7 @@ class Tokenizer:
         """The ids of a long prompt, of whose beginning nothing is done again that is known. None if it has to be done
         in the plain way."""
         conversations = self._conversations
-        if conversations is None or not conversations.is_worth_trying():
+        if conversations is None or not conversations.is_on:
             return None
         opened = conversations.open(messages, variables, tools or None, tenant)
         prompt = await self._resume_or_begin(conversations, opened, size)
@@ -235,6 +235,9 @@ class Tokenizer:
                 # What is new in it takes as long as it would alone, and the rest little.
                 share = size * num_new // len(opened.messages)
                 return await self._timed(1 + num_new, share, partial(conversations.resume, opened))
+
+        if not conversations.is_worth_trying():
+            return None
 
         def begin() -> ResumedPrompt | None:
             with contextlib.suppress(NotResumableError):

@@ -90,7 +90,7 @@ class WordCache:
 
     def _append(self, text: str, ids: list[bytes]) -> bool:
         """Append the ids of a text that contains no added tokens. Returns False if it has unknown words."""
-        if self.cuts_at_spaces:
+        if self.cuts_at_spaces and not ("  " in text or "\n " in text or " \n" in text):  # as indented lines have
             is_known = self._append_pieces(text, ids)
             if is_known is not None:
                 return is_known

@@ -37,9 +37,13 @@ INTRODUCTION = """\
 
 [lm-eval](https://github.com/EleutherAI/lm-evaluation-harness) {version}, unmodified: its `local-completions` model asks
 a cluster for log-probabilities of prompts, its `hf` model computes them with transformers in the same process, both in
-float32. The tasks are small ones of every kind that lm-eval has ([how](../how-to/lm_eval.md)); a document is equal if
-its choice and its generated text are the same, and `difference` is the largest one between two log-likelihoods of a
-document, which are sums over its tokens. `scripts/lm_eval/run --write` makes this page.
+float32. The cluster has a prefill and a decode worker for each model, which compute prompts in steps of 128 tokens. All
+models but the demo are tiny ones with random weights. The tasks are small ones of every kind that lm-eval has
+([how](../how-to/lm_eval.md)), with texts that are read in several windows among them.
+
+A document is equal if its choice, its generated text and whether its text is the greedy one are the same.
+`difference` is the largest one between two log-likelihoods of a document, which are sums over its tokens (the longest
+has 1,873). `scripts/lm_eval/run --write` makes this page.
 
 | model | computed by | task | documents | equal | difference | metrics, both ways |
 |---|---|---|---|---|---|---|

@@ -55,8 +55,8 @@ class InputProcessor:
             raise EngineRequestError("max_tokens", f"{params.max_tokens} with {len(resumed)} tokens generated already")
         if params.max_tokens < 0:
             raise EngineRequestError("max_tokens", f"must be at least 0, got {params.max_tokens}")
-        if params.prompt_logprobs is not None and not 0 <= params.prompt_logprobs <= self.limits.vocab_size:
-            raise EngineRequestError("prompt_logprobs", f"{params.prompt_logprobs} best tokens cannot be reported")
+        if params.prompt_logprobs is not None and params.prompt_logprobs < 0:
+            raise EngineRequestError("prompt_logprobs", f"must be at least 0, got {params.prompt_logprobs}")
         if request.num_scored < 0:
             raise EngineRequestError("num_scored", f"must be at least 0, got {request.num_scored}")
         for token_id, _ in params.logit_bias:

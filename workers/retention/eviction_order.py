@@ -176,19 +176,25 @@ class EvictionOrder(Generic[K]):
         own = tuple(keys)
         if not own:
             return
-        before = [self._holds.pop(name, None) for name in (request_id, hint.continues)]
-        if hint.keep_s > 0.0:
-            tenant = self._tenants.get(hint.tenant)
+        before, repeated = self._holds.get(hint.continues), self._holds.pop(request_id, None)
+        tenant = self._tenants.get(hint.tenant)
+        if hint.keep_s > 0.0 and before is not None and before.tenant is tenant and before is not repeated:
+            self._go_on(before, request_id, own)
+            self._rank(before, hint)
+            before = None
+        elif hint.keep_s > 0.0:
             if tenant is None:
                 tenant = self._tenants[hint.tenant] = _Tenant(hint.tenant)
             hold = self._holds[request_id] = _Hold(request_id, tenant, own, 0.0, (False, 0.0), -1)
             tenant.num_holds += 1
-            for key in hold.keys:
+            for key in own:
                 self._add(key, hold)
             self._rank(hold, hint)
-        for ended in before:
-            if ended is not None:
-                self._end(ended)
+        if before is not None and before is not repeated:
+            del self._holds[before.request_id]
+            self._end(before)
+        if repeated is not None:
+            self._end(repeated)
         self._fit()
 
     def retain(self, request_id: str, hint: RetentionHint) -> None:
@@ -226,6 +232,18 @@ class EvictionOrder(Generic[K]):
     @property
     def _max_held(self) -> int:
         return int(self._max_share * self._capacity)
+
+    def _go_on(self, hold: _Hold[K], request_id: str, keys: Sequence[K]) -> None:
+        """A hold is that of a later request from now on, most of whose pages it has already."""
+        del self._holds[hold.request_id]
+        self._holds[request_id] = hold
+        hold.request_id = request_id
+        holders, later = self._holders, set(keys)
+        for key in [key for key in keys if holders.get(key) is not hold]:
+            self._add(key, hold)
+        for key in [key for key in hold.keys if key not in later]:
+            self._remove(key, hold)
+        hold.keys = keys
 
     def _rank(self, hold: _Hold[K], hint: RetentionHint) -> None:
         tenant = hold.tenant

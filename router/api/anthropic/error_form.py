@@ -7,11 +7,13 @@ from typing import Any
 import orjson
 
 from slipstream.router.http.http_error import ErrorForm, HttpError, RequestError, openai_error
+from slipstream.router.http.reader import Request
 from slipstream.router.protocol.generation import ErrorKind
 
 OVERLOADED = 529
 BEGIN = "/v1/messages"  # of the paths of this API
 VERSION_HEADER = b"anthropic-version"
+MODELS = "/v1/models"
 TYPES = {
     401: "authentication_error",
     402: "billing_error",
@@ -33,6 +35,11 @@ def is_of_messages(path: str) -> bool:
     return path.startswith(BEGIN) and path[len(BEGIN) : len(BEGIN) + 1] in ("", "/")
 
 
+def asks_anthropic(request: Request) -> bool:
+    """Whether a request is answered in Anthropic's form: by its path, or, for models, by what its client speaks."""
+    return is_of_messages(request.path) or (VERSION_HEADER in request.headers and request.path.startswith(MODELS))
+
+
 def error_form(path: str) -> ErrorForm:
     """That of the API which a path belongs to."""
     return anthropic_error if is_of_messages(path) else openai_error
@@ -48,7 +55,7 @@ def error_object(error: HttpError, request_id: str) -> dict[str, Any]:
     if error.param is not None and error.param not in message:
         message = f"{error.param}: {message}"
     inner: dict[str, Any] = {"type": type_of(error), "message": message}
-    if error.code == NO_THREADS:
+    if error.code is not None:
         inner["details"] = {"error_code": error.code}
     return {"type": "error", "error": inner, "request_id": request_id}
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby, islice, repeat
 
+STRETCH = 64  # blocks that are looked up by the last of them, where that is held by all that hold what is before
+
 
 class BlockMap:
     def __init__(self) -> None:
@@ -43,9 +45,12 @@ class BlockMap:
         of leading blocks and the bits of the workers that hold exactly so many of them, most blocks first. Workers that
         hold none are left out."""
         hits: list[tuple[int, int]] = []
-        num_blocks, mask = 0, workers
-        # Neighbours have the same holders as a rule, so a prompt of thousands of blocks has few groups of them.
-        for holders, group in groupby(map(self._masks.get, islice(ids, num_ids), repeat(0))):
+        num_blocks, mask, masks = 0, workers, self._masks
+        # Caches evict the ends of prefixes first: whoever holds the last block of a stretch holds those before it.
+        while mask and num_blocks + STRETCH <= num_ids and masks.get(ids[num_blocks + STRETCH - 1], 0) & mask == mask:
+            num_blocks += STRETCH
+        # Neighbours have the same holders as a rule, so thousands of blocks are few groups.
+        for holders, group in groupby(map(masks.get, islice(ids, num_blocks, num_ids), repeat(0))):
             also = mask & holders
             if also != mask:
                 if num_blocks:

@@ -132,10 +132,11 @@ class PrefixIndex:
         if worker.hello.keeps_states:
             end = (state.num_tokens - 1) // worker.hello.cached_block_tokens if is_computed else 0
             ids = ids[max(end - 1, 0) : end]
-        if not expected and not worker.hello.keeps_states:  # then it holds all that is found there
-            ids = ids[self.cached_tokens(worker, state) // worker.hello.cached_block_tokens :]
+        # What leads is held or expected, and what is expected has to be found among few.
+        at = 0 if worker.hello.keeps_states else self.cached_tokens(worker, state) // worker.hello.cached_block_tokens
+        unheld = [*filter(expected.__contains__, ids[:at]), *filterfalse(held.__contains__, islice(ids, at, None))]
         room = max(min(self._max_entries - self._num_entries, worker.hello.num_pages - len(expected)), 0)
-        new = ids[:room] if held.isdisjoint(ids) else list(islice(filterfalse(held.__contains__, ids), room))
+        new = unheld[:room]
         if not new:
             return
         num_before, until = len(expected), now + EXPECTED_S

@@ -27,7 +27,7 @@ from slipstream.router.requests.request_state import RequestState
 from slipstream.router.status.status import SessionEvent
 
 GRACE_S = 5.0  # from the end of an answer until it was read, and the front has told
-MIN_RETURN_SHARE = 0.3  # pages that are less likely to be used again are cached as any others
+MIN_RETURN_SHARE = 0.5  # pages that are less likely to be used again in time are cached as any others
 NOT_KEPT = PauseForecast(0.0, 0.0, 1.0)
 CERTAIN = PauseForecast(120.0, 1.0, 1.0)  # of a request that has come: it waits for no longer than that in the queue
 OLDEST_VERSION = 6  # of the protocol: older workers do not know hints

@@ -184,8 +184,13 @@ class ChatTemplate:
                     **{STEPS: StepsLeft(), RUN: run},
                 )
             )
-            for part in template.root_render_func(context):
-                run.parts.append(part)
+            try:
+                for part in template.root_render_func(context):
+                    run.parts.append(part)
+            finally:
+                # Macros and their context hold each other, and the messages, until the garbage collector comes by.
+                context.vars.clear()
+                context.parent.clear()
         except NotResumableError:
             raise
         except TEMPLATE_ERRORS as error:

@@ -1,176 +1,205 @@
-"""Do agents find their pages again after a tool? Kept for the predicted time, beside plain LRU, on a real engine.
+"""Do agents find their pages again after a tool? Kept for the predicted time, beside plain LRU, on the real engine.
 
     python scripts/bench/retention/bench_retention.py
-    python scripts/bench/retention/bench_retention.py --agents 40 --pages 1500 --turns 60
+    python scripts/bench/retention/bench_retention.py --sessions 40 --pages 1000 --seeds 0 1 2
 
-A cluster with the demo model and one decode worker with a small pool of pages serves agents, each of which sends its
-conversation again after every pause. Turns, lengths and pauses are those of `cluster.tools.workload.agents`, lengths by
-`LENGTHS` and pauses by `--pause` as long. Each agent sends so many turns,
-the same with and without retention, `--rounds` times.
+The production dispatcher, worker protocol and engine with the demo model in one process. Time is virtual: a step takes
+the CPU seconds that it took, and pauses take none, so that other work on the machine changes nothing. Sessions, lengths
+and pauses are those of `cluster.tools.workload.agents`, scaled by `LENGTHS` and `PAUSES`: the demo model on a CPU
+computes a fortieth of a prompt in about a fiftieth of the time that a GPU takes for a whole one.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
 import random
 import sys
 import time
-from collections.abc import Iterator
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count, islice
 from pathlib import Path
 from statistics import mean, quantiles
-from typing import Any
-
-from openai import AsyncOpenAI
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
-from scripts.bench.elastic.bench_deployment import Deployment  # noqa: E402
-from slipstream.cluster.tools.workload.agents import ANSWER, AgentMix  # noqa: E402
+from slipstream.cluster.tools.workload.agents import AgentMix  # noqa: E402
 from slipstream.cluster.tools.workload.arrival import Arrival  # noqa: E402
+from slipstream.kv_transfer.api.ticket import HandoffTicket, PeerId, TransferAddress, TransferKey  # noqa: E402
+from slipstream.router.config.router_config import DispatchConfig, RetentionConfig  # noqa: E402
+from slipstream.router.dispatch.dispatcher import Dispatcher  # noqa: E402
+from slipstream.router.dispatch.table.actions import Action, Emit, Finish, Send  # noqa: E402
+from slipstream.router.protocol.generation import GenerateRequest, Retention  # noqa: E402
+from slipstream.router.protocol.messages import PROTOCOL_VERSION, Hello, SamplingParams, WorkerMessage  # noqa: E402
+from slipstream.workers.config.worker_config import EngineConfig  # noqa: E402
+from slipstream.workers.engine.engine_builder import build_runner, engine_limits  # noqa: E402
+from slipstream.workers.engine.native_engine import NativeEngine  # noqa: E402
+from slipstream.workers.interface.engine import Reservation  # noqa: E402
+from slipstream.workers.roles.worker_protocol import WorkerProtocol  # noqa: E402
+from slipstream.workers.transfers.ticket_issuer import TicketIssuer  # noqa: E402
 
-LENGTHS = 1 / 40
-MOST_TOKENS = 2400
-MOST_PAUSE_S = 30.0
-WORDS = ("alpha", "beta", "gamma", "delta", "file", "line", "test", "error", "value", "list", "true", "none")
-NAMES = ("read", "edit", "shell", "wait")
+DEMO = ROOT / "models" / "slipstream-demo"
+PEER = PeerId("decode-0", 1)
+LENGTHS, PAUSES = 1 / 40, 1 / 50
+MOST_TOKENS = 3600
+VOCAB = 200
 
 
-def tool(name: str) -> dict[str, Any]:
-    parameters = {"type": "object", "properties": {}, "additionalProperties": False}
-    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+class NoTransfers:
+    """A worker alone sends and receives no pages."""
+
+    num_active = total_checksum_failures = 0
+
+    def knows(self, transfer: TransferKey) -> bool:
+        return False
+
+    def expect(self, ticket: HandoffTicket, reservation: Reservation, source: PeerId, source_tp: int) -> None: ...
+    def send(self, ticket: HandoffTicket, page_ids: Sequence[int]) -> None: ...
+    def cancel(self, transfer: TransferKey) -> None: ...
+    def peer_lost(self, peer: PeerId) -> None: ...
 
 
-TOOLS = [tool(name) for name in NAMES]
+@dataclass(slots=True)
+class Turn:
+    """One request. `tokens` are its prompt, and its answer at the end."""
+
+    arrival: Arrival
+    tokens: array[int]
+    arrived_s: float = 0.0
+    ttft_s: float | None = None
 
 
-@dataclass
-class Seen:
+@dataclass(slots=True)
+class Agents:
+    """The clients, the router and the worker."""
+
+    dispatcher: Dispatcher
+    engine: NativeEngine
+    worker: WorkerProtocol
+    now_s: float = 0.0
+    events: list[tuple[float, int, Turn]] = field(default_factory=list)
+    running: dict[str, Turn] = field(default_factory=dict)
     ttft_s: list[float] = field(default_factory=list)
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
+    num_prompt: int = 0
+    num_cached: int = 0
+    _numbers: count[int] = field(default_factory=count)
+    _shared: list[int] = field(default_factory=lambda: random.Random(1).choices(range(3, VOCAB), k=4000))
+
+    def run(self, sessions: Sequence[Arrival]) -> None:
+        for first in sessions:
+            own = random.Random(first.session).choices(range(3, VOCAB), k=scaled(first.input_length))
+            num_shared = scaled(AgentMix().shared_tokens)
+            tokens = array("i", [*self._shared[:num_shared], *own[num_shared:]])
+            heappush(self.events, (first.at_s * PAUSES, next(self._numbers), Turn(first, tokens)))
+        while self.events or self.running:
+            if not self.engine.has_work:
+                self.now_s = max(self.now_s, self.events[0][0])
+            while self.events and self.events[0][0] <= self.now_s:
+                self._arrive(heappop(self.events)[2])
+            began_s = time.process_time()
+            chunks = self.engine.step()
+            self.now_s += time.process_time() - began_s
+            self._hear([*self.worker.role.sampled(chunks), *self.worker.news(self.now_s)])
+
+    def _arrive(self, turn: Turn) -> None:
+        request_id = f"r{next(self._numbers)}"
+        turn.arrived_s = self.now_s
+        self.running[request_id] = turn
+        sampling = SamplingParams(max(scaled(turn.arrival.output_length), 1), temperature=0.0, ignore_eos=True)
+        request = GenerateRequest(request_id, turn.tokens.tobytes(), sampling, retention=Retention())
+        self._perform(self.dispatcher.submit(request, self.now_s))
+
+    def _hear(self, messages: Sequence[WorkerMessage]) -> None:
+        for message in messages:
+            self._perform(self.dispatcher.worker_message(PEER, message, self.now_s))
+
+    def _perform(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case Send(_, message):
+                    self._hear(self.worker.handle(message, self.now_s))
+                case Emit(request_id, token_ids):
+                    turn = self.running[request_id]
+                    turn.tokens.extend(token_ids)
+                    if turn.ttft_s is None:
+                        turn.ttft_s = self.now_s - turn.arrived_s
+                case Finish(request_id, finish):
+                    turn = self.running.pop(request_id)
+                    assert turn.ttft_s is not None, finish
+                    self.ttft_s.append(turn.ttft_s)
+                    self.num_prompt += finish.usage.num_prompt_tokens
+                    self.num_cached += finish.usage.num_cached_tokens
+                    self._perform(self.dispatcher.turn_over(request_id, turn.arrival.tools or (), self.now_s))
+                    self._pause(turn)
+
+    def _pause(self, turn: Turn) -> None:
+        following = turn.arrival.then
+        if following is None:
+            return
+        num_new = max(scaled(following.input_length) - len(turn.tokens), 1)
+        if len(turn.tokens) + num_new > MOST_TOKENS:
+            return
+        own = random.Random(f"{following.session} {following.input_length}").choices(range(3, VOCAB), k=num_new)
+        turn.tokens.extend(own)
+        heappush(self.events, (self.now_s + following.at_s * PAUSES, next(self._numbers), Turn(following, turn.tokens)))
+
+
+def scaled(num_tokens: int) -> int:
+    return round(num_tokens * LENGTHS)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--agents", type=int, default=32, help="at a time")
+    parser.add_argument("--sessions", type=int, default=30)
+    parser.add_argument("--rate", type=float, default=0.04, help="sessions a second, before pauses are scaled")
     parser.add_argument("--pages", type=int, default=1200)
-    parser.add_argument("--turns", type=int, default=40, help="of each agent")
-    parser.add_argument("--pause", type=float, default=0.5)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     given = parser.parse_args()
-    print(f"{'':>9} {'round':>5} {'requests':>8} {'cached':>7} {'TTFT mean':>10} {'p50':>7} {'p90':>7} {'p99':>7} ms")
-    for number in range(given.rounds):
+    print("          seed requests  cached   TTFT mean     p50     p90     p99 ms  pages")
+    for seed in given.seeds:
+        sessions = list(islice(AgentMix(given.rate).arrivals(seed), given.sessions))
         for name, enabled in (("LRU", False), ("retention", True)):
-            seen, counted = run(given, enabled, number)
-            cuts = quantiles(seen.ttft_s, n=100)
-            share = seen.num_cached_tokens / seen.num_prompt_tokens
-            times = (mean(seen.ttft_s), cuts[49], cuts[89], cuts[98])
-            shown = " ".join(f"{1e3 * value:7.0f}" for value in times)
-            print(
-                f"{name:>9} {number:>5} {len(seen.ttft_s):>8} {share:7.4f}    {shown}  {json.dumps(counted)}",
-                flush=True,
-            )
+            agents = agents_of(given.pages, enabled)
+            agents.run(sessions)
+            agents.engine.check_integrity()
+            cuts, counts = quantiles(agents.ttft_s, n=100), agents.engine.prefix_cache.order.counts
+            times = " ".join(f"{1e3 * value:7.1f}" for value in (mean(agents.ttft_s), cuts[49], cuts[89], cuts[98]))
+            held = f"{counts.hits} used, {counts.expired} expired, {counts.displaced} displaced"
+            share = agents.num_cached / agents.num_prompt
+            print(f"{name:>9} {seed:>4} {len(agents.ttft_s):>8} {share:7.4f}     {times}     {held}", flush=True)
 
 
-def run(given: argparse.Namespace, enabled: bool, number: int) -> tuple[Seen, dict[str, float]]:
-    settings = {
-        "model": {"path": str(ROOT / "models" / "slipstream-demo")},
-        "engine": {"num_pages": given.pages, "num_threads": 1},
-        "router": {"http": {"port": 0}, "dispatch": {"retention": {"enabled": enabled}}},
-        "prefill": {"replicas": 0},
-        "decode": {"replicas": 1},
-    }
-    with Deployment("retention", settings, None) as cluster:
-        assert cluster.state is not None
-        base = cluster.state.url
-        return asyncio.run(measured(base, given, number))
-
-
-async def measured(base: str, given: argparse.Namespace, number: int) -> tuple[Seen, dict[str, float]]:
-    mix = AgentMix(pause=given.pause, new_tokens=3000, shared_tokens=14_000, most_tokens=round(MOST_TOKENS / LENGTHS))
-    seen = Seen()
-    client = AsyncOpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0, timeout=120)
-    async with client:
-        lanes = [
-            asyncio.create_task(lane(client, mix.arrivals(1000 * number + at), seen, given.turns))
-            for at in range(given.agents)
-        ]
-        await asyncio.gather(*lanes)
-        page = await client._client.get(f"{base}/metrics")
-    kinds = ("retained_pages_used", "retained_pages_expired", "retained_pages_displaced")
-    counted = {}
-    for line in page.text.splitlines():
-        for kind in kinds:
-            if line.startswith("slipstream:worker_events_total") and f'event="{kind}"' in line:
-                counted[kind.removeprefix("retained_pages_")] = float(line.split()[-1])
-    return seen, counted
-
-
-async def lane(client: AsyncOpenAI, sessions: Iterator[Arrival], seen: Seen, num_turns: int) -> None:
-    """Sessions one after the other."""
-    while num_turns > 0:
-        num_turns -= await session(client, next(sessions), seen, num_turns)
-
-
-async def session(client: AsyncOpenAI, turn: Arrival | None, seen: Seen, most_turns: int) -> int:
-    """Returns how many turns it had."""
-    assert turn is not None
-    num_turns = 0
-    rng = random.Random(turn.session)
-    messages: list[dict[str, Any]] = [
-        {"role": "system", "content": text_of(random.Random(1), 14_000)},
-        {"role": "user", "content": text_of(rng, turn.input_length - 14_000)},
-    ]
-    while turn is not None:
-        calls = turn.tools or ANSWER
-        choice: Any = {"type": "function", "function": {"name": calls[0]}} if calls else "none"
-        began_s, ttft_s, call_id = time.monotonic(), 0.0, ""
-        stream = await client.chat.completions.create(
-            model="slipstream-demo",
-            messages=messages,  # type: ignore[arg-type]
-            tools=TOOLS,  # type: ignore[arg-type]
-            tool_choice=choice,
-            max_tokens=24,
-            temperature=0.0,
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-        said = ""
-        async for chunk in stream:
-            ttft_s = ttft_s or time.monotonic() - began_s
-            if chunk.usage is not None and chunk.usage.prompt_tokens_details is not None:
-                seen.num_prompt_tokens += chunk.usage.prompt_tokens
-                seen.num_cached_tokens += chunk.usage.prompt_tokens_details.cached_tokens or 0
-            for part in chunk.choices:
-                said += part.delta.content or ""
-                for call in part.delta.tool_calls or ():
-                    call_id = call.id or call_id
-        seen.ttft_s.append(ttft_s)
-        num_turns += 1
-        following = turn.then
-        if following is None or num_turns >= most_turns:
-            break
-        new = text_of(rng, following.input_length - turn.input_length)
-        if call_id:
-            call = {"id": call_id, "type": "function", "function": {"name": calls[0], "arguments": "{}"}}
-            messages += [
-                {"role": "assistant", "content": None, "tool_calls": [call]},
-                {"role": "tool", "tool_call_id": call_id, "content": new},
-            ]
-        else:
-            messages += [{"role": "assistant", "content": said or "Done."}, {"role": "user", "content": new}]
-        await asyncio.sleep(min(following.at_s, MOST_PAUSE_S))
-        turn = following
-    return num_turns
-
-
-def text_of(rng: random.Random, num_tokens: int) -> str:
-    """About so many tokens, scaled."""
-    return " ".join(rng.choices(WORDS, k=max(round(num_tokens * LENGTHS), 1)))
+def agents_of(num_pages: int, enabled: bool) -> Agents:
+    config = EngineConfig(num_pages=num_pages, max_model_len=4096, num_threads=1)
+    limits = engine_limits(DEMO, config)
+    engine = NativeEngine(limits, build_runner(DEMO, config, num_pages))
+    tickets = TicketIssuer(PEER, (TransferAddress("none", 1),), 1, 1, 1, 1)
+    worker = WorkerProtocol.in_role("decode", engine, NoTransfers(), tickets)
+    dispatcher = Dispatcher(DispatchConfig(retention=RetentionConfig(enabled=enabled)))
+    hello = Hello(
+        version=PROTOCOL_VERSION,
+        token="",
+        worker=PEER,
+        role="decode",
+        model=limits.model_id,
+        tp=1,
+        pid=1,
+        addresses=(TransferAddress("none", 1),),
+        page_tokens=limits.page_tokens,
+        num_pages=num_pages,
+        max_slots=limits.max_slots,
+        max_queued_tokens=limits.max_queued_tokens,
+        max_model_len=limits.max_model_len,
+        max_step_tokens=limits.max_step_tokens,
+    )
+    dispatcher.worker_joined(hello, 0.0)
+    agents = Agents(dispatcher, engine, worker)
+    for message in worker.news(0.0):
+        dispatcher.worker_message(PEER, message, 0.0)
+    return agents
 
 
 if __name__ == "__main__":

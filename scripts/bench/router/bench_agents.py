@@ -9,7 +9,7 @@ a turn, the client's TTFT, and memory.
 
 The turns come at `--rate` (exponential gaps), so that TTFT is not that of a full core. It has everything in it: the
 request's way over the socket, workers, and other programs of this machine. `--beside` measures another checkout, too,
-one step of each in turn.
+behind this one.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from tests.support.e2e.streams import said_by
 from tests.support.faults.drawn_seeds import Drawn
-from tests.support.faults.jobs import Job
+from tests.support.faults.jobs import MESSAGES, Job
 
 # How a request may end while processes die: what the API promises for it, and nothing else.
 HONEST_ERRORS = frozenset({"worker_failed", "queue_timeout", "queue_full", "shutting_down"})
@@ -112,8 +112,14 @@ async def _read_events(reader: asyncio.StreamReader, job: Job, leave_after: int 
         if "error" in event:
             _take_error(answer, event["error"])
             return
-        answer.id = event["id"]
-        for choice in event["choices"]:
+        if job.path == MESSAGES:
+            _take_part(answer, event)
+            if event["type"] == "message_stop":
+                answer.end = "finished"
+                return
+        else:
+            answer.id = event["id"]
+        for choice in event.get("choices", []):
             text = choice.get("text") or said_by(choice.get("delta", {}))
             answer.texts[choice["index"]] = answer.texts.get(choice["index"], "") + text
             if choice["finish_reason"] is not None:
@@ -122,11 +128,27 @@ async def _read_events(reader: asyncio.StreamReader, job: Job, leave_after: int 
             raise LeftError
 
 
+def _take_part(answer: Answer, event: dict[str, Any]) -> None:
+    """An event of Anthropic's API."""
+    match event:
+        case {"type": "message_start", "message": {"id": answer_id}}:
+            answer.id, answer.texts[0] = answer_id, ""
+        case {"type": "content_block_delta", "delta": {"type": "text_delta", "text": text}}:
+            answer.texts[0] += text
+        case {"type": "message_delta", "delta": {"stop_reason": reason}}:
+            answer.finishes.append((0, reason))
+
+
 def _take_whole(answer: Answer, body: dict[str, Any]) -> None:
     if answer.status != 200:
         _take_error(answer, body["error"])
         return
     answer.id = body["id"]
+    if body.get("type") == "message":
+        answer.texts[0] = "".join([block["text"] for block in body["content"] if block["type"] == "text"])
+        answer.finishes.append((0, body["stop_reason"]))
+        answer.end = "finished"
+        return
     for choice in body["choices"]:
         answer.texts[choice["index"]] = choice["text"] if "text" in choice else said_by(choice["message"])
         answer.finishes.append((choice["index"], choice["finish_reason"]))
@@ -134,7 +156,8 @@ def _take_whole(answer: Answer, body: dict[str, Any]) -> None:
 
 
 def _take_error(answer: Answer, error: dict[str, Any]) -> None:
-    answer.end, answer.code, answer.detail = "error", str(error["code"]), str(error["message"])
+    code = error["code"] if "code" in error else error["details"]["error_code"]
+    answer.end, answer.code, answer.detail = "error", str(code), str(error["message"])
 
 
 async def learn(url: str, jobs: Sequence[Job], num_clients: int) -> list[Job]:

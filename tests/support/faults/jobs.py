@@ -26,6 +26,7 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 REGEX = r"[a-z]{3,12}( [a-z]{2,9}){4,60}\."
+MESSAGES = "/v1/messages"
 TOOL = "report"
 ARGUMENTS: dict[str, Any] = {
     "type": "object",
@@ -100,7 +101,7 @@ class Job:
 
 def make_jobs(seed: int, count: int, longest_prompt: int = 600) -> list[Job]:
     """Greedy and drawn, with a seed and without, with a grammar and without, one choice and several, token ids and
-    chats, prompts that stay and prompts that travel."""
+    chats of both APIs, prompts that stay and prompts that travel."""
     rng = random.Random(seed)
     jobs = []
     for number in range(count):
@@ -121,8 +122,13 @@ def make_jobs(seed: int, count: int, longest_prompt: int = 600) -> list[Job]:
         if grammar is not None:
             fields |= _grammar_fields(grammar, is_chat)
             fields["max_tokens"] = rng.choice((16, 90, 90, 160))
+        text = " ".join(rng.choice(WORDS) for _ in range(rng.choice((5, 30, 120))))
+        if number % 6 == 2 and num_choices == 1 and grammar is None:
+            del fields["logit_bias"]  # Anthropic's API has none
+            fields |= {"messages": [{"role": "user", "content": text}], "temperature": rng.choice((0, 0.8)), "seed": 5}
+            jobs.append(Job(number, MESSAGES, fields, num_choices))
+            continue
         if is_chat:
-            text = " ".join(rng.choice(WORDS) for _ in range(rng.choice((5, 30, 120))))
             fields["messages"] = [{"role": "user", "content": text}]
             jobs.append(Job(number, "/v1/chat/completions", fields, num_choices, grammar))
             continue

@@ -402,7 +402,7 @@ def test_start_that_leaves_nothing_to_generate_is_refused() -> None:
         ("prompt_ids", [VOCAB], {}),
         ("prompt_ids", [-1], {}),
         ("prompt_ids", range(40), {}),
-        ("max_tokens", [1], {"max_tokens": 0}),
+        ("max_tokens", [1], {"max_tokens": -1}),
         ("logit_bias", [1], {"logit_bias": ((VOCAB, 1.0),)}),
     ],
 )

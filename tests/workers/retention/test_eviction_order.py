@@ -52,6 +52,10 @@ class Reference:
             if not names:
                 del self.holders[page]
 
+    def rename(self, name: str, to: str) -> None:
+        self.holds[to] = self.holds.pop(name)
+        self.holders = {page: [to if one == name else one for one in names] for page, names in self.holders.items()}
+
     def displace(self) -> None:
         tenants = {hold.tenant for hold in self.holds.values()}
         share = int(SHARE * self.capacity) / len(tenants)
@@ -162,15 +166,23 @@ class OrderMachine(RuleBasedStateMachine):
             return
         model = self.model
         if name in model.holds:
-            model.holds["before"] = model.holds.pop(name)
-            model.holders = {p: ["before" if n == name else n for n in names] for p, names in model.holders.items()}
-        continued = hint.continues if hint.continues != name else ""
+            model.rename(name, "before")
+        rank, until_s = (hint.is_pinned, hint.value), model.now_s + hint.keep_s
+        continued = model.holds.get(hint.continues) if hint.continues != name else None
+        if hint.keep_s > 0.0 and continued is not None and continued.tenant == hint.tenant:
+            model.rename(hint.continues, name)
+            for page, names in list(model.holders.items()):
+                if name in names and page not in pages:
+                    names.remove(name)
+                if not names:
+                    del model.holders[page]
         if hint.keep_s > 0.0:
-            rank = (hint.is_pinned, hint.value)
-            model.holds[name] = ReferenceHold(hint.tenant, pages, rank, model.now_s + hint.keep_s, model.tick())
+            model.holds[name] = ReferenceHold(hint.tenant, pages, rank, until_s, model.tick())
             for page in pages:
-                model.holders.setdefault(page, []).append(name)
-        for gone in ("before", continued):
+                names = model.holders.setdefault(page, [])
+                if name not in names:
+                    names.append(name)
+        for gone in ("before", hint.continues if continued is not None else ""):
             if gone in model.holds:
                 model.end(gone)
         model.fit()
@@ -215,7 +227,7 @@ class OrderMachine(RuleBasedStateMachine):
             assert self.order.pop() == self.model.pop()
 
 
-OrderMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+OrderMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
 TestEvictionOrder = OrderMachine.TestCase
 
 

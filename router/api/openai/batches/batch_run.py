@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from slipstream.router.api.openai.batches.batch import KIND, Batch, BatchProblem
 from slipstream.router.api.openai.batches.batch_input import BatchInput, LineError
-from slipstream.router.api.openai.batches.line_answer import LineAnswer, without_answer
+from slipstream.router.api.openai.batches.line_answer import MAX_TRIES, LineAnswer, without_answer
 from slipstream.router.api.openai.batches.line_server import LineServer
 from slipstream.router.api.openai.batches.pacing import Pacing
 from slipstream.router.api.openai.batches.result_files import ResultFiles
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class BatchRun:
-    """Life cycle: `run`, in a task that may be cancelled. `stop_serving` makes it look at the batch now. `counts` are
+    """Life cycle: `claim` and, if that is True, `run`, in a task that may be cancelled; then `close`. `counts` are
     lines by what became of them."""
 
     def __init__(
@@ -65,24 +65,26 @@ class BatchRun:
         """The batch has been changed in the store."""
         self._looks_now.set()
 
-    async def run(self) -> bool:
-        """Serves the batch to its end; False: another process does. Raises StoreError, and then it may be tried
-        again."""
-        try:
-            if not await self._store.in_files("claim", self._files.claim):
-                return False
-            stored = await self._store.get(KIND, self._batch.id, self._batch.owner)
-            if stored is None:
-                return False
-            self._batch, batch = Batch.of(stored), Batch.of(stored)
-            if not batch.is_over and await self._prepare():
-                if self._batch.status == "in_progress":
-                    await self._serve()
-                await self._finish()
-            await self._store.in_files("remove", self._files.remove)
-            return True
-        finally:
-            self._store.files.submit(self._files.close)  # behind what may still be written
+    async def claim(self) -> bool:
+        """Makes this process the one that serves the batch; False: another one does, or it is over. Raises
+        StoreError."""
+        return await self._store.in_files("claim", self._files.claim)
+
+    def close(self) -> None:
+        """Leaves the batch to other processes. Safe to call twice."""
+        self._store.files.submit(self._files.close)  # behind what may still be written
+
+    async def run(self) -> None:
+        """Serves the batch to its end. Raises StoreError, and then it may be tried again."""
+        stored = await self._store.get(KIND, self._batch.id, self._batch.owner)
+        if stored is None:
+            return
+        self._batch = Batch.of(stored)
+        if not self._batch.is_over and await self._prepare():
+            if self._batch.status == "in_progress":
+                await self._serve()
+            await self._finish()
+        await self._store.in_files("remove", self._files.remove)
 
     async def _prepare(self) -> bool:
         """Reads the input and the results so far. False: the batch has failed, or was cancelled before it began."""
@@ -122,14 +124,16 @@ class BatchRun:
                 for task in [task for task in running if task.done()]:
                     index, num_tries, sent_s = running.pop(task)
                     answer = task.result()
-                    retry_in_s = answer.retry_in_s(num_tries)
-                    if retry_in_s is None:
+                    if answer.is_refused_for_now:
+                        todo.appendleft((index, num_tries - 1))
+                        pacing.refused(sent_s, answer.retry_in_s, time.monotonic())
+                        self._counts["retried"] += 1
+                    elif answer.may_be_accident and num_tries < MAX_TRIES:
+                        todo.append((index, num_tries))
+                        self._counts["retried"] += 1
+                    else:
                         pacing.answered()
                         self._keep(index, answer)
-                    else:
-                        self._counts["retried"] += 1
-                        todo.appendleft((index, num_tries - answer.is_refused_for_now))
-                        pacing.refused(sent_s, retry_in_s, time.monotonic())
                 await self._write()
         finally:
             looking.cancel()

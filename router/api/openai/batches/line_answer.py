@@ -31,11 +31,15 @@ class LineAnswer:
         """There is no room for the line now: fewer should be served at a time."""
         return self.status in REFUSED_FOR_NOW
 
-    def retry_in_s(self, num_tries: int) -> float | None:
-        """After how long the line is to be tried again, which has been `num_tries` times; None: this is the result."""
-        if self.is_refused_for_now or (self.status in FAILED_ONCE and num_tries < MAX_TRIES):
-            return min(self.retry_after_s if self.retry_after_s is not None else RETRY_S, MAX_RETRY_S)
-        return None
+    @property
+    def may_be_accident(self) -> bool:
+        """It is worth another try."""
+        return self.status in FAILED_ONCE
+
+    @property
+    def retry_in_s(self) -> float:
+        """After how long a line that is refused for now is to be tried again."""
+        return min(self.retry_after_s if self.retry_after_s is not None else RETRY_S, MAX_RETRY_S)
 
     def result(self, result_id: str, custom_id: str) -> bytes:
         """The line of the output file, or of that with errors."""

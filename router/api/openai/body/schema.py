@@ -239,7 +239,7 @@ class GenerationFields(VllmFields):
         return self.wants_usage and self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     @model_validator(mode="after")
-    def _stream_options_need_a_stream(self) -> GenerationFields:
+    def _fields_go_with_a_stream_or_without_one(self) -> GenerationFields:
         if self.stream_options is not None and not self.stream:
             raise field_error("stream_options", "is only allowed when `stream` is true")
         if self.prompt_logprobs is not None and self.stream:  # as in vLLM

@@ -63,6 +63,7 @@ class ResponsesApi:
         """Register the endpoints."""
         routes.add("POST", "/v1/responses", self.create, body=ResponsesRequest)
         routes.add("POST", "/v1/responses/input_tokens", self.input_tokens, body=InputTokensRequest)
+        routes.add("POST", "/v1/responses/compact", self.compact)
         paging = ("after", "limit", "order", "include")
         routes.add_item("GET", "/v1/responses/", "/input_items", self.input_items, query=paging)
         routes.add_item("POST", "/v1/responses/", "/cancel", self.cancel)
@@ -113,6 +114,14 @@ class ResponsesApi:
             raise in_words_of_responses(error, body.tool_set.places) from error
         answer = {"object": "response.input_tokens", "input_tokens": len(packed_ids) // 4}
         exchange.respond(200, orjson.dumps(answer))
+
+    async def compact(self, request: Request, exchange: ApiExchange) -> None:
+        """Refused: a summary would have to be the model's own, which a client can ask for itself."""
+        message = (
+            "Compaction is not supported: ask the model for a summary, or let `truncation: auto` leave out the oldest "
+            "messages."
+        )
+        raise HttpError(400, message, code="unsupported_endpoint")
 
     async def retrieve(self, request: Request, exchange: ApiExchange, response_id: str) -> None:
         """A stored response."""

@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from slipstream.router.api.anthropic.turns import REMINDER
+from slipstream.router.api.openai.answer.failures import VERDICTS
 from slipstream.router.config.router_config import HttpConfig
 from slipstream.router.parsers.parser_names import ParserNames
 from slipstream.router.protocol.generation import AdmissionError, GenerationError, Retention
@@ -90,6 +91,7 @@ def test_calls_are_blocks_of_their_own(stream: bool, tokens_a_delta: int) -> Non
         async with front(CALLS, reason="stop", tokens_a_delta=tokens_a_delta) as site:
             message = await answer(site, stream, tools=TOOLS)
             assert message["stop_reason"] == "tool_use"
+            assert [tools for _, tools in site.service.turns] == [("weather", "weather")]  # by which it is retained
             assert without_ids(message["content"]) == [
                 {"type": "text", "text": "Let me see."},
                 {"type": "tool_use", "name": "weather", "input": {"city": "Rom 🙂"}},
@@ -362,6 +364,7 @@ def test_failures_have_anthropics_types(kind: Any, status: int, name: str) -> No
             error = orjson.loads(data)
             assert (got, error["type"], error["error"]["type"]) == (status, "error", name)
             assert error["request_id"] == headers["request-id"]
+            assert error["error"]["details"] == {"error_code": VERDICTS[kind].code}
             assert headers["retry-after"] == "2"
 
     run(main)

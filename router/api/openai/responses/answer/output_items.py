@@ -6,7 +6,7 @@ left out unless more content follows: models write it between their reasoning an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -116,11 +116,13 @@ class OutputItems:
 
     def read(self, events: Events, logprobs: list[Any]) -> Iterator[ItemEvent]:
         """What follows from events. `logprobs` are those of their content."""
+        num_contents = sum([isinstance(event, ContentDelta) for event in events]) if logprobs else 0
         for event in events:
             match event:
                 case ContentDelta(text):
-                    yield from self._content(text, logprobs)
-                    logprobs = []
+                    num_contents -= 1
+                    own, logprobs = divided(logprobs, text) if num_contents > 0 else (logprobs, [])
+                    yield from self._content(text, own)
                 case ReasoningDelta(text):
                     item = self._open
                     if item is None or item.kind != "reasoning":
@@ -213,10 +215,11 @@ def output_id(kind: ItemKind, number: str, index: int) -> str:
     return f"{PREFIXES[kind]}_{number}{index:06x}"
 
 
-def items_of(events: Iterable[Any], logprobs: list[Any], items: OutputItems, is_cut: bool) -> list[Json]:
-    """All items of a whole output."""
-    for _ in items.read(list(events), logprobs):
-        pass
-    for _ in items.finish(is_cut):
-        pass
-    return items.as_json()
+def divided(logprobs: list[Json], text: str) -> tuple[list[Json], list[Json]]:
+    """The log-probabilities of a text, and those of what follows it. White space around it may be left out of it."""
+    wanted, so_far = len(text.strip().encode()), b""
+    for index, entry in enumerate(logprobs):
+        if len(so_far.strip()) >= wanted:
+            return logprobs[:index], logprobs[index:]
+        so_far += bytes(entry["bytes"])
+    return logprobs, []

@@ -14,7 +14,7 @@ from slipstream.router.api.openai.answer.output import ChoiceOutput, Events, Tok
 from slipstream.router.api.openai.answer.output_text import OutputText
 from slipstream.router.api.openai.answer.parsed_output import merged
 from slipstream.router.api.openai.generation_batch import Reading
-from slipstream.router.parsers.events import ContentDelta
+from slipstream.router.parsers.events import ArgumentsDelta, CallBegin, ContentDelta
 from slipstream.router.protocol.generation import Delta
 from slipstream.router.text.detokenizer import PieceTable
 
@@ -36,12 +36,13 @@ class TokenwiseReading:
 class TokenwiseOutput:
     """Log-probabilities are those of the tokens of content: in this API, they belong to a part of a message."""
 
-    __slots__ = ("_inner", "_ready", "_waiting", "num_tokens", "stopped")
+    __slots__ = ("_in_call", "_inner", "_ready", "_waiting", "num_tokens", "stopped")
 
     def __init__(self, inner: ChoiceOutput[Any]) -> None:
         self._inner = inner
         self._waiting: list[TokenEntry] = []  # of text that the parser holds back
         self._ready: list[TokenEntry] = []
+        self._in_call = False
         self.num_tokens = 0
         self.stopped = False
 
@@ -100,14 +101,15 @@ class TokenwiseOutput:
         self.num_tokens, self.stopped = self._inner.num_tokens, self._inner.stopped
 
     def _sort(self, events: Events, is_reasoning: bool = False) -> None:
-        """Entries are those of content if their text, or the text that comes with it, is content."""
+        """Entries are those of content if their text, or the text that comes with it, is content. The end of a call
+        shows in no event: behind one, tokens without an event are taken for that."""
         self._waiting += self._inner.take_logprobs()
-        if is_reasoning:
-            self._waiting = []
-        elif any(isinstance(event, ContentDelta) for event in events):
+        if events:
+            self._in_call = isinstance(events[-1], CallBegin | ArgumentsDelta)
+        if not is_reasoning and any(isinstance(event, ContentDelta) for event in events):
             self._ready += self._waiting
             self._waiting = []
-        elif events:
+        elif events or is_reasoning or self._in_call:
             self._waiting = []
 
     @staticmethod

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from slipstream.router.api.openai.body.messages import CalledFunction, ChatMessage, TextPart, ToolCallFields
+from pydantic import TypeAdapter, ValidationError
+
+from slipstream.router.api.openai.body.messages import ChatMessage
 from slipstream.router.api.openai.body.sampling import invalid
 from slipstream.router.api.openai.responses.body.input_items import (
     CallOutputItem,
@@ -19,6 +21,11 @@ from slipstream.router.api.openai.responses.body.input_items import (
 from slipstream.router.api.openai.responses.body.reasoning_seal import unsealed
 from slipstream.router.api.openai.responses.body.tool_fields import INPUT, flat_name
 from slipstream.router.text.template.chat_template import to_json
+
+Json = dict[str, Any]
+
+# Makes all messages at once, in a third of the time that the constructors take one by one.
+MESSAGES: TypeAdapter[list[ChatMessage]] = TypeAdapter(list[ChatMessage])
 
 
 class PlacedItem(NamedTuple):
@@ -35,20 +42,18 @@ class _Draft:
 
     def __init__(self) -> None:
         self.texts: list[str] = []
-        self.calls: list[ToolCallFields] = []
+        self.calls: list[Json] = []
         self.reasoning: list[str] = []
 
     @property
     def is_empty(self) -> bool:
         return not (self.texts or self.calls or self.reasoning)
 
-    def message(self) -> ChatMessage:
+    def message(self) -> Json:
         """One that consists of reasoning alone has an empty content, as templates know no other."""
         reasoning = "\n\n".join(self.reasoning) or None
         content = "".join(self.texts) if self.texts or not self.calls else None
-        return ChatMessage.model_construct(
-            role="assistant", content=content, reasoning=reasoning, tool_calls=self.calls or None
-        )
+        return {"role": "assistant", "content": content, "reasoning": reasoning, "tool_calls": self.calls or None}
 
 
 class History:
@@ -56,14 +61,14 @@ class History:
     message, as it was one turn. Each call has to have a result, and each result a call before it."""
 
     def __init__(self, instructions: str | None = None) -> None:
-        self._messages: list[ChatMessage] = []
+        self._messages: list[Json] = []
         self._draft = _Draft()
         self._open: dict[str, str] = {}  # calls without a result yet, and the fields of the request that they are in
-        self._results: list[ChatMessage] = []
-        self._between: list[ChatMessage] = []  # what others said between a call and its result, which follows that
+        self._results: list[Json] = []
+        self._between: list[Json] = []  # what others said between a call and its result, which follows that
         self._known: set[str] = set()
         if instructions:
-            self._messages.append(ChatMessage.model_construct(role="system", content=instructions))
+            self._messages.append({"role": "system", "content": instructions})
 
     def add(self, placed: PlacedItem) -> None:
         """Raises HttpError 400."""
@@ -86,7 +91,7 @@ class History:
             content = text_of(item.content)
             self._draft.texts += [content] if isinstance(content, str) else content
             return
-        message = ChatMessage.model_construct(role=item.role, content=content_of(item))
+        message = {"role": item.role, "content": content_of(item)}
         if self._open:
             self._between.append(message)
         else:
@@ -94,9 +99,14 @@ class History:
             self._messages.append(message)
 
     def messages(self) -> list[ChatMessage]:
-        """All of them. Raises HttpError 400 for calls without a result."""
+        """All of them. Raises HttpError 400 for calls without a result, and names that are too long with their
+        namespace."""
         self._end_turn()
-        return self._messages
+        try:
+            return MESSAGES.validate_python(self._messages)
+        except ValidationError as error:
+            fault = error.errors(include_url=False)[0]["msg"]
+            raise invalid("input", f"'input' cannot be made a conversation: {fault}.") from error
 
     def _add_call(self, item: FunctionCallItem | CustomCallItem, field: str) -> None:
         if item.call_id in self._open:
@@ -106,9 +116,8 @@ class History:
         self._open[item.call_id] = field
         arguments = to_json({INPUT: item.input}) if isinstance(item, CustomCallItem) else item.arguments
         name = flat_name(item.namespace or "", item.name)
-        function = CalledFunction.model_construct(name=name, arguments=arguments)
-        call = ToolCallFields.model_construct(id=item.call_id, type="function", function=function)
-        self._draft.calls.append(call)
+        function = {"name": name, "arguments": arguments}
+        self._draft.calls.append({"id": item.call_id, "type": "function", "function": function})
 
     def _add_result(self, item: CallOutputItem, field: str) -> None:
         if item.call_id not in self._open:
@@ -118,8 +127,7 @@ class History:
                 fault = f"No tool call found for the output of '{field}' with call_id {item.call_id!r:.80}."
             raise invalid(f"{field}.call_id", fault)
         del self._open[item.call_id]
-        message = ChatMessage.model_construct(role="tool", content=content_of(item), tool_call_id=item.call_id)
-        self._results.append(message)
+        self._results.append({"role": "tool", "content": content_of(item), "tool_call_id": item.call_id})
 
     def _end_results(self) -> None:
         """An assistant goes on behind the results of its calls. Where some are still to come, its turn goes on."""
@@ -147,11 +155,11 @@ def reasoning_of(item: ReasoningItem) -> str:
     return "\n\n".join(text for text in texts if text)
 
 
-def content_of(item: MessageItem | CallOutputItem) -> str | list[TextPart]:
+def content_of(item: MessageItem | CallOutputItem) -> str | list[Json]:
     content = text_of(item.content if isinstance(item, MessageItem) else item.output)
     if isinstance(content, str):
         return content
-    return [TextPart.model_construct(type="text", text=text) for text in content] or ""
+    return [{"type": "text", "text": text} for text in content] or ""
 
 
 def messages_of(items: Sequence[PlacedItem], instructions: str | None) -> list[ChatMessage]:

@@ -17,7 +17,7 @@ import pytest
 from slipstream.router.api.openai.batches import batch_run, batch_runner
 from slipstream.router.api.openai.batches.batch import KIND, Batch
 from slipstream.router.api.openai.batches.batch_run import BatchRun
-from slipstream.router.api.openai.batches.batch_runner import BatchRunner, next_batches
+from slipstream.router.api.openai.batches.batch_runner import BatchRunner, next_batch
 from slipstream.router.api.openai.batches.result_files import ResultFiles
 from slipstream.router.api.openai.files.file_object import FileFacts, new_file
 from slipstream.router.config.batches_config import BatchesConfig
@@ -61,6 +61,11 @@ async def create(store: ObjectStore, text: bytes, *, batch_id: str = BATCH_ID, w
     return batch
 
 
+async def create_another(store: ObjectStore, batch_id: str, text: bytes) -> None:
+    await store.delete("file", "file-in", "a")
+    await create(store, text, batch_id=batch_id)
+
+
 async def state_of(store: ObjectStore, batch_id: str = BATCH_ID) -> Batch:
     stored = await store.get(KIND, batch_id, "a")
     assert stored is not None
@@ -74,8 +79,16 @@ def results_in(store: ObjectStore, file_id: str | None) -> list[dict[str, Any]]:
 
 
 async def ended(store: ObjectStore, lines: FakeLines, batch: Batch) -> Batch:
-    assert await BatchRun(store, lines, CONFIG, batch, Counter()).run()
+    await carried_out(BatchRun(store, lines, CONFIG, batch, Counter()))
     return await state_of(store, batch.id)
+
+
+async def carried_out(run: BatchRun) -> None:
+    try:
+        if await run.claim():
+            await run.run()
+    finally:
+        run.close()
 
 
 @in_loop
@@ -133,7 +146,7 @@ async def test_a_cancelled_batch_ends_its_lines_at_once_and_keeps_what_it_has(tm
         lines = FakeLines()
         batch = await create(store, line("a") + line("b", wait=True) + line("c", wait=True))
         run = BatchRun(store, lines, CONFIG, batch, Counter())
-        task = asyncio.create_task(run.run())
+        task = asyncio.create_task(carried_out(run))
         while run.batch.num_completed < 1:
             await asyncio.sleep(0.01)
         await store.change(KIND, batch.id, "a", lambda one: one and Batch.of(one).cancelling(1).stored(one.blob_bytes))
@@ -199,7 +212,7 @@ async def test_a_process_that_dies_at_any_step_costs_no_result_and_gives_none_tw
             process.num_steps, process.dies_at = 0, later
             lines = FakeLines(process.step)
             try:
-                await BatchRun(process, lines, CONFIG, batch, Counter()).run()
+                await carried_out(BatchRun(process, lines, CONFIG, batch, Counter()))
             except Killed:
                 num_deaths, has_died = num_deaths + 1, True
             process.dies_at = 0
@@ -250,11 +263,33 @@ async def test_one_process_at_a_time_serves_a_batch_and_the_next_one_goes_on(tmp
         await runners[1].stop()
 
 
-def test_the_owner_with_the_fewest_running_batches_is_next() -> None:
-    def batch(number: int, owner: str) -> Batch:
-        return Batch(f"batch_{number}", owner, "", URL, "file", "1h", number, number)
+def named(number: int, owner: str) -> Batch:
+    return Batch(f"batch_{number}", owner, "", URL, "file", "1h", number, number)
 
-    flood = [batch(number, "flood") for number in range(5)]
-    assert next_batches([*flood, batch(9, "b")], [], 3) == [flood[0], batch(9, "b"), flood[1]]
-    assert next_batches([*flood, batch(9, "b")], flood[:1], 2) == [batch(9, "b")]
-    assert next_batches(flood, flood[:2], 2) == []
+
+def test_the_owner_with_the_fewest_running_batches_is_next() -> None:
+    flood = [named(number, "flood") for number in range(3)]
+    other = named(9, "b")
+    assert next_batch([*flood, other], []) == flood[0]
+    assert next_batch([*flood[1:], other], flood[:1]) == other
+    assert next_batch(flood[1:], [flood[0], other]) == flood[1]
+
+
+@in_loop
+async def test_batches_that_other_processes_serve_keep_none_waiting(tmp_path: Path) -> None:
+    async with opened(tmp_path) as first, opened(tmp_path) as second:
+        lines = FakeLines()
+        config = BatchesConfig(max_running=1)
+        runners = [BatchRunner(store, lines, config, Counter()) for store in (first, second)]
+        await create(first, line("a", wait=True), batch_id="batch_1")
+        runners[0].start()
+        runners[0].look()
+        while not lines.num_served["a"]:
+            await asyncio.sleep(0.01)
+        await create_another(first, "batch_2", line("b"))
+        runners[1].start()
+        while not (await state_of(first, "batch_2")).is_over:
+            await asyncio.sleep(0.01)
+        lines.go.set()
+        for runner in runners:
+            await runner.stop()

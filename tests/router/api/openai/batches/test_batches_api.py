@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError
 from openai.types import Batch
 
+from slipstream.router.access.api_key import digest_of
 from slipstream.router.api.openai.batches import batch_run, batch_runner
 from tests.support.router.fake_cluster import MODEL, front, openai_client, run
 
@@ -132,5 +134,33 @@ def test_a_cancelled_batch_ends_soon_and_an_ended_one_cannot_be_cancelled(tmp_pa
             with pytest.raises(APIStatusError) as error:
                 await client.batches.cancel(batch.id)
             assert error.value.status_code == 409
+
+    run(main)
+
+
+def test_lines_are_served_with_the_key_of_the_batch_and_only_its_tenant_sees_it(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.yaml"
+    entries = [{"name": name, "sha256": digest_of(name.encode()).hex()} for name in ("alice", "bob")]
+    keys.write_bytes(orjson.dumps({"keys": entries}))
+
+    async def main() -> None:
+        async with front("Hello.", store=tmp_path / "store", keys=keys) as site:
+
+            async def call(who: str, method: str, path: str) -> dict[str, Any]:
+                _, _, answer = await site.request(method, path, None, {"Authorization": f"Bearer {who}"})
+                found: dict[str, Any] = orjson.loads(answer)
+                return found
+
+            url = f"http://127.0.0.1:{site.port}/v1"
+            async with AsyncOpenAI(base_url=url, api_key="alice", max_retries=0) as client:
+                batch = await ended(client, (await begun(client, line("a") + line("b"))).id)
+                assert batch.status == "completed"
+                assert {request.tenant for request in site.service.requests} == {"alice"}
+            usage = await call("alice", "GET", "/v1/usage")
+            assert [(one["key"], one["num_requests"]) for one in usage["data"]] == [("alice", 2)]
+            assert (await call("bob", "GET", f"/v1/batches/{batch.id}"))["error"]["code"] == "batch_not_found"
+            assert (await call("bob", "GET", "/v1/batches"))["data"] == []
+            output = await call("bob", "GET", f"/v1/files/{batch.output_file_id}/content")
+            assert output["error"]["code"] == "file_not_found"
 
     run(main)

@@ -145,17 +145,22 @@ def test_an_output_that_is_cut_off_is_incomplete_and_so_is_its_last_item() -> No
 
 def test_logprobs_are_those_of_the_content_alone() -> None:
     async def main() -> None:
-        async with front(f"<think>Hm, so.</think>\n\nRome it is.{CALL}", parsers=THINKING, reason="stop") as site:
+        said = f"Rome it is.{CALL}So it is 🙂."
+        async with front(f"<think>Hm, so.</think>\n\n{said}", parsers=THINKING, reason="stop") as site:
             fields: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "tools": TOOLS}
             whole = await created(site, **fields)
             events = await streamed(site, **fields)
-        (said,) = (item for item in whole["output"] if item["type"] == "message")
-        (part,) = said["content"]
-        assert "".join(entry["token"] for entry in part["logprobs"]).strip() == part["text"] == "Rome it is."
-        assert all(len(entry["top_logprobs"]) == 2 for entry in part["logprobs"])
+        parts = [item["content"][0] for item in whole["output"] if item["type"] == "message"]
+        assert [part["text"].strip() for part in parts] == ["Rome it is.", "So it is 🙂."]
+        for part in parts:
+            raw = b"".join(bytes(entry["bytes"]) for entry in part["logprobs"])
+            assert raw.decode().strip() == part["text"].strip()
+            assert all(len(entry["top_logprobs"]) == 2 for entry in part["logprobs"])
         deltas = [event for event in events if event["type"] == "response.output_text.delta"]
-        (done,) = (event for event in events if event["type"] == "response.output_text.done")
-        assert [entry for event in deltas for entry in event["logprobs"]] == done["logprobs"] == part["logprobs"]
+        done = [event for event in events if event["type"] == "response.output_text.done"]
+        shown = [entry for part in parts for entry in part["logprobs"]]
+        assert [entry for event in deltas for entry in event["logprobs"]] == shown
+        assert [entry for event in done for entry in event["logprobs"]] == shown
 
     run(main)
 
@@ -270,6 +275,15 @@ def test_what_is_wrong_is_named_with_its_value(fields: dict[str, Any], param: st
             status, at, _, message = await refused(site, **fields)
             assert (status, at) == (400, param), message
             assert said in message
+
+    run(main)
+
+
+def test_compaction_is_refused_by_name() -> None:
+    async def main() -> None:
+        async with front("abc") as site:
+            status, _, answer = await site.post(f"{PATH}/compact", input="hi")
+            assert (status, orjson.loads(answer)["error"]["code"]) == (400, "unsupported_endpoint")
 
     run(main)
 
