@@ -60,7 +60,6 @@ OWN_PATHS = frozenset(
     {
         *("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/health/live"),
         *("/v1/responses", "/v1/conversations", "/v1/messages", "/v1/files", "/v1/batches"),
-        "/v1/messages/count_tokens",
     }
 )
 OWN_ITEMS = tuple(f"/v1/{name}/" for name in ("responses", "conversations", "messages", "files", "batches"))
