@@ -35,6 +35,7 @@ from slipstream.router.api.openai.responses.body.truncation import MAX_ATTEMPTS,
 from slipstream.router.api.openai.responses.item_pages import ItemPage, item_page
 from slipstream.router.api.openai.responses.response_store import ResponseStore, as_items, owner_of
 from slipstream.router.dispatch.queue.work_queue import MAX_PRIORITY
+from slipstream.router.http.failover.stream_checkpoint import StreamCheckpoint
 from slipstream.router.http.http_error import HttpError, RequestError
 from slipstream.router.http.reader import Request
 
@@ -163,7 +164,9 @@ class ResponsesApi:
         elif body.conversation_id is not None:
             self._store.check_is_there("conversation")
             items = await self._store.conversation_items(body.conversation_id, owner)
-            before = [PlacedItem(item, "conversation") for item in as_items(items)]
+            number = number_of_previous(exchange.context.checkpoint)
+            before_it = [item for item in items if not number or number not in item["id"]]
+            before = [PlacedItem(item, "conversation") for item in as_items(before_it)]
         own = await self._own_items(body, owner)
         messages = messages_of([*before, *own], body.instructions)
         if not messages:
@@ -217,3 +220,10 @@ class ResponsesApi:
             if (error.param, error.code) == ("model", "missing_required_parameter"):
                 raise self._flow.lookup.missing(exchange.context.caller) from error
             raise in_brackets(error) from error
+
+
+def number_of_previous(checkpoint: StreamCheckpoint) -> str:
+    """The number that the answer has had at a router that was killed; "": there was none. That router may have stored
+    what the answer adds to its conversation, under ids with this number."""
+    model = checkpoint.model()
+    return "" if model is None else f"{checkpoint.identity(model).number:032x}"
