@@ -8,7 +8,7 @@ import orjson
 
 Json = dict[str, Any]
 PARTS = {"output_text": "text", "reasoning_text": "text", "function_call_arguments": "arguments"}
-PARTS |= {"custom_tool_call_input": "input"}
+PARTS |= {"custom_tool_call_input": "input", "reasoning_summary_text": "text"}
 
 
 def response_events(body: bytes) -> list[Json]:
@@ -52,6 +52,10 @@ def put_together(events: list[Json]) -> list[Json]:
             assert event["content_index"] == 0
             assert event["part"]["text"] == texts[index]
             item["content"] = [event["part"]]
+        elif part == "reasoning_summary_part":
+            assert event["summary_index"] == 0
+            assert event["part"] == {"type": "summary_text", "text": texts[index]}
+            item["summary"] = [event["part"]]
         elif phase == "delta":
             assert event["delta"]
             texts[index] += event["delta"]

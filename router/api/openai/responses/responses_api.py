@@ -186,7 +186,8 @@ class ResponsesApi:
         batch = await self._fitting(body, received, chat)
         is_stored = body.wants_store and self._store.is_there
         document = ResponseDocument(body, received.head, received.model.defaults, is_stored)
-        items = OutputItems(number_of(received.head), body.tool_set, body.wants_sealed_reasoning)
+        summarizes = body.summary_kind is not None
+        items = OutputItems(number_of(received.head), body.tool_set, body.wants_sealed_reasoning, summarizes)
         pieces = batch.reading.pieces if batch.reading is not None else batch.pieces
         form = ResponseFormat(document, items, pieces)
         keeper = None

@@ -31,7 +31,8 @@ PREFIXES: dict[ItemKind, str] = {
 
 @dataclass(slots=True)
 class OutputItem:
-    """An item of the answer. `call` is there for calls: its id and its names; `index` is its place in the output."""
+    """An item of the answer. `call` is there for calls: its id and its names; `index` is its place in the output.
+    `is_summary`: it is reasoning whose text is given as its summary."""
 
     index: int
     kind: ItemKind
@@ -42,6 +43,7 @@ class OutputItem:
     status: Literal["in_progress", "completed", "incomplete"] = "in_progress"
     custom: CustomInput | None = None
     seals: bool = False
+    is_summary: bool = False
 
     @property
     def text(self) -> str:
@@ -53,7 +55,7 @@ class OutputItem:
         """The content part of a message or of reasoning."""
         text = "" if is_empty else self.text
         if self.kind == "reasoning":
-            return {"type": "reasoning_text", "text": text}
+            return {"type": "summary_text" if self.is_summary else "reasoning_text", "text": text}
         logprobs = [] if is_empty else self.logprobs
         return {"type": "output_text", "annotations": [], "logprobs": logprobs, "text": text}
 
@@ -65,8 +67,9 @@ class OutputItem:
             content = [] if is_empty else [self.part()]
             return {**own, "status": self.status, "role": "assistant", "content": content}
         if self.kind == "reasoning":
-            content = [] if is_empty else [self.part()]
-            item: Json = {**own, "summary": [], "content": content, "status": self.status}
+            parts = [] if is_empty else [self.part()]
+            texts = {"summary": parts} if self.is_summary else {"summary": [], "content": parts}
+            item: Json = {**own, **texts, "status": self.status}
             if self.seals:
                 item["encrypted_content"] = sealed(text)
             return item
@@ -93,12 +96,13 @@ ItemEvent: TypeAlias = ItemBegin | ItemDelta | ItemEnd
 
 class OutputItems:
     """Reads the events of one output. `number` is that of the answer, in 32 hexadecimal digits: the ids of items begin
-    with it, so that an item leads to its answer."""
+    with it, so that an item leads to its answer. `summarizes`: reasoning is given as its own summary."""
 
-    def __init__(self, number: str, tools: ToolSet, seals_reasoning: bool) -> None:
+    def __init__(self, number: str, tools: ToolSet, seals_reasoning: bool, summarizes: bool = False) -> None:
         self._number = number
         self._tools = tools
         self._seals = seals_reasoning
+        self._summarizes = summarizes
         self.items: list[OutputItem] = []
         self._open: OutputItem | None = None
         self._blank = ""  # white space that may come to nothing
@@ -186,6 +190,7 @@ class OutputItems:
         item = OutputItem(index, kind, output_id(kind, self._number, index), call or {}, seals=self._seals)
         if kind == "custom_tool_call":
             item.custom = CustomInput()
+        item.is_summary = kind == "reasoning" and self._summarizes
         self.items.append(item)
         self._open = item
         yield ItemBegin(item)

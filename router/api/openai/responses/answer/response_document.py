@@ -93,8 +93,9 @@ def usage_json(usage: TokenUsage) -> Json:
 
 
 def reasoning_json(body: ResponsesRequest) -> Json:
-    """There are no summaries, whatever was asked for."""
-    return {"effort": body.reasoning.effort if body.reasoning is not None else None, "summary": None}
+    """What was asked for."""
+    effort = body.reasoning.effort if body.reasoning is not None else None
+    return {"effort": effort, "summary": body.summary_kind}
 
 
 def text_json(body: ResponsesRequest) -> Json:

@@ -152,13 +152,13 @@ class ResponseFormat:
         begin = self._event("response.output_item.added", added)
         if item.kind in ("message", "reasoning"):
             part = {**place_of(item), "part": item.part(is_empty=True)}
-            begin += self._event("response.content_part.added", part)
+            begin += self._event(f"response.{part_name(item)}.added", part)
         return begin
 
     def _delta(self, item: OutputItem, text: str, logprobs: list[Any]) -> bytes:
         head = self._delta_heads.get(item.index)
         if head is None:
-            kind = DELTAS[item.kind]
+            kind = "response.reasoning_summary_text.delta" if item.is_summary else DELTAS[item.kind]
             fields = orjson.dumps({"type": kind, **place_of(item)})[:-1]
             head = self._delta_heads[item.index] = b"event: %b\ndata: %b" % (kind.encode(), fields)
         shown = b',"logprobs":' + (orjson.dumps(logprobs) if logprobs else b"[]") if item.kind == "message" else b""
@@ -174,14 +174,15 @@ class ResponseFormat:
                 fields = {**place, "text": text, "logprobs": item.logprobs}
                 end = self._event("response.output_text.done", fields)
             case "reasoning":
-                end = self._event("response.reasoning_text.done", {**place, "text": text})
+                name = "reasoning_summary_text" if item.is_summary else "reasoning_text"
+                end = self._event(f"response.{name}.done", {**place, "text": text})
             case "function_call":
                 fields = {**place, "name": item.call["name"], "arguments": text}
                 end = self._event("response.function_call_arguments.done", fields)
             case "custom_tool_call":
                 end = self._event("response.custom_tool_call_input.done", {**place, "input": text})
         if item.kind in ("message", "reasoning"):
-            end += self._event("response.content_part.done", {**place, "part": item.part()})
+            end += self._event(f"response.{part_name(item)}.done", {**place, "part": item.part()})
         return end + self._event("response.output_item.done", {"output_index": item.index, "item": item.as_json()})
 
     def _event(self, kind: str, fields: Json) -> bytes:
@@ -205,7 +206,14 @@ DELTAS = {
 
 def place_of(item: OutputItem) -> Json:
     place: Json = {"item_id": item.id, "output_index": item.index}
+    if item.is_summary:
+        return {**place, "summary_index": 0}
     return {**place, "content_index": 0} if item.kind in ("message", "reasoning") else place
+
+
+def part_name(item: OutputItem) -> str:
+    """What events call the one part of a message or of reasoning."""
+    return "reasoning_summary_part" if item.is_summary else "content_part"
 
 
 def with_explanation(document: bytes, explained: bytes) -> bytes:

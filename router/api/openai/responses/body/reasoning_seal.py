@@ -1,8 +1,8 @@
 """What is in the `encrypted_content` of a reasoning item.
 
 Clients that keep a conversation themselves (`store: false`) give reasoning back by this field alone. It is not
-encrypted, because the client has the same text in the item's `content`; what another server has sealed is of no use to
-a model here, and is left out of its prompt.
+encrypted, because the client has the same text in the item's `content` or `summary`; what another server has sealed is
+of no use to a model here, and is left out of its prompt.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class TextFields(Strict):
 
 
 class ReasoningFields(Strict):
-    """`summary` asks for what is not made here: the reasoning itself is in the answer."""
+    """`summary` (before: `generate_summary`) asks for the reasoning where clients show it; it is not made shorter."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed", "none"] | None = None
@@ -225,6 +225,14 @@ class ResponsesRequest(PromptFields):
     @property
     def wants_logprobs(self) -> bool:
         return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
+
+    @property
+    def summary_kind(self) -> str | None:
+        """Which summary of the reasoning is asked for; None: none."""
+        if self.reasoning is None:
+            return None
+        asked = self.reasoning.summary or self.reasoning.generate_summary
+        return None if asked == "none" else asked
 
     @property
     def wants_sealed_reasoning(self) -> bool:

@@ -87,12 +87,15 @@ def prompt_of(site: FrontUnderTest) -> str:
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
-@pytest.mark.parametrize(("tokens_a_delta", "reason"), [(1, "stop"), (4, "length")])
-def test_a_stream_makes_the_response_that_is_sent_whole(name: str, tokens_a_delta: int, reason: str) -> None:
+@pytest.mark.parametrize(("tokens_a_delta", "reason", "summary"), [(1, "stop", "none"), (4, "length", "auto")])
+def test_a_stream_makes_the_response_that_is_sent_whole(
+    name: str, tokens_a_delta: int, reason: str, summary: str
+) -> None:
     async def main() -> None:
         text = OUTPUTS[name]
         async with front(text, parsers=THINKING, reason=reason, tokens_a_delta=tokens_a_delta) as site:
             fields = {"tools": TOOLS, "include": ["reasoning.encrypted_content"], "metadata": {"a": "b"}}
+            fields["reasoning"] = {"summary": summary}
             whole = await created(site, **fields)
             events = await streamed(site, **fields)
         assert events[-1]["type"] == f"response.{whole['status']}" == f"response.{ENDS[reason]}"
@@ -205,7 +208,7 @@ def test_the_response_repeats_what_was_asked_for() -> None:
         assert {name: response[name] for name in asked if name != "tools"} == {
             name: value for name, value in asked.items() if name != "tools"
         }
-        assert response["reasoning"] == {"effort": "low", "summary": None}
+        assert response["reasoning"] == {"effort": "low", "summary": "auto"}
         assert (response["user"], response["object"], response["store"]) == ("me", "response", False)
 
     run(main)
@@ -341,6 +344,32 @@ def test_reasoning_comes_back_by_its_seal() -> None:
             again = [{"role": "user", "content": "hi"}, foreign, sealed, said, {"role": "user", "content": "Why?"}]
             await created(site, input=again)
             assert "[assistant|So it is.|Yes.]" in prompt_of(site)
+
+    run(main)
+
+
+@pytest.mark.parametrize("asked", [{"summary": "auto"}, {"summary": "concise"}, {"generate_summary": "detailed"}])
+def test_reasoning_whose_summary_is_asked_for_is_given_as_that_and_comes_back_once(asked: dict[str, str]) -> None:
+    async def main() -> None:
+        template = "{% for m in messages %}[{{ m.role }}|{{ m.reasoning_content }}|{{ m.content }}]{% endfor %}"
+        async with front("<think>So it is.</think>Yes.", parsers=THINKING, chat_template=template) as site:
+            include = ["reasoning.encrypted_content"]
+            first = await created(site, reasoning=asked, include=include)
+            assert first["reasoning"]["summary"] == next(iter(asked.values()))
+            thought, said = first["output"]
+            assert thought["summary"] == [{"type": "summary_text", "text": "So it is."}]
+            assert "content" not in thought
+            bare = {name: value for name, value in thought.items() if name != "encrypted_content"}
+            raw = {**thought, "content": [{"type": "reasoning_text", "text": "So it is."}]}
+            for sent in (thought, bare, raw):
+                again = [{"role": "user", "content": "hi"}, sent, said, {"role": "user", "content": "Why?"}]
+                await created(site, input=again)
+                assert "[assistant|So it is.|Yes.]" in prompt_of(site)
+            kinds = [event["type"] for event in await streamed(site, reasoning=asked)]
+            of_item = [kind for kind in kinds if "reasoning" in kind]
+            names = ["part.added", *["text.delta"] * kinds.count("response.reasoning_summary_text.delta")]
+            names += ["text.done", "part.done"]
+            assert of_item == [f"response.reasoning_summary_{name}" for name in names]
 
     run(main)
 

@@ -105,8 +105,9 @@ def test_its_events_are_those_of_one_router_and_it_is_stored_once(
     tmp_path: Path, held_at: int, tokens_a_delta: int
 ) -> None:
     async def main() -> None:
-        undisturbed, _ = await answered(tmp_path, None, 1, stream=True)
-        data, stored = await answered(tmp_path, held_at, tokens_a_delta, stream=True)
+        asked = {"stream": True, "reasoning": {"summary": "auto" if held_at < 44 else "none"}}
+        undisturbed, _ = await answered(tmp_path, None, 1, **asked)
+        data, stored = await answered(tmp_path, held_at, tokens_a_delta, **asked)
         expected, events = (response_events(unchunk(one.partition(b"\r\n\r\n")[2])) for one in (undisturbed, data))
         assert without_ids(events) == without_ids(expected)
         assert put_together(events) == events[-1]["response"]["output"]
