@@ -96,13 +96,15 @@ class GenerationFlow:
     def received(self, body: GenerationFields, exchange: ApiExchange, arrived_s: float, prefix: str) -> ReceivedRequest:
         """The request as it arrived. Raises HttpError if there is no such model or the caller may not use it."""
         context = exchange.context
-        session = body.conversation or context.session
+        named = body.session_id or context.session
+        session = named or body.cache_key
         session = context.caller.own(session) if session else ""
-        model, version, versions = self.lookup.of_generation(body.model, body.priority or 0, context, session)
+        pinned = session if named else ""  # many conversations may have one cache key
+        model, version, versions = self.lookup.of_generation(body.model, body.priority or 0, context, pinned)
         identity = context.checkpoint.identity(ModelId(model.name, version))
         answer_id = f"{prefix}{identity.number:032x}"
-        named = body.model if not version else body.model.removesuffix(f"@{version}")
-        head = AnswerHead(answer_id, identity.created_s, named, service_tier=body.served_tier)
+        model_name = body.model if not version else body.model.removesuffix(f"@{version}")
+        head = AnswerHead(answer_id, identity.created_s, model_name, service_tier=body.served_tier)
         return ReceivedRequest(
             body,
             model,
@@ -115,6 +117,7 @@ class GenerationFlow:
             identity.seed,
             versions,
             session,
+            keeps_version=bool(named),
         )
 
     async def serve(
@@ -274,4 +277,5 @@ class GenerationFlow:
             model=received.model.name,
             versions=received.versions,
             retention=body.retention,
+            keeps_version=received.keeps_version,
         )

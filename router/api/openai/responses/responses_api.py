@@ -88,7 +88,7 @@ class ResponsesApi:
         if body.stream and body.wants_logprobs:
             exchange.context.checkpoint.spoil()  # the last events repeat all of them, and they are not noted
         own, messages, root = await self._conversation(body, exchange)
-        chat = chat_of(body, messages, root)
+        chat = chat_of(body, messages, exchange.context.session or root)
         received = self._flow.received(chat, exchange, arrived_s, "resp_")
         with self._flow.stages:
             await self._flow.serve(exchange, received, self._batch(body, received, chat, own))
