@@ -24,7 +24,7 @@ from slipstream.router.http.failover.failover_server import FailoverServer
 from slipstream.router.http.failover.failover_session import FailoverSession
 from slipstream.router.http.failover.holder.socket_holder import SocketHolder
 from slipstream.router.parsers.parser_names import ParserNames
-from slipstream.router.protocol.generation import GenerateRequest
+from slipstream.router.protocol.generation import AdmissionError, GenerateRequest, GenerationError
 from slipstream.router.text.tokenizer import Tokenizer
 from tests.support.router.fake_cluster import MODEL, MODEL_DIR, FakeService, Script, run, unchunk
 from tests.support.router.response_events import put_together, response_events, without_ids
@@ -39,7 +39,12 @@ PING_S = 0.02
 
 @contextlib.asynccontextmanager
 async def router(
-    holder: Path, tokenizer: Tokenizer, store: Path, hold_at: int | None, tokens_a_delta: int = 1
+    holder: Path,
+    tokenizer: Tokenizer,
+    store: Path,
+    hold_at: int | None,
+    tokens_a_delta: int = 1,
+    refusal: AdmissionError | None = None,
 ) -> AsyncIterator[tuple[FakeService, int]]:
     """One router after the other; each cuts its connections at its end, as a kill would."""
 
@@ -48,7 +53,7 @@ async def router(
         num_known = len(request.resumed.output_ids) // 4 if request.resumed is not None else 0
         return Script(token_ids[num_known:], "stop", hold_at=hold_at, tokens_a_delta=tokens_a_delta)
 
-    service = FakeService(script)
+    service = FakeService(script, refusal=refusal)
     failover = await asyncio.to_thread(FailoverSession.of_holder, holder)
     assert failover is not None
     http = HttpConfig(host="127.0.0.1", port=0, sse_ping_s=PING_S)
@@ -113,6 +118,38 @@ def test_its_events_are_those_of_one_router_and_it_is_stored_once(
         assert put_together(events) == events[-1]["response"]["output"]
         assert {event["response"]["id"] for event in events if "response" in event} == {stored["id"]}
         assert stored == events[-1]["response"]
+
+    run(main)
+
+
+@pytest.mark.parametrize("held_at", [0, 14, 44])
+def test_one_that_the_next_router_refuses_ends_by_an_event_behind_those_that_were_sent(
+    tmp_path: Path, held_at: int
+) -> None:
+    async def main() -> None:
+        with ThreadPoolExecutor(1) as pool, contextlib.closing(SocketHolder()) as holder:
+            tokenizer = Tokenizer.from_directory(MODEL_DIR, pool)
+            async with router(holder.path, tokenizer, tmp_path, held_at) as (_, port):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                body = {"model": MODEL, "input": "hi", "tools": TOOLS, "stream": True}
+                writer.write(request_of("POST", "/v1/responses", body))
+                data = await reader.readuntil(b": ping\n\n") + await reader.readuntil(b": ping\n\n")
+            refusal = AdmissionError(GenerationError("shutting_down", "the router is shutting down"))
+            async with router(holder.path, tokenizer, tmp_path, None, refusal=refusal):
+                data += await reader.read()
+                writer.close()
+            events = response_events(unchunk(data.partition(b"\r\n\r\n")[2]))
+            assert [event["sequence_number"] for event in events] == list(range(len(events)))
+            assert [event["type"] for event in events].count("response.created") == 1
+            assert (events[-2]["type"], events[-2]["code"]) == ("error", "shutting_down")
+            assert events[-1]["type"] == "response.failed"
+            sent = [event["item"]["id"] for event in events if event["type"] == "response.output_item.added"]
+            output = events[-1]["response"]["output"]
+            assert [item["id"] for item in output] == sent
+            deltas = "".join([event.get("delta", "") for event in events])
+            texts = [item.get("arguments") or item.get("input") or "" for item in output]
+            texts += [part["text"] for item in output for part in item.get("content", ())]
+            assert sorted("".join(texts)) == sorted(deltas)
 
     run(main)
 
