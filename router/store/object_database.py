@@ -19,6 +19,7 @@ from slipstream.router.store.stored_object import Page, StoreCounts, StoredObjec
 
 BUSY_S = 10.0  # how long a writer waits for those of other processes
 MAX_CHAIN = 10_000  # objects of one chain
+MAX_CHAIN_BYTES = 64 << 20  # of their bodies
 EVICT_AT_A_TIME = 64
 FREE_PAGES_AT_A_TIME = 4096  # given back to the file system by one `expire`: 16 MiB
 WAL_BYTES = 64 << 20  # of a log that is kept after a checkpoint
@@ -118,9 +119,10 @@ class ObjectDatabase:
 
     def chain(self, kind: str, object_id: str, owner: str) -> list[StoredObject]:
         """The object, its parent, that one's parent and so on. It ends early where one is gone: then the last one has a
-        `parent`."""
+        `parent`. It also ends with the one by which the bodies are more than `MAX_CHAIN_BYTES`."""
         with self._errors():
             values = {"kind": kind, "id": object_id, "owner": owner, "now": self._clock(), "most": MAX_CHAIN}
+            values["most_bytes"] = MAX_CHAIN_BYTES
             rows = sorted(self._connection.execute(CHAIN, values), key=lambda row: int(row[-1]))
             return [as_object(row[:-1]) for row in rows]
 

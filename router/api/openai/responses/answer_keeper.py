@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 
 from slipstream.router.api.openai.generation_batch import ReceivedRequest
@@ -34,7 +35,7 @@ class AnswerKeeper:
         is_stored: bool,
     ) -> None:
         """`own_items` are those of the request; with `is_stored` the response is kept, else only what it adds to its
-        conversation."""
+        conversation, unless that was deleted meanwhile."""
         self._store = store
         self._form = form
         self._head = received.head
@@ -53,10 +54,11 @@ class AnswerKeeper:
             parent = self._body.previous_response_id or ""
             response = self._form.final_document()
             objects.append(response_object(response, own, self._owner, head.id, parent, head.created_s))
-        if self._body.conversation_id is not None:
-            added = [*shown_items(self._own_items, number, keeps_ids=False), *self._form.output]
-            objects += conversation_objects(added, self._body.conversation_id, self._owner, head.created_s)
+        conversation_id = self._body.conversation_id
         try:
+            if conversation_id is not None and await self._store.has_conversation(conversation_id, self._owner):
+                added = [*shown_items(self._own_items, number, keeps_ids=False), *self._form.output]
+                objects += conversation_objects(added, conversation_id, self._owner, time.time())
             await self._store.keep(*objects)
         except StoreError as error:
             log.error("the response %s could not be stored: %s", head.id, error)

@@ -21,7 +21,9 @@ from slipstream.router.api.openai.responses.body.input_history import PlacedItem
 from slipstream.router.api.openai.responses.body.input_items import MAX_ITEMS, InputItem, InputItemField, ItemReference
 from slipstream.router.api.openai.responses.item_pages import ItemPage, list_json, no_such_item
 from slipstream.router.api.store_failure import store_failure
+from slipstream.router.http.failover.journal import Identity
 from slipstream.router.http.http_error import HttpError
+from slipstream.router.store.object_database import MAX_CHAIN_BYTES
 from slipstream.router.store.object_store import ObjectStore
 from slipstream.router.store.store_errors import StoreError
 from slipstream.router.store.stored_object import StoredObject
@@ -83,11 +85,14 @@ class ResponseStore:
         await self._delete(RESPONSE, response_id, owner, "Response")
 
     async def chain(self, response_id: str, owner: str) -> Chain:
-        """A response and all before it. Raises HttpError 400, in OpenAI's words, if one of them is not there."""
+        """A response and all before it. Raises HttpError 400 if they are too many or, in OpenAI's words, if one of them
+        is not there."""
         try:
             found = await self._store.chain(RESPONSE, response_id, owner)
         except StoreError as error:
             raise store_failure(error) from error
+        if sum([len(one.body) for one in found]) > MAX_CHAIN_BYTES:
+            raise too_long("previous_response_id", f"{MAX_CHAIN_BYTES >> 20} MiB")
         if not found or found[-1].parent:
             missing = found[-1].parent if found else response_id
             message = f"Previous response with id {missing!r:.160} not found."
@@ -95,6 +100,8 @@ class ResponseStore:
         items: list[Json] = []
         for one in reversed(found):
             items += stored_response(one).items
+            if len(items) > MAX_ITEMS:
+                raise too_long("previous_response_id", f"{MAX_ITEMS} items")
         return Chain(found[-1].id, items)
 
     async def conversation(self, conversation_id: str, owner: str) -> StoredObject:
@@ -104,8 +111,13 @@ class ResponseStore:
             raise not_found("Conversation", conversation_id)
         return found
 
-    async def conversation_items(self, conversation_id: str, owner: str) -> list[Json]:
-        """All of them, oldest first. Raises HttpError 404 if there is no such conversation."""
+    async def has_conversation(self, conversation_id: str, owner: str) -> bool:
+        """Raises StoreError."""
+        return await self._store.get(CONVERSATION, conversation_id, owner) is not None
+
+    async def conversation_items(self, conversation_id: str, owner: str, begun: Identity | None = None) -> list[Json]:
+        """All of them, oldest first; for an answer that another router has `begun`, those that it began with. Raises
+        HttpError 404 if there is no such conversation."""
         await self.conversation(conversation_id, owner)
         items: list[Json] = []
         after, has_more = "", True
@@ -118,9 +130,11 @@ class ResponseStore:
                 raise store_failure(error) from error
             if page is None:  # the last one left meanwhile
                 break
-            items += [orjson.loads(one.body) for one in page.objects]
+            items += [orjson.loads(one.body) for one in page.objects if begun is None or was_there(one, begun)]
             has_more = page.has_more
             after = page.objects[-1].id if page.objects else ""
+        if len(items) > MAX_ITEMS:
+            raise too_long("conversation", f"{MAX_ITEMS} items")
         return items
 
     async def conversation_page(self, conversation_id: str, owner: str, wanted: ItemPage) -> Json:
@@ -231,6 +245,12 @@ def response_object(
     return StoredObject(RESPONSE, response_id, owner, created_s, body, parent)
 
 
+def was_there(item: StoredObject, begun: Identity) -> bool:
+    """Whether an item of a conversation was there when an answer began, of which the second is known. What that answer
+    itself has added, before its router was killed, was not."""
+    return item.created_s < begun.created_s + 1 and f"{begun.number:032x}" not in item.id
+
+
 def conversation_objects(
     items: Iterable[Json], conversation_id: str, owner: str, created_s: float
 ) -> list[StoredObject]:
@@ -246,6 +266,11 @@ def as_items(items: Sequence[Json]) -> list[InputItem]:
         raise HttpError(
             500, f"A stored item is not readable: {error.errors()[0]['msg']}", kind="server_error"
         ) from error
+
+
+def too_long(field: str, most: str) -> HttpError:
+    message = f"What '{field}' goes on from is too long: there may be {most}. Begin anew with a summary of it."
+    return HttpError(400, message, param=field, code="invalid_value")
 
 
 def not_found(what: str, object_id: str) -> HttpError:

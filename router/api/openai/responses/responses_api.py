@@ -35,6 +35,7 @@ from slipstream.router.api.openai.responses.body.truncation import MAX_ATTEMPTS,
 from slipstream.router.api.openai.responses.item_pages import ItemPage, item_page
 from slipstream.router.api.openai.responses.response_store import ResponseStore, as_items, owner_of
 from slipstream.router.dispatch.queue.work_queue import MAX_PRIORITY
+from slipstream.router.http.failover.journal import Identity
 from slipstream.router.http.http_error import HttpError, RequestError
 from slipstream.router.http.reader import Request
 
@@ -162,7 +163,8 @@ class ResponsesApi:
             before = [PlacedItem(item, "previous_response_id") for item in as_items(items)]
         elif body.conversation_id is not None:
             self._store.check_is_there("conversation")
-            items = await self._store.conversation_items(body.conversation_id, owner)
+            begun = begun_before(exchange)
+            items = await self._store.conversation_items(body.conversation_id, owner, begun)
             before = [PlacedItem(item, "conversation") for item in as_items(items)]
         own = await self._own_items(body, owner)
         messages = messages_of([*before, *own], body.instructions)
@@ -218,3 +220,10 @@ class ResponsesApi:
             if (error.param, error.code) == ("model", "missing_required_parameter"):
                 raise self._flow.lookup.missing(exchange.context.caller) from error
             raise in_brackets(error) from error
+
+
+def begun_before(exchange: ApiExchange) -> Identity | None:
+    """That of an answer which another router has begun, and this one goes on with."""
+    checkpoint = exchange.context.checkpoint
+    model = checkpoint.model()
+    return None if model is None else checkpoint.identity(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,16 @@ import orjson
 import pytest
 
 from slipstream.router.access.api_key import digest_of
+from slipstream.router.api.openai.responses import response_store
+from slipstream.router.api.openai.responses.answer_keeper import AnswerKeeper
+from slipstream.router.api.openai.responses.response_store import ResponseStore, conversation_objects
+from slipstream.router.api.openai.responses.stored_items import input_id
+from slipstream.router.config.store_config import StoreConfig
+from slipstream.router.http.failover.journal import Identity
 from slipstream.router.parsers.parser_names import ParserNames
 from slipstream.router.protocol.messages import unpack_ids
+from slipstream.router.protocol.model_id import ModelId
+from slipstream.router.store import object_database
 from slipstream.router.store.object_store import ObjectStore
 from slipstream.router.store.store_errors import StoreFullError
 from slipstream.router.store.stored_object import StoredObject
@@ -185,6 +194,76 @@ def test_a_page_that_there_is_not_is_refused_by_its_field(tmp_path: Path, query:
             response = await created(site)
             status, answer = await asked(site, "GET", f"{PATH}/{response['id']}/input_items?{query}")
             assert (status, answer["error"]["param"]) == (400, query.partition("=")[0])
+
+    run(main)
+
+
+def test_a_conversation_that_is_deleted_meanwhile_gets_no_items(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep = AnswerKeeper.keep
+
+    async def main() -> None:
+        async with front("Said.", reason="stop", store=tmp_path) as site:
+            _, conversation = await asked(site, "POST", "/v1/conversations", {})
+
+            async def delete_first(keeper: AnswerKeeper, end: bytes) -> bytes:
+                await keeper._store.delete_conversation(conversation["id"], "")
+                return await keep(keeper, end)
+
+            monkeypatch.setattr(AnswerKeeper, "keep", delete_first)
+            response = await created(site, conversation=conversation["id"])
+            assert (await asked(site, "GET", f"{PATH}/{response['id']}")) == (200, response)
+        store = ObjectStore(StoreConfig(directory=str(tmp_path)))
+        await store.open()
+        assert (await store.counts()).by_kind == {"response": 1}
+        await store.close()
+
+    run(main)
+
+
+def test_an_answer_that_another_router_has_begun_sees_its_conversation_as_it_was_then(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = ObjectStore(StoreConfig(directory=str(tmp_path)))
+        await store.open()
+        now = int(time.time())
+        responses, begun = ResponseStore(store), Identity(0xABC, now, 0, ModelId(MODEL, ""))
+        await responses.add(StoredObject("conversation", "conv_1", "", now - 9.0, b'{"metadata":{}}'))
+        added = [
+            ("msg_1", now + 0.5),
+            (input_id("message", f"{begun.number:032x}", 0), now + 0.7),
+            ("msg_2", now + 1.5),
+        ]
+        for item_id, added_s in added:
+            await responses.add(*conversation_objects([{"id": item_id}], "conv_1", "", added_s))
+        assert [item["id"] for item in await responses.conversation_items("conv_1", "", begun)] == ["msg_1"]
+        assert len(await responses.conversation_items("conv_1", "")) == 3
+        await store.close()
+
+    run(main)
+
+
+def test_a_chain_or_a_conversation_that_is_too_long_is_refused_by_its_field(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with front("Said.", reason="stop", store=tmp_path) as site:
+            _, conversation = await asked(site, "POST", "/v1/conversations", {})
+            first = await created(site, conversation=conversation["id"])
+            second = await created(site, previous_response_id=first["id"])
+            monkeypatch.setattr(response_store, "MAX_ITEMS", 3)
+            await created(site, previous_response_id=first["id"])
+            third = await created(site, conversation=conversation["id"])
+            fields = {"previous_response_id": second["id"]}, {"conversation": conversation["id"]}
+            for one in fields:
+                status, refused = await asked(site, "POST", PATH, {"model": MODEL, "input": "hi", **one})
+                assert (status, refused["error"]["param"]) == (400, next(iter(one)))
+            monkeypatch.setattr(response_store, "MAX_ITEMS", 30)
+            monkeypatch.setattr(object_database, "MAX_CHAIN_BYTES", 10)
+            monkeypatch.setattr(response_store, "MAX_CHAIN_BYTES", 10)
+            fields = {"model": MODEL, "input": "hi", "previous_response_id": third["id"]}
+            status, refused = await asked(site, "POST", PATH, fields)
+            assert (status, refused["error"]["param"]) == (400, "previous_response_id")
 
     run(main)
 
