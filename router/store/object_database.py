@@ -20,6 +20,7 @@ from slipstream.router.store.stored_object import Page, StoreCounts, StoredObjec
 BUSY_S = 10.0  # how long a writer waits for those of other processes
 MAX_CHAIN = 10_000  # objects of one chain
 MAX_CHAIN_BYTES = 64 << 20  # of their bodies
+MAX_PAGE_BYTES = 32 << 20  # of the bodies of a page, beyond which it has fewer objects than it may
 EVICT_AT_A_TIME = 64
 FREE_PAGES_AT_A_TIME = 4096  # given back to the file system by one `expire`: 16 MiB
 WAL_BYTES = 64 << 20  # of a log that is kept after a checkpoint
@@ -114,8 +115,14 @@ class ObjectDatabase:
                 values.append(begin[0])
             order = "DESC" if newest_first else "ASC"
             statement = f"SELECT {COLUMNS} FROM object WHERE {where} ORDER BY seq {order} LIMIT ?"
-            found = self._connection.execute(statement, (*values, limit + 1)).fetchall()
-            return Page([as_object(row) for row in found[:limit]], len(found) > limit)
+            found: list[StoredObject] = []
+            num_bytes = 0
+            for row in self._connection.execute(statement, (*values, limit + 1)):
+                if len(found) == limit or num_bytes > MAX_PAGE_BYTES:
+                    return Page(found, has_more=True)
+                found.append(as_object(row))
+                num_bytes += len(found[-1].body)
+            return Page(found, has_more=False)
 
     def chain(self, kind: str, object_id: str, owner: str) -> list[StoredObject]:
         """The object, its parent, that one's parent and so on. It ends early where one is gone: then the last one has a

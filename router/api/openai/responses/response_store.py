@@ -120,7 +120,7 @@ class ResponseStore:
         HttpError 404 if there is no such conversation."""
         await self.conversation(conversation_id, owner)
         items: list[Json] = []
-        after, has_more = "", True
+        after, has_more, num_bytes = "", True, 0
         while has_more and len(items) <= MAX_ITEMS:
             try:
                 page = await self._store.page(
@@ -131,6 +131,9 @@ class ResponseStore:
             if page is None:  # the last one left meanwhile
                 break
             items += [orjson.loads(one.body) for one in page.objects if begun is None or was_there(one, begun)]
+            num_bytes += sum([len(one.body) for one in page.objects])
+            if num_bytes > MAX_CHAIN_BYTES:
+                raise too_long("conversation", f"{MAX_CHAIN_BYTES >> 20} MiB")
             has_more = page.has_more
             after = page.objects[-1].id if page.objects else ""
         if len(items) > MAX_ITEMS:

@@ -261,9 +261,12 @@ def test_a_chain_or_a_conversation_that_is_too_long_is_refused_by_its_field(
             monkeypatch.setattr(response_store, "MAX_ITEMS", 30)
             monkeypatch.setattr(object_database, "MAX_CHAIN_BYTES", 10)
             monkeypatch.setattr(response_store, "MAX_CHAIN_BYTES", 10)
-            fields = {"model": MODEL, "input": "hi", "previous_response_id": third["id"]}
-            status, refused = await asked(site, "POST", PATH, fields)
-            assert (status, refused["error"]["param"]) == (400, "previous_response_id")
+            for one in ({"previous_response_id": third["id"]}, {"conversation": conversation["id"]}):
+                status, refused = await asked(site, "POST", PATH, {"model": MODEL, "input": "hi", **one})
+                assert (status, refused["error"]["param"]) == (400, next(iter(one)))
+            monkeypatch.setattr(object_database, "MAX_PAGE_BYTES", 10)
+            _, page = await asked(site, "GET", f"/v1/conversations/{conversation['id']}/items")
+            assert (len(page["data"]), page["has_more"]) == (1, True)
 
     run(main)
 
