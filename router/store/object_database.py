@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from slipstream.router.config.store_config import StoreConfig
-from slipstream.router.store.schema import APPLICATION_ID, CHAIN, COLUMNS, GET, PUT, ROW_BYTES, TABLES, VERSION
+from slipstream.router.store.schema import APPLICATION_ID, CHAIN, COLUMNS, GET, PUT, RENEW, ROW_BYTES, TABLES, VERSION
 from slipstream.router.store.store_errors import StoreError, StoreFullError
 from slipstream.router.store.stored_object import Page, StoreCounts, StoredObject
 
@@ -76,6 +76,20 @@ class ObjectDatabase:
                 self._insert(one)
             return True, self._make_room({one.owner for one in objects}, {(one.kind, one.id) for one in objects})
 
+    def put_children(
+        self, kind: str, object_id: str, owner: str, objects: Sequence[StoredObject]
+    ) -> tuple[bool, list[str]]:
+        """Adds objects that belong to the object, which is renewed: it leaves after them, and its age begins again.
+        False: there is no such object, and nothing was added. Raises StoreFullError."""
+        with self._writing():
+            if self.get(kind, object_id, owner) is None:
+                return False, []
+            for one in objects:
+                self._insert(one)
+            self._connection.execute(RENEW, (self._clock() + self._config.max_age_s, kind, object_id, owner))
+            names = {(one.kind, one.id) for one in objects}
+            return True, self._make_room({owner}, {(kind, object_id), *names})
+
     def get(self, kind: str, object_id: str, owner: str) -> StoredObject | None:
         with self._errors():
             found = self._connection.execute(GET, (kind, object_id, owner, self._clock())).fetchone()
@@ -128,13 +142,18 @@ class ObjectDatabase:
             found = self._connection.execute(statement, (*values, limit + 1)).fetchall()
             return Page([as_object(row) for row in found[:limit]], len(found) > limit)
 
-    def chain(self, kind: str, object_id: str, owner: str) -> list[StoredObject]:
-        """The object, its parent, that one's parent and so on. It ends early where one is gone: then the last one has a
-        `parent`."""
+    def chain(self, kind: str, object_id: str, owner: str, max_bytes: int) -> Page:
+        """The object, its parent, that one's parent and so on, until they have `max_bytes`: then it says that there are
+        more. It ends early where one is gone: then the last one has a `parent`, and there are no more."""
         with self._errors():
             values = {"kind": kind, "id": object_id, "owner": owner, "now": self._clock(), "most": MAX_CHAIN}
-            rows = sorted(self._connection.execute(CHAIN, values), key=lambda row: int(row[-1]))
-            return [as_object(row[:-1]) for row in rows]
+            found = self._connection.execute(CHAIN, {**values, "most_bytes": max_bytes})
+            rows = sorted(found, key=lambda row: int(row[-2]))
+            objects = [as_object(row[:-2]) for row in rows]
+            if not rows or not objects[-1].parent:
+                return Page(objects, has_more=False)
+            depth, total = rows[-1][-2:]
+            return Page(objects, has_more=depth >= MAX_CHAIN or total >= max_bytes)
 
     def pinned(self, kind: str) -> list[StoredObject]:
         """The pinned objects of a kind, of all owners, oldest first."""
@@ -228,10 +247,10 @@ class ObjectDatabase:
         (mark,) = self._connection.execute("PRAGMA application_id").fetchone()
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         if mark != APPLICATION_ID:
-            raise StoreError(f"{self._path} is a database of another program")
+            raise StoreError(f"{self._path.name} is a database of another program")
         if version != VERSION:
             raise StoreError(
-                f"{self._path} is of version {version} and this router writes version {VERSION}: move it away, or "
+                f"{self._path.name} is of version {version} and this router writes version {VERSION}: move it away, or "
                 "set router.store.directory to another folder"
             )
 
@@ -240,7 +259,7 @@ class ObjectDatabase:
         try:
             yield
         except sqlite3.Error as error:
-            raise StoreError(f"{self._path} cannot be used: {error}") from error
+            raise StoreError(f"{self._path.name} cannot be used: {error}") from error
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

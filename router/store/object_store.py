@@ -65,7 +65,7 @@ class ObjectStore:
             await self._run("open", self._reading, self._reader.open)
         except StoreError as error:
             self.problem = str(error)
-            log.error("the store cannot be used, and what needs it is refused: %s", error)
+            log.error("the store in %s cannot be used, and what needs it is refused: %s", self._folder, error)
             return
         self._expiring = asyncio.create_task(self._expire())
 
@@ -102,6 +102,11 @@ class ObjectStore:
     async def put_if(self, kind: str, object_id: str, owner: str, condition: Condition, *objects: StoredObject) -> bool:
         """As `put`, if an object, which other processes may change, is as `condition` wants it. Whether it is."""
         return await self._written("put", lambda: self._writer.put_if(kind, object_id, owner, condition, objects))
+
+    async def put_children(self, kind: str, object_id: str, owner: str, *objects: StoredObject) -> bool:
+        """Adds objects that belong to an object, which is renewed: it leaves after them, and its age begins again.
+        False: there is no such object, and nothing was added. Raises StoreFullError."""
+        return await self._written("put", lambda: self._writer.put_children(kind, object_id, owner, objects))
 
     async def put_blob(self, stored: StoredObject, parts: Iterable[bytes | memoryview]) -> StoredObject:
         """Writes a file and then its object, which is returned with its size. Raises StoreFullError. It is carried
@@ -142,10 +147,10 @@ class ObjectStore:
         is not there. Objects of one `put` have its order."""
         return await self._read("page", lambda: self._reader.page(kind, owner, parent, after, limit, newest_first))
 
-    async def chain(self, kind: str, object_id: str, owner: str) -> list[StoredObject]:
+    async def chain(self, kind: str, object_id: str, owner: str, max_bytes: int) -> Page:
         """The object, its parent and so on, by one query; empty: there is no such object. If an ancestor is gone, the
-        last one has a `parent`."""
-        return await self._read("chain", lambda: self._reader.chain(kind, object_id, owner))
+        last one has a `parent`. It ends with the object that makes it `max_bytes` or more; `has_more` says so."""
+        return await self._read("chain", lambda: self._reader.chain(kind, object_id, owner, max_bytes))
 
     async def pinned(self, kind: str) -> list[StoredObject]:
         """The pinned objects of a kind, of all owners, oldest first."""

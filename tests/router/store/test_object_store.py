@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.router.config.store_config import GIB, StoreConfig
+from slipstream.router.store.blob_folder import BlobFolder
 from slipstream.router.store.object_store import ObjectStore
 from slipstream.router.store.schema import ROW_BYTES
 from slipstream.router.store.store_errors import StoreError, StoreFullError
@@ -91,7 +92,7 @@ async def test_an_owner_sees_no_other_owners_objects(tmp_path: Path) -> None:
     await store.put(response("r1", "a"), response("r2", "b", parent="r1"))
     assert await store.get("response", "r1", "b") is None
     assert not await store.delete("response", "r1", "b")
-    assert [one.id for one in await store.chain("response", "r2", "b")] == ["r2"]
+    assert [one.id for one in (await store.chain("response", "r2", "b", GIB)).objects] == ["r2"]
     page = await store.page("response", "b")
     assert page is not None
     assert [one.id for one in page.objects] == ["r2"]
@@ -105,14 +106,67 @@ async def test_an_owner_sees_no_other_owners_objects(tmp_path: Path) -> None:
 async def test_a_chain_is_read_from_its_end_to_its_beginning_or_to_where_it_is_broken(tmp_path: Path) -> None:
     store = await opened(config_at(tmp_path))
     await store.put(*(response(f"r{n}", parent=f"r{n - 1}" if n else "") for n in range(50)))
-    chain = await store.chain("response", "r49", "a")
-    assert [one.id for one in chain] == [f"r{n}" for n in range(49, -1, -1)]
+    chain, has_more = await store.chain("response", "r49", "a", GIB)
+    assert ([one.id for one in chain], has_more) == ([f"r{n}" for n in range(49, -1, -1)], False)
     await store.delete("response", "r20", "a")
-    chain = await store.chain("response", "r49", "a")
-    assert (len(chain), chain[-1].parent) == (29, "r20")
-    assert await store.chain("response", "none", "a") == []
+    chain, has_more = await store.chain("response", "r49", "a", GIB)
+    assert (len(chain), chain[-1].parent, has_more) == (29, "r20", False)
+    assert await store.chain("response", "none", "a", GIB) == ([], False)
     await store.put(response("loop", parent="loop"))
-    assert 1 <= len(await store.chain("response", "loop", "a")) <= 10_001
+    chain, has_more = await store.chain("response", "loop", "a", GIB)
+    assert (len(chain), has_more) == (10_001, True)
+    await store.close()
+
+
+@in_loop
+async def test_what_gets_children_is_renewed_and_leaves_after_them(tmp_path: Path) -> None:
+    room = 4 * (1000 + ROW_BYTES) / GIB
+    settings = {"max_gib": room, "max_tenant_gib": room, "max_age_s": 3600.0}
+    store = await opened(config_at(tmp_path, **settings))
+    parent = StoredObject("conversation", "c", "a", NOW - 1800, b"x" * 1000)
+    await store.put(parent)
+    for name in ("i1", "i2", "i3", "i4", "i5"):
+        item = StoredObject("item", name, "a", NOW, b"x" * 1000, "c")
+        assert await store.put_children("conversation", "c", "a", item)
+    found = await store.get("conversation", "c", "a")
+    assert found is not None
+    assert found.created_s == NOW - 1800
+    assert found.expires_s is not None
+    assert found.expires_s >= NOW + 3600
+    page = await store.page("item", "a", parent="c")
+    assert page is not None
+    assert [one.id for one in page.objects] == ["i5", "i4", "i3"]
+    assert not await store.put_children("conversation", "c", "b", item._replace(id="i6", owner="b"))
+    assert await store.delete("conversation", "c", "a", "item")
+    assert not await store.put_children("conversation", "c", "a", item)
+    assert (await store.counts()).by_kind == {}
+    await store.put(item)  # after the largest number that there was
+    await store.close()
+
+
+@in_loop
+async def test_no_error_names_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "objects.sqlite").write_bytes(b"no database" * 1000)
+    store = ObjectStore(config_at(tmp_path))
+    await store.open()
+    assert "objects.sqlite cannot be used" in store.problem
+    assert str(tmp_path) not in store.problem
+    await store.close()
+    with pytest.raises(StoreError) as raised:
+        BlobFolder(tmp_path / "none", fsync=False).begin("file-1")
+    assert str(tmp_path) not in str(raised.value)
+
+
+@in_loop
+async def test_a_chain_is_read_up_to_a_number_of_bytes(tmp_path: Path) -> None:
+    store = await opened(config_at(tmp_path))
+    body = b"x" * 1000
+    await store.put(*(response(f"r{n}", parent=f"r{n - 1}" if n else "", body=body) for n in range(9)))
+    each = len(body) + ROW_BYTES
+    for max_bytes, num_read, has_more in ((1, 1, True), (3 * each, 3, True), (3 * each + 1, 4, True), (GIB, 9, False)):
+        page = await store.chain("response", "r8", "a", max_bytes)
+        assert ([one.id for one in page.objects], page.has_more) == ([f"r{8 - n}" for n in range(num_read)], has_more)
+    assert (await store.chain("response", "r0", "a", 1)).has_more is False
     await store.close()
 
 

@@ -1,4 +1,4 @@
-"""Serves the batches of a store (see `JobRunner`); the claim on one is a lock on its input (`ResultFiles.claim`)."""
+"""Serves the batches of a store (see `JobRunner`); the claim on one is a lock on its results (`ResultFiles.claim`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The files that a batch works with, beside the store's blobs. Every call blocks.
 
-    ID.input     the input as it was when the batch was created (a hard link); locked by the process that serves it
-    ID.output    results, one line each, in the order in which they came
+    ID.input     the input as it was when the batch was created (a hard link)
+    ID.output    results, one line each, in the order in which they came; locked by the process that serves the batch
     ID.errors    the lines that failed
 
 A line counts once it is whole. So what a killed process had written is known from the files alone.
@@ -31,7 +31,8 @@ class ResultFiles:
         self._blobs = blobs
         self.input_path = blobs.path(f"{batch_id}.input")
         self._paths = blobs.path(f"{batch_id}.output"), blobs.path(f"{batch_id}.errors")
-        self._claim = FileClaim(self.input_path)
+        # the input may be that of other batches, too, and a lock is one of the file behind names
+        self._claim = FileClaim(self._paths[0], creates=True)
         self._files: dict[bool, BinaryIO] = {}
         self._copies: list[NewBlob] = []  # whose objects are not in the store yet
 

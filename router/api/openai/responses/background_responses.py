@@ -65,7 +65,9 @@ class BackgroundResponses:
         if body.tool_set.left_out:
             exchange.add_header(LEFT_OUT_HEADER, ", ".join(dict.fromkeys(body.tool_set.left_out)))
         own, messages, root = await self._generator.conversation(body, exchange)
-        received = self._generator.received(chat_of(body, messages, root), exchange, arrived_s)
+        received = self._generator.received(
+            chat_of(body, messages, exchange.context.session or root), exchange, arrived_s
+        )
         head, owner, key = received.head, owner_of(exchange), exchange.context.caller.key
         try:
             before = await self._store.get(head.id, owner)

@@ -20,7 +20,8 @@ from slipstream.router.api.openai.responses.body.chat_translation import chat_of
 from slipstream.router.api.openai.responses.body.input_history import PlacedItem, messages_of
 from slipstream.router.api.openai.responses.body.request_body import PromptFields, ResponsesRequest
 from slipstream.router.api.openai.responses.body.truncation import MAX_ATTEMPTS, shortened
-from slipstream.router.api.openai.responses.response_store import ResponseStore, as_items, owner_of
+from slipstream.router.api.openai.responses.response_store import HistoryLimit, ResponseStore, as_items, owner_of
+from slipstream.router.http.failover.stream_checkpoint import StreamCheckpoint
 from slipstream.router.http.http_error import HttpError, RequestError
 from slipstream.router.http.reader import Request
 
@@ -62,7 +63,7 @@ class ResponseGenerator:
         if body.stream and body.wants_logprobs:
             exchange.context.checkpoint.spoil()  # the last events repeat all of them, and they are not noted
         own, messages, root = await self.conversation(body, exchange)
-        chat = chat_of(body, messages, root)
+        chat = chat_of(body, messages, exchange.context.session or root)
         received = self.received(chat, exchange, arrived_s)
         with self._flow.stages:
             await self._flow.serve(exchange, received, self._batch(body, received, chat, own, exchange))
@@ -74,15 +75,18 @@ class ResponseGenerator:
     async def conversation(self, body: PromptFields, exchange: ApiExchange) -> ReadConversation:
         """Raises HttpError."""
         owner, root = owner_of(exchange), body.conversation_id
+        limit = HistoryLimit.of(self._flow.lookup.longest(), body.truncation)
         before: list[PlacedItem] = []
         if body.previous_response_id is not None:
             self._store.check_is_there("previous_response_id")
-            root, items = await self._store.chain(body.previous_response_id, owner)
+            root, items = await self._store.chain(body.previous_response_id, owner, limit)
             before = [PlacedItem(item, "previous_response_id") for item in as_items(items)]
         elif body.conversation_id is not None:
             self._store.check_is_there("conversation")
-            items = await self._store.conversation_items(body.conversation_id, owner)
-            before = [PlacedItem(item, "conversation") for item in as_items(items)]
+            items = await self._store.conversation_items(body.conversation_id, owner, limit)
+            number = number_of_previous(exchange.context.checkpoint)
+            before_it = [item for item in items if not number or number not in item["id"]]
+            before = [PlacedItem(item, "conversation") for item in as_items(before_it)]
         own = await self._own_items(body, owner)
         messages = messages_of([*before, *own], body.instructions)
         if not messages:
@@ -145,3 +149,10 @@ class ResponseGenerator:
             if (error.param, error.code) == ("model", "missing_required_parameter"):
                 raise self._flow.lookup.missing(exchange.context.caller) from error
             raise in_brackets(error) from error
+
+
+def number_of_previous(checkpoint: StreamCheckpoint) -> str:
+    """The number that the answer has had at a router that was killed; "": there was none. That router may have stored
+    what the answer adds to its conversation, under ids with this number."""
+    model = checkpoint.model()
+    return "" if model is None else f"{checkpoint.identity(model).number:032x}"

@@ -9,7 +9,6 @@ import orjson
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
 from slipstream.router.api.openai.body.schema import ChatRequest
 from slipstream.router.api.openai.generation_flow import GenerationFlow
-from slipstream.router.api.openai.prompts import PromptReader
 from slipstream.router.api.openai.responses.background_responses import BackgroundResponses
 from slipstream.router.api.openai.responses.body.chat_translation import (
     chat_of_prompt,
@@ -22,7 +21,7 @@ from slipstream.router.api.openai.responses.body.request_body import (
 from slipstream.router.api.openai.responses.event_replay import REPLAY_FIELDS, ReplayQuery
 from slipstream.router.api.openai.responses.item_pages import ItemPage, item_page
 from slipstream.router.api.openai.responses.response_generator import ResponseGenerator
-from slipstream.router.api.openai.responses.response_store import ResponseStore, owner_of
+from slipstream.router.api.openai.responses.response_store import HistoryLimit, ResponseStore, owner_of
 from slipstream.router.dispatch.queue.work_queue import MAX_PRIORITY
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
@@ -79,10 +78,8 @@ class ResponsesApi:
             messages = (await self._generator.conversation(body, exchange)).messages
             fields = chat_of_prompt(body, messages, model.name)
             chat = ChatRequest.model_construct(set(fields), **fields)
-            use = body.tool_use
-            tools = use.tools if use is not None else ()
-            reader, limit = PromptReader(model.tokenizer), lookup.limit_of(model.name)
-            packed_ids = await reader.of_chat(chat.messages, limit, chat.template_variables, tools, model.outputs)
+            chat.__dict__["tool_use"] = body.tool_use  # in place of the cached property
+            packed_ids = await self._flow.preparation.prompt_of_chat(model, chat, caller.own(""))
         except HttpError as error:
             raise in_words_of_responses(error, body.tool_set.places) from error
         answer = {"object": "response.input_tokens", "input_tokens": len(packed_ids) // 4}
@@ -122,5 +119,6 @@ class ResponsesApi:
         owner = owner_of(exchange)
         stored = await self._store.response(response_id, owner)
         previous = stored.response.get("previous_response_id")
-        before = (await self._store.chain(previous, owner)).items if previous else []
+        limit = HistoryLimit.of(self._flow.lookup.longest(), None)
+        before = (await self._store.chain(previous, owner, limit)).items if previous else []
         exchange.respond(200, orjson.dumps(item_page([*before, *stored.input], wanted)))
