@@ -73,6 +73,7 @@ class Submit:
     versions: tuple[str, ...]
     replaces: str
     retention: Retention | None
+    is_background: bool = False
 
     @classmethod
     def of(cls, request: GenerateRequest, number: int) -> Submit:

@@ -36,7 +36,7 @@ from slipstream.router.config.router_config import ApiConfig
 from slipstream.router.http.http_error import HttpError, RequestError
 from slipstream.router.http.reader import Request
 from slipstream.router.observability.front_counts import FrontMetrics, ModelCounts
-from slipstream.router.protocol.generation import BACKGROUND_PRIORITY, AdmissionError, GenerateRequest, Slo
+from slipstream.router.protocol.generation import AdmissionError, GenerateRequest, Slo
 from slipstream.router.protocol.model_id import ModelId
 from slipstream.router.requests.rejections import RejectedRequest
 from slipstream.router.requests.stream import GenerationStream
@@ -256,7 +256,7 @@ class GenerationFlow:
             request_id=request_id,
             prompt_ids=prompt.packed_ids,
             sampling=sampling,
-            priority=BACKGROUND_PRIORITY if is_background else body.priority or 0,
+            priority=0 if is_background else body.priority or 0,
             cache_salt=caller.own(body.cache_salt or ""),
             tenant=received.tenant,
             weight=caller.weight,
@@ -274,4 +274,5 @@ class GenerationFlow:
             model=received.model.name,
             versions=received.versions,
             retention=body.retention,
+            is_background=is_background,
         )
