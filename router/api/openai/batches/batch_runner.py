@@ -1,14 +1,14 @@
 """Serves the batches of a store, in the processes that share it. Which of them serves a batch is decided by a lock on
-its input (`ResultFiles.claim`), which ends with the process: so there is one at a time, and the next one goes on as
-soon as it looks."""
+a file of the batch (`ResultFiles.claim`), which ends with the process: so there is one at a time, and the next one goes
+on as soon as it looks."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable
 from contextlib import suppress
 
 from slipstream.router.api.openai.batches.batch import KIND, Batch
@@ -17,6 +17,7 @@ from slipstream.router.api.openai.batches.line_server import LineServer
 from slipstream.router.config.batches_config import BatchesConfig
 from slipstream.router.store.object_store import ObjectStore
 from slipstream.router.store.store_errors import StoreError
+from slipstream.router.store.stored_object import ObjectName, StoredObject
 
 RETRY_S = 30.0  # after which a batch that could not be served is tried again
 LOOK_EVERY_S = 2.0  # for batches that other processes created, or were serving when they died
@@ -63,6 +64,7 @@ class BatchRunner:
             run.close()
 
     async def _watch(self) -> None:
+        await self._store.wait_open()
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_EVERY_S):
@@ -73,24 +75,44 @@ class BatchRunner:
                     await self._begin()
                 except StoreError as error:
                     log.warning("batches cannot be served: %s", error)
+                except Exception:  # a bug: it is tried again
+                    log.exception("batches cannot be served")
 
     async def _begin(self) -> None:
         """Begins with the batches that no process serves, as far as there is room. Raises StoreError."""
         now = time.monotonic()
         self._failed = {batch_id: until_s for batch_id, until_s in self._failed.items() if until_s > now}
-        waiting = [
-            batch
-            for batch in map(Batch.of, await self._store.pinned(KIND))
-            if batch.id not in self._running and batch.id not in self._failed
-        ]
-        while waiting and len(self._running) < self._config.max_running:
-            batch = next_batch(waiting, [run.batch for run, _ in self._running.values()])
-            waiting.remove(batch)
-            run = BatchRun(self._store, self._lines, self._config, batch, self._counts)
-            if await run.claim():
-                self._running[batch.id] = run, asyncio.create_task(self._run(batch.id, run))
-            else:
-                run.close()
+        waiting = WaitingBatches(
+            name
+            for name in await self._store.pinned_names(KIND)
+            if name.id not in self._running and name.id not in self._failed
+        )
+        while len(self._running) < self._config.max_running:
+            name = waiting.pop(run.batch.owner for run, _ in self._running.values())
+            if name is None:
+                return
+            stored = await self._store.get(KIND, name.id, name.owner)
+            if stored is not None:
+                await self._begin_one(stored)
+
+    async def _begin_one(self, stored: StoredObject) -> None:
+        """Begins with a batch if no other process serves it. Raises StoreError."""
+        try:
+            batch = Batch.of(stored)
+        except StoreError as error:
+            self._note_failure(stored.id)
+            log.error("%s; it is tried again in %g s", error, RETRY_S)
+            return
+        run = BatchRun(self._store, self._lines, self._config, batch, self._counts)
+        try:
+            has_begun = await run.claim()
+        except BaseException:
+            run.close()
+            raise
+        if has_begun:
+            self._running[batch.id] = run, asyncio.create_task(self._run(batch.id, run))
+        else:
+            run.close()
 
     async def _run(self, batch_id: str, run: BatchRun) -> None:
         try:
@@ -111,7 +133,22 @@ class BatchRunner:
         self._failed[batch_id] = time.monotonic() + RETRY_S
 
 
-def next_batch(waiting: Sequence[Batch], running: Iterable[Batch]) -> Batch:
-    """The one to begin with: of the owner with the fewest running ones, the oldest."""
-    num_running = Counter(batch.owner for batch in running)
-    return min(waiting, key=lambda batch: num_running[batch.owner])  # the first of equals
+class WaitingBatches:
+    """Batches that wait, by owner. `names` are those of the batches, oldest first."""
+
+    def __init__(self, names: Iterable[ObjectName]) -> None:
+        self._by_owner: dict[str, deque[tuple[int, ObjectName]]] = {}
+        for position, name in enumerate(names):
+            self._by_owner.setdefault(name.owner, deque()).append((position, name))
+
+    def pop(self, owners: Iterable[str]) -> ObjectName | None:
+        """The batch to begin with while some of `owners` run: of the owner with the fewest running ones, the oldest.
+        None: none is left."""
+        if not self._by_owner:
+            return None
+        num_running = Counter(owners)
+        owner = min(self._by_owner, key=lambda owner: (num_running[owner], self._by_owner[owner][0][0]))
+        _, name = self._by_owner[owner].popleft()
+        if not self._by_owner[owner]:
+            del self._by_owner[owner]
+        return name
