@@ -7,7 +7,7 @@ workers. Sans-IO.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import groupby, islice, repeat
+from itertools import groupby, repeat
 
 STRETCH = 64  # blocks that are looked up by the last of them, where that is held by all that hold what is before
 
@@ -46,19 +46,22 @@ class BlockMap:
         hold none are left out."""
         hits: list[tuple[int, int]] = []
         num_blocks, mask, masks = 0, workers, self._masks
-        # Caches evict the ends of prefixes first: whoever holds the last block of a stretch holds those before it.
-        while mask and num_blocks + STRETCH <= num_ids and masks.get(ids[num_blocks + STRETCH - 1], 0) & mask == mask:
-            num_blocks += STRETCH
-        # Neighbours have the same holders as a rule, so thousands of blocks are few groups.
-        for holders, group in groupby(map(masks.get, islice(ids, num_blocks, num_ids), repeat(0))):
-            also = mask & holders
-            if also != mask:
-                if num_blocks:
-                    hits.append((num_blocks, mask ^ also))
-                mask = also
-                if not mask:
-                    break
-            num_blocks += len(list(group))
+        while mask and num_blocks < num_ids:
+            end = num_blocks + STRETCH
+            # Caches evict the ends of prefixes first: a worker with the last block of a stretch has those before it.
+            if end <= num_ids and masks.get(ids[end - 1], 0) & mask == mask:
+                num_blocks = end
+                continue
+            # Neighbours have the same holders as a rule, so a stretch is few groups.
+            for holders, group in groupby(map(masks.get, ids[num_blocks : min(end, num_ids)], repeat(0))):
+                also = mask & holders
+                if also != mask:
+                    if num_blocks:
+                        hits.append((num_blocks, mask ^ also))
+                    mask = also
+                    if not mask:
+                        break
+                num_blocks += len(list(group))
         if mask and num_blocks:
             hits.append((num_blocks, mask))
         hits.reverse()
