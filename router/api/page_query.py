@@ -39,8 +39,8 @@ class PageQuery:
 
 
 def list_json(objects: Sequence[dict[str, Any]], has_more: bool) -> dict[str, Any]:
-    """OpenAI's form of a page."""
-    first, last = (objects[0]["id"], objects[-1]["id"]) if objects else (None, None)
+    """OpenAI's form of a page; its schema wants texts as ids, also of an empty one."""
+    first, last = (objects[0]["id"], objects[-1]["id"]) if objects else ("", "")
     return {"object": "list", "data": list(objects), "first_id": first, "last_id": last, "has_more": has_more}
 
 

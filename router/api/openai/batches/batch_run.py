@@ -85,6 +85,7 @@ class BatchRun:
             if not self._batch.is_over:
                 await self._end()
         await self._store.in_files("remove", self._files.remove)
+        log.info("batch %s is %s", self._batch.id, self._batch.status)
 
     async def _end(self) -> None:
         try:

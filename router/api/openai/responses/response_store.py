@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from slipstream.router.api.exchange_context import ApiExchange
 from slipstream.router.api.openai.responses.body.input_history import PlacedItem
 from slipstream.router.api.openai.responses.body.input_items import MAX_ITEMS, InputItem, InputItemField, ItemReference
-from slipstream.router.api.openai.responses.item_pages import ItemPage, list_json, no_such_item
+from slipstream.router.api.page_query import PageQuery, list_json
 from slipstream.router.api.store_failure import store_failure
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.store.object_store import ObjectStore
@@ -123,7 +123,7 @@ class ResponseStore:
             after = page.objects[-1].id if page.objects else ""
         return items
 
-    async def conversation_page(self, conversation_id: str, owner: str, wanted: ItemPage) -> Json:
+    async def conversation_page(self, conversation_id: str, owner: str, wanted: PageQuery) -> Json:
         """Raises HttpError 400 if there is no item `after`."""
         try:
             page = await self._store.page(
@@ -137,7 +137,7 @@ class ResponseStore:
         except StoreError as error:
             raise store_failure(error) from error
         if page is None:
-            raise no_such_item(wanted.after)
+            raise wanted.unknown_after()
         return list_json([orjson.loads(one.body) for one in page.objects], page.has_more)
 
     async def conversation_item(self, conversation_id: str, item_id: str, owner: str) -> Json:

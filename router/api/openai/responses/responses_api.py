@@ -32,7 +32,7 @@ from slipstream.router.api.openai.responses.body.request_body import (
     ResponsesRequest,
 )
 from slipstream.router.api.openai.responses.body.truncation import MAX_ATTEMPTS, shortened
-from slipstream.router.api.openai.responses.item_pages import ItemPage, item_page
+from slipstream.router.api.openai.responses.item_pages import item_page, wanted_items
 from slipstream.router.api.openai.responses.response_store import ResponseStore, as_items, owner_of
 from slipstream.router.dispatch.queue.work_queue import MAX_PRIORITY
 from slipstream.router.http.http_error import HttpError, RequestError
@@ -145,7 +145,7 @@ class ResponsesApi:
 
     async def input_items(self, request: Request, exchange: ApiExchange, response_id: str) -> None:
         """The items that a stored response was made from, with those of the responses before it."""
-        wanted = ItemPage.of(request.query)
+        wanted = wanted_items(request)
         owner = owner_of(exchange)
         stored = await self._store.response(response_id, owner)
         previous = stored.response.get("previous_response_id")

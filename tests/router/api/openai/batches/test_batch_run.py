@@ -18,11 +18,12 @@ import pytest
 from slipstream.router.api.openai.batches import batch_run, batch_runner
 from slipstream.router.api.openai.batches.batch import KIND, Batch
 from slipstream.router.api.openai.batches.batch_run import BatchRun
-from slipstream.router.api.openai.batches.batch_runner import BatchRunner, WaitingBatches
+from slipstream.router.api.openai.batches.batch_runner import BatchRunner
 from slipstream.router.api.openai.batches.result_files import ResultFiles
 from slipstream.router.api.openai.files.file_object import FileFacts, new_file
 from slipstream.router.config.batches_config import BatchesConfig
 from slipstream.router.config.store_config import GIB, StoreConfig
+from slipstream.router.store.job_runner import WaitingJobs
 from slipstream.router.store.object_store import ObjectStore
 from slipstream.router.store.schema import ROW_BYTES
 from slipstream.router.store.stored_object import ObjectName, StoredObject
@@ -282,7 +283,7 @@ async def test_one_process_at_a_time_serves_a_batch_and_the_next_one_goes_on(tmp
 def test_the_owner_with_the_fewest_running_batches_is_next() -> None:
     flood = [ObjectName(f"batch_{number}", "flood") for number in range(3)]
     other = ObjectName("batch_9", "b")
-    waiting = WaitingBatches([*flood, other])
+    waiting = WaitingJobs([*flood, other])
     assert waiting.pop([]) == flood[0]
     assert waiting.pop(["flood"]) == other
     assert waiting.pop(["flood", "b"]) == flood[1]
@@ -386,7 +387,7 @@ async def test_batches_go_on_after_a_look_that_failed_by_a_bug(
         runner.start()
         await until(lambda: is_over(store))
         await runner.stop()
-        assert "batches cannot be served" in caplog.text
+        assert "cannot be served" in caplog.text
 
 
 @in_loop
