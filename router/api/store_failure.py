@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.store.store_errors import StoreBusyError, StoreError, StoreFullError
+
+
+@contextmanager
+def store_failures() -> Iterator[None]:
+    """Raises HttpError in place of StoreError."""
+    try:
+        yield
+    except StoreError as error:
+        raise store_failure(error) from error
 
 
 def store_failure(error: StoreError) -> HttpError:

@@ -73,6 +73,7 @@ class Submit:
     versions: tuple[str, ...]
     replaces: str
     retention: Retention | None
+    keeps_version: bool
     is_background: bool = False
 
     @classmethod

@@ -109,6 +109,7 @@ class GenerateRequest(NamedTuple):
     versions: tuple[str, ...] = ()  # whose tokenizer made the prompt, where versions have several; (): any version
     replaces: str = ""  # the id of an ended request of the same answer, which this one displaces in the history
     retention: Retention | None = None  # None: nothing is known that speaks for keeping its KV
+    keeps_version: bool = True  # the session's requests get the same version; False: it only says where KV may be
     is_background: bool = False
 
     def packed_prompt(self) -> bytes:

@@ -135,13 +135,18 @@ class ObjectDatabase:
             found = self._connection.execute(statement, (*values, limit + 1)).fetchall()
             return Page([as_object(row) for row in found[:limit]], len(found) > limit)
 
-    def chain(self, kind: str, object_id: str, owner: str) -> list[StoredObject]:
-        """The object, its parent, that one's parent and so on. It ends early where one is gone: then the last one has a
-        `parent`."""
+    def chain(self, kind: str, object_id: str, owner: str, max_bytes: int) -> Page:
+        """The object, its parent, that one's parent and so on, until they have `max_bytes`: then it says that there are
+        more. It ends early where one is gone: then the last one has a `parent`, and there are no more."""
         with self._errors():
             values = {"kind": kind, "id": object_id, "owner": owner, "now": self._clock(), "most": MAX_CHAIN}
-            rows = sorted(self._connection.execute(CHAIN, values), key=lambda row: int(row[-1]))
-            return [as_object(row[:-1]) for row in rows]
+            found = self._connection.execute(CHAIN, {**values, "most_bytes": max_bytes})
+            rows = sorted(found, key=lambda row: int(row[-2]))
+            objects = [as_object(row[:-2]) for row in rows]
+            if not rows or not objects[-1].parent:
+                return Page(objects, has_more=False)
+            depth, total = rows[-1][-2:]
+            return Page(objects, has_more=depth >= MAX_CHAIN or total >= max_bytes)
 
     def pinned(self, kind: str) -> list[StoredObject]:
         """The pinned objects of a kind, of all owners, oldest first."""

@@ -206,10 +206,10 @@ class ObjectStore:
             "page", lambda: self._reader.page(kind, owner, parent, after, limit, newest_first, having)
         )
 
-    async def chain(self, kind: str, object_id: str, owner: str) -> list[StoredObject]:
+    async def chain(self, kind: str, object_id: str, owner: str, max_bytes: int) -> Page:
         """The object, its parent and so on, by one query; empty: there is no such object. If an ancestor is gone, the
-        last one has a `parent`."""
-        return await self._read("chain", lambda: self._reader.chain(kind, object_id, owner))
+        last one has a `parent`. It ends with the object that makes it `max_bytes` or more; `has_more` says so."""
+        return await self._read("chain", lambda: self._reader.chain(kind, object_id, owner, max_bytes))
 
     async def pinned(self, kind: str) -> list[StoredObject]:
         """The pinned objects of a kind, of all owners, oldest first."""

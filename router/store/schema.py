@@ -73,12 +73,14 @@ WHERE owner = excluded.owner
 """
 GET = f"SELECT {COLUMNS} FROM object WHERE kind = ? AND id = ? AND owner = ? AND (expires_s > ? OR is_pinned)"
 CHAIN = f"""
-WITH RECURSIVE chain (depth, seq, parent) AS (
-    SELECT 0, seq, parent FROM object WHERE kind = :kind AND id = :id AND owner = :owner AND expires_s > :now
+WITH RECURSIVE chain (depth, seq, parent, total) AS (
+    SELECT 0, seq, parent, num_bytes FROM object
+    WHERE kind = :kind AND id = :id AND owner = :owner AND expires_s > :now
     UNION ALL
-    SELECT depth + 1, object.seq, object.parent FROM chain
+    SELECT depth + 1, object.seq, object.parent, total + object.num_bytes FROM chain
     JOIN object ON object.kind = :kind AND object.id = chain.parent
-    WHERE chain.parent != '' AND object.owner = :owner AND object.expires_s > :now AND depth < :most
+    WHERE chain.parent != '' AND object.owner = :owner AND object.expires_s > :now
+        AND depth < :most AND total < :most_bytes
 )
-SELECT {OF_OBJECT}, depth FROM chain JOIN object ON object.seq = chain.seq
+SELECT {OF_OBJECT}, depth, total FROM chain JOIN object ON object.seq = chain.seq
 """  # not sorted there, which would copy the bodies

@@ -50,6 +50,7 @@ class ReceivedRequest(NamedTuple):
     seed: int
     versions: tuple[str, ...] = ()
     session: str = ""  # the conversation, in a form that no other tenant can produce
+    keeps_version: bool = True  # the requests of this session have the same version; not if it is only a cache key
 
     @property
     def tenant(self) -> str:

@@ -36,7 +36,8 @@ from slipstream.router.config.router_config import ApiConfig
 from slipstream.router.http.http_error import HttpError, RequestError
 from slipstream.router.http.reader import Request
 from slipstream.router.observability.front_counts import FrontMetrics, ModelCounts
-from slipstream.router.protocol.generation import AdmissionError, GenerateRequest, Slo
+from slipstream.router.protocol.generation import AdmissionError, Delta, GenerateRequest, Slo
+from slipstream.router.protocol.messages import unpack_ids
 from slipstream.router.protocol.model_id import ModelId
 from slipstream.router.requests.rejections import RejectedRequest
 from slipstream.router.requests.stream import GenerationStream
@@ -96,13 +97,15 @@ class GenerationFlow:
     def received(self, body: GenerationFields, exchange: ApiExchange, arrived_s: float, prefix: str) -> ReceivedRequest:
         """The request as it arrived. Raises HttpError if there is no such model or the caller may not use it."""
         context = exchange.context
-        session = body.conversation or context.session
+        named = body.session_id or context.session
+        session = named or body.cache_key
         session = context.caller.own(session) if session else ""
-        model, version, versions = self.lookup.of_generation(body.model, body.priority or 0, context, session)
+        pinned = session if named else ""  # many conversations may have one cache key
+        model, version, versions = self.lookup.of_generation(body.model, body.priority or 0, context, pinned)
         identity = context.checkpoint.identity(ModelId(model.name, version))
         answer_id = f"{prefix}{identity.number:032x}"
-        named = body.model if not version else body.model.removesuffix(f"@{version}")
-        head = AnswerHead(answer_id, identity.created_s, named, service_tier=body.served_tier)
+        model_name = body.model if not version else body.model.removesuffix(f"@{version}")
+        head = AnswerHead(answer_id, identity.created_s, model_name, service_tier=body.served_tier)
         return ReceivedRequest(
             body,
             model,
@@ -115,26 +118,44 @@ class GenerationFlow:
             identity.seed,
             versions,
             session,
+            keeps_version=bool(named),
         )
 
     async def serve(
         self, exchange: ApiExchange, received: ReceivedRequest, coming_batch: Awaitable[GenerationBatch]
     ) -> None:
-        """Let the request in and answer it. Raises HttpError; if the request is refused, that can be explained."""
-        batch: GenerationBatch | None = None
+        """Let the request in and answer it. Raises HttpError; if the request is refused, that can be explained. The
+        stream that another router has begun ends with the error."""
         try:
             batch = await coming_batch
+        except RequestError as refused:
+            self._note_refused(exchange, received, 0, refused)
+            raise
+        try:
+            await self._serve(exchange, batch)
+        except HttpError as error:
+            if not exchange.head_sent:
+                raise
+            end_begun_stream(exchange, batch, error)
+
+    async def _serve(self, exchange: ApiExchange, batch: GenerationBatch) -> None:
+        """Raises HttpError."""
+        try:
             permit = await self._enter(exchange, batch)
         except RequestError as refused:
-            num_prompt_tokens = batch.num_prompt_tokens if batch is not None else 0
-            self._service.note_refused(received.refused(num_prompt_tokens, refused.error, time.monotonic()))
-            if exchange.context.trace is not None:
-                exchange.context.trace.refusal = refused.error
+            self._note_refused(exchange, batch.received, batch.num_prompt_tokens, refused)
             raise
         if batch.body.use_beam_search:
             await self._answer_by_beams(exchange, batch, permit)
         else:
             await self._answer(exchange, batch, permit)
+
+    def _note_refused(
+        self, exchange: ApiExchange, received: ReceivedRequest, num_prompt_tokens: int, refused: RequestError
+    ) -> None:
+        self._service.note_refused(received.refused(num_prompt_tokens, refused.error, time.monotonic()))
+        if exchange.context.trace is not None:
+            exchange.context.trace.refusal = refused.error
 
     async def _answer_by_beams(self, exchange: ApiExchange, batch: GenerationBatch, permit: Permit) -> None:
         """Search and send the answer. Raises HttpError."""
@@ -274,5 +295,19 @@ class GenerationFlow:
             model=received.model.name,
             versions=received.versions,
             retention=body.retention,
+            keeps_version=received.keeps_version,
             is_background=is_background,
         )
+
+
+def end_begun_stream(exchange: ApiExchange, batch: GenerationBatch, error: HttpError) -> None:
+    """End a stream that a killed router has begun, and that cannot go on, behind what the client has of it."""
+    for index in range(batch.num_choices):
+        resumed = exchange.context.checkpoint.resumed(index)
+        if resumed is not None:
+            entries: Delta = [(token_id, None) for token_id in unpack_ids(resumed.output_ids)]
+            text = batch.prefix_of(index // batch.choices_per_prompt) + batch.output().add(entries)
+            if text:
+                batch.form.text_chunk(index, text, [])
+    exchange.keep_alive = False
+    exchange.finish(batch.form.failure(error))

@@ -264,12 +264,14 @@ class Versions:
     def _of_session(self, state: RequestState) -> str:
         """The version of the request's conversation, if it can continue there."""
         request = state.request
-        version = self._sessions.get((request.tenant, request.session), "") if request.session else ""
+        if not request.session or not request.keeps_version:
+            return ""
+        version = self._sessions.get((request.tenant, request.session), "")
         return version if version and version in self._candidates(state) else ""
 
     def _note_session(self, state: RequestState, version: str) -> None:
         request = state.request
-        if not request.session or not version or request.version:
+        if not request.session or not request.keeps_version or not version or request.version:
             return
         key = request.tenant, request.session
         self._sessions[key] = version

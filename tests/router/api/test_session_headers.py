@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import orjson
 import pytest
 
 from slipstream.router.api.session_headers import session_in
@@ -34,13 +37,37 @@ def test_the_body_comes_before_the_header_and_the_cache_key_stands_in() -> None:
                 ({}, {}, ""),
                 ({}, {"x-session-id": "h"}, "h"),
                 ({"prompt_cache_key": "k"}, {}, "k"),
+                ({"prompt_cache_key": "k"}, {"x-session-id": "h"}, "h"),
                 ({"session_id": "s", "prompt_cache_key": "k"}, {"x-session-id": "h"}, "s"),
             )
             for fields, headers, session in cases:
                 body = {"model": "demo", "messages": HI, "max_tokens": 1, **fields}
                 status, _, answer = await site.request("POST", CHAT, body, headers)
                 assert status == 200, answer
-                assert site.service.requests[-1].session == session
+                request = site.service.requests[-1]
+                assert request.session == session
+                assert request.keeps_version == (session in ("h", "s"))
+
+    run(main)
+
+
+def test_a_response_goes_on_in_the_session_of_its_conversation_unless_a_header_names_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with front(store=tmp_path) as site:
+
+            async def session(headers: dict[str, str], **fields: str) -> tuple[str, str]:
+                body = {"model": "demo", "input": "hi", "max_output_tokens": 1, **fields}
+                status, _, answer = await site.request("POST", "/v1/responses", body, headers)
+                assert status == 200, answer
+                return site.service.requests[-1].session, orjson.loads(answer)["id"]
+
+            _, root = await session({})
+            header = {"x-session-id": "h"}
+            assert (await session({}, previous_response_id=root))[0] == root
+            assert (await session({}, previous_response_id=root, prompt_cache_key="k"))[0] == root
+            assert (await session(header, previous_response_id=root, prompt_cache_key="k"))[0] == "h"
+            assert (await session(header, previous_response_id=root, session_id="s"))[0] == "s"
+            assert (await session({}, prompt_cache_key="k"))[0] == "k"
 
     run(main)
 

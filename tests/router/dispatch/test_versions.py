@@ -167,6 +167,12 @@ def test_a_conversation_stays_on_its_version_as_long_as_that_has_a_share(both):
     assert {both.version(both.submit(session=name)) for name in "abcd"} == {"1"}
 
 
+def test_what_only_shares_a_cache_key_is_split_among_versions(both):
+    both.split({"1": 50, "2": 50})
+    chosen = [both.version(both.submit(session="k", keeps_version=False)) for _ in range(8)]
+    assert sorted(chosen) == ["1"] * 4 + ["2"] * 4
+
+
 def test_all_choices_of_an_answer_have_one_version(both):
     both.split({"1": 50, "2": 50})
     for at in range(4):

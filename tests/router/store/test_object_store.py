@@ -94,7 +94,7 @@ async def test_an_owner_sees_no_other_owners_objects(tmp_path: Path) -> None:
     await store.put(response("r1", "a"), response("r2", "b", parent="r1"))
     assert await store.get("response", "r1", "b") is None
     assert not await store.delete("response", "r1", "b")
-    assert [one.id for one in await store.chain("response", "r2", "b")] == ["r2"]
+    assert [one.id for one in (await store.chain("response", "r2", "b", GIB)).objects] == ["r2"]
     page = await store.page("response", "b")
     assert page is not None
     assert [one.id for one in page.objects] == ["r2"]
@@ -108,14 +108,28 @@ async def test_an_owner_sees_no_other_owners_objects(tmp_path: Path) -> None:
 async def test_a_chain_is_read_from_its_end_to_its_beginning_or_to_where_it_is_broken(tmp_path: Path) -> None:
     store = await opened(config_at(tmp_path))
     await store.put(*(response(f"r{n}", parent=f"r{n - 1}" if n else "") for n in range(50)))
-    chain = await store.chain("response", "r49", "a")
-    assert [one.id for one in chain] == [f"r{n}" for n in range(49, -1, -1)]
+    chain, has_more = await store.chain("response", "r49", "a", GIB)
+    assert ([one.id for one in chain], has_more) == ([f"r{n}" for n in range(49, -1, -1)], False)
     await store.delete("response", "r20", "a")
-    chain = await store.chain("response", "r49", "a")
-    assert (len(chain), chain[-1].parent) == (29, "r20")
-    assert await store.chain("response", "none", "a") == []
+    chain, has_more = await store.chain("response", "r49", "a", GIB)
+    assert (len(chain), chain[-1].parent, has_more) == (29, "r20", False)
+    assert await store.chain("response", "none", "a", GIB) == ([], False)
     await store.put(response("loop", parent="loop"))
-    assert 1 <= len(await store.chain("response", "loop", "a")) <= 10_001
+    chain, has_more = await store.chain("response", "loop", "a", GIB)
+    assert (len(chain), has_more) == (10_001, True)
+    await store.close()
+
+
+@in_loop
+async def test_a_chain_is_read_up_to_a_number_of_bytes(tmp_path: Path) -> None:
+    store = await opened(config_at(tmp_path))
+    body = b"x" * 1000
+    await store.put(*(response(f"r{n}", parent=f"r{n - 1}" if n else "", body=body) for n in range(9)))
+    each = len(body) + ROW_BYTES
+    for max_bytes, num_read, has_more in ((1, 1, True), (3 * each, 3, True), (3 * each + 1, 4, True), (GIB, 9, False)):
+        page = await store.chain("response", "r8", "a", max_bytes)
+        assert ([one.id for one in page.objects], page.has_more) == ([f"r{8 - n}" for n in range(num_read)], has_more)
+    assert (await store.chain("response", "r0", "a", 1)).has_more is False
     await store.close()
 
 

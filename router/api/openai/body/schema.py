@@ -206,9 +206,9 @@ class GenerationFields(VllmFields):
         return self.n or 1
 
     @property
-    def conversation(self) -> str:
-        """The name of the conversation that it belongs to; "" if the body has none."""
-        return self.session_id or ""
+    def cache_key(self) -> str:
+        """What requests have in common that may find each other's KV; "" if the body has none."""
+        return ""
 
     @property
     def retention(self) -> Retention | None:
@@ -276,8 +276,8 @@ class ChatRequest(ChatVllmFields, GenerationFields):
         return self.max_completion_tokens or self.max_tokens
 
     @property
-    def conversation(self) -> str:
-        return self.session_id or self.prompt_cache_key or ""
+    def cache_key(self) -> str:
+        return self.prompt_cache_key or ""
 
     @property
     def retention(self) -> Retention | None:

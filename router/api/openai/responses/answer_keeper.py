@@ -11,6 +11,7 @@ from slipstream.router.api.openai.responses.body.input_items import InputItem
 from slipstream.router.api.openai.responses.body.request_body import ResponsesRequest
 from slipstream.router.api.openai.responses.response_store import (
     ResponseStore,
+    chain_object,
     conversation_objects,
     response_object,
 )
@@ -52,6 +53,8 @@ class AnswerKeeper:
             own = shown_items(self._own_items, number)
             parent = self._body.previous_response_id or ""
             response = self._form.final_document()
+            items = [*own, *self._form.output]
+            objects.append(chain_object(items, self._owner, head.id, parent, head.created_s))
             objects.append(response_object(response, own, self._owner, head.id, parent, head.created_s))
         if self._body.conversation_id is not None:
             added = [*shown_items(self._own_items, number, keeps_ids=False), *self._form.output]

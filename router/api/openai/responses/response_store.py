@@ -2,8 +2,12 @@
 
 kind                 id          parent                   body
 response             resp_...    previous_response_id     {"response": the response, "input": its own items}
+response_items       resp_...    previous_response_id     [its own items and those of its output]
 conversation         conv_...                             {"metadata": ...}
 conversation_item    msg_... etc. the conversation        the item
+
+The items of a response are there a second time, as those of a chain are read with each request, while a response
+repeats long instructions and lists of tools.
 """
 
 from __future__ import annotations
@@ -20,14 +24,17 @@ from slipstream.router.api.exchange_context import ApiExchange
 from slipstream.router.api.openai.responses.body.input_history import PlacedItem
 from slipstream.router.api.openai.responses.body.input_items import MAX_ITEMS, InputItem, InputItemField, ItemReference
 from slipstream.router.api.page_query import PageQuery, list_json
-from slipstream.router.api.store_failure import store_failure
+from slipstream.router.api.store_failure import store_failures
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.store.object_store import ObjectStore
-from slipstream.router.store.store_errors import StoreError
 from slipstream.router.store.stored_object import StoredObject
 
-RESPONSE, CONVERSATION, ITEM = "response", "conversation", "conversation_item"
+RESPONSE, RESPONSE_ITEMS, CONVERSATION, ITEM = "response", "response_items", "conversation", "conversation_item"
+FIRST_ITEMS = 32  # of a conversation; then as many as their size allows
 ITEMS_AT_A_TIME = 500
+MIN_HISTORY_BYTES = 16 << 20
+HISTORY_BYTES_PER_TOKEN = 32  # JSON of a conversation that the context can hold, several times over
+INLINE_BYTES = 64 << 10  # parsed on the event loop
 REFERENCES_AT_A_TIME = 32
 OF_RESPONSE = re.compile(r"[a-z]+_([0-9a-f]{32})[0-9a-f]{6}")  # ids that `output_id` and `input_id` make
 Json = dict[str, Any]
@@ -41,16 +48,39 @@ class StoredResponse(NamedTuple):
     response: Json
     input: list[Json]
 
-    @property
-    def items(self) -> list[Json]:
-        return [*self.input, *self.response["output"]]
-
 
 class Chain(NamedTuple):
-    """Responses that follow each other: the id of the first, and the items of all, oldest first."""
+    """Responses that follow each other: the id of the first, None if the oldest were left out; and the items of all,
+    oldest first."""
 
-    root: str
+    root: str | None
     items: list[Json]
+
+
+class HistoryLimit(NamedTuple):
+    """How much of a conversation is read. What is longer is refused, or with `cuts` read without its oldest items."""
+
+    max_bytes: int
+    cuts: bool = False
+
+    @classmethod
+    def of(cls, max_model_len: int | None, truncation: str | None) -> HistoryLimit:
+        """`max_model_len` is the longest context of all models."""
+        most = max(MIN_HISTORY_BYTES, HISTORY_BYTES_PER_TOKEN * (max_model_len or 0))
+        return cls(most, truncation == "auto")
+
+    def within(self, items: list[Json], has_more: bool, field: str) -> list[Json]:
+        """The items of a conversation, oldest first, before which there are others if it `has_more`. Raises HttpError
+        400."""
+        if not has_more and len(items) <= MAX_ITEMS:
+            return items
+        if not self.cuts:
+            message = (
+                f"The conversation of '{field}' is too long: it has more than {MAX_ITEMS} items, or {self.max_bytes} "
+                "bytes. With `truncation: auto` the oldest are left out."
+            )
+            raise HttpError(400, message, param=field, code="conversation_too_long")
+        return without_lone_results(items[-MAX_ITEMS:])
 
 
 class ResponseStore:
@@ -80,22 +110,22 @@ class ResponseStore:
 
     async def delete_response(self, response_id: str, owner: str) -> None:
         """Raises HttpError 404."""
+        with store_failures():
+            await self._store.delete(RESPONSE_ITEMS, response_id, owner)
         await self._delete(RESPONSE, response_id, owner, "Response")
 
-    async def chain(self, response_id: str, owner: str) -> Chain:
-        """A response and all before it. Raises HttpError 400, in OpenAI's words, if one of them is not there."""
-        try:
-            found = await self._store.chain(RESPONSE, response_id, owner)
-        except StoreError as error:
-            raise store_failure(error) from error
-        if not found or found[-1].parent:
+    async def chain(self, response_id: str, owner: str, limit: HistoryLimit) -> Chain:
+        """A response and all before it. Raises HttpError 400, in OpenAI's words, if one of them is not there, and if
+        they are too long."""
+        with store_failures():
+            found, has_more = await self._store.chain(RESPONSE_ITEMS, response_id, owner, limit.max_bytes)
+        if not found or (found[-1].parent and not has_more):
             missing = found[-1].parent if found else response_id
             message = f"Previous response with id {missing!r:.160} not found."
             raise HttpError(400, message, param="previous_response_id", code="previous_response_not_found")
-        items: list[Json] = []
-        for one in reversed(found):
-            items += stored_response(one).items
-        return Chain(found[-1].id, items)
+        items = [item for of_one in await parsed(found[::-1]) for item in of_one]
+        read = limit.within(items, has_more, "previous_response_id")
+        return Chain(found[-1].id if len(read) == len(items) and not has_more else None, read)
 
     async def conversation(self, conversation_id: str, owner: str) -> StoredObject:
         """Raises HttpError 404."""
@@ -104,28 +134,29 @@ class ResponseStore:
             raise not_found("Conversation", conversation_id)
         return found
 
-    async def conversation_items(self, conversation_id: str, owner: str) -> list[Json]:
-        """All of them, oldest first. Raises HttpError 404 if there is no such conversation."""
+    async def conversation_items(self, conversation_id: str, owner: str, limit: HistoryLimit) -> list[Json]:
+        """All of them, oldest first. Raises HttpError 404 if there is no such conversation, 400 if it is too long."""
         await self.conversation(conversation_id, owner)
-        items: list[Json] = []
-        after, has_more = "", True
-        while has_more and len(items) <= MAX_ITEMS:
-            try:
+        newest: list[StoredObject] = []
+        num_bytes, num_wanted, has_more = 0, FIRST_ITEMS, True
+        while has_more and num_bytes < limit.max_bytes and len(newest) <= MAX_ITEMS:
+            after = newest[-1].id if newest else ""
+            with store_failures():
                 page = await self._store.page(
-                    ITEM, owner, parent=conversation_id, after=after, limit=ITEMS_AT_A_TIME, newest_first=False
+                    ITEM, owner, parent=conversation_id, after=after, limit=num_wanted, newest_first=True
                 )
-            except StoreError as error:
-                raise store_failure(error) from error
-            if page is None:  # the last one left meanwhile
-                break
-            items += [orjson.loads(one.body) for one in page.objects]
+            if page is None:  # the last one was removed meanwhile
+                num_bytes -= len(newest.pop().body)
+                continue
+            newest += page.objects
+            num_bytes += sum([len(one.body) for one in page.objects])
             has_more = page.has_more
-            after = page.objects[-1].id if page.objects else ""
-        return items
+            num_wanted = min(ITEMS_AT_A_TIME, 1 + (limit.max_bytes - num_bytes) * len(newest) // max(num_bytes, 1))
+        return limit.within(await parsed(newest[::-1]), has_more, "conversation")
 
     async def conversation_page(self, conversation_id: str, owner: str, wanted: PageQuery) -> Json:
         """Raises HttpError 400 if there is no item `after`."""
-        try:
+        with store_failures():
             page = await self._store.page(
                 ITEM,
                 owner,
@@ -134,8 +165,6 @@ class ResponseStore:
                 limit=wanted.limit,
                 newest_first=wanted.newest_first,
             )
-        except StoreError as error:
-            raise store_failure(error) from error
         if page is None:
             raise wanted.unknown_after()
         return list_json([orjson.loads(one.body) for one in page.objects], page.has_more)
@@ -162,13 +191,8 @@ class ResponseStore:
         wanted = {item.id: index for index, item in enumerate(items) if isinstance(item, ItemReference)}
         if wanted:
             self.check_is_there(f"{field}.{min(wanted.values())}.type")
-        found: dict[str, InputItem] = {}
-        ids = list(wanted)
-        for begin in range(0, len(ids), REFERENCES_AT_A_TIME):
-            part = ids[begin : begin + REFERENCES_AT_A_TIME]
-            stored = await asyncio.gather(*[self._item(one, owner) for one in part])
-            there = {item_id: item for item_id, item in zip(part, stored, strict=True) if item is not None}
-            found |= zip(there, as_items([*there.values()]), strict=True)
+        stored = await self._items([*wanted], owner)
+        found = dict(zip(stored, as_items([*stored.values()]), strict=True))
         placed = []
         for index, item in enumerate(items):
             place = f"{field}.{index}"
@@ -182,40 +206,62 @@ class ResponseStore:
 
     async def add(self, *objects: StoredObject) -> None:
         """Raises HttpError 507 if there is no room."""
-        try:
-            await self._store.put(*objects)
-        except StoreError as error:
-            raise store_failure(error) from error
+        with store_failures():
+            await self.keep(*objects)
 
     async def keep(self, *objects: StoredObject) -> None:
         """Raises StoreError."""
         await self._store.put(*objects)
 
-    async def _item(self, item_id: str, owner: str) -> Json | None:
-        """An item of a response, or of a conversation."""
-        of_response = OF_RESPONSE.fullmatch(item_id)
-        if of_response is not None:
-            found = await self._get(RESPONSE, f"resp_{of_response[1]}", owner)
-            if found is not None:
-                for item in stored_response(found).items:
-                    if item.get("id") == item_id:
-                        return item
-        stored = await self._get(ITEM, item_id, owner)
-        return orjson.loads(stored.body) if stored is not None else None
+    async def _items(self, ids: Sequence[str], owner: str) -> dict[str, Json]:
+        """Items of responses, each of which is read once, and of conversations; without those that are not there."""
+        of_responses: dict[str, None] = {}
+        for item_id in ids:
+            of_response = OF_RESPONSE.fullmatch(item_id)
+            if of_response is not None:
+                of_responses[f"resp_{of_response[1]}"] = None
+        found: dict[str, Json] = {}
+        wanted = set(ids)
+        for read in await self._get_each(RESPONSE_ITEMS, [*of_responses], owner):
+            found |= {item["id"]: item for item in read if item["id"] in wanted}
+        of_conversations = [item_id for item_id in ids if item_id not in found]
+        return found | {item["id"]: item for item in await self._get_each(ITEM, of_conversations, owner)}
+
+    async def _get_each(self, kind: str, ids: Sequence[str], owner: str) -> list[Any]:
+        """The parsed bodies of those that are there."""
+        bodies: list[Any] = []
+        for begin in range(0, len(ids), REFERENCES_AT_A_TIME):
+            part = ids[begin : begin + REFERENCES_AT_A_TIME]
+            stored = await asyncio.gather(*[self._get(kind, one, owner) for one in part])
+            bodies += await parsed([one for one in stored if one is not None])
+        return bodies
 
     async def _delete(self, kind: str, object_id: str, owner: str, what: str, child_kind: str = "") -> None:
-        try:
+        with store_failures():
             was_there = await self._store.delete(kind, object_id, owner, child_kind)
-        except StoreError as error:
-            raise store_failure(error) from error
         if not was_there:
             raise not_found(what, object_id)
 
     async def _get(self, kind: str, object_id: str, owner: str) -> StoredObject | None:
-        try:
+        with store_failures():
             return await self._store.get(kind, object_id, owner)
-        except StoreError as error:
-            raise store_failure(error) from error
+
+
+async def parsed(stored: Sequence[StoredObject]) -> list[Any]:
+    """The bodies of objects, which do not hold up the event loop if they are long."""
+
+    def parse() -> list[Any]:
+        return [orjson.loads(one.body) for one in stored]
+
+    is_short = sum([len(one.body) for one in stored]) <= INLINE_BYTES
+    return parse() if is_short else await asyncio.to_thread(parse)
+
+
+def without_lone_results(items: Sequence[Json]) -> list[Json]:
+    """Without results of calls that are not there."""
+    calls = {item["call_id"] for item in items if item["type"] in ("function_call", "custom_tool_call")}
+    results = ("function_call_output", "custom_tool_call_output")
+    return [item for item in items if item["type"] not in results or item["call_id"] in calls]
 
 
 def stored_response(stored: StoredObject) -> StoredResponse:
@@ -229,6 +275,11 @@ def response_object(
     """A response as it is stored; `response` is its JSON."""
     body = b'{"response":%b,"input":%b}' % (response, orjson.dumps(own_input))
     return StoredObject(RESPONSE, response_id, owner, created_s, body, parent)
+
+
+def chain_object(items: Sequence[Json], owner: str, response_id: str, parent: str, created_s: int) -> StoredObject:
+    """The items of a response, of its input and its output, for those that go on from it."""
+    return StoredObject(RESPONSE_ITEMS, response_id, owner, created_s, orjson.dumps(items), parent)
 
 
 def conversation_objects(

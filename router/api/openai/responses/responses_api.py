@@ -13,7 +13,6 @@ from slipstream.router.api.openai.body.messages import ChatMessage
 from slipstream.router.api.openai.body.schema import ChatRequest
 from slipstream.router.api.openai.generation_batch import GenerationBatch, ReceivedRequest
 from slipstream.router.api.openai.generation_flow import GenerationFlow
-from slipstream.router.api.openai.prompts import PromptReader
 from slipstream.router.api.openai.responses.answer.output_items import OutputItems
 from slipstream.router.api.openai.responses.answer.response_document import ResponseDocument
 from slipstream.router.api.openai.responses.answer.response_format import ResponseFormat, number_of
@@ -33,8 +32,9 @@ from slipstream.router.api.openai.responses.body.request_body import (
 )
 from slipstream.router.api.openai.responses.body.truncation import MAX_ATTEMPTS, shortened
 from slipstream.router.api.openai.responses.item_pages import item_page, wanted_items
-from slipstream.router.api.openai.responses.response_store import ResponseStore, as_items, owner_of
+from slipstream.router.api.openai.responses.response_store import HistoryLimit, ResponseStore, as_items, owner_of
 from slipstream.router.dispatch.queue.work_queue import MAX_PRIORITY
+from slipstream.router.http.failover.stream_checkpoint import StreamCheckpoint
 from slipstream.router.http.http_error import HttpError, RequestError
 from slipstream.router.http.reader import Request
 
@@ -88,7 +88,7 @@ class ResponsesApi:
         if body.stream and body.wants_logprobs:
             exchange.context.checkpoint.spoil()  # the last events repeat all of them, and they are not noted
         own, messages, root = await self._conversation(body, exchange)
-        chat = chat_of(body, messages, root)
+        chat = chat_of(body, messages, exchange.context.session or root)
         received = self._flow.received(chat, exchange, arrived_s, "resp_")
         with self._flow.stages:
             await self._flow.serve(exchange, received, self._batch(body, received, chat, own))
@@ -106,10 +106,8 @@ class ResponsesApi:
             messages = (await self._conversation(body, exchange)).messages
             fields = chat_of_prompt(body, messages, model.name)
             chat = ChatRequest.model_construct(set(fields), **fields)
-            use = body.tool_use
-            tools = use.tools if use is not None else ()
-            reader, limit = PromptReader(model.tokenizer), lookup.limit_of(model.name)
-            packed_ids = await reader.of_chat(chat.messages, limit, chat.template_variables, tools, model.outputs)
+            chat.__dict__["tool_use"] = body.tool_use  # in place of the cached property
+            packed_ids = await self._flow.preparation.prompt_of_chat(model, chat, caller.own(""))
         except HttpError as error:
             raise in_words_of_responses(error, body.tool_set.places) from error
         answer = {"object": "response.input_tokens", "input_tokens": len(packed_ids) // 4}
@@ -149,21 +147,25 @@ class ResponsesApi:
         owner = owner_of(exchange)
         stored = await self._store.response(response_id, owner)
         previous = stored.response.get("previous_response_id")
-        before = (await self._store.chain(previous, owner)).items if previous else []
+        limit = HistoryLimit.of(self._flow.lookup.longest(), None)
+        before = (await self._store.chain(previous, owner, limit)).items if previous else []
         exchange.respond(200, orjson.dumps(item_page([*before, *stored.input], wanted)))
 
     async def _conversation(self, body: PromptFields, exchange: ApiExchange) -> ReadConversation:
         """Raises HttpError."""
         owner, root = owner_of(exchange), body.conversation_id
+        limit = HistoryLimit.of(self._flow.lookup.longest(), body.truncation)
         before: list[PlacedItem] = []
         if body.previous_response_id is not None:
             self._store.check_is_there("previous_response_id")
-            root, items = await self._store.chain(body.previous_response_id, owner)
+            root, items = await self._store.chain(body.previous_response_id, owner, limit)
             before = [PlacedItem(item, "previous_response_id") for item in as_items(items)]
         elif body.conversation_id is not None:
             self._store.check_is_there("conversation")
-            items = await self._store.conversation_items(body.conversation_id, owner)
-            before = [PlacedItem(item, "conversation") for item in as_items(items)]
+            items = await self._store.conversation_items(body.conversation_id, owner, limit)
+            number = number_of_previous(exchange.context.checkpoint)
+            before_it = [item for item in items if not number or number not in item["id"]]
+            before = [PlacedItem(item, "conversation") for item in as_items(before_it)]
         own = await self._own_items(body, owner)
         messages = messages_of([*before, *own], body.instructions)
         if not messages:
@@ -218,3 +220,10 @@ class ResponsesApi:
             if (error.param, error.code) == ("model", "missing_required_parameter"):
                 raise self._flow.lookup.missing(exchange.context.caller) from error
             raise in_brackets(error) from error
+
+
+def number_of_previous(checkpoint: StreamCheckpoint) -> str:
+    """The number that the answer has had at a router that was killed; "": there was none. That router may have stored
+    what the answer adds to its conversation, under ids with this number."""
+    model = checkpoint.model()
+    return "" if model is None else f"{checkpoint.identity(model).number:032x}"

@@ -46,9 +46,9 @@ def chat_of_prompt(body: PromptFields, messages: list[ChatMessage], model: str) 
     return {name: value for name, value in given.items() if value is not None}
 
 
-def chat_of(body: ResponsesRequest, messages: list[ChatMessage], root: str | None) -> ChatRequest:
-    """The whole request, which needs no further check. `root` is the conversation, or the first response of the chain,
-    that it goes on from: the session of a request that names none."""
+def chat_of(body: ResponsesRequest, messages: list[ChatMessage], session: str | None) -> ChatRequest:
+    """The whole request, which needs no further check. `session` is that of a request whose body names none: the one
+    that a header names, or the conversation, or the first response of the chain, that it goes on from."""
     given = chat_of_prompt(body, messages, body.model)
     for name in SAME_FIELDS:
         value = getattr(body, name)
@@ -58,8 +58,8 @@ def chat_of(body: ResponsesRequest, messages: list[ChatMessage], root: str | Non
         given["max_completion_tokens"] = body.max_output_tokens
     if body.wants_logprobs:
         given |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
-    session = body.session_id if body.session_id or body.prompt_cache_key else root
-    if session is not None:
+    session = body.session_id or session
+    if session:
         given["session_id"] = session
     chat = ChatRequest.model_construct(set(given), **given)
     chat.__dict__["tool_use"] = body.tool_use  # in place of the cached property

@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from slipstream.router.api.exchange_context import ExchangeContext
+from slipstream.router.api.openai.responses.answer_keeper import AnswerKeeper
 from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.catalog.model_outputs import ModelOutputs
 from slipstream.router.catalog.served_model import ServedModel
@@ -23,7 +24,7 @@ from slipstream.router.http.failover.failover_server import FailoverServer
 from slipstream.router.http.failover.failover_session import FailoverSession
 from slipstream.router.http.failover.holder.socket_holder import SocketHolder
 from slipstream.router.parsers.parser_names import ParserNames
-from slipstream.router.protocol.generation import GenerateRequest
+from slipstream.router.protocol.generation import AdmissionError, GenerateRequest, GenerationError
 from slipstream.router.text.tokenizer import Tokenizer
 from tests.support.router.fake_cluster import MODEL, MODEL_DIR, FakeService, Script, run, unchunk
 from tests.support.router.response_events import put_together, response_events, without_ids
@@ -38,7 +39,12 @@ PING_S = 0.02
 
 @contextlib.asynccontextmanager
 async def router(
-    holder: Path, tokenizer: Tokenizer, store: Path, hold_at: int | None, tokens_a_delta: int = 1
+    holder: Path,
+    tokenizer: Tokenizer,
+    store: Path,
+    hold_at: int | None,
+    tokens_a_delta: int = 1,
+    refusal: AdmissionError | None = None,
 ) -> AsyncIterator[tuple[FakeService, int]]:
     """One router after the other; each cuts its connections at its end, as a kill would."""
 
@@ -47,7 +53,7 @@ async def router(
         num_known = len(request.resumed.output_ids) // 4 if request.resumed is not None else 0
         return Script(token_ids[num_known:], "stop", hold_at=hold_at, tokens_a_delta=tokens_a_delta)
 
-    service = FakeService(script)
+    service = FakeService(script, refusal=refusal)
     failover = await asyncio.to_thread(FailoverSession.of_holder, holder)
     assert failover is not None
     http = HttpConfig(host="127.0.0.1", port=0, sse_ping_s=PING_S)
@@ -114,3 +120,100 @@ def test_its_events_are_those_of_one_router_and_it_is_stored_once(
         assert stored == events[-1]["response"]
 
     run(main)
+
+
+@pytest.mark.parametrize("held_at", [0, 14, 44])
+def test_one_that_the_next_router_refuses_ends_by_an_event_behind_those_that_were_sent(
+    tmp_path: Path, held_at: int
+) -> None:
+    async def main() -> None:
+        with ThreadPoolExecutor(1) as pool, contextlib.closing(SocketHolder()) as holder:
+            tokenizer = Tokenizer.from_directory(MODEL_DIR, pool)
+            async with router(holder.path, tokenizer, tmp_path, held_at) as (_, port):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                body = {"model": MODEL, "input": "hi", "tools": TOOLS, "stream": True}
+                writer.write(request_of("POST", "/v1/responses", body))
+                data = await reader.readuntil(b": ping\n\n") + await reader.readuntil(b": ping\n\n")
+            refusal = AdmissionError(GenerationError("shutting_down", "the router is shutting down"))
+            async with router(holder.path, tokenizer, tmp_path, None, refusal=refusal):
+                data += await reader.read()
+                writer.close()
+            events = response_events(unchunk(data.partition(b"\r\n\r\n")[2]))
+            assert [event["sequence_number"] for event in events] == list(range(len(events)))
+            assert [event["type"] for event in events].count("response.created") == 1
+            assert (events[-2]["type"], events[-2]["code"]) == ("error", "shutting_down")
+            assert events[-1]["type"] == "response.failed"
+            sent = [event["item"]["id"] for event in events if event["type"] == "response.output_item.added"]
+            output = events[-1]["response"]["output"]
+            assert [item["id"] for item in output] == sent
+            deltas = "".join([event.get("delta", "") for event in events])
+            texts = [item.get("arguments") or item.get("input") or "" for item in output]
+            texts += [part["text"] for item in output for part in item.get("content", ())]
+            assert sorted("".join(texts)) == sorted(deltas)
+
+    run(main)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_one_that_was_stored_already_is_not_read_as_a_part_of_its_own_conversation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """Its router is killed after it has stored the response and before its client hears of that."""
+    keep = AnswerKeeper.keep
+    stored = asyncio.Event()
+
+    async def stored_and_held(keeper: AnswerKeeper, end: bytes) -> bytes:
+        end = await keep(keeper, end)
+        if not stored.is_set():
+            stored.set()
+            await asyncio.Event().wait()
+        return end
+
+    async def main() -> None:
+        with ThreadPoolExecutor(1) as pool, contextlib.closing(SocketHolder()) as holder:
+            tokenizer = Tokenizer.from_directory(MODEL_DIR, pool)
+            async with router(holder.path, tokenizer, tmp_path, None) as (_, port):
+                conversation = await asked(port, "POST", "/v1/conversations", {})
+                root = {"model": MODEL, "tools": TOOLS, "conversation": conversation["id"]}
+                first = await asked(port, "POST", "/v1/responses", {**root, "input": "hi"})
+            calls = [item for item in first["output"] if "call_id" in item]
+            results = [
+                {"type": f"{call['type']}_output", "call_id": call["call_id"], "output": "done"} for call in calls
+            ]
+            monkeypatch.setattr(AnswerKeeper, "keep", stored_and_held)
+            body = {**root, "input": results, "stream": stream}
+            async with router(holder.path, tokenizer, tmp_path, None) as (service, port):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(request_of("POST", "/v1/responses", body))
+                await stored.wait()
+                prompt_ids = service.requests[-1].prompt_ids
+            async with router(holder.path, tokenizer, tmp_path, None) as (service, port):
+                data = await reader.read()
+                writer.close()
+                assert data.startswith(b"HTTP/1.1 200")
+                assert service.requests[-1].prompt_ids == prompt_ids
+                answer = data.partition(b"\r\n\r\n")[2]
+                whole = response_events(unchunk(answer))[-1]["response"] if stream else orjson.loads(answer)
+                page = await asked(port, "GET", f"/v1/conversations/{conversation['id']}/items?order=asc", None)
+            assert whole["status"] == "completed"
+            kinds = [item["type"] for item in page["data"]]
+            output = [item["type"] for item in whole["output"]]
+            assert kinds == ["message", *output, *[result["type"] for result in results], *output]
+
+    run(main)
+
+
+def request_of(method: str, path: str, body: object) -> bytes:
+    data = orjson.dumps(body) if body is not None else b""
+    head = f"{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n"
+    return head.encode() + data
+
+
+async def asked(port: int, method: str, path: str, body: object) -> dict[str, Any]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request_of(method, path, body))
+    answer = await reader.read()
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 200"), answer
+    whole: dict[str, Any] = orjson.loads(answer.partition(b"\r\n\r\n")[2])
+    return whole

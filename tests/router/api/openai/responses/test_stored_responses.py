@@ -9,6 +9,8 @@ import orjson
 import pytest
 
 from slipstream.router.access.api_key import digest_of
+from slipstream.router.api.openai.prompts import PromptReader
+from slipstream.router.api.openai.responses import response_store
 from slipstream.router.parsers.parser_names import ParserNames
 from slipstream.router.protocol.messages import unpack_ids
 from slipstream.router.store.object_store import ObjectStore
@@ -103,6 +105,118 @@ def test_references_stand_for_items_of_stored_responses(tmp_path: Path) -> None:
     run(main)
 
 
+def test_references_to_many_items_of_a_response_read_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    get = ObjectStore.get
+
+    async def noted(store: ObjectStore, kind: str, object_id: str, owner: str) -> StoredObject | None:
+        read.append(object_id)
+        return await get(store, kind, object_id, owner)
+
+    async def main() -> None:
+        async with front("Said.", reason="stop", store=tmp_path) as site:
+            items = [{"role": "user", "content": f"Line {number}."} for number in range(50)]
+            first = await created(site, input=items)
+            _, page = await asked(site, "GET", f"{PATH}/{first['id']}/input_items?order=asc&limit=100")
+            references = [{"type": "item_reference", "id": item["id"]} for item in page["data"] + first["output"]]
+            monkeypatch.setattr(ObjectStore, "get", noted)
+            await created(site, input=references)
+            assert read == [first["id"]]
+            assert [prompt_of(site).count(text) for text in ("Line 0.", "Line 49.", "Said.")] == [1, 1, 1]
+
+    run(main)
+
+
+@pytest.mark.parametrize("bound", ["items", "bytes"])
+@pytest.mark.parametrize("by", ["conversation", "previous_response_id"])
+def test_a_conversation_that_is_too_long_is_refused_or_read_without_its_oldest_items(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str, bound: str
+) -> None:
+    text = "x" * 5000
+
+    async def main() -> None:
+        async with front(CALL, parsers=THINKING, reason="stop", store=tmp_path) as site:
+            site.service.max_model_len = 100_000
+            goes_on = {}
+            if by == "conversation":
+                goes_on[by] = (await asked(site, "POST", "/v1/conversations", {}))[1]["id"]
+            items: list[dict[str, str]] = [{"role": "user", "content": f"Begin. {text}"}]
+            for number in range(6):
+                response = await created(site, input=items, tools=[TOOL], **goes_on)
+                if by == "previous_response_id":
+                    goes_on = {by: response["id"]}
+                call_id = response["output"][-1]["call_id"]
+                items = [{"type": "function_call_output", "call_id": call_id, "output": f"Result {number}. {text}"}]
+            if bound == "items":
+                monkeypatch.setattr(response_store, "MAX_ITEMS", 7)
+            else:
+                monkeypatch.setattr(response_store, "MIN_HISTORY_BYTES", 3 * len(text))
+                monkeypatch.setattr(response_store, "HISTORY_BYTES_PER_TOKEN", 0)
+            if by == "conversation":
+                monkeypatch.setattr(response_store, "FIRST_ITEMS", 3)
+            body = {"model": MODEL, "input": items, "tools": [TOOL], **goes_on}
+            for path in (PATH, f"{PATH}/input_tokens"):
+                status, answer = await asked(site, "POST", path, body)
+                error = answer["error"]
+                assert (status, error["code"], error["param"]) == (400, "conversation_too_long", by)
+            assert (await asked(site, "POST", PATH, {**body, "truncation": "auto"}))[0] == 200
+            prompt = prompt_of(site)
+            assert prompt.count("Result 5.") == prompt.count("Result 4.") == prompt.count("Result 3.") == 1
+            assert prompt.count("Begin.") == prompt.count("Result 0.") == 0
+
+    run(main)
+
+
+def test_what_a_chain_has_of_instructions_and_tools_does_not_count_for_its_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(response_store, "MIN_HISTORY_BYTES", 20_000)
+    monkeypatch.setattr(response_store, "HISTORY_BYTES_PER_TOKEN", 0)
+
+    async def main() -> None:
+        async with front("Said.", reason="stop", store=tmp_path) as site:
+            site.service.max_model_len = 100_000
+            tool = {**TOOL, "description": "x" * 10_000}
+            first = await created(site, input="Begin.", tools=[tool])
+            for _ in range(3):
+                first = await created(site, tools=[tool], previous_response_id=first["id"])
+            assert prompt_of(site).count("Begin.") == 1
+
+    run(main)
+
+
+def test_counted_prompts_are_remembered_for_their_own_tenant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tenants: list[str] = []
+    of_chat = PromptReader.of_chat
+
+    async def noted(reader: PromptReader, *args: Any, tenant: str = "", **fields: Any) -> bytes:
+        tenants.append(tenant)
+        return await of_chat(reader, *args, tenant=tenant, **fields)
+
+    monkeypatch.setattr(PromptReader, "of_chat", noted)
+
+    async def main() -> None:
+        keys = tmp_path / "keys.yaml"
+        keys.write_text("".join(["keys:\n", *[key_line(name) for name in ("ann", "bob")]]))
+        async with front("abc", store=tmp_path / "store", keys=keys) as site:
+            counts = [
+                (await asked(site, "POST", f"{PATH}/input_tokens", {"model": MODEL, "input": "hi"}, name))[1]
+                for name in ("ann", "bob")
+            ]
+            for name in ("ann", "bob"):
+                await created(site, name)
+            prompt = site.service.requests[-1].prompt_ids
+            assert [count["input_tokens"] for count in counts] == [len(prompt) // 4] * 2
+            assert tenants[:2] == tenants[2:]
+            assert tenants[0] != tenants[1]
+
+    run(main)
+
+
+def key_line(name: str) -> str:
+    return f"  - {{name: {name}, sha256: '{digest_of(name.encode()).hex()}'}}\n"
+
+
 def test_what_is_deleted_or_was_not_stored_is_not_there(tmp_path: Path) -> None:
     async def main() -> None:
         async with front("abc", store=tmp_path) as site:
@@ -123,9 +237,8 @@ def test_what_is_deleted_or_was_not_stored_is_not_there(tmp_path: Path) -> None:
 
 def test_another_tenant_sees_nothing_of_it(tmp_path: Path) -> None:
     async def main() -> None:
-        lines = [f"  - {{name: {name}, sha256: '{digest_of(name.encode()).hex()}'}}" for name in ("ann", "bob")]
         keys = tmp_path / "keys.yaml"
-        keys.write_text("keys:\n" + "\n".join(lines) + "\n")
+        keys.write_text("".join(["keys:\n", *[key_line(name) for name in ("ann", "bob")]]))
         async with front("abc", store=tmp_path / "store", keys=keys) as site:
             response = await created(site, "ann")
             _, conversation = await asked(site, "POST", "/v1/conversations", {}, "ann")
