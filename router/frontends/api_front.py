@@ -80,7 +80,7 @@ class ApiFront:
         lines = RoutedLines(self._routes, self._access.keys)
         self.batches = BatchRunner(self.store, lines, config.batches, self._metrics.batch_lines)
         FilesApi(self.store).add_to(self._routes)
-        BatchesApi(self.store, self.batches, self._routes, config.batches.max_unfinished).add_to(self._routes)
+        BatchesApi(self.store, self.batches, self._routes, config.batches.max_tenant_unfinished).add_to(self._routes)
         self._routes.add("GET", "/health/live", self.live)
         self._routes.add("GET", "/version", self.version)
 

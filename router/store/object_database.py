@@ -18,6 +18,7 @@ from slipstream.router.store.store_errors import StoreError, StoreFullError
 from slipstream.router.store.stored_object import ObjectName, Page, StoreCounts, StoredObject
 
 BUSY_S = 10.0  # how long a writer waits for those of other processes
+OPEN_AGAIN_S = 0.02  # after which a file that another process opens or closes is tried again
 MAX_CHAIN = 10_000  # objects of one chain
 EVICT_AT_A_TIME = 64
 FREE_PAGES_AT_A_TIME = 4096  # given back to the file system by one `expire`: 16 MiB
@@ -40,6 +41,19 @@ class ObjectDatabase:
 
     def open(self) -> None:
         """Makes the file if there is none. Raises StoreError if it is not ours, of another version or damaged."""
+        until_s = time.monotonic() + BUSY_S
+        while True:
+            try:
+                self._open()
+                return
+            except StoreError as error:
+                if not is_busy(error.__cause__) or time.monotonic() >= until_s:
+                    raise
+            time.sleep(OPEN_AGAIN_S)
+
+    def _open(self) -> None:
+        """Raises StoreError, also at once where SQLite waits for no other process: while one of them changes the file
+        to WAL, or removes the log because it has been the last one."""
         with self._errors(), ExitStack() as cleanup:
             self._connection = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None)
             cleanup.callback(self.close)
@@ -281,6 +295,10 @@ class ObjectDatabase:
                 with suppress(sqlite3.Error):
                     self._connection.execute("ROLLBACK")
                 raise
+
+
+def is_busy(error: BaseException | None) -> bool:
+    return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
 
 
 def statements_of(script: str) -> Iterator[str]:

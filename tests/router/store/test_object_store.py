@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -397,3 +398,16 @@ async def test_numbers_of_objects_are_kept_for_each_kind(tmp_path: Path) -> None
     await store.delete("file", "f", "a")
     assert (await store.counts()).by_kind == {"response": 1}
     await store.close()
+
+
+def test_many_may_open_a_new_store_at_once(tmp_path: Path) -> None:
+    def open_one(folder: Path) -> None:
+        database = ObjectDatabase(folder / "objects.sqlite", config_at(folder))
+        database.open()
+        database.close()
+
+    with ThreadPoolExecutor(4) as pool:
+        for number in range(6):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            list(pool.map(open_one, [folder] * 4))

@@ -56,11 +56,11 @@ class BatchBody(BaseModel):
 
 
 class BatchesApi:
-    """Every caller sees the batches of its tenant, which may have `max_unfinished` at a time. `routes` are those that
-    lines go through."""
+    """Every caller sees the batches of its tenant, which may have `max_tenant_unfinished` that are not over. `routes`
+    are those that lines go through."""
 
-    def __init__(self, store: ObjectStore, runner: BatchRunner, routes: ApiRoutes, max_unfinished: int) -> None:
-        self._max_unfinished = max_unfinished
+    def __init__(self, store: ObjectStore, runner: BatchRunner, routes: ApiRoutes, max_tenant_unfinished: int) -> None:
+        self._max_tenant_unfinished = max_tenant_unfinished
         self._store = store
         self._runner = runner
         self._routes = routes
@@ -109,8 +109,8 @@ class BatchesApi:
         if file is None or file_object.facts_of(file).purpose != "batch":
             raise no_file(batch.input_file_id, "input_file_id")
         num_unfinished = await self._store.num_pinned(KIND, batch.owner)
-        if num_unfinished >= self._max_unfinished:
-            raise too_many_batches(num_unfinished, self._max_unfinished)
+        if num_unfinished >= self._max_tenant_unfinished:
+            raise too_many_batches(num_unfinished, self._max_tenant_unfinished)
         files = ResultFiles(self._store.blobs, batch.id)
         try:
             num_bytes = await self._store.in_files("keep_input", lambda: files.keep_input(file.id))
@@ -181,10 +181,10 @@ def window_seconds(window: str) -> int:
     return seconds
 
 
-def too_many_batches(num_unfinished: int, max_unfinished: int) -> HttpError:
+def too_many_batches(num_unfinished: int, max_tenant_unfinished: int) -> HttpError:
     message = (
-        f"{num_unfinished} batches are not finished yet, and at most {max_unfinished} may be "
-        "(router.batches.max_unfinished)."
+        f"{num_unfinished} batches are not finished yet, and at most {max_tenant_unfinished} may be "
+        "(router.batches.max_tenant_unfinished)."
     )
     return HttpError(429, message, kind="rate_limit_error", code="too_many_batches", headers=(("retry-after", "60"),))
 

@@ -181,13 +181,13 @@ def test_a_dispatcher_with_front_processes_leaves_batches_to_them(tmp_path: Path
 
 def test_a_tenant_may_have_only_so_many_batches_that_are_not_over(tmp_path: Path) -> None:
     async def main() -> None:
-        config = BatchesConfig(max_unfinished=2)
+        config = BatchesConfig(max_tenant_unfinished=2)
         async with (
             front("Hello.", store=tmp_path, batches=config, hold_at=0) as site,
             openai_client(site) as client,
         ):
             batches = [await begun(client, line("a")) for _ in range(2)]
-            with pytest.raises(RateLimitError, match="max_unfinished") as error:
+            with pytest.raises(RateLimitError, match="max_tenant_unfinished") as error:
                 await begun(client, line("a"))
             assert error.value.code == "too_many_batches"
             await client.batches.cancel(batches[0].id)
