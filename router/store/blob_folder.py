@@ -144,4 +144,4 @@ def file_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreError(f"{path} cannot be used: {error.strerror or error}") from error
+        raise StoreError(f"{path.name} cannot be used: {error.strerror or error}") from error

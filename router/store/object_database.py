@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from slipstream.router.config.store_config import StoreConfig
-from slipstream.router.store.schema import APPLICATION_ID, CHAIN, COLUMNS, GET, PUT, ROW_BYTES, TABLES, VERSION
+from slipstream.router.store.schema import APPLICATION_ID, CHAIN, COLUMNS, GET, PUT, RENEW, ROW_BYTES, TABLES, VERSION
 from slipstream.router.store.store_errors import StoreError, StoreFullError
 from slipstream.router.store.stored_object import ObjectName, Page, StoreCounts, StoredObject
 
@@ -83,6 +83,20 @@ class ObjectDatabase:
             for one in objects:
                 self._insert(one)
             return self._make_room({one.owner for one in objects}, {(one.kind, one.id) for one in objects})
+
+    def put_children(
+        self, kind: str, object_id: str, owner: str, objects: Sequence[StoredObject]
+    ) -> tuple[bool, list[str]]:
+        """Adds objects that belong to the object, which is renewed: it leaves after them, and its age begins again.
+        False: there is no such object, and nothing was added. Raises StoreFullError."""
+        with self._writing():
+            if self.get(kind, object_id, owner) is None:
+                return False, []
+            for one in objects:
+                self._insert(one)
+            self._connection.execute(RENEW, (self._clock() + self._config.max_age_s, kind, object_id, owner))
+            names = {(one.kind, one.id) for one in objects}
+            return True, self._make_room({owner}, {(kind, object_id), *names})
 
     def get(self, kind: str, object_id: str, owner: str) -> StoredObject | None:
         with self._errors():
@@ -269,10 +283,10 @@ class ObjectDatabase:
         (mark,) = self._connection.execute("PRAGMA application_id").fetchone()
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         if mark != APPLICATION_ID:
-            raise StoreError(f"{self._path} is a database of another program")
+            raise StoreError(f"{self._path.name} is a database of another program")
         if version != VERSION:
             raise StoreError(
-                f"{self._path} is of version {version} and this router writes version {VERSION}: move it away, or "
+                f"{self._path.name} is of version {version} and this router writes version {VERSION}: move it away, or "
                 "set router.store.directory to another folder"
             )
 
@@ -281,7 +295,7 @@ class ObjectDatabase:
         try:
             yield
         except sqlite3.Error as error:
-            raise StoreError(f"{self._path} cannot be used: {error}") from error
+            raise StoreError(f"{self._path.name} cannot be used: {error}") from error
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -98,7 +98,7 @@ class ObjectStore:
         except StoreError as error:
             self.errors["open"] += 1
             if str(error) != self.problem:
-                log.error("the store cannot be used, and what needs it is refused: %s", error)
+                log.error("the store in %s cannot be used, and what needs it is refused: %s", self._folder, error)
             self.problem = str(error)
             self._is_tried.set()
             return False
@@ -155,6 +155,11 @@ class ObjectStore:
         """Adds objects, or replaces those of the same kind and id: all of them or, if it raises, none. They are durable
         when it returns. Raises StoreFullError."""
         await self._written("put", lambda: (None, self._writer.put(objects)))
+
+    async def put_children(self, kind: str, object_id: str, owner: str, *objects: StoredObject) -> bool:
+        """Adds objects that belong to an object, which is renewed: it leaves after them, and its age begins again.
+        False: there is no such object, and nothing was added. Raises StoreFullError."""
+        return await self._written("put", lambda: self._writer.put_children(kind, object_id, owner, objects))
 
     async def put_blob(self, stored: StoredObject, parts: Iterable[bytes | memoryview]) -> StoredObject:
         """Writes a file and then its object, which is returned with its size. Raises StoreFullError. It is carried

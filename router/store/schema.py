@@ -71,6 +71,10 @@ ON CONFLICT (kind, id) DO UPDATE SET
     expires_s = excluded.expires_s, is_pinned = excluded.is_pinned, num_bytes = excluded.num_bytes
 WHERE owner = excluded.owner
 """
+RENEW = """
+UPDATE object SET seq = (SELECT max(seq) + 1 FROM object), expires_s = ?
+WHERE kind = ? AND id = ? AND owner = ?
+"""
 GET = f"SELECT {COLUMNS} FROM object WHERE kind = ? AND id = ? AND owner = ? AND (expires_s > ? OR is_pinned)"
 CHAIN = f"""
 WITH RECURSIVE chain (depth, seq, parent, total) AS (

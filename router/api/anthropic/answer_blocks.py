@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
 
 from pydantic_core import from_json
 
 from slipstream.router.api.anthropic.thinking_signature import signature_of
 from slipstream.router.api.openai.answer.output import Events
+from slipstream.router.parsers.call_id import call_id_of
 from slipstream.router.parsers.events import ArgumentsDelta, CallBegin, ContentDelta, OutputEvent, ReasoningDelta
-
-ID_BYTES = 12
 
 BlockType = Literal["text", "thinking", "tool_use"]
 
@@ -111,12 +110,9 @@ class AnswerBlocks:
         return BlockStop(signature_of(thinking, self.shows_thinking))
 
     def _id_of(self, begin: CallBegin) -> str:
-        """What the model wrote, unless another call has it; or else a function of the answer and of the call's place in
-        it, so that it is the same after a failure."""
-        place = f"{self.answer_id}/{begin.index}".encode()
-        own = f"toolu_{blake2b(place, digest_size=ID_BYTES).hexdigest()}"
-        is_new = begin.call_id and begin.call_id not in self._ids.values()
-        return self._ids.setdefault(begin.index, begin.call_id if is_new else own)
+        if begin.index not in self._ids:
+            self._ids[begin.index] = call_id_of(begin, self.answer_id, self._ids.values(), "toolu")
+        return self._ids[begin.index]
 
 
 def whole_blocks(events: Iterable[BlockEvent]) -> list[dict[str, Any]]:
@@ -148,5 +144,14 @@ def input_of(arguments: str) -> dict[str, Any]:
     try:
         value = from_json(arguments, allow_partial="trailing-strings") if arguments else {}
     except ValueError:
-        return {}
+        value = with_halves_of_pairs(arguments)
     return value if isinstance(value, dict) else {}
+
+
+def with_halves_of_pairs(arguments: str) -> Any:
+    """JSON with escapes of half a surrogate pair, which `from_json` refuses, and clients that read a stream do not;
+    None: it is no JSON."""
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return None

@@ -18,6 +18,7 @@ import pytest
 
 from slipstream.router.config.store_config import GIB, StoreConfig
 from slipstream.router.store import object_store
+from slipstream.router.store.blob_folder import BlobFolder
 from slipstream.router.store.object_database import ObjectDatabase
 from slipstream.router.store.object_store import ObjectStore
 from slipstream.router.store.schema import ROW_BYTES
@@ -119,6 +120,45 @@ async def test_a_chain_is_read_from_its_end_to_its_beginning_or_to_where_it_is_b
     chain, has_more = await store.chain("response", "loop", "a", GIB)
     assert (len(chain), has_more) == (10_001, True)
     await store.close()
+
+
+@in_loop
+async def test_what_gets_children_is_renewed_and_leaves_after_them(tmp_path: Path) -> None:
+    room = 4 * (1000 + ROW_BYTES) / GIB
+    settings = {"max_gib": room, "max_tenant_gib": room, "max_age_s": 3600.0}
+    store = await opened(config_at(tmp_path, **settings))
+    parent = StoredObject("conversation", "c", "a", NOW - 1800, b"x" * 1000)
+    await store.put(parent)
+    for name in ("i1", "i2", "i3", "i4", "i5"):
+        item = StoredObject("item", name, "a", NOW, b"x" * 1000, "c")
+        assert await store.put_children("conversation", "c", "a", item)
+    found = await store.get("conversation", "c", "a")
+    assert found is not None
+    assert found.created_s == NOW - 1800
+    assert found.expires_s is not None
+    assert found.expires_s >= NOW + 3600
+    page = await store.page("item", "a", parent="c")
+    assert page is not None
+    assert [one.id for one in page.objects] == ["i5", "i4", "i3"]
+    assert not await store.put_children("conversation", "c", "b", item._replace(id="i6", owner="b"))
+    assert await store.delete("conversation", "c", "a", "item")
+    assert not await store.put_children("conversation", "c", "a", item)
+    assert (await store.counts()).by_kind == {}
+    await store.put(item)  # after the largest number that there was
+    await store.close()
+
+
+@in_loop
+async def test_no_error_names_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "objects.sqlite").write_bytes(b"no database" * 1000)
+    store = ObjectStore(config_at(tmp_path))
+    await store.open()
+    assert "objects.sqlite cannot be used" in store.problem
+    assert str(tmp_path) not in store.problem
+    await store.close()
+    with pytest.raises(StoreError) as raised:
+        BlobFolder(tmp_path / "none", fsync=False).begin("file-1")
+    assert str(tmp_path) not in str(raised.value)
 
 
 @in_loop

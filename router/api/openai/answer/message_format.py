@@ -7,7 +7,6 @@ SGLang) and `reasoning` (vLLM since 0.11, OpenRouter).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from hashlib import blake2b
 from typing import Any
 
 import orjson
@@ -21,9 +20,8 @@ from slipstream.router.api.openai.answer.formats import (
 from slipstream.router.api.openai.answer.output import AnswerReason, Events, TokenEntry
 from slipstream.router.api.openai.answer.token_names import TokenNames
 from slipstream.router.api.openai.answer.token_report import NO_REPORT, TokenReport
+from slipstream.router.parsers.call_id import call_id_of
 from slipstream.router.parsers.events import ArgumentsDelta, CallBegin, ContentDelta, OutputEvent, ReasoningDelta
-
-ID_BYTES = 12  # two characters each: OpenAI's ids have 24 behind `call_`
 
 
 class MessageFormat(ChatChunkFormat[Events]):
@@ -114,13 +112,10 @@ class MessageFormat(ChatChunkFormat[Events]):
                 return {}
 
     def _call(self, index: int, begin: CallBegin) -> dict[str, Any]:
-        """A call without arguments yet. Its id is what the model wrote, unless that has been given to another call; or
-        else a function of the answer and of where the call stands in it, so that it is the same after a failure."""
+        """A call without arguments yet."""
         ids = self._ids.setdefault(index, {})
         if begin.index not in ids:
-            place = f"{self._answer.id}/{index}/{begin.index}".encode()
-            own = f"call_{blake2b(place, digest_size=ID_BYTES).hexdigest()}"
-            ids[begin.index] = begin.call_id if begin.call_id and begin.call_id not in ids.values() else own
+            ids[begin.index] = call_id_of(begin, f"{self._answer.id}/{index}", ids.values())
         return {"id": ids[begin.index], "type": "function", "function": {"name": begin.name, "arguments": ""}}
 
     def _chunk(self, index: int, delta: dict[str, Any], logprobs: list[TokenEntry], reason: str | None) -> bytes:

@@ -127,6 +127,8 @@ def explain(error: ErrorDetails) -> HttpError:
     if not path:
         return HttpError(400, "The body must be a JSON object.", code="invalid_type")
     param = ".".join(path)[:MAX_PARAM_CHARS]
+    if not param.isprintable():
+        param = repr(param)[1:-1]
     if kind == "extra_forbidden":
         return HttpError(400, f"Unrecognized request argument supplied: {param}", param=param, code="unknown_parameter")
     if kind == "missing":

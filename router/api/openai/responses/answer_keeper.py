@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 
@@ -19,6 +20,8 @@ from slipstream.router.api.openai.responses.stored_items import shown_items
 from slipstream.router.store.store_errors import StoreError
 
 log = logging.getLogger(__name__)
+
+STORE_S = 15.0  # a client does not wait longer for the end of its response; writers of other processes get 10 s
 
 
 class AnswerKeeper:
@@ -47,7 +50,18 @@ class AnswerKeeper:
     async def keep(self, end: bytes) -> bytes:
         """Stores the response, which `end` is the end of. Returns the end to be sent: a response that could not be
         stored says so in its field `store`, as its client has waited for it and paid."""
-        head, number = self._head, number_of(self._head)
+        head = self._head
+        try:
+            async with asyncio.timeout(STORE_S):
+                await self._keep(number_of(head))
+        except (StoreError, TimeoutError) as error:
+            log.error("the response %s could not be stored: %s", head.id, error or f"it took over {STORE_S:g} s")
+            return self._form.is_not_stored()
+        return end
+
+    async def _keep(self, number: str) -> None:
+        """Raises StoreError. A conversation that was deleted meanwhile gets nothing."""
+        head, conversation_id = self._head, self._body.conversation_id
         objects = []
         if self._is_stored:
             own = shown_items(self._own_items, number)
@@ -56,12 +70,9 @@ class AnswerKeeper:
             items = [*own, *self._form.output]
             objects.append(chain_object(items, self._owner, head.id, parent, head.created_s))
             objects.append(response_object(response, own, self._owner, head.id, parent, head.created_s))
-        if self._body.conversation_id is not None:
+        if conversation_id is not None:
             added = [*shown_items(self._own_items, number, keeps_ids=False), *self._form.output]
-            objects += conversation_objects(added, self._body.conversation_id, self._owner, head.created_s)
-        try:
-            await self._store.keep(*objects)
-        except StoreError as error:
-            log.error("the response %s could not be stored: %s", head.id, error)
-            return self._form.is_not_stored()
-        return end
+            items_of_it = conversation_objects(added, conversation_id, self._owner, head.created_s)
+            if await self._store.keep_in_conversation(conversation_id, self._owner, *objects, *items_of_it):
+                return
+        await self._store.keep(*objects)

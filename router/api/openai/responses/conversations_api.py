@@ -103,9 +103,8 @@ class ConversationsApi:
     async def update(self, request: Request, exchange: ApiExchange, conversation_id: str) -> None:
         """Replace the metadata of a conversation."""
         body = self._bodies.parse(request, exchange, ConversationUpdate)
-        found = await self._store.conversation(conversation_id, owner_of(exchange))
-        changed = found._replace(body=orjson.dumps({"metadata": body.metadata or {}}))
-        await self._store.add(changed)
+        metadata = orjson.dumps({"metadata": body.metadata or {}})
+        changed = await self._store.change_conversation(conversation_id, owner_of(exchange), metadata)
         exchange.respond(200, orjson.dumps(conversation_json(changed)))
 
     async def delete(self, request: Request, exchange: ApiExchange, path: str) -> None:
@@ -134,7 +133,8 @@ class ConversationsApi:
         except HttpError as error:
             raise in_brackets(error) from error
         added = shown_items(items, new_number(), keeps_ids=False)
-        await self._store.add(*conversation_objects(added, conversation_id, owner, time.time()))
+        objects = conversation_objects(added, conversation_id, owner, time.time())
+        await self._store.add_to_conversation(conversation_id, owner, *objects)
         exchange.respond(200, orjson.dumps(list_json(added, has_more=False)))
 
     async def list_items(self, request: Request, exchange: ApiExchange, conversation_id: str) -> None:

@@ -177,6 +177,28 @@ class ResponseStore:
         item: Json = orjson.loads(found.body)
         return item
 
+    async def add_to_conversation(self, conversation_id: str, owner: str, *objects: StoredObject) -> None:
+        """Raises HttpError 404, and 507 if there is no room."""
+        with store_failures():
+            if not await self.keep_in_conversation(conversation_id, owner, *objects):
+                raise not_found("Conversation", conversation_id)
+
+    async def keep_in_conversation(self, conversation_id: str, owner: str, *objects: StoredObject) -> bool:
+        """Whether the conversation is still there; if not, nothing is stored. Raises StoreError."""
+        return await self._store.put_children(CONVERSATION, conversation_id, owner, *objects)
+
+    async def change_conversation(self, conversation_id: str, owner: str, body: bytes) -> StoredObject:
+        """Gives it another body. Raises HttpError 404."""
+
+        def change(before: StoredObject | None) -> StoredObject | None:
+            return before and before._replace(body=body)
+
+        with store_failures():
+            changed = await self._store.change(CONVERSATION, conversation_id, owner, change)
+        if changed is None:
+            raise not_found("Conversation", conversation_id)
+        return changed
+
     async def delete_conversation(self, conversation_id: str, owner: str) -> None:
         """Raises HttpError 404."""
         await self._delete(CONVERSATION, conversation_id, owner, "Conversation", ITEM)

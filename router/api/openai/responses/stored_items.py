@@ -25,14 +25,11 @@ def input_id(kind: str, number: str, index: int) -> str:
     return f"{PREFIXES[kind]}_{number}{INPUT_OFFSET + index:06x}"
 
 
-def shown_items(items: str | Sequence[InputItem], number: str, *, keeps_ids: bool = True) -> list[Json]:
+def shown_items(items: Sequence[InputItem], number: str, *, keeps_ids: bool = True) -> list[Json]:
     """The items of an input. `keeps_ids`: those that came with an id have it still; in a conversation, where an id
     stands for one item, all get new ones."""
-    if isinstance(items, str):
-        items_json: list[Json] = [{"type": "message", "role": "user", "content": items}]
-    else:
-        assert not any(isinstance(item, ItemReference) for item in items), "references have been replaced"
-        items_json = [item.model_dump(mode="json", exclude_unset=True) for item in items]
+    assert not any(isinstance(item, ItemReference) for item in items), "references have been replaced"
+    items_json: list[Json] = [item.model_dump(mode="json", exclude_unset=True) for item in items]
     if not keeps_ids:
         items_json = [{**item, "id": None} for item in items_json]
     return [shown_item(item, number, index) for index, item in enumerate(items_json)]

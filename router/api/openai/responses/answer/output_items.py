@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from slipstream.router.api.openai.answer.output import Events
 from slipstream.router.api.openai.responses.answer.custom_input import CustomInput
 from slipstream.router.api.openai.responses.body.reasoning_seal import sealed
 from slipstream.router.api.openai.responses.body.tool_fields import ToolSet
+from slipstream.router.parsers.call_id import call_id_of
 from slipstream.router.parsers.events import ArgumentsDelta, CallBegin, ContentDelta, OutputEvent, ReasoningDelta
 
 ItemKind = Literal["message", "reasoning", "function_call", "custom_tool_call"]
 Json: TypeAlias = dict[str, Any]
-ID_BYTES = 12  # two characters each: OpenAI's ids have 24 behind `call_`
 GROWING: dict[ItemKind, type[ContentDelta | ReasoningDelta]] = {"message": ContentDelta, "reasoning": ReasoningDelta}
 PREFIXES: dict[ItemKind, str] = {
     "message": "msg",
@@ -166,7 +165,9 @@ class OutputItems:
         known = self._tools.by_name.get(event.name)
         kind: ItemKind = "custom_tool_call" if known is not None and known.is_custom else "function_call"
         name = event.name if known is None else known.tool.name
-        call = {"call_id": self._call_id(event), "name": name}
+        call_id = call_id_of(event, self._number, self._call_ids)
+        self._call_ids.add(call_id)
+        call = {"call_id": call_id, "name": name}
         if known is not None and known.namespace:
             call["namespace"] = known.namespace
         yield from self._begin(kind, call)
@@ -205,15 +206,6 @@ class OutputItems:
         self._open = None
         item.status = status
         yield ItemEnd(item)
-
-    def _call_id(self, begin: CallBegin) -> str:
-        """What the model wrote, unless that has been given to another call; or else a function of the answer and of
-        where the call stands in it, so that it is the same after a failure."""
-        place = f"{self._number}/{begin.index}".encode()
-        own = f"call_{blake2b(place, digest_size=ID_BYTES).hexdigest()}"
-        call_id = begin.call_id if begin.call_id and begin.call_id not in self._call_ids else own
-        self._call_ids.add(call_id)
-        return call_id
 
 
 def output_id(kind: ItemKind, number: str, index: int) -> str:

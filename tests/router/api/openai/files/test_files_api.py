@@ -145,3 +145,8 @@ def test_a_front_serves_before_its_store_is_open_and_calls_of_the_store_wait(
             assert (await uploading).bytes == 1
 
     run(main)
+
+
+def test_a_name_in_a_character_set_of_its_own_is_text() -> None:
+    head = b"--b\r\nContent-Disposition: form-data; name=\"file\"; filename*=utf-7''+2AA-\r\n\r\n"
+    assert parse_form(head + b"x\r\n--b--\r\n", b"multipart/form-data; boundary=b")["file"].filename == "?"

@@ -79,6 +79,17 @@ def test_any_json_object_is_either_parsed_or_a_400_about_a_field(body: dict[str,
     assert found.param is not None
 
 
+def test_a_field_with_an_unprintable_name_is_named_in_printable_characters() -> None:
+    async def main() -> None:
+        async with front("abc") as site:
+            status, _, answer = await site.post(PATH, input="hi", logit_bias={"\x07\U0001f642": []})
+            error = orjson.loads(answer)["error"]
+            assert (status, error["param"]) == (400, "logit_bias.\\x07🙂")
+            assert error["param"] in error["message"]
+
+    run(main)
+
+
 @settings(max_examples=4, deadline=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(bodies(), min_size=16, max_size=16))
 def test_no_body_brings_out_a_5xx_or_breaks_the_server(cases: list[dict[str, Any]]) -> None:

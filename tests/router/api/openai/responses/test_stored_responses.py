@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,9 @@ import pytest
 
 from slipstream.router.access.api_key import digest_of
 from slipstream.router.api.openai.prompts import PromptReader
-from slipstream.router.api.openai.responses import response_store
+from slipstream.router.api.openai.responses import answer_keeper, response_store
+from slipstream.router.api.openai.responses.answer_keeper import AnswerKeeper
+from slipstream.router.api.openai.responses.response_store import ResponseStore
 from slipstream.router.parsers.parser_names import ParserNames
 from slipstream.router.protocol.messages import unpack_ids
 from slipstream.router.store.object_store import ObjectStore
@@ -287,6 +292,61 @@ def test_a_conversation_grows_with_each_response(tmp_path: Path) -> None:
             status, deleted = await asked(site, "DELETE", root)
             check("DeletedConversationResource", deleted)
             assert (await asked(site, "GET", f"{root}/items"))[0] == 404
+
+    run(main)
+
+
+def test_what_comes_to_a_conversation_that_was_deleted_meanwhile_does_not_bring_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep = AnswerKeeper.keep
+    conversation = ResponseStore.conversation
+
+    async def main() -> None:
+        async with front("abc", reason="stop", store=tmp_path) as site:
+            root = f"/v1/conversations/{(await asked(site, 'POST', '/v1/conversations', {}))[1]['id']}"
+            item = {"role": "user", "content": "hi"}
+
+            async def deleted() -> None:
+                monkeypatch.undo()
+                assert (await asked(site, "DELETE", root))[0] == 200
+
+            async def keep_later(keeper: AnswerKeeper, end: bytes) -> bytes:
+                await deleted()
+                return await keep(keeper, end)
+
+            async def read_before(store: ResponseStore, conversation_id: str, owner: str) -> StoredObject:
+                found = await conversation(store, conversation_id, owner)
+                await deleted()
+                return found
+
+            monkeypatch.setattr(AnswerKeeper, "keep", keep_later)
+            response = await created(site, conversation=root.rpartition("/")[2])
+            assert (await asked(site, "GET", f"{PATH}/{response['id']}")) == (200, response)
+            _, other = await asked(site, "POST", "/v1/conversations", {})
+            root = f"/v1/conversations/{other['id']}"
+            monkeypatch.setattr(ResponseStore, "conversation", read_before)
+            assert (await asked(site, "POST", f"{root}/items", {"items": [item]}))[0] == 404
+            assert (await asked(site, "POST", root, {"metadata": {}}))[0] == 404
+            assert (await asked(site, "GET", root))[0] == 404
+        with closing(sqlite3.connect(tmp_path / "objects.sqlite")) as database:
+            kinds = database.execute("SELECT DISTINCT kind FROM object ORDER BY kind").fetchall()
+        assert kinds == [("response",), ("response_items",)]
+
+    run(main)
+
+
+def test_a_response_does_not_wait_for_a_store_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hung(store: ObjectStore, *objects: StoredObject) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(ObjectStore, "put", hung)
+    monkeypatch.setattr(answer_keeper, "STORE_S", 0.01)
+
+    async def main() -> None:
+        async with front("abc", reason="stop", store=tmp_path) as site:
+            response = await created(site)
+            assert (response["status"], response["store"]) == ("completed", False)
 
     run(main)
 
