@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import time
@@ -61,6 +62,9 @@ def batch_command(
         progress = BatchProgress.of(output.with_name(f"{output.name}.progress"), given.digest)
         if output.exists() and not progress.batch_ids:
             raise CommandError(f"{output} is there already; remove it first")
+        for path in (output, errors):
+            if not os.access(path.parent, os.W_OK | os.X_OK):
+                raise CommandError(f"{path} cannot be written: {path.parent} is no folder that may be written to")
         base = url.rstrip("/").removesuffix("/v1") if url is not None else url_of_cluster(name)
         job = BatchJob(BatchClient(base, key, console.pending), given, progress, console)
         try:
@@ -168,19 +172,25 @@ class BatchJob:
         """Writes the answers and the errors in the order of the input. Returns their numbers."""
         self._console.pending("reading the answers")
         counts = [0, 0]
-        with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as folder:
+        try:
             for which, (kind, path) in enumerate((("output_file_id", output), ("error_file_id", errors))):
-                sources = []
-                for number, batch in enumerate(batches):
-                    if batch[kind]:
-                        sources.append(Path(folder) / f"{kind}.{number}")
-                        self._client.download(batch[kind], sources[-1])
-                if not sources and path is errors:
-                    continue
-                whole = Path(folder) / kind
-                counts[which] = self._merge(sources, whole)
-                whole.replace(path)
+                file_ids = [batch[kind] for batch in batches if batch[kind]]
+                if file_ids or path is output:
+                    counts[which] = self._write_one(file_ids, path)
+        except OSError as error:
+            raise CommandError(f"the answers cannot be written: {error}") from error
         return counts[0], counts[1]
+
+    def _write_one(self, file_ids: list[str], path: Path) -> int:
+        """Writes one of them at once, or not at all. Returns the number of its lines."""
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            sources = [Path(folder) / str(number) for number in range(len(file_ids))]
+            for file_id, source in zip(file_ids, sources, strict=True):
+                self._client.download(file_id, source)
+            whole = Path(folder) / "whole"
+            num_lines = self._merge(sources, whole)
+            whole.replace(path)
+            return num_lines
 
     def _merge(self, sources: list[Path], target: Path) -> int:
         positions = {line.custom_id: position for position, line in enumerate(self._given.lines)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -143,5 +144,14 @@ def input_of(arguments: str) -> dict[str, Any]:
     try:
         value = from_json(arguments, allow_partial="trailing-strings") if arguments else {}
     except ValueError:
-        return {}
+        value = with_halves_of_pairs(arguments)
     return value if isinstance(value, dict) else {}
+
+
+def with_halves_of_pairs(arguments: str) -> Any:
+    """JSON with escapes of half a surrogate pair, which `from_json` refuses, and clients that read a stream do not;
+    None: it is no JSON."""
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return None

@@ -189,5 +189,5 @@ def usage_json(usage: TokenUsage) -> dict[str, Any]:
 def dumped(message: dict[str, Any]) -> bytes:
     try:
         return orjson.dumps(message)
-    except orjson.JSONEncodeError:  # an integer beyond 64 bits, for instance
-        return json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
+    except orjson.JSONEncodeError:  # an integer beyond 64 bits, or half a surrogate pair, which stays an escape
+        return json.dumps(message, separators=(",", ":")).encode()

@@ -8,7 +8,6 @@ gets it back; it is not encrypted.
 from __future__ import annotations
 
 import base64
-import binascii
 from hashlib import blake2b
 
 CARRIED = "slipstream-thinking-1:"
@@ -28,5 +27,5 @@ def carried_by(signature: str) -> str:
         return ""
     try:
         return base64.b64decode(signature[len(CARRIED) :], validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:  # not base64, or not UTF-8 within
         return ""

@@ -119,9 +119,15 @@ def parse_line(number: int, text: bytes, endpoint: str) -> BatchLine:
         raise LineError("invalid_body", f"'body' must be an object, got {_shown(body)}.", "body")
     if body.get("stream"):
         raise LineError("stream_in_batch", "'body.stream' must be false: a batch has whole answers.", "body.stream")
-    return BatchLine(number, custom_id, endpoint, orjson.dumps(body))
+    try:
+        return BatchLine(number, custom_id, endpoint, orjson.dumps(body))
+    except orjson.JSONEncodeError:  # it reads more levels than it writes
+        raise LineError("invalid_body", "'body' is nested too deeply.", "body") from None
 
 
 def _shown(value: Any) -> str:
-    text = orjson.dumps(value).decode() if value is not None else "nothing"
+    try:
+        text = orjson.dumps(value).decode() if value is not None else "nothing"
+    except orjson.JSONEncodeError:
+        return "something that is nested too deeply"
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."

@@ -20,7 +20,7 @@ from slipstream.router.api.openai.files.file_object import FileFacts, new_file
 from slipstream.router.config.batches_config import BatchesConfig
 from slipstream.router.process.random_bytes import random_bytes
 from slipstream.router.store.object_store import ObjectStore
-from slipstream.router.store.store_errors import StoreFullError
+from slipstream.router.store.store_errors import StoreError, StoreFullError
 from slipstream.router.store.stored_object import StoredObject
 
 LOOK_EVERY_S = 0.5  # how soon a cancellation by way of another process is noticed, and how old shown counts are
@@ -144,9 +144,12 @@ class BatchRun:
             looking.result()  # raises what it has failed with
 
     async def _answer_of(self, index: int) -> LineAnswer:
+        """Raises StoreError."""
         try:
             line = await self._store.in_files("read_line", lambda: self._input.line(index, self._batch.endpoint))
-        except (OSError, LineError) as error:
+        except OSError as error:  # perhaps it can be read later; a line is to get no result by that
+            raise StoreError(f"{self._files.input_path} cannot be read: {error.strerror}") from error
+        except LineError as error:
             body = b'{"error":{"message":"The line could not be read again.","type":"server_error"}}'
             log.error("batch %s: line %d: %s", self._batch.id, self._input.numbers[index], error)
             return LineAnswer(400, body, "")

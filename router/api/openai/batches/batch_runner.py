@@ -1,5 +1,5 @@
 """Serves the batches of a store, in the processes that share it. Which of them serves a batch is decided by a lock on
-its input (`ResultFiles.claim`), which ends with the process: so there is one at a time, and the next one goes on as
+its results (`ResultFiles.claim`), which ends with the process: so there is one at a time, and the next one goes on as
 soon as it looks."""
 
 from __future__ import annotations

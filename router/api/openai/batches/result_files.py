@@ -1,7 +1,7 @@
 """The files that a batch works with, beside the store's blobs. Every call blocks.
 
-    ID.input     the input as it was when the batch was created (a hard link); locked by the process that serves it
-    ID.output    results, one line each, in the order in which they came
+    ID.input     the input as it was when the batch was created (a hard link)
+    ID.output    results, one line each, in the order in which they came; locked by the process that serves the batch
     ID.errors    the lines that failed
 
 A line counts once it is whole. So what a killed process had written is known from the files alone.
@@ -50,18 +50,14 @@ class ResultFiles:
     def claim(self) -> bool:
         """Makes this process the one that serves the batch; False: another one does, or it is over. It ends with the
         process, however that ends."""
-        with file_errors(self.input_path):
+        path = self._paths[0]  # the input may be that of other batches, too, and a lock is one of the file behind names
+        with file_errors(path):
+            self._lock = path.open("ab")
             try:
-                lock = self.input_path.open("rb")
-            except FileNotFoundError:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return os.path.samestat(path.stat(), os.fstat(self._lock.fileno()))
+            except (BlockingIOError, FileNotFoundError):  # or it was removed just before
                 return False
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                lock.close()
-                return False
-            self._lock = lock
-            return self.input_path.exists()  # it was not removed just before
 
     def recover(self) -> tuple[dict[str, bool], int]:
         """The `custom_id`s that have a result, and whether that is a success. Half a line, which a killed process has

@@ -92,5 +92,7 @@ def _part(body: bytes, begin: int, end: int) -> FormPart:
         header["content-disposition"] = value.strip().decode("utf-8", "replace")
         field, filename = header.get_param("name", header="content-disposition"), header.get_filename()
         if header.get_content_disposition() == "form-data" and isinstance(field, str):
+            if filename is not None:  # a character set of its own may have halves of characters
+                filename = filename.encode("utf-8", "replace").decode()
             return FormPart(field, filename, memoryview(body)[blank + 4 : end])
     raise bad_form("a part has no Content-Disposition with a name")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 from pathlib import Path
 
 import orjson
@@ -134,6 +135,35 @@ def test_what_an_earlier_call_began_can_be_cancelled(tmp_path: Path, monkeypatch
             source.write_bytes(line("b"))
             result = await called(site, source, tmp_path / "other", "--cancel")
             assert "nothing to cancel" in result.output
+
+    run(main)
+
+
+def test_errors_may_lie_on_another_file_system(tmp_path: Path) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(line("a", temperature=99))
+
+    async def main() -> None:
+        async with front("Hello.", store=tmp_path / "store") as site:
+            with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
+                errors = Path(elsewhere) / "errors"
+                assert (await called(site, source, output, "--errors", errors)).exit_code == 1
+                assert (ids_in(output), ids_in(errors), names_in(Path(elsewhere))) == ([], ["a"], ["errors"])
+
+    run(main)
+
+
+@pytest.mark.parametrize("option", ["output", "errors"])
+def test_nothing_is_sent_if_the_answers_cannot_be_written(tmp_path: Path, option: str) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(line("a"))
+    paths = {name: str(tmp_path / ("nowhere" if name == option else "") / name) for name in ("output", "errors")}
+
+    async def main() -> None:
+        async with front("Hello.", store=tmp_path / "store") as site:
+            result = await called(site, source, paths["output"], "--errors", paths["errors"])
+            assert (result.exit_code, "cannot be written" in result.output) == (1, True)
+            assert not names_in(tmp_path / "store" / "blobs")
 
     run(main)
 

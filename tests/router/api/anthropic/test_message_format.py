@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.router.api.anthropic.answer_blocks import input_of
-from slipstream.router.api.anthropic.message_format import AnthropicMessage, MessageHead
+from slipstream.router.api.anthropic.message_format import AnthropicMessage, MessageHead, dumped
+from slipstream.router.api.anthropic.thinking_signature import CARRIED, carried_by
 from slipstream.router.api.openai.answer.formats import AnswerHead, TokenUsage, WholeChoice
 from slipstream.router.api.openai.answer.output import Events
 from slipstream.router.api.openai.answer.parsed_output import merged
+from slipstream.router.api.openai.responses.body.reasoning_seal import PREFIX, unsealed
 from slipstream.router.parsers.events import ArgumentsDelta, CallBegin, ContentDelta, OutputEvent, ReasoningDelta
 from tests.support.router.message_events import message_events, put_together
 
@@ -85,3 +89,13 @@ def test_arguments_that_were_cut_off_are_an_object_of_what_is_there() -> None:
     assert input_of('{"a": [1, 2], "b": "Ro') == {"a": [1, 2], "b": "Ro"}
     assert input_of("") == input_of("[1]") == input_of("{{") == {}
     assert input_of('{"a": 123456789012345678901234567890}') == {"a": 123456789012345678901234567890}
+
+
+def test_half_a_surrogate_pair_in_an_argument_is_there_whole_and_streamed() -> None:
+    arguments = '{"a":"x\\ud83d","b":"\u00e9"}'
+    assert input_of(arguments) == {"a": "x\ud83d", "b": "\u00e9"} == json.loads(dumped(input_of(arguments)))
+
+
+@pytest.mark.parametrize("content", ["\u00e9", "a", "////", "=", "\ud7ff"])
+def test_a_signature_that_is_damaged_carries_nothing(content: str) -> None:
+    assert carried_by(CARRIED + content) == unsealed(PREFIX + content) == ""

@@ -44,7 +44,8 @@ class CustomInput:
         """End the arguments. Returns what was held back."""
         if self._is_open:
             return ""
-        self.text = whole_input(self._raw)
+        whole = whole_input(self._raw)
+        self.text = whole.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # no half of a pair
         return self.text
 
     def _decoded(self, fragment: str) -> str:

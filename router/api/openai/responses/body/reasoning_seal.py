@@ -8,7 +8,6 @@ of no use to a model here, and is left out of its prompt.
 from __future__ import annotations
 
 import base64
-import binascii
 
 PREFIX = "slipstream-reasoning-1:"
 
@@ -23,5 +22,5 @@ def unsealed(content: str) -> str:
         return ""
     try:
         return base64.b64decode(content[len(PREFIX) :], validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:  # not base64, or not UTF-8 within
         return ""

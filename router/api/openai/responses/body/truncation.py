@@ -26,7 +26,8 @@ def turns_of(messages: Sequence[ChatMessage]) -> list[list[ChatMessage]]:
 
 def shortened(messages: Sequence[ChatMessage], num_tokens: int, max_tokens: int) -> list[ChatMessage] | None:
     """The messages without the oldest, estimated to have at most `max_tokens`; at least one turn less. `num_tokens` is
-    what they have now. Instructions at the beginning stay, and so does the last turn; None: there is nothing else."""
+    what they have now. Instructions at the beginning stay, and so does the last turn; None: there is nothing else. The
+    rest begins with a message of the user if one is left: many templates refuse conversations that do not."""
     num_fixed = next((index for index, one in enumerate(messages) if one.role not in INSTRUCTING_ROLES), len(messages))
     turns = turns_of(messages[num_fixed:])
     if len(turns) <= 1:
@@ -39,6 +40,8 @@ def shortened(messages: Sequence[ChatMessage], num_tokens: int, max_tokens: int)
     while num_left_out < len(turns) - 1 and (not num_left_out or kept > most):
         kept -= sizes[num_left_out]
         num_left_out += 1
+    users = (index for index in range(num_left_out, len(turns)) if turns[index][0].role == "user")
+    num_left_out = next(users, num_left_out)
     rest = [message for turn in turns[num_left_out:] for message in turn]
     return [*messages[:num_fixed], *rest]
 

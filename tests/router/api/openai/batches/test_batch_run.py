@@ -23,6 +23,7 @@ from slipstream.router.api.openai.files.file_object import FileFacts, new_file
 from slipstream.router.config.batches_config import BatchesConfig
 from slipstream.router.config.store_config import StoreConfig
 from slipstream.router.store.object_store import ObjectStore
+from slipstream.router.store.store_errors import StoreError
 from tests.support.router.fake_lines import FakeLines
 from tests.support.router.in_loop import in_loop
 
@@ -138,6 +139,58 @@ async def test_mistakes_in_the_input_are_named_by_line_and_nothing_is_served(tmp
         ]
         assert not lines.num_served
         assert [path.name for path in store.blobs.path("").iterdir()] == ["file-in"]
+
+
+@in_loop
+async def test_lines_that_are_nested_too_deeply_are_mistakes(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        deep = b"[" * 500 + b"]" * 500
+        text = line("a").replace(b'"a"}}', b'"a","x":' + deep + b"}}") + b'{"custom_id":' + deep + b"}\n"
+        batch = await ended(store, FakeLines(), await create(store, text))
+        assert batch.status == "failed"
+        assert [one.code for one in batch.problems] == ["invalid_body", "invalid_custom_id"]
+
+
+@in_loop
+async def test_a_batch_whose_input_is_gone_fails(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        batch = await create(store, line("a"))
+        store.blobs.path(f"{BATCH_ID}.input").unlink()
+        batch = await ended(store, FakeLines(), batch)
+        assert (batch.status, [one.code for one in batch.problems]) == ("failed", ["input_unreadable"])
+
+
+@in_loop
+async def test_a_line_that_cannot_be_read_for_now_is_served_later(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        path = store.blobs.path(f"{BATCH_ID}.input")
+
+        def hide() -> None:
+            if path.exists():
+                path.rename(tmp_path / "away")
+
+        batch = await create(store, b"".join(line(f"n{number}") for number in range(20)))
+        with pytest.raises(StoreError):
+            await ended(store, FakeLines(hide), batch)
+        (tmp_path / "away").rename(path)
+        batch = await ended(store, FakeLines(), batch)
+        assert (batch.status, batch.num_completed, batch.num_failed) == ("completed", 20, 0)
+
+
+@in_loop
+async def test_batches_of_one_file_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        lines = FakeLines()
+        await create(store, line("a", wait=True))
+        files = ResultFiles(store.blobs, "batch_2")
+        late = Batch("batch_2", "a", "", URL, "file-in", "1h", int(time.time()), int(time.time()))
+        await store.put(late.stored(files.keep_input("file-in")))
+        runner = BatchRunner(store, lines, CONFIG, Counter())
+        runner.start()
+        while (await state_of(store, "batch_2")).status != "expired":
+            await asyncio.sleep(0.01)
+        assert (await state_of(store)).status == "in_progress"
+        await runner.stop()
 
 
 @in_loop

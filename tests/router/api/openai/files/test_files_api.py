@@ -120,3 +120,8 @@ def test_whatever_a_body_holds_it_is_read_or_refused(noise: bytes, at: int) -> N
     for body in (noise, b"--b" + noise, whole[:at] + noise + whole[at:], whole[:at]):
         with contextlib.suppress(HttpError):
             parse_form(body, b"multipart/form-data; boundary=b")
+
+
+def test_a_name_in_a_character_set_of_its_own_is_text() -> None:
+    head = b"--b\r\nContent-Disposition: form-data; name=\"file\"; filename*=utf-7''+2AA-\r\n\r\n"
+    assert parse_form(head + b"x\r\n--b--\r\n", b"multipart/form-data; boundary=b")["file"].filename == "?"

@@ -38,6 +38,8 @@ def test_the_text_does_not_depend_on_the_cuts(text: str, cuts: list[int], is_asc
         ("", ""),
         ('{"input": "cut o', "cut o"),
         ('{"input": "half \\ud83d alone"}', "half \ufffd alone"),
+        ('{"text": "half \\ud83d alone"}', "half \ufffd alone"),
+        ('{"text": "pair \\ud83d\\ude00, half \\ude00"}', "pair \U0001f600, half \ufffd"),
         ('{"input": "\\ude42"}', "\ufffd"),
         ('{"input": 7}', '{"input": 7}'),
     ],

@@ -9,6 +9,8 @@ import orjson
 import pytest
 from pydantic import BaseModel
 
+from slipstream.router.api.openai.body.messages import ChatMessage
+from slipstream.router.api.openai.responses.body.truncation import shortened
 from slipstream.router.parsers.parser_names import ParserNames
 from slipstream.router.protocol.generation import GenerationError
 from slipstream.router.protocol.messages import unpack_ids
@@ -318,6 +320,19 @@ def test_the_oldest_messages_are_left_out_where_truncation_is_auto() -> None:
         assert prompt.count("Message ") > 3
 
     run(main)
+
+
+def test_what_is_left_by_truncation_begins_with_the_user() -> None:
+    roles = ["system", "user", "assistant", "user", "assistant", "tool", "user"]
+    messages = [ChatMessage.model_construct(role=role, content="word " * 20) for role in roles]
+    for room in range(100, 700, 25):
+        rest = shortened(messages, 700, room)
+        assert rest is not None
+        assert [message.role for message in rest[:2]] == ["system", "user"]
+    of_tools = [messages[1], *[messages[4], messages[5]] * 3]
+    rest = shortened(of_tools, 700, 300)
+    assert rest is not None
+    assert rest[0].role == "assistant"
 
 
 def test_input_tokens_are_those_that_a_response_counts() -> None:
