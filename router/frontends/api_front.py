@@ -53,6 +53,8 @@ CLIENT_LEFT = 499  # nginx's status for a client that disconnected; counted, nev
 class ApiFront:
     """The handler of an HTTP server."""
 
+    _serves_jobs = True
+
     def __init__(
         self,
         catalog: Catalog,
@@ -84,7 +86,7 @@ class ApiFront:
         lines = RoutedLines(self._routes, self._access.keys)
         self.batches = BatchRunner(self.store, lines, config.batches, self._metrics.batch_lines)
         FilesApi(self.store).add_to(self._routes)
-        BatchesApi(self.store, self.batches, self._routes).add_to(self._routes)
+        BatchesApi(self.store, self.batches, self._routes, config.batches.max_tenant_unfinished).add_to(self._routes)
         self._routes.add("GET", "/health/live", self.live)
         self._routes.add("GET", "/version", self.version)
 
@@ -93,16 +95,16 @@ class ApiFront:
         id."""
         return self._serve(self._routes, request, exchange, is_open=request.path in self._open_paths)
 
-    async def open(self, cleanup: AsyncExitStack) -> None:
-        """Opens the store, and serves the batches and the responses in the background in it; `cleanup` ends that. Until
-        then what needs it is refused."""
+    def open(self, cleanup: AsyncExitStack) -> None:
+        """Begins to open the store, and then serves the batches and the responses in the background in it; `cleanup`
+        ends that. Calls of the store wait for it a while, so that nothing else has to."""
+        self.store.start()
         cleanup.push_async_callback(self.store.close)
-        await self.store.open()
-        if not self.store.problem:
-            cleanup.push_async_callback(self.batches.stop)
+        if self._serves_jobs:
             self.batches.start()
-            cleanup.push_async_callback(self.background.stop)
+            cleanup.push_async_callback(self.batches.stop)
             self.background.start()
+            cleanup.push_async_callback(self.background.stop)
 
     @property
     def catalog(self) -> Catalog:

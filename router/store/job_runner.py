@@ -1,20 +1,20 @@
 """Does the work that pinned objects of a store stand for, in the processes that share it. Which of them does a job is
-decided by a claim that ends with the process (`FileClaim`): so there is one at a time, and the next one goes on as soon
-as it looks."""
+decided by a claim that ends with the process, such as a lock on a file: so there is one at a time, and the next one
+goes on as soon as it looks."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from slipstream.router.store.object_store import ObjectStore
 from slipstream.router.store.store_errors import StoreError
-from slipstream.router.store.stored_object import StoredObject
+from slipstream.router.store.stored_object import ObjectName, StoredObject
 
 RETRY_S = 30.0  # after which a job that could not be done is tried again
 
@@ -34,25 +34,20 @@ class Job(Protocol):
         """Leaves it to other processes. Safe to call twice."""
 
 
-class Owned(Protocol):
-    @property
-    def owner(self) -> str: ...
-
-
 J = TypeVar("J", bound=Job)
-O = TypeVar("O", bound=Owned)  # noqa: E741 - as in StoredObject.owner
 
 
 class Running(NamedTuple, Generic[J]):
-    stored: StoredObject
+    owner: str
     job: J
     task: asyncio.Task[None]
 
 
 class JobRunner(Generic[J]):
-    """Life cycle: `start`, then `look` and `begin`, then `stop`. `make` makes the job of an object. `look_every_s` is
-    how soon it sees what other processes have left, or, with `discard`, given up: the object of a job that runs here is
-    gone then, so `discard` is called, and the job is cancelled."""
+    """Life cycle: `start`, then `look` and `begin`, then `stop`. `make` makes the job of an object, and raises
+    StoreError if that cannot be read. `look_every_s` is how soon it sees what other processes have left, or, with
+    `discard`, given up: the object of a job that runs here is gone then, so `discard` is called, and the job is
+    cancelled."""
 
     def __init__(
         self,
@@ -75,6 +70,7 @@ class JobRunner(Generic[J]):
         self._watching: asyncio.Task[None] | None = None
 
     def start(self) -> None:
+        """Begins with the jobs as soon as the store is open."""
         self._watching = asyncio.create_task(self._watch())
 
     def look(self) -> None:
@@ -92,7 +88,7 @@ class JobRunner(Generic[J]):
 
     def begin(self, stored: StoredObject, job: J) -> None:
         """Does a job that is claimed."""
-        self._running[stored.id] = Running(stored, job, asyncio.create_task(self._run(stored.id, job)))
+        self._running[stored.id] = Running(stored.owner, job, asyncio.create_task(self._run(stored.id, job)))
 
     async def stop(self) -> None:
         """Gives up the jobs, for the next process to go on with. Safe to call twice."""
@@ -108,6 +104,7 @@ class JobRunner(Generic[J]):
             one.job.close()
 
     async def _watch(self) -> None:
+        await self._store.wait_open()
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._look_every_s):
@@ -117,27 +114,42 @@ class JobRunner(Generic[J]):
                 await self._look_through()
             except StoreError as error:
                 log.warning("what the store has of the kind %r cannot be served: %s", self._kind, error)
+            except Exception:  # a bug: it looks again
+                log.exception("what the store has of the kind %r cannot be served", self._kind)
 
     async def _look_through(self) -> None:
         """Ends what is no longer wanted, and begins with what no process does, as far as there is room. Raises
         StoreError."""
         if self._discard is None and not self.has_room:
             return
-        before = list(self._running)  # what begins while the store is read may not be among what is read
-        pinned = await self._store.pinned(self._kind)
+        before = set(self._running)  # what begins while the store is read may not be among what is read
+        pinned = await self._store.pinned_names(self._kind)
         if self._discard is not None:
-            self._end_unwanted(set(before) - {stored.id for stored in pinned})
+            self._end_unwanted(before - {name.id for name in pinned})
         now = time.monotonic()
         self._failed = {job_id: until_s for job_id, until_s in self._failed.items() if until_s > now}
-        waiting = [one for one in pinned if one.id not in self._running and one.id not in self._failed]
-        while waiting and self.has_room:
-            stored = next_job(waiting, [running.stored for running in self._running.values()])
-            waiting.remove(stored)
+        waiting = WaitingJobs(name for name in pinned if name.id not in self._running and name.id not in self._failed)
+        while self.has_room and (name := waiting.pop(one.owner for one in self._running.values())) is not None:
+            stored = await self._store.get(self._kind, name.id, name.owner)
+            if stored is not None:
+                await self._claim(stored)
+
+    async def _claim(self, stored: StoredObject) -> None:
+        """Begins with a job if no other process does it. Raises StoreError."""
+        try:
             job = self._make(stored)
-            if not await job.claim() or stored.id in self._running:
-                job.close()
-            else:
+        except StoreError as error:
+            self._note_failure(stored.id)
+            log.error("%s is tried again in %g s: %s", stored.id, RETRY_S, error)
+            return
+        has_begun = False
+        try:
+            if await job.claim() and stored.id not in self._running:
                 self.begin(stored, job)
+                has_begun = True
+        finally:
+            if not has_begun:
+                job.close()
 
     def _end_unwanted(self, job_ids: Iterable[str]) -> None:
         for job_id in job_ids:
@@ -164,7 +176,22 @@ class JobRunner(Generic[J]):
         self._failed[job_id] = time.monotonic() + RETRY_S
 
 
-def next_job(waiting: Sequence[O], running: Iterable[Owned]) -> O:
-    """The one to begin with: of the owner with the fewest running ones, the oldest."""
-    num_running = Counter(one.owner for one in running)
-    return min(waiting, key=lambda one: num_running[one.owner])  # the first of equals
+class WaitingJobs:
+    """Jobs that wait, by owner. `names` are those of their objects, oldest first."""
+
+    def __init__(self, names: Iterable[ObjectName]) -> None:
+        self._by_owner: dict[str, deque[tuple[int, ObjectName]]] = {}
+        for position, name in enumerate(names):
+            self._by_owner.setdefault(name.owner, deque()).append((position, name))
+
+    def pop(self, owners: Iterable[str]) -> ObjectName | None:
+        """The job to begin with while some of `owners` run: of the owner with the fewest running ones, the oldest.
+        None: none is left."""
+        if not self._by_owner:
+            return None
+        num_running = Counter(owners)
+        owner = min(self._by_owner, key=lambda owner: (num_running[owner], self._by_owner[owner][0][0]))
+        _, name = self._by_owner[owner].popleft()
+        if not self._by_owner[owner]:
+            del self._by_owner[owner]
+        return name

@@ -1,4 +1,5 @@
-"""Serves the batches of a store (see `JobRunner`); the claim on one is a lock on its results (`ResultFiles.claim`)."""
+"""Serves the batches of a store (see `JobRunner`). The claim on one is a lock on a file of the batch
+(`ResultFiles.claim`)."""
 
 from __future__ import annotations
 

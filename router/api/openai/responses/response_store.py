@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from slipstream.router.api.exchange_context import ApiExchange
 from slipstream.router.api.openai.responses.body.input_history import PlacedItem
 from slipstream.router.api.openai.responses.body.input_items import MAX_ITEMS, InputItem, InputItemField, ItemReference
-from slipstream.router.api.openai.responses.item_pages import ItemPage, list_json, no_such_item
+from slipstream.router.api.page_query import PageQuery, list_json
 from slipstream.router.api.store_failure import store_failures
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.store.object_store import ObjectStore
@@ -159,7 +159,7 @@ class ResponseStore:
             num_wanted = min(ITEMS_AT_A_TIME, 1 + (limit.max_bytes - num_bytes) * len(newest) // max(num_bytes, 1))
         return limit.within(await parsed(newest[::-1]), has_more, "conversation")
 
-    async def conversation_page(self, conversation_id: str, owner: str, wanted: ItemPage) -> Json:
+    async def conversation_page(self, conversation_id: str, owner: str, wanted: PageQuery) -> Json:
         """Raises HttpError 400 if there is no item `after`."""
         with store_failures():
             page = await self._store.page(
@@ -171,7 +171,7 @@ class ResponseStore:
                 newest_first=wanted.newest_first,
             )
         if page is None:
-            raise no_such_item(wanted.after)
+            raise wanted.unknown_after()
         return list_json([orjson.loads(one.body) for one in page.objects], page.has_more)
 
     async def conversation_item(self, conversation_id: str, item_id: str, owner: str) -> Json:

@@ -19,7 +19,7 @@ from slipstream.router.api.openai.responses.body.request_body import (
     ResponsesRequest,
 )
 from slipstream.router.api.openai.responses.event_replay import REPLAY_FIELDS, ReplayQuery
-from slipstream.router.api.openai.responses.item_pages import ItemPage, item_page
+from slipstream.router.api.openai.responses.item_pages import item_page, wanted_items
 from slipstream.router.api.openai.responses.response_generator import ResponseGenerator
 from slipstream.router.api.openai.responses.response_store import HistoryLimit, ResponseStore, owner_of
 from slipstream.router.dispatch.queue.work_queue import MAX_PRIORITY
@@ -115,7 +115,7 @@ class ResponsesApi:
 
     async def input_items(self, request: Request, exchange: ApiExchange, response_id: str) -> None:
         """The items that a stored response was made from, with those of the responses before it."""
-        wanted = ItemPage.of(request.query)
+        wanted = wanted_items(request)
         owner = owner_of(exchange)
         stored = await self._store.response(response_id, owner)
         previous = stored.response.get("previous_response_id")

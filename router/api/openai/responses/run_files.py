@@ -9,6 +9,7 @@ process makes all events again, and adds those that are not in the file.
 
 from __future__ import annotations
 
+import fcntl
 import os
 from contextlib import suppress
 from typing import BinaryIO
@@ -17,8 +18,7 @@ from slipstream.router.http.failover.journal import Identity, Journal, JournalEr
 from slipstream.router.protocol.generation import Delta, Resumed
 from slipstream.router.protocol.messages import pack_ids
 from slipstream.router.protocol.model_id import ModelId
-from slipstream.router.store.blob_folder import BlobFolder, file_errors
-from slipstream.router.store.file_claim import FileClaim
+from slipstream.router.store.blob_folder import BlobFolder, file_errors, locked
 
 END_OF_EVENT = b"\n\n"
 READ_BYTES = 256 * 1024
@@ -31,14 +31,16 @@ class RunFiles:
     def __init__(self, blobs: BlobFolder, response_id: str) -> None:
         self._journal_path = blobs.path(f"{response_id}.journal")
         self._events_path = blobs.path(response_id)
-        self._claim = FileClaim(self._journal_path, creates=True)
+        self._lock: BinaryIO | None = None
         self._events: BinaryIO | None = None
         self._journal: Journal | None = None
         self.num_events = 0  # that are in the file at `open`
 
     def claim(self) -> bool:
         """Makes this process the one that generates the response; False: another one is."""
-        return self._claim.take()
+        with file_errors(self._journal_path):
+            self._lock = locked(self._journal_path, "ab", fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return self._lock is not None
 
     def open(self, keeps_events: bool) -> Journal:
         """The journal, which counts one more life. One that a loss of power has torn begins anew."""
@@ -77,7 +79,7 @@ class RunFiles:
 
     def remove(self) -> None:
         """Nothing more is generated. If another process has claimed it, that one removes it."""
-        if self._claim.is_held:
+        if self._lock is not None:
             with suppress(OSError):  # the next start of a router removes it
                 self._journal_path.unlink(missing_ok=True)
 
@@ -91,7 +93,9 @@ class RunFiles:
             self._journal.left_in_order()
             self._journal.close()
             self._journal = None
-        self._claim.leave()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
 
 def read_events(blobs: BlobFolder, response_id: str, offset: int) -> bytes:

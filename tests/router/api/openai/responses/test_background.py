@@ -125,7 +125,7 @@ async def router(
         site = Site(service, tokenizer, server, port)
         site.handler = handler
         async with contextlib.AsyncExitStack() as cleanup:
-            await handler.open(cleanup)
+            handler.open(cleanup)
             try:
                 yield site
             finally:
