@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from slipstream.router.api.openai.generation_batch import ReceivedRequest
@@ -79,7 +80,7 @@ class AnswerKeeper:
             objects.append(response_object(response, own, self._owner, head.id, parent, head.created_s))
         if conversation_id is not None:
             added = [*shown_items(self._own_items, number, keeps_ids=False), *self._form.output]
-            items_of_it = conversation_objects(added, conversation_id, self._owner, head.created_s)
+            items_of_it = conversation_objects(added, conversation_id, self._owner, time.time())
             if self._body.background:
                 if await self._store.has_conversation(conversation_id, self._owner):
                     objects += items_of_it

@@ -21,6 +21,7 @@ from slipstream.router.api.openai.responses.body.input_history import PlacedItem
 from slipstream.router.api.openai.responses.body.request_body import PromptFields, ResponsesRequest
 from slipstream.router.api.openai.responses.body.truncation import MAX_ATTEMPTS, shortened
 from slipstream.router.api.openai.responses.response_store import HistoryLimit, ResponseStore, as_items, owner_of
+from slipstream.router.http.failover.journal import Identity
 from slipstream.router.http.failover.stream_checkpoint import StreamCheckpoint
 from slipstream.router.http.http_error import HttpError, RequestError
 from slipstream.router.http.reader import Request
@@ -83,10 +84,9 @@ class ResponseGenerator:
             before = [PlacedItem(item, "previous_response_id") for item in as_items(items)]
         elif body.conversation_id is not None:
             self._store.check_is_there("conversation")
-            items = await self._store.conversation_items(body.conversation_id, owner, limit)
-            number = number_of_previous(exchange.context.checkpoint)
-            before_it = [item for item in items if not number or number not in item["id"]]
-            before = [PlacedItem(item, "conversation") for item in as_items(before_it)]
+            begun = begun_before(exchange.context.checkpoint)
+            items = await self._store.conversation_items(body.conversation_id, owner, limit, begun)
+            before = [PlacedItem(item, "conversation") for item in as_items(items)]
         own = await self._own_items(body, owner)
         messages = messages_of([*before, *own], body.instructions)
         if not messages:
@@ -151,8 +151,7 @@ class ResponseGenerator:
             raise in_brackets(error) from error
 
 
-def number_of_previous(checkpoint: StreamCheckpoint) -> str:
-    """The number that the answer has had at a router that was killed; "": there was none. That router may have stored
-    what the answer adds to its conversation, under ids with this number."""
+def begun_before(checkpoint: StreamCheckpoint) -> Identity | None:
+    """That of an answer which another router had begun, and this one goes on with."""
     model = checkpoint.model()
-    return "" if model is None else f"{checkpoint.identity(model).number:032x}"
+    return None if model is None else checkpoint.identity(model)

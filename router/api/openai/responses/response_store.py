@@ -26,6 +26,7 @@ from slipstream.router.api.openai.responses.body.input_history import PlacedItem
 from slipstream.router.api.openai.responses.body.input_items import MAX_ITEMS, InputItem, InputItemField, ItemReference
 from slipstream.router.api.page_query import PageQuery, list_json
 from slipstream.router.api.store_failure import store_failures
+from slipstream.router.http.failover.journal import Identity
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.store.object_store import ObjectStore
 from slipstream.router.store.stored_object import StoredObject
@@ -139,8 +140,11 @@ class ResponseStore:
             raise not_found("Conversation", conversation_id)
         return found
 
-    async def conversation_items(self, conversation_id: str, owner: str, limit: HistoryLimit) -> list[Json]:
-        """All of them, oldest first. Raises HttpError 404 if there is no such conversation, 400 if it is too long."""
+    async def conversation_items(
+        self, conversation_id: str, owner: str, limit: HistoryLimit, begun: Identity | None = None
+    ) -> list[Json]:
+        """All of them, oldest first; for an answer that another router has `begun`, those that it began with. Raises
+        HttpError 404 if there is no such conversation, 400 if it is too long."""
         await self.conversation(conversation_id, owner)
         newest: list[StoredObject] = []
         num_bytes, num_wanted, has_more = 0, FIRST_ITEMS, True
@@ -157,7 +161,8 @@ class ResponseStore:
             num_bytes += sum([len(one.body) for one in page.objects])
             has_more = page.has_more
             num_wanted = min(ITEMS_AT_A_TIME, 1 + (limit.max_bytes - num_bytes) * len(newest) // max(num_bytes, 1))
-        return limit.within(await parsed(newest[::-1]), has_more, "conversation")
+        present = [one for one in reversed(newest) if begun is None or was_there(one, begun)]
+        return limit.within(await parsed(present), has_more, "conversation")
 
     async def conversation_page(self, conversation_id: str, owner: str, wanted: PageQuery) -> Json:
         """Raises HttpError 400 if there is no item `after`."""
@@ -333,6 +338,12 @@ def response_object(
 def chain_object(items: Sequence[Json], owner: str, response_id: str, parent: str, created_s: int) -> StoredObject:
     """The items of a response, of its input and its output, for those that go on from it."""
     return StoredObject(RESPONSE_ITEMS, response_id, owner, created_s, orjson.dumps(items), parent)
+
+
+def was_there(item: StoredObject, begun: Identity) -> bool:
+    """Whether an item of a conversation was there when an answer began, of which the second is known. What that answer
+    itself has added, before its router was killed, was not: the ids of that have its number."""
+    return item.created_s < begun.created_s + 1 and f"{begun.number:032x}" not in item.id
 
 
 def conversation_objects(
