@@ -52,7 +52,7 @@ def batch_command(
 ) -> None:
     """Serve the requests in INPUT, one on each line as in OpenAI's Batch API, and write the answers to OUTPUT, in the
     same order. They go behind all other requests. If this is interrupted, the cluster goes on, and so does the same
-    command when it is given again. Ends with status 1 if some requests failed."""
+    command when it is given again. Ends with status 1 if some requests failed, with 130 if it was interrupted."""
     if name is not None and url is not None:
         raise click.UsageError("give --name or --url, not both")
     console = Console(sys.stderr)
@@ -70,7 +70,10 @@ def batch_command(
         try:
             num_failed = job.run(output, errors, window, cancels=cancel, keeps=keep)
         except KeyboardInterrupt:
-            console.say("The cluster goes on. The same command goes on here; with --cancel it ends.")
+            if progress.batch_ids:
+                console.say("The cluster goes on. The same command goes on here; with --cancel it ends.")
+            else:
+                console.say("Nothing has begun in the cluster. The same command begins it.")
             sys.exit(130)
     sys.exit(SOME_FAILED if num_failed else 0)
 

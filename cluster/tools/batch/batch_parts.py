@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import orjson
-
 from slipstream.cluster.terminal.command_error import CommandError
 from slipstream.router.api.openai.batches.batch_input import LineError, parse_line
 
@@ -46,7 +44,7 @@ class BatchInputFile:
                     if not text.strip():
                         continue
                     try:
-                        line = parse_line(number, text, url_of(text))
+                        line = parse_line(number, text)
                         if line.custom_id in seen:
                             message = f"'custom_id' {line.custom_id!r} was used in line {seen[line.custom_id]}."
                             raise LineError("duplicate_custom_id", message)
@@ -86,12 +84,3 @@ class BatchInputFile:
                 line = self.lines[position]
                 file.seek(line.offset)
                 yield file.read(line.num_bytes).rstrip(b"\r\n") + b"\n"
-
-
-def url_of(text: bytes) -> str:
-    """The endpoint that a line asks for; "": none, which `parse_line` then says."""
-    try:
-        url = orjson.loads(text)["url"]
-    except (ValueError, KeyError, TypeError):
-        return ""
-    return url if isinstance(url, str) and url.startswith("/v1/") else ""

@@ -11,6 +11,7 @@ import orjson
 
 from slipstream.router.api.openai.batches.batch import BatchProblem
 
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 MAX_PROBLEMS = 100  # reported
 MAX_ID_CHARS = 512
 MAX_SHOWN = 64
@@ -99,8 +100,8 @@ def _line_at(file: BinaryIO, offset: int, number: int, endpoint: str) -> BatchLi
     return parse_line(number, file.readline(), endpoint)
 
 
-def parse_line(number: int, text: bytes, endpoint: str) -> BatchLine:
-    """Raises LineError."""
+def parse_line(number: int, text: bytes, endpoint: str | None = None) -> BatchLine:
+    """A line of a batch for this endpoint; None: for any of `ENDPOINTS`. Raises LineError."""
     try:
         fields = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -113,14 +114,15 @@ def parse_line(number: int, text: bytes, endpoint: str) -> BatchLine:
         raise LineError("invalid_custom_id", f"'custom_id' must be {limit}, got {_shown(custom_id)}.", "custom_id")
     if method != "POST":
         raise LineError("invalid_method", f"'method' must be POST, got {_shown(method)}.", "method")
-    if url != endpoint:
-        raise LineError("mismatched_url", f"'url' must be the batch's endpoint {endpoint}, got {_shown(url)}.", "url")
+    if not isinstance(url, str) or url not in ((endpoint,) if endpoint is not None else ENDPOINTS):
+        accepted = f"the batch's endpoint {endpoint}" if endpoint is not None else " or ".join(ENDPOINTS)
+        raise LineError("mismatched_url", f"'url' must be {accepted}, got {_shown(url)}.", "url")
     if not isinstance(body, dict):
         raise LineError("invalid_body", f"'body' must be an object, got {_shown(body)}.", "body")
     if body.get("stream"):
         raise LineError("stream_in_batch", "'body.stream' must be false: a batch has whole answers.", "body.stream")
     try:
-        return BatchLine(number, custom_id, endpoint, orjson.dumps(body))
+        return BatchLine(number, custom_id, url, orjson.dumps(body))
     except orjson.JSONEncodeError:  # it reads more levels than it writes
         raise LineError("invalid_body", "'body' is nested too deeply.", "body") from None
 

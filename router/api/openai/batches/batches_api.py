@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
 from slipstream.router.api.openai.batches.batch import CANCELLABLE, KIND, Batch
+from slipstream.router.api.openai.batches.batch_input import ENDPOINTS
 from slipstream.router.api.openai.batches.batch_runner import BatchRunner
 from slipstream.router.api.openai.batches.result_files import ResultFiles
 from slipstream.router.api.openai.body.parsing import parse_body
@@ -25,7 +26,6 @@ from slipstream.router.store.store_errors import StoreError
 from slipstream.router.store.stored_object import StoredObject
 
 PATH = "/v1/batches"
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")  # if they are served
 MAX_METADATA = 16
 MAX_BATCHES = 100  # of a page
 WINDOW = re.compile(r"([1-9]\d{0,5})([smhd])")

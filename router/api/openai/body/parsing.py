@@ -106,11 +106,16 @@ def check_body(request: Request, max_model_len: Callable[[], int | None]) -> Non
 
 
 def as_http_error(error: ValidationError) -> HttpError:
-    """The first complaint about a body; if there are very many, only their number."""
+    """The first complaint about a body; if there are very many, only their number. A field that is not served comes
+    before one that is missing, which it may stand for."""
     if error.error_count() > MAX_COMPLAINTS:
         message = f"The body has {error.error_count()} unknown or invalid fields."
         return HttpError(400, message, code="invalid_value")
-    return explain(error.errors(include_url=False)[0])
+    complaints = error.errors(include_url=False)
+    first = complaints[0]
+    if first["type"] == "missing":
+        first = next((other for other in complaints if other["type"] == "unsupported"), first)
+    return explain(first)
 
 
 def explain(error: ErrorDetails) -> HttpError:

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from slipstream.cluster.tools.batch import batch_client, batch_command, batch_parts
-from slipstream.router.api.openai.batches import batch_run, batch_runner
+from slipstream.router.api.openai.batches import batch_input, batch_run, batch_runner
 from tests.support.router.fake_cluster import MODEL, FrontUnderTest, front, run
 
 CHAT = "/v1/chat/completions"
@@ -76,13 +76,18 @@ def test_requests_of_several_kinds_come_back_in_order_and_nothing_stays_behind(
 
 def test_wrong_lines_are_named_by_number_and_nothing_is_sent(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
-    source.write_bytes(line("a") + b"{\n\n" + line("a") + line("b", url="elsewhere"))
+    source.write_bytes(line("a") + b"{\n\n" + line("a") + line("b", "elsewhere") + line("c", "/v1/messages"))
 
     async def main() -> None:
         async with front(store=tmp_path / "store") as site:
             result = await called(site, source, tmp_path / "out")
             assert result.exit_code == 1
-            for text in (f"{source}:2: It is not JSON", f"{source}:4: 'custom_id' 'a' was used in line 1", ":5: 'url'"):
+            for text in (
+                f"{source}:2: It is not JSON",
+                f"{source}:4: 'custom_id' 'a' was used in line 1",
+                f"{source}:5: 'url' must be /v1/chat/completions or ",
+                f"{source}:6: 'url' must be {' or '.join(batch_input.ENDPOINTS)}, got \"/v1/messages\"",
+            ):
                 assert text in result.output
             _, _, files = await site.request("GET", "/v1/files")
             assert orjson.loads(files)["data"] == []
@@ -115,6 +120,24 @@ def test_the_next_call_goes_on_with_what_an_interrupted_one_began(
             assert len(orjson.loads(batches)["data"]) == 1
 
     run(main)
+
+
+def test_an_interruption_before_the_first_batch_says_that_nothing_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(line("a"))
+
+    def interrupted(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(batch_client.BatchClient, "upload", interrupted)
+    result = CliRunner().invoke(
+        batch_command.batch_command, [str(source), str(tmp_path / "out"), "--url", "http://127.0.0.1:1"]
+    )
+    assert result.exit_code == 130
+    assert "Nothing has begun in the cluster." in result.output
+    assert "goes on" not in result.output
 
 
 def test_what_an_earlier_call_began_can_be_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,7 +124,7 @@ class History:
             if item.call_id in self._known:
                 fault = f"'{field}.call_id' is {item.call_id!r:.80}, which has an output already."
             else:
-                fault = f"No tool call found for the output of '{field}' with call_id {item.call_id!r:.80}."
+                fault = f"No tool call found for '{field}.call_id', which is {item.call_id!r:.80}."
             raise invalid(f"{field}.call_id", fault)
         del self._open[item.call_id]
         self._results.append({"role": "tool", "content": content_of(item), "tool_call_id": item.call_id})

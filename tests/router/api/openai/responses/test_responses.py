@@ -248,7 +248,7 @@ def test_a_conversation_becomes_messages_with_calls_reasoning_and_results() -> N
         (
             {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]},
             "input[0].call_id",
-            "No tool call found",
+            "No tool call found for 'input[0].call_id', which is 'c'.",
         ),
         ({"input": []}, "input", "at least 1"),
         ({"input": 3}, "input", "array"),
@@ -280,6 +280,16 @@ def test_what_is_wrong_is_named_with_its_value(fields: dict[str, Any], param: st
             status, at, _, message = await refused(site, **fields)
             assert (status, at) == (400, param), message
             assert said in message
+
+    run(main)
+
+
+@pytest.mark.parametrize("field", ["prompt", "messages"])
+def test_what_may_stand_for_the_input_is_refused_by_name(field: str) -> None:
+    async def main() -> None:
+        async with front("abc") as site:
+            status, _, answer = await site.post(PATH, **{field: [{"id": "x"}]})
+            assert (status, orjson.loads(answer)["error"]["param"]) == (400, field)
 
     run(main)
 
