@@ -14,7 +14,7 @@ from pathlib import Path
 
 from slipstream.router.config.store_config import StoreConfig
 from slipstream.router.store.schema import APPLICATION_ID, CHAIN, COLUMNS, GET, PUT, RENEW, ROW_BYTES, TABLES, VERSION
-from slipstream.router.store.store_errors import StoreError, StoreFullError
+from slipstream.router.store.store_errors import StoreError, StoreFullError, StoreGoneError
 from slipstream.router.store.stored_object import ObjectName, Page, StoreCounts, StoredObject
 
 BUSY_S = 10.0  # how long a writer waits for those of other processes
@@ -39,6 +39,7 @@ class ObjectDatabase:
         self._config = config
         self._clock = clock
         self._connection: sqlite3.Connection
+        self._file: tuple[int, int] | None = None  # device and inode of what is open
 
     def open(self) -> None:
         """Makes the file if there is none. Raises StoreError if it is not ours, of another version or damaged."""
@@ -66,6 +67,7 @@ class ObjectDatabase:
                 with self._writing():
                     self._make_tables()
             self._check_version()
+            self._file = self._file_now()
             cleanup.pop_all()
 
     def _make_tables(self) -> None:
@@ -74,6 +76,7 @@ class ObjectDatabase:
                 self._connection.execute(statement)
 
     def close(self) -> None:
+        self._file = None
         with suppress(sqlite3.Error, AttributeError):
             self._connection.close()
 
@@ -309,11 +312,23 @@ class ObjectDatabase:
         except sqlite3.Error as error:
             raise StoreError(f"{self._path.name} cannot be used: {error}") from error
 
+    def _file_now(self) -> tuple[int, int] | None:
+        """Device and inode of the file at the path; None: there is none."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """A transaction that no other writer comes between."""
+        """A transaction that no other writer comes between. Raises StoreGoneError if the file was removed or replaced
+        while it was open: what is written then would be gone with this process."""
         with self._errors():
             self._connection.execute("BEGIN IMMEDIATE")
+            if self._file and self._file != self._file_now():
+                self._connection.execute("ROLLBACK")
+                raise StoreGoneError(f"{self._path.name} was removed or replaced while it was open")
             try:
                 yield
                 self._connection.execute("COMMIT")  # may fail, such as for a full disk, and leave the transaction open

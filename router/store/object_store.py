@@ -21,7 +21,7 @@ from typing import TypeVar
 from slipstream.router.config.store_config import StoreConfig
 from slipstream.router.store.blob_folder import BlobFolder, NewBlob
 from slipstream.router.store.object_database import Change, Condition, ObjectDatabase
-from slipstream.router.store.store_errors import StoreBusyError, StoreError, StoreFullError
+from slipstream.router.store.store_errors import StoreBusyError, StoreError, StoreFullError, StoreGoneError
 from slipstream.router.store.stored_object import ObjectName, Page, StoreCounts, StoredObject
 
 EXPIRE_EVERY_S = 60.0
@@ -82,13 +82,14 @@ class ObjectStore:
 
     async def _keep(self) -> None:
         """Opens the store, then removes what dead processes have left and, now and then, what is too old."""
-        while not await self._try_open():
-            await asyncio.sleep(OPEN_AGAIN_S)
-        try:
-            await self.sweep()
-        except StoreError as error:
-            log.warning("what dead processes left in %s could not be removed: %s", self._folder, error)
-        await self._expire()
+        while True:
+            while not await self._try_open():
+                await asyncio.sleep(OPEN_AGAIN_S)
+            try:
+                await self.sweep()
+            except StoreError as error:
+                log.warning("what dead processes left in %s could not be removed: %s", self._folder, error)
+            await self._expire()
 
     async def _try_open(self) -> bool:
         loop = asyncio.get_running_loop()
@@ -279,11 +280,17 @@ class ObjectStore:
             raise StoreError(f"The store cannot be used: {self.problem or 'it is being opened'}")
 
     async def _expire(self) -> None:
-        """Removes what is too old, now and then."""
+        """Removes what is too old, now and then. Returns if the store has to be opened anew."""
         while True:
             await asyncio.sleep(EXPIRE_EVERY_S)
             try:
                 await self._written("expire", lambda: (None, self._writer.expire()))
+            except StoreGoneError as error:
+                log.error("what was stored in %s is lost: %s", self._folder, error)
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self._reading, self._reader.close)
+                await loop.run_in_executor(self._writing, self._writer.close)
+                return
             except StoreError as error:
                 log.warning("the store could not remove what is too old: %s", error)
 

@@ -11,5 +11,9 @@ class StoreBusyError(StoreError):
     """More calls wait than may."""
 
 
+class StoreGoneError(StoreError):
+    """The database was removed or replaced while it was open."""
+
+
 class StoreFullError(StoreError):
     """There is no room for an object, even if everything older left."""

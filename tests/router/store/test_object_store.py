@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -335,6 +336,30 @@ async def test_a_file_that_is_not_ours_is_reported_and_kept(
         await store.put(response("r"))
     await store.close()
     assert path.exists()
+
+
+@in_loop
+async def test_a_database_that_is_removed_while_it_is_open_takes_nothing_and_is_opened_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_store, "EXPIRE_EVERY_S", 0.02)
+    store = await opened(config_at(tmp_path))
+    await store.put(response("r1"))
+    shutil.rmtree(tmp_path)
+    with pytest.raises(StoreError, match="removed or replaced"):
+        await store.put(response("r2"))
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                await store.put(response("r3"))
+                break
+            except StoreError:
+                await asyncio.sleep(0.01)
+    await store.close()
+    store = await opened(config_at(tmp_path))
+    assert await store.get("response", "r3", "a") is not None
+    assert await store.get("response", "r1", "a") is None
+    await store.close()
 
 
 @in_loop

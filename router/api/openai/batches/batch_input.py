@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,6 +103,8 @@ def _line_at(file: BinaryIO, offset: int, number: int, endpoint: str) -> BatchLi
 
 def parse_line(number: int, text: bytes, endpoint: str | None = None) -> BatchLine:
     """A line of a batch for this endpoint; None: for any of `ENDPOINTS`. Raises LineError."""
+    if number == 1:
+        text = text.removeprefix(codecs.BOM_UTF8)  # which editors on Windows write
     try:
         fields = orjson.loads(text)
     except orjson.JSONDecodeError as error:
