@@ -101,7 +101,7 @@ class Router:
                 begin_tracing(self._config.tracing, models.single, cleanup),
             )
             models.serve_by(self.front)
-            await self.front.open(cleanup)
+            self.front.open(cleanup)
             if failover is not None and failover.listening:
                 # Accept the previous router's clients even before it is known which workers will come.
                 for name, longest in models.max_positions.items():

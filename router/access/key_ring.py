@@ -88,6 +88,16 @@ class KeyRing:
             raise self._unauthenticated("unknown", "Incorrect API key provided.")
         return caller
 
+    def caller_by(self, key_digest: str) -> Caller:
+        """The caller who left work here with a key of this digest, in hexadecimal ("": there were no keys). Raises
+        HttpError 401 if the key is no longer valid."""
+        if not key_digest and not self.is_on:
+            return ANYBODY
+        caller = self.caller_of(bytes.fromhex(key_digest))
+        if caller.key is not None and caller.key.expires_s is not None and time.time() >= caller.key.expires_s:
+            raise self._unauthenticated("expired", f"The API key {caller.key.name!r} has expired.")
+        return caller
+
     def _unauthenticated(self, reason: str, message: str) -> HttpError:
         self.num_unauthenticated[reason] += 1
         return HttpError(401, message, code="invalid_api_key", headers=(("www-authenticate", "Bearer"),))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import parse_qsl
 
 from slipstream.router.http.http_error import HttpError
@@ -34,6 +36,12 @@ class PageQuery:
     def unknown_after(self) -> HttpError:
         """For an `after` that is not in the list."""
         return invalid("after", f"names nothing of this list, got {self.after[:MAX_SHOWN]!r}")
+
+
+def list_json(objects: Sequence[dict[str, Any]], has_more: bool) -> dict[str, Any]:
+    """OpenAI's form of a page; its schema wants texts as ids, also of an empty one."""
+    first, last = (objects[0]["id"], objects[-1]["id"]) if objects else ("", "")
+    return {"object": "list", "data": list(objects), "first_id": first, "last_id": last, "has_more": has_more}
 
 
 def query_fields(request: Request) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from slipstream.router.config.access_config import AccessConfig
+from slipstream.router.config.background_config import BackgroundConfig
 from slipstream.router.config.batches_config import BatchesConfig
 from slipstream.router.config.store_config import StoreConfig
 from slipstream.router.protocol.generation import Levels
@@ -349,6 +350,7 @@ class RouterConfig:
     frontends: int = 1
     store: StoreConfig = field(default_factory=StoreConfig)
     batches: BatchesConfig = field(default_factory=BatchesConfig)
+    background: BackgroundConfig = field(default_factory=BackgroundConfig)
 
     def __post_init__(self) -> None:
         if not self.worker_host:

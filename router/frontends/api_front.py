@@ -22,7 +22,9 @@ from slipstream.router.api.openai.batches.line_server import RoutedLines
 from slipstream.router.api.openai.files.files_api import FilesApi
 from slipstream.router.api.openai.generation_flow import GenerationFlow, SubmitService
 from slipstream.router.api.openai.openai_api import OpenAiApi
+from slipstream.router.api.openai.responses.background_responses import BackgroundResponses
 from slipstream.router.api.openai.responses.conversations_api import ConversationsApi
+from slipstream.router.api.openai.responses.response_generator import ResponseGenerator
 from slipstream.router.api.openai.responses.response_store import ResponseStore
 from slipstream.router.api.openai.responses.responses_api import ResponsesApi
 from slipstream.router.api.pages.pages import PAGE_PATHS
@@ -51,6 +53,8 @@ CLIENT_LEFT = 499  # nginx's status for a client that disconnected; counted, nev
 class ApiFront:
     """The handler of an HTTP server."""
 
+    _serves_jobs = True
+
     def __init__(
         self,
         catalog: Catalog,
@@ -72,13 +76,17 @@ class ApiFront:
         ModelPagesOfBothApis(catalog, service, flow.lookup).add_to(self._routes)
         OpenAiApi(flow, self._access).add_to(self._routes)
         responses = ResponseStore(self.store)
-        ResponsesApi(flow, responses).add_to(self._routes)
+        generator = ResponseGenerator(flow, responses)
+        self.background = BackgroundResponses(
+            self.store, responses, generator, self._access.keys, config.background, http.sse_ping_s
+        )
+        ResponsesApi(flow, responses, generator, self.background).add_to(self._routes)
         ConversationsApi(flow.bodies, responses).add_to(self._routes)
         MessagesApi(flow).add_to(self._routes)
         lines = RoutedLines(self._routes, self._access.keys)
         self.batches = BatchRunner(self.store, lines, config.batches, self._metrics.batch_lines)
         FilesApi(self.store).add_to(self._routes)
-        BatchesApi(self.store, self.batches, self._routes).add_to(self._routes)
+        BatchesApi(self.store, self.batches, self._routes, config.batches.max_tenant_unfinished).add_to(self._routes)
         self._routes.add("GET", "/health/live", self.live)
         self._routes.add("GET", "/version", self.version)
 
@@ -87,13 +95,16 @@ class ApiFront:
         id."""
         return self._serve(self._routes, request, exchange, is_open=request.path in self._open_paths)
 
-    async def open(self, cleanup: AsyncExitStack) -> None:
-        """Opens the store, and serves the batches in it; `cleanup` ends that. Until then what needs it is refused."""
+    def open(self, cleanup: AsyncExitStack) -> None:
+        """Begins to open the store, and then serves the batches and the responses in the background in it; `cleanup`
+        ends that. Calls of the store wait for it a while, so that nothing else has to."""
+        self.store.start()
         cleanup.push_async_callback(self.store.close)
-        await self.store.open()
-        if not self.store.problem:
-            cleanup.push_async_callback(self.batches.stop)
+        if self._serves_jobs:
             self.batches.start()
+            cleanup.push_async_callback(self.batches.stop)
+            self.background.start()
+            cleanup.push_async_callback(self.background.stop)
 
     @property
     def catalog(self) -> Catalog:

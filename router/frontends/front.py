@@ -46,6 +46,7 @@ class Front(ApiFront):
         tracer: Tracer | None = None,
     ) -> None:
         super().__init__(catalog, service, config, access, tracer)
+        self._serves_jobs = config.frontends == 1  # else the front processes do, so that this one only dispatches
         has_admin_port = config.admin.port is not None
         self._unready_because = unready_because
         self._page = MetricsPage(

@@ -74,6 +74,7 @@ class Submit:
     replaces: str
     retention: Retention | None
     keeps_version: bool
+    is_background: bool = False
 
     @classmethod
     def of(cls, request: GenerateRequest, number: int) -> Submit:

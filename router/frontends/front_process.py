@@ -125,7 +125,7 @@ class FrontProcess:
         access.open()
         cleanup.push_async_callback(access.close)
         front = ApiFront(catalog, dispatcher, config, access, tracer)
-        await front.open(cleanup)
+        front.open(cleanup)
         new_server = HttpServer if failover is None else partial(FailoverServer, failover=failover)
         server = self._server = new_server(
             config.http,

@@ -30,10 +30,6 @@ ErrorKind = Literal[
 ]
 
 
-# The priority of work that nobody waits for, such as a line of a batch: it has a class of its own, behind all others.
-BACKGROUND_PRIORITY = 2_000_000
-
-
 class Levels(NamedTuple):
     """The service levels that a request is placed and judged by: seconds to the first token, and between tokens."""
 
@@ -87,7 +83,8 @@ class GenerateRequest(NamedTuple):
     `session` names a conversation, whose requests are best placed where its KV is. `expected_output_tokens` is the
     client's guess, below `sampling.max_tokens`. `timeout_s` is the limit from being queued to the end, and can only
     shorten the router's own. If one HTTP request asks for several choices, `choice` numbers them.
-    `local_prefill_max_tokens` is the limit for local prefill for this request alone."""
+    `local_prefill_max_tokens` is the limit for local prefill for this request alone. What `is_background`, such as a
+    line of a batch, goes behind all other requests, whatever its `priority`."""
 
     request_id: str
     prompt_ids: bytes | list[int]
@@ -113,6 +110,7 @@ class GenerateRequest(NamedTuple):
     replaces: str = ""  # the id of an ended request of the same answer, which this one displaces in the history
     retention: Retention | None = None  # None: nothing is known that speaks for keeping its KV
     keeps_version: bool = True  # the session's requests get the same version; False: it only says where KV may be
+    is_background: bool = False
 
     def packed_prompt(self) -> bytes:
         """The prompt as packed int32. Raises ValueError, TypeError or OverflowError if it is not a list of token

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from slipstream.kv_transfer.api.ticket import PeerId
-from slipstream.router.protocol.generation import BACKGROUND_PRIORITY, Deadline, GenerateRequest, Levels, Phase, Usage
+from slipstream.router.protocol.generation import Deadline, GenerateRequest, Levels, Phase, Usage
 from slipstream.router.protocol.messages import EngineRequest, RetentionHint
 from slipstream.router.registry.worker_registry import WorkerState
 from slipstream.router.requests.history import RequestRecord, Sampling, Timeline
@@ -70,7 +70,7 @@ class RequestState:
 
     @property
     def is_background(self) -> bool:
-        return self.request.priority == BACKGROUND_PRIORITY
+        return self.request.is_background
 
     @staticmethod
     def of(request: GenerateRequest, prompt_ids: bytes, levels: Levels, deadline: Deadline, now: float) -> RequestState:

@@ -14,8 +14,9 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO, Literal
 
 from slipstream.router.store.store_errors import StoreError
 
@@ -30,8 +31,13 @@ class NewBlob:
         self._temporary = path.with_name(f"{path.name}.new")
         self._fsync = fsync
         with file_errors(path):
-            self._file = self._temporary.open("xb")
-            fcntl.flock(self._file, fcntl.LOCK_EX)
+            self._file = self._begin()
+
+    def _begin(self) -> BinaryIO:
+        while True:
+            file = locked(self._temporary, "xb", fcntl.LOCK_EX)
+            if file is not None:
+                return file
 
     def write(self, data: bytes | memoryview) -> None:
         with file_errors(self._path):
@@ -83,11 +89,16 @@ class BlobFolder:
             with suppress(OSError):  # the next sweep tries again
                 self.path(object_id).unlink(missing_ok=True)
 
-    def sweep(self, is_known: Callable[[str, bool], bool]) -> int:
-        """Removes what dead processes have left. `is_known` is asked about an object's id, and whether only a pinned
-        object counts: others have no files with a suffix. Returns how many were removed. Raises StoreError."""
+    def names(self) -> list[str]:
+        """Of all files. Raises StoreError."""
         with file_errors(self._folder):
-            return sum(_remove_orphan(path, is_known) for path in self._folder.iterdir())
+            return os.listdir(self._folder)
+
+    def sweep(self, names: Iterable[str], is_known: Callable[[str, bool], bool]) -> int:
+        """Removes which of these files dead processes have left. `is_known` is asked about an object's id, and whether
+        only a pinned object counts: others have no files with a suffix. Returns how many were removed. Raises
+        StoreError."""
+        return sum(_remove_orphan(self.path(name), is_known) for name in names)
 
 
 def _remove_orphan(path: Path, is_known: Callable[[str, bool], bool]) -> bool:
@@ -103,6 +114,19 @@ def _remove_orphan(path: Path, is_known: Callable[[str, bool], bool]) -> bool:
             return True
     except OSError:  # it is locked, or gone
         return False
+
+
+def locked(path: Path, mode: Literal["ab", "rb", "xb"], operation: int) -> BinaryIO | None:
+    """The file at a path, opened and locked (`fcntl.flock`); None: another one has the lock, or the file was removed
+    between both. Raises OSError."""
+    with ExitStack() as cleanup:
+        file = cleanup.enter_context(path.open(mode))
+        with suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(file, operation)
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                cleanup.pop_all()
+                return file
+    return None
 
 
 def sync_folder(folder: Path) -> None:

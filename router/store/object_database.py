@@ -9,15 +9,16 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from slipstream.router.config.store_config import StoreConfig
 from slipstream.router.store.schema import APPLICATION_ID, CHAIN, COLUMNS, GET, PUT, RENEW, ROW_BYTES, TABLES, VERSION
 from slipstream.router.store.store_errors import StoreError, StoreFullError
-from slipstream.router.store.stored_object import Page, StoreCounts, StoredObject
+from slipstream.router.store.stored_object import ObjectName, Page, StoreCounts, StoredObject
 
 BUSY_S = 10.0  # how long a writer waits for those of other processes
+OPEN_AGAIN_S = 0.02  # after which a file that another process opens or closes is tried again
 MAX_CHAIN = 10_000  # objects of one chain
 EVICT_AT_A_TIME = 64
 FREE_PAGES_AT_A_TIME = 4096  # given back to the file system by one `expire`: 16 MiB
@@ -25,6 +26,7 @@ WAL_BYTES = 64 << 20  # of a log that is kept after a checkpoint
 
 # Gets the object as it is (None: there is none); returns it as it is to be, None: it stays as it is.
 Change = Callable[[StoredObject | None], StoredObject | None]
+Condition = Callable[[StoredObject | None], bool]
 
 
 class ObjectDatabase:
@@ -40,17 +42,36 @@ class ObjectDatabase:
 
     def open(self) -> None:
         """Makes the file if there is none. Raises StoreError if it is not ours, of another version or damaged."""
-        with self._errors():
+        until_s = time.monotonic() + BUSY_S
+        while True:
+            try:
+                self._open()
+                return
+            except StoreError as error:
+                if not is_busy(error.__cause__) or time.monotonic() >= until_s:
+                    raise
+            time.sleep(OPEN_AGAIN_S)
+
+    def _open(self) -> None:
+        """Raises StoreError, also at once where SQLite waits for no other process: while one of them changes the file
+        to WAL, or removes the log because it has been the last one."""
+        with self._errors(), ExitStack() as cleanup:
             self._connection = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None)
+            cleanup.callback(self.close)
             self._connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts only before there are tables
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute(f"PRAGMA synchronous = {'FULL' if self._config.fsync else 'NORMAL'}")
             self._connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
-            with self._writing():
-                if self._is_empty():
-                    for statement in statements_of(TABLES):
-                        self._connection.execute(statement)
+            if self._is_empty():
+                with self._writing():
+                    self._make_tables()
             self._check_version()
+            cleanup.pop_all()
+
+    def _make_tables(self) -> None:
+        if self._is_empty():  # still
+            for statement in statements_of(TABLES):
+                self._connection.execute(statement)
 
     def close(self) -> None:
         with suppress(sqlite3.Error, AttributeError):
@@ -63,6 +84,17 @@ class ObjectDatabase:
             for one in objects:
                 self._insert(one)
             return self._make_room({one.owner for one in objects}, {(one.kind, one.id) for one in objects})
+
+    def put_if(
+        self, kind: str, object_id: str, owner: str, condition: Condition, objects: Sequence[StoredObject]
+    ) -> tuple[bool, list[str]]:
+        """As `put`, if the object is as `condition` wants it. Whether it is."""
+        with self._writing():
+            if not condition(self.get(kind, object_id, owner)):
+                return False, []
+            for one in objects:
+                self._insert(one)
+            return True, self._make_room({one.owner for one in objects}, {(one.kind, one.id) for one in objects})
 
     def put_children(
         self, kind: str, object_id: str, owner: str, objects: Sequence[StoredObject]
@@ -109,9 +141,19 @@ class ObjectDatabase:
                 ).fetchall()
             return bool(found), with_blobs(found)
 
-    def page(self, kind: str, owner: str, parent: str, after: str, limit: int, newest_first: bool) -> Page | None:
+    def page(
+        self,
+        kind: str,
+        owner: str,
+        parent: str,
+        after: str,
+        limit: int,
+        newest_first: bool,
+        having: tuple[str, str] | None = None,
+    ) -> Page | None:
         """At most `limit` objects of an owner, in or against the order in which they came; those of a `parent` if it is
-        not empty, those behind the object `after` if it is not empty. None: there is no such object."""
+        not empty, those behind the object `after` if it is not empty, and those that have a value in a field of their
+        body, which is a JSON object then. None: there is no such object."""
         with self._errors():
             where, values = "kind = ? AND owner = ? AND (expires_s > ? OR is_pinned)", [kind, owner, self._clock()]
             if parent:
@@ -125,6 +167,9 @@ class ObjectDatabase:
                     return None
                 where += f" AND seq {'<' if newest_first else '>'} ?"
                 values.append(begin[0])
+            if having is not None:
+                where += " AND json_extract(CAST(body AS TEXT), ?) = ?"
+                values += [f"$.{having[0]}", having[1]]
             order = "DESC" if newest_first else "ASC"
             statement = f"SELECT {COLUMNS} FROM object WHERE {where} ORDER BY seq {order} LIMIT ?"
             found = self._connection.execute(statement, (*values, limit + 1)).fetchall()
@@ -149,13 +194,24 @@ class ObjectDatabase:
             statement = f"SELECT {COLUMNS} FROM object WHERE kind = ? AND is_pinned = 1 ORDER BY seq"
             return [as_object(row) for row in self._connection.execute(statement, (kind,))]
 
+    def pinned_names(self, kind: str) -> list[ObjectName]:
+        """The names of the pinned objects of a kind, of all owners, oldest first."""
+        with self._errors():
+            statement = "SELECT id, owner FROM object WHERE kind = ? AND is_pinned = 1 ORDER BY seq"
+            return [ObjectName(*row) for row in self._connection.execute(statement, (kind,))]
+
+    def num_pinned(self, kind: str, owner: str) -> int:
+        with self._errors():
+            statement = "SELECT count(*) FROM object WHERE kind = ? AND owner = ? AND is_pinned = 1"
+            return int(self._connection.execute(statement, (kind, owner)).fetchone()[0])
+
     def expire(self) -> list[str]:
         """Removes what is too old, and gives free pages back to the file system."""
         with self._writing():
             found = self._connection.execute(
                 "DELETE FROM object WHERE is_pinned = 0 AND expires_s <= ? RETURNING id, blob_bytes", (self._clock(),)
             ).fetchall()
-            self._count("expired", len(found))
+            self._count_removed("expired", len(found))
         with self._errors():
             self._connection.execute(f"PRAGMA incremental_vacuum({FREE_PAGES_AT_A_TIME})").fetchall()
         return with_blobs(found)
@@ -168,9 +224,11 @@ class ObjectDatabase:
 
     def counts(self) -> StoreCounts:
         with self._errors():
-            by_kind = dict(self._connection.execute("SELECT kind, count(*) FROM object GROUP BY kind ORDER BY kind"))
-            left = dict(self._connection.execute("SELECT why, num FROM left_objects"))
-            return StoreCounts(self._bytes_of(None), by_kind, left.get("evicted", 0), left.get("expired", 0))
+            by_kind = dict(
+                self._connection.execute("SELECT kind, sum(num_objects) FROM usage GROUP BY kind ORDER BY kind")
+            )
+            removals = dict(self._connection.execute("SELECT reason, num_objects FROM removals"))
+            return StoreCounts(self._bytes_of(None), by_kind, removals.get("evicted", 0), removals.get("expired", 0))
 
     def _insert(self, one: StoredObject) -> None:
         expires_s = one.expires_s if one.expires_s is not None else one.created_s + self._config.max_age_s
@@ -200,7 +258,7 @@ class ObjectDatabase:
                         "and nothing older can be removed"
                     )
                 gone += evicted
-        self._count("evicted", len(gone))
+        self._count_removed("evicted", len(gone))
         return with_blobs(gone)
 
     def _evict(self, owner: str | None, num_bytes: int, keep: set[tuple[str, str]]) -> list[tuple[str, int]]:
@@ -224,9 +282,11 @@ class ObjectDatabase:
         where, values = ("", ()) if owner is None else (" WHERE owner = ?", (owner,))
         return int(self._connection.execute(f"SELECT total(num_bytes) FROM usage{where}", values).fetchone()[0])
 
-    def _count(self, why: str, num: int) -> None:
-        if num:
-            self._connection.execute("UPDATE left_objects SET num = num + ? WHERE why = ?", (num, why))
+    def _count_removed(self, reason: str, num_objects: int) -> None:
+        if num_objects:
+            self._connection.execute(
+                "UPDATE removals SET num_objects = num_objects + ? WHERE reason = ?", (num_objects, reason)
+            )
 
     def _is_empty(self) -> bool:
         return not self._connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone()
@@ -256,11 +316,15 @@ class ObjectDatabase:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
+                self._connection.execute("COMMIT")  # may fail, such as for a full disk, and leave the transaction open
             except BaseException:
                 with suppress(sqlite3.Error):
                     self._connection.execute("ROLLBACK")
                 raise
-            self._connection.execute("COMMIT")
+
+
+def is_busy(error: BaseException | None) -> bool:
+    return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
 
 
 def statements_of(script: str) -> Iterator[str]:

@@ -13,16 +13,21 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from slipstream.router.config.store_config import StoreConfig
 from slipstream.router.store.blob_folder import BlobFolder, NewBlob
-from slipstream.router.store.object_database import Change, ObjectDatabase
+from slipstream.router.store.object_database import Change, Condition, ObjectDatabase
 from slipstream.router.store.store_errors import StoreBusyError, StoreError, StoreFullError
-from slipstream.router.store.stored_object import Page, StoreCounts, StoredObject
+from slipstream.router.store.stored_object import ObjectName, Page, StoreCounts, StoredObject
 
 EXPIRE_EVERY_S = 60.0
+OPEN_AGAIN_S = 30.0  # after which a store that could not be opened is tried again
+WAITS_TO_OPEN_S = 5.0  # how long a call waits for a store that is being opened
+SWEEP_AT_A_TIME = 256  # files, between which other calls with files have their turns
 MAX_WAITING = 4096  # calls of this process
 WRITE_AT_A_TIME = 1 << 20  # bytes of a blob
 
@@ -32,11 +37,13 @@ T = TypeVar("T")
 
 
 class ObjectStore:
-    """Life cycle: `open`, then any calls, then `close`, all on one event loop. Calls raise StoreError, also those of a
-    store that could not be opened: `problem` is why then. `errors` counts what went wrong, by the name of the call."""
+    """Life cycle: `start` or `open`, then any calls, then `close`, all on one event loop. Calls raise StoreError, also
+    those of a store that could not be opened, which is tried again now and then: `problem` is why until then. `errors`
+    counts what went wrong, by the name of the call."""
 
     def __init__(self, config: StoreConfig, errors: Counter[str] | None = None) -> None:
         self.is_configured = config.enabled and config.directory is not None
+        self._config = config
         folder = Path(config.directory or "")
         self._folder = folder
         self._max_age_s = config.max_age_s
@@ -50,29 +57,78 @@ class ObjectStore:
         self.files = ThreadPoolExecutor(1, thread_name_prefix="store-files")
         self._num_waiting = 0
         self._tasks: set[asyncio.Task[StoredObject]] = set()
-        self._expiring: asyncio.Task[None] | None = None
+        self._is_tried = asyncio.Event()  # it is open, or has a problem
+        self._is_open = asyncio.Event()
+        self._keeping: asyncio.Task[None] | None = None
         self.errors = errors if errors is not None else Counter()
         self.problem = (
             "" if self.is_configured else "this router has none (router.store.enabled, router.store.directory)"
         )
 
+    def start(self) -> None:
+        """Begins to open the store; calls wait for it a while. Nothing is begun if it is not configured."""
+        if self.is_configured and self._keeping is None:
+            self._keeping = asyncio.create_task(self._keep())
+
     async def open(self) -> None:
-        """Opens the store, or notes the `problem`."""
-        if self.problem:
-            return
+        """Starts it, and waits until it is open or has a `problem`."""
+        self.start()
+        if self.is_configured:
+            await self._is_tried.wait()
+
+    async def wait_open(self) -> None:
+        """Waits until the store is open, if need be for ever."""
+        await self._is_open.wait()
+
+    async def _keep(self) -> None:
+        """Opens the store, then removes what dead processes have left and, now and then, what is too old."""
+        while not await self._try_open():
+            await asyncio.sleep(OPEN_AGAIN_S)
         try:
-            await self._run("open", self._writing, self._open)
-            await self._run("open", self._reading, self._reader.open)
+            await self.sweep()
         except StoreError as error:
+            log.warning("what dead processes left in %s could not be removed: %s", self._folder, error)
+        await self._expire()
+
+    async def _try_open(self) -> bool:
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._writing, self._open)
+            await loop.run_in_executor(self._reading, self._reader.open)
+        except StoreError as error:
+            self.errors["open"] += 1
+            if str(error) != self.problem:
+                log.error("the store in %s cannot be used, and what needs it is refused: %s", self._folder, error)
             self.problem = str(error)
-            log.error("the store in %s cannot be used, and what needs it is refused: %s", self._folder, error)
-            return
-        self._expiring = asyncio.create_task(self._expire())
+            self._is_tried.set()
+            return False
+        if self.problem:
+            log.info("the store can be used again")
+        self.problem = ""
+        self._is_tried.set()
+        self._is_open.set()
+        return True
 
     def _open(self) -> None:
         self.blobs.make()
         self._writer.open()
-        num_removed = self.blobs.sweep(lambda object_id, pinned: self._writer.has(object_id, pinned_only=pinned))
+
+    async def sweep(self) -> None:
+        """Removes what dead processes have left. Raises StoreError."""
+        database = ObjectDatabase(self._folder / "objects.sqlite", self._config)
+        call = partial(asyncio.get_running_loop().run_in_executor, self.files)
+        num_removed = 0
+
+        def is_known(object_id: str, pinned_only: bool) -> bool:
+            return database.has(object_id, pinned_only=pinned_only)
+
+        try:
+            await call(database.open)
+            names = await call(self.blobs.names)
+            for begin in range(0, len(names), SWEEP_AT_A_TIME):
+                num_removed += await call(self.blobs.sweep, names[begin : begin + SWEEP_AT_A_TIME], is_known)
+        finally:
+            self.files.submit(database.close)
         if num_removed:
             log.info("%d files in %s were left by a process that died, and were removed", num_removed, self._folder)
 
@@ -80,10 +136,11 @@ class ObjectStore:
         """Safe to call twice."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.problem = self.problem or "it is closed"
-        if self._expiring is not None:
-            self._expiring.cancel()
-            await asyncio.gather(self._expiring, return_exceptions=True)
-            self._expiring = None
+        self._is_tried.set()
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+            self._keeping = None
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._reading, self._reader.close)
             await loop.run_in_executor(self._writing, self._writer.close)
@@ -98,6 +155,10 @@ class ObjectStore:
         """Adds objects, or replaces those of the same kind and id: all of them or, if it raises, none. They are durable
         when it returns. Raises StoreFullError."""
         await self._written("put", lambda: (None, self._writer.put(objects)))
+
+    async def put_if(self, kind: str, object_id: str, owner: str, condition: Condition, *objects: StoredObject) -> bool:
+        """As `put`, if an object, which other processes may change, is as `condition` wants it. Whether it is."""
+        return await self._written("put", lambda: self._writer.put_if(kind, object_id, owner, condition, objects))
 
     async def put_children(self, kind: str, object_id: str, owner: str, *objects: StoredObject) -> bool:
         """Adds objects that belong to an object, which is renewed: it leaves after them, and its age begins again.
@@ -137,11 +198,22 @@ class ObjectStore:
         return await self._written("delete", lambda: self._writer.delete(kind, object_id, owner, child_kind))
 
     async def page(
-        self, kind: str, owner: str, *, parent: str = "", after: str = "", limit: int = 20, newest_first: bool = True
+        self,
+        kind: str,
+        owner: str,
+        *,
+        parent: str = "",
+        after: str = "",
+        limit: int = 20,
+        newest_first: bool = True,
+        having: tuple[str, str] | None = None,
     ) -> Page | None:
         """At most `limit` objects of an owner (and of a `parent`), behind the one with the id `after`; None: that one
-        is not there. Objects of one `put` have its order."""
-        return await self._read("page", lambda: self._reader.page(kind, owner, parent, after, limit, newest_first))
+        is not there. `having` is the name and the value of a field that the body, a JSON object, must have. Objects of
+        one `put` have its order."""
+        return await self._read(
+            "page", lambda: self._reader.page(kind, owner, parent, after, limit, newest_first, having)
+        )
 
     async def chain(self, kind: str, object_id: str, owner: str, max_bytes: int) -> Page:
         """The object, its parent and so on, by one query; empty: there is no such object. If an ancestor is gone, the
@@ -151,6 +223,14 @@ class ObjectStore:
     async def pinned(self, kind: str) -> list[StoredObject]:
         """The pinned objects of a kind, of all owners, oldest first."""
         return await self._read("pinned", lambda: self._reader.pinned(kind))
+
+    async def pinned_names(self, kind: str) -> list[ObjectName]:
+        """The names of the pinned objects of a kind, of all owners, oldest first."""
+        return await self._read("pinned", lambda: self._reader.pinned_names(kind))
+
+    async def num_pinned(self, kind: str, owner: str) -> int:
+        """How many pinned objects of a kind an owner has."""
+        return await self._read("pinned", lambda: self._reader.num_pinned(kind, owner))
 
     async def counts(self) -> StoreCounts:
         return await self._read("counts", self._reader.counts)
@@ -173,13 +253,12 @@ class ObjectStore:
         return await self._run(name, self._writing, write)
 
     async def _run(self, name: str, executor: Executor, call: Callable[[], T]) -> T:
-        if self.problem:
-            raise StoreError(f"The store cannot be used: {self.problem}")
         if self._num_waiting >= MAX_WAITING:
             self.errors["busy"] += 1
             raise StoreBusyError(f"{self._num_waiting} calls of the store are waiting, and no more may.")
         self._num_waiting += 1
         try:
+            await self._usable()
             return await asyncio.get_running_loop().run_in_executor(executor, call)
         except StoreFullError:
             self.errors["full"] += 1
@@ -189,6 +268,15 @@ class ObjectStore:
             raise
         finally:
             self._num_waiting -= 1
+
+    async def _usable(self) -> None:
+        """Waits while the store is being opened. Raises StoreError if it cannot be used."""
+        if not self.problem and not self._is_tried.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WAITS_TO_OPEN_S):
+                    await self._is_tried.wait()
+        if self.problem or not self._is_tried.is_set():
+            raise StoreError(f"The store cannot be used: {self.problem or 'it is being opened'}")
 
     async def _expire(self) -> None:
         """Removes what is too old, now and then."""

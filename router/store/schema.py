@@ -1,7 +1,8 @@
 """The tables of the store's database.
 
 `object` has a row for each object; `seq` is the order in which they came, and with it the order in which they leave.
-`usage` has the bytes of each owner, kept by triggers, so that a limit is checked without a scan.
+`usage` has the bytes and the number of the objects of each owner and kind, kept by triggers, so that neither a limit
+nor the metrics need a scan. `removals` counts the objects that left the store by its limits.
 """
 
 from __future__ import annotations
@@ -34,20 +35,29 @@ CREATE INDEX by_owner ON object (owner, kind, seq);
 CREATE INDEX by_parent ON object (parent, kind, seq) WHERE parent != '';
 CREATE INDEX by_age ON object (expires_s) WHERE is_pinned = 0;
 CREATE INDEX by_turn ON object (owner, seq) WHERE is_pinned = 0;
-CREATE INDEX pinned ON object (kind, seq) WHERE is_pinned = 1;
-CREATE TABLE usage (owner TEXT PRIMARY KEY, num_bytes INTEGER NOT NULL);
-CREATE TABLE left_objects (why TEXT PRIMARY KEY, num INTEGER NOT NULL);
-INSERT INTO left_objects VALUES ('evicted', 0), ('expired', 0);
-CREATE TRIGGER came AFTER INSERT ON object BEGIN
-    INSERT INTO usage VALUES (new.owner, new.num_bytes)
-        ON CONFLICT (owner) DO UPDATE SET num_bytes = num_bytes + new.num_bytes;
+CREATE INDEX pinned ON object (kind, owner, seq) WHERE is_pinned = 1;
+CREATE TABLE usage (
+    owner TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    num_bytes INTEGER NOT NULL,
+    num_objects INTEGER NOT NULL,
+    PRIMARY KEY (owner, kind)
+) WITHOUT ROWID;
+CREATE TABLE removals (reason TEXT PRIMARY KEY, num_objects INTEGER NOT NULL);
+INSERT INTO removals VALUES ('evicted', 0), ('expired', 0);
+CREATE TRIGGER object_inserted AFTER INSERT ON object BEGIN
+    INSERT INTO usage VALUES (new.owner, new.kind, new.num_bytes, 1)
+        ON CONFLICT (owner, kind) DO UPDATE SET
+            num_bytes = num_bytes + new.num_bytes, num_objects = num_objects + 1;
 END;
-CREATE TRIGGER changed AFTER UPDATE OF num_bytes ON object BEGIN
-    UPDATE usage SET num_bytes = num_bytes + new.num_bytes - old.num_bytes WHERE owner = new.owner;
+CREATE TRIGGER object_resized AFTER UPDATE OF num_bytes ON object BEGIN
+    UPDATE usage SET num_bytes = num_bytes + new.num_bytes - old.num_bytes
+        WHERE owner = new.owner AND kind = new.kind;
 END;
-CREATE TRIGGER went AFTER DELETE ON object BEGIN
-    UPDATE usage SET num_bytes = num_bytes - old.num_bytes WHERE owner = old.owner;
-    DELETE FROM usage WHERE owner = old.owner AND num_bytes <= 0;
+CREATE TRIGGER object_deleted AFTER DELETE ON object BEGIN
+    UPDATE usage SET num_bytes = num_bytes - old.num_bytes, num_objects = num_objects - 1
+        WHERE owner = old.owner AND kind = old.kind;
+    DELETE FROM usage WHERE owner = old.owner AND kind = old.kind AND num_objects <= 0;
 END;
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {VERSION};

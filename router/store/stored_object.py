@@ -24,6 +24,13 @@ class StoredObject(NamedTuple):
     is_pinned: bool = False
 
 
+class ObjectName(NamedTuple):
+    """What an object of a known kind is found by."""
+
+    id: str
+    owner: str
+
+
 class Page(NamedTuple):
     """Objects of a list in the order asked for. `has_more`: there are others behind them."""
 

@@ -36,7 +36,7 @@ from slipstream.router.config.router_config import ApiConfig
 from slipstream.router.http.http_error import HttpError, RequestError
 from slipstream.router.http.reader import Request
 from slipstream.router.observability.front_counts import FrontMetrics, ModelCounts
-from slipstream.router.protocol.generation import BACKGROUND_PRIORITY, AdmissionError, Delta, GenerateRequest, Slo
+from slipstream.router.protocol.generation import AdmissionError, Delta, GenerateRequest, Slo
 from slipstream.router.protocol.messages import unpack_ids
 from slipstream.router.protocol.model_id import ModelId
 from slipstream.router.requests.rejections import RejectedRequest
@@ -277,7 +277,7 @@ class GenerationFlow:
             request_id=request_id,
             prompt_ids=prompt.packed_ids,
             sampling=sampling,
-            priority=BACKGROUND_PRIORITY if is_background else body.priority or 0,
+            priority=0 if is_background else body.priority or 0,
             cache_salt=caller.own(body.cache_salt or ""),
             tenant=received.tenant,
             weight=caller.weight,
@@ -296,6 +296,7 @@ class GenerationFlow:
             versions=received.versions,
             retention=body.retention,
             keeps_version=received.keeps_version,
+            is_background=is_background,
         )
 
 

@@ -52,9 +52,9 @@ class QueuesByVersion:
     def num_waiting_of(self, tenant: str) -> int:
         return sum(queue.num_waiting_of(tenant) for queue in self._queues.values())
 
-    def num_before(self, tenant: str, priority: int) -> int:
+    def num_before(self, tenant: str, own_class: int) -> int:
         """See `WorkQueue.num_before`; summed over all versions, because the pace of placements is that of all."""
-        return sum(queue.num_before(tenant, priority) for queue in self._queues.values())
+        return sum(queue.num_before(tenant, own_class) for queue in self._queues.values())
 
     def push(self, state: RequestState, delay_s: float = 0.0) -> None:
         self._queue_for(state).push(state, delay_s)

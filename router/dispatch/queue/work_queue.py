@@ -9,7 +9,7 @@
 No request of a client starves: once it has waited `ageing_s` for each class ahead of its own, those classes can take
 only every second turn from it. Nor does a class that has aged keep out a more urgent one, which still has the other
 turns: a crowd of old requests of one tenant delays an urgent request of another by one turn and no more. Background
-work, which nobody waits for, never ages: it goes when no other request waits.
+work, such as a line of a batch, never ages: it goes when no other request waits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import itertools
 from collections.abc import Iterator
 
 from slipstream.router.dispatch.queue.fair_queue import FairQueue, expected_tokens
-from slipstream.router.protocol.generation import BACKGROUND_PRIORITY
+from slipstream.router.protocol.generation import GenerateRequest
 from slipstream.router.requests.request_state import RequestState
 
 MAX_PRIORITY = 8  # and -8: values beyond are clamped, which bounds how long any request can be kept waiting
@@ -26,11 +26,12 @@ BACKGROUND_CLASS = MAX_PRIORITY + 1
 MAX_TTFT_S = 60.0  # later deadlines count as this one; otherwise a request with a late one could be overtaken for ever
 
 
-def priority_class(priority: int) -> int:
+def priority_class(request: GenerateRequest) -> int:
+    if request.is_background:
+        return BACKGROUND_CLASS
+    priority = request.priority
     if -MAX_PRIORITY <= priority <= MAX_PRIORITY:
         return priority
-    if priority == BACKGROUND_PRIORITY:
-        return BACKGROUND_CLASS
     return MAX_PRIORITY if priority > 0 else -MAX_PRIORITY
 
 
@@ -77,11 +78,11 @@ class WorkQueue:
     def num_waiting_of(self, tenant: str) -> int:
         return sum(fair_queue.num_waiting_of(tenant) for fair_queue in self._fair_queues.values())
 
-    def num_before(self, tenant: str, priority: int) -> int:
-        """About how many requests would have their turn before a new one of this tenant, and rather too few than too
-        many: each other tenant counts with as many requests as this one has, but no more than it has waiting."""
+    def num_before(self, tenant: str, own_class: int) -> int:
+        """About how many requests would have their turn before a new one of this tenant and class, and rather too few
+        than too many: each other tenant counts with as many requests as this one has, but no more than it has
+        waiting."""
         num_others = num_own = num_tenants = 0
-        own_class = priority_class(priority)
         for queue_class, fair_queue in self._fair_queues.items():
             if queue_class <= own_class:
                 own = fair_queue.num_waiting_of(tenant)
@@ -115,7 +116,7 @@ class WorkQueue:
             self._now = now
             self._version += 1
             return
-        own_class = priority_class(state.request.priority)
+        own_class = priority_class(state.request)
         aged = self._aged_class(now)
         self._aged_had_turn = aged is None or own_class == aged
         self._now = now
@@ -125,7 +126,7 @@ class WorkQueue:
     def remove(self, request_id: str) -> None:
         """Removes a request that has not had its turn."""
         state = self._waiting.pop(request_id)
-        own_class = priority_class(state.request.priority)
+        own_class = priority_class(state.request)
         self._fair_queues[own_class].remove(state)
         self._left(own_class)
 
@@ -134,7 +135,7 @@ class WorkQueue:
         waits any more, debts have been forgotten."""
         if not self._waiting:
             return
-        fair_queue = self._fair_queues.get(priority_class(state.request.priority))
+        fair_queue = self._fair_queues.get(priority_class(state.request))
         if fair_queue is not None and state.charged_tokens:
             self._version += 1
             fair_queue.settle(state, num_tokens)
@@ -204,7 +205,7 @@ class WorkQueue:
         self._now = max(self._now, state.record.timeline.queued)
 
     def _fair_queue_for(self, state: RequestState) -> FairQueue:
-        own_class, fair_queues = priority_class(state.request.priority), self._fair_queues
+        own_class, fair_queues = priority_class(state.request), self._fair_queues
         fair_queue = fair_queues.get(own_class)
         if fair_queue is None:
             fair_queue = fair_queues[own_class] = FairQueue()

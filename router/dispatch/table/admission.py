@@ -13,6 +13,7 @@ from slipstream.router.config.router_config import DispatchConfig
 from slipstream.router.dispatch.queue.backlog_estimate import BacklogEstimate
 from slipstream.router.dispatch.queue.placement_rate import PlacementRate
 from slipstream.router.dispatch.queue.queues_by_version import QueuesByVersion
+from slipstream.router.dispatch.queue.work_queue import priority_class
 from slipstream.router.dispatch.table.versions import Versions
 from slipstream.router.protocol.generation import (
     Deadline,
@@ -77,7 +78,7 @@ def check_load(
     most_own = most_queued_of(request.tenant, config)
     if num_own >= most_own:
         raise TenantQueueFullError(num_own, most_own, placement_rate.retry_after_s(num_own, now))
-    num_before = queue.num_before(request.tenant, request.priority)
+    num_before = queue.num_before(request.tenant, priority_class(request))
     own_deadlines = own_deadlines_of(request, config)
     wait_s = placement_rate.wait_s(num_before, now)
     if num_before and own_deadlines and not placement_rate.is_known:

@@ -18,7 +18,7 @@ class RequestSignals:
 
     def arrived(self, state: RequestState, now: float) -> None:
         """It was let in."""
-        self.window.arrived(priority_class(state.request.priority), state.num_prompt_tokens, *state.levels, now)
+        self.window.arrived(priority_class(state.request), state.num_prompt_tokens, *state.levels, now)
 
     def refused(self, kind: ErrorKind, now: float) -> None:
         """It was not let in."""
@@ -32,7 +32,7 @@ class RequestSignals:
     def first_token(self, state: RequestState, now: float) -> None:
         """The client got its first token."""
         self.window.first_token(
-            priority_class(state.request.priority),
+            priority_class(state.request),
             now - state.record.timeline.queued,
             state.levels.ttft_s,
             state.num_prompt_tokens,
@@ -52,5 +52,5 @@ class RequestSignals:
             itl_s = (now - timeline.first_token) / max(num_output_tokens - 1, 1)
             is_itl_met = itl_s <= state.levels.itl_s
             is_good = is_itl_met and timeline.first_token - timeline.queued <= state.levels.ttft_s
-            priority = priority_class(state.request.priority)
+            priority = priority_class(state.request)
             self.window.finished(priority, num_output_tokens, state.forecast.mean, itl_s, is_itl_met, is_good, now)

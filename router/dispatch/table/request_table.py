@@ -159,7 +159,7 @@ class RequestTable:
         """The request has been placed."""
         if state.attempt == 0:
             wait_s = now - state.record.timeline.queued
-            self.totals.count_wait(priority_class(state.request.priority), wait_s)
+            self.totals.count_wait(priority_class(state.request), wait_s)
             self.signals.placed(state, wait_s, now)
         self.queue.take(state.request_id, now)
         self._queue_deadlines.drop(state.request_id)

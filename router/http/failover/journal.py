@@ -16,6 +16,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from slipstream.router.http.observer import AnswerPhase
@@ -107,6 +108,20 @@ class Journal:
         except OSError:
             os.close(fd)
             raise
+
+    @classmethod
+    def in_file(cls, path: Path) -> Journal:
+        """One in a file on disk, which outlives its process without a holder; a new one if the file is empty or not
+        there. Raises JournalError, OSError."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if os.fstat(fd).st_size == 0:
+                os.ftruncate(fd, LOG + FIRST_LOG_BYTES)
+                os.pwrite(fd, MAGIC, 0)
+        except OSError:
+            os.close(fd)
+            raise
+        return cls(fd)
 
     def begin_at(self, in_bytes: int, out_bytes: int) -> None:
         """So many bytes have come and gone before anything is noted."""
@@ -213,6 +228,11 @@ class Journal:
         self._memory[BUSY] = 0
         self._num_lives = self.num_lives + 1
         self._log_bytes_before = self._log_bytes
+        self.commit()
+
+    def left_in_order(self) -> None:
+        """This process was not killed while it had the exchange: that life does not count."""
+        self._num_lives = 0
         self.commit()
 
     def commit(self) -> None:

@@ -43,6 +43,7 @@ async function thinking(model, providerOptions, city = "Paris") {
   const asked = [];
   const { text, steps } = await generateText({ ...options(model, ONE, asked), providerOptions });
   const thoughts = steps.map((step) => step.reasoningText ?? "");
+  if (!thoughts.every(Boolean)) throw Error(JSON.stringify(thoughts));
   return `${JSON.stringify(thoughts)}; ` + saw({ asked, answer: text, city });
 }
 

@@ -7,7 +7,9 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,9 @@ from pathlib import Path
 import pytest
 
 from slipstream.router.config.store_config import GIB, StoreConfig
+from slipstream.router.store import object_store
 from slipstream.router.store.blob_folder import BlobFolder
+from slipstream.router.store.object_database import ObjectDatabase
 from slipstream.router.store.object_store import ObjectStore
 from slipstream.router.store.schema import ROW_BYTES
 from slipstream.router.store.store_errors import StoreError, StoreFullError
@@ -278,6 +282,7 @@ async def test_files_that_dead_processes_left_are_removed_and_those_of_living_on
         first.blobs.path(name).write_bytes(b"left")
     living = first.blobs.begin("file-4")
     second = await opened(config_at(tmp_path))
+    await second.sweep()
     assert sorted(path.name for path in first.blobs.path("").iterdir()) == ["file-1", "file-4.new"]
     living.abandon()
     await first.close()
@@ -350,3 +355,99 @@ async def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> No
     assert "blobs" in store.problem
     await store.close()
     assert os.listdir(tmp_path) == ["blobs"]
+
+
+@in_loop
+async def test_a_store_that_could_not_be_opened_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_store, "OPEN_AGAIN_S", 0.01)
+    (tmp_path / "blobs").write_text("in the way")
+    store = ObjectStore(config_at(tmp_path))
+    await store.open()
+    with pytest.raises(StoreError, match="blobs"):
+        await store.put(response("r"))
+    (tmp_path / "blobs").unlink()
+    await store.wait_open()
+    await store.put(response("r"))
+    assert (await store.counts()).by_kind == {"response": 1}
+    await store.close()
+
+
+@in_loop
+async def test_calls_wait_a_while_for_a_store_that_is_being_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_open, open_database = threading.Event(), ObjectDatabase.open
+
+    def held(database: ObjectDatabase) -> None:
+        may_open.wait(10)
+        open_database(database)
+
+    monkeypatch.setattr(ObjectDatabase, "open", held)
+    store = ObjectStore(config_at(tmp_path))
+    store.start()
+    assert not store.problem
+    putting = asyncio.create_task(store.put(response("r")))
+    await asyncio.sleep(0)  # it begins to wait
+    monkeypatch.setattr(object_store, "WAITS_TO_OPEN_S", 0.01)
+    with pytest.raises(StoreError, match="it is being opened"):
+        await store.get("response", "r", "a")
+    may_open.set()
+    await putting
+    assert await store.get("response", "r", "a") is not None
+    await store.close()
+
+
+def test_after_a_commit_that_failed_the_next_one_is_made(tmp_path: Path) -> None:
+    database = ObjectDatabase(tmp_path / "objects.sqlite", config_at(tmp_path))
+    database.open()
+    with closing(sqlite3.connect(tmp_path / "objects.sqlite")) as other:
+        other.execute("CREATE TABLE note (id TEXT REFERENCES object (seq) DEFERRABLE INITIALLY DEFERRED)")
+        other.execute(
+            "CREATE TRIGGER noted AFTER INSERT ON object WHEN new.id = 'bad' BEGIN INSERT INTO note VALUES (-1); END"
+        )
+        other.commit()
+    database._connection.execute("PRAGMA foreign_keys = ON")  # which are checked by the commit
+    with pytest.raises(StoreError, match="FOREIGN KEY"):
+        database.put([response("bad")])
+    database.put([response("good")])
+    assert (database.get("response", "bad", "a"), database.counts().by_kind) == (None, {"response": 1})
+    database.close()
+
+
+@in_loop
+async def test_a_page_may_be_of_the_objects_with_a_value_in_a_field(tmp_path: Path) -> None:
+    store = await opened(config_at(tmp_path))
+    bodies = [b'{"purpose":"%s"}' % (b"batch" if number % 2 else b"other") for number in range(6)]
+    await store.put(*(response(f"r{number}", body=body) for number, body in enumerate(bodies)))
+    page = await store.page("response", "a", limit=2, having=("purpose", "batch"))
+    assert page is not None
+    assert ([one.id for one in page.objects], page.has_more) == (["r5", "r3"], True)
+    page = await store.page("response", "a", after="r3", limit=2, having=("purpose", "batch"))
+    assert page is not None
+    assert ([one.id for one in page.objects], page.has_more) == (["r1"], False)
+    await store.close()
+
+
+@in_loop
+async def test_numbers_of_objects_are_kept_for_each_kind(tmp_path: Path) -> None:
+    store = await opened(config_at(tmp_path))
+    await store.put(response("r1"), response("r2", "b"), StoredObject("file", "f", "a", NOW, b"{}"))
+    await store.put(response("r1", body=b"changed"))
+    assert (await store.counts()).by_kind == {"file": 1, "response": 2}
+    await store.delete("response", "r1", "a")
+    await store.delete("file", "f", "a")
+    assert (await store.counts()).by_kind == {"response": 1}
+    await store.close()
+
+
+def test_many_may_open_a_new_store_at_once(tmp_path: Path) -> None:
+    def open_one(folder: Path) -> None:
+        database = ObjectDatabase(folder / "objects.sqlite", config_at(folder))
+        database.open()
+        database.close()
+
+    with ThreadPoolExecutor(4) as pool:
+        for number in range(6):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            list(pool.map(open_one, [folder] * 4))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from slipstream.cluster.supervisor.members.router_member import with_store
+from slipstream.router.config.background_config import BackgroundConfig
 from slipstream.router.config.batches_config import BatchesConfig
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.config.store_config import GIB, StoreConfig
@@ -30,6 +31,8 @@ def test_a_bad_setting_is_refused_with_its_name_and_value(settings: dict[str, An
 def test_a_bad_setting_of_batches_is_refused_with_its_name_and_value() -> None:
     with pytest.raises(ValueError, match="max_running must be at least 1, got 0"):
         BatchesConfig(max_running=0)
+    with pytest.raises(ValueError, match="max_tenant_unfinished must be at least 1, got 0"):
+        BackgroundConfig(max_tenant_unfinished=0)
     with pytest.raises(ValueError, match="max_running_lines must be at most 4096, got 5000"):
         BatchesConfig(max_running_lines=5000)
 

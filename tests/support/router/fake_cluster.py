@@ -21,6 +21,7 @@ from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.catalog.model_outputs import ModelOutputs
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.access_config import AccessConfig
+from slipstream.router.config.batches_config import BatchesConfig
 from slipstream.router.config.router_config import ApiConfig, HttpConfig, RouterConfig
 from slipstream.router.config.store_config import StoreConfig
 from slipstream.router.frontends.front import Front
@@ -265,6 +266,7 @@ def say(tokenizer: Tokenizer, text: str, **fields: object) -> Callable[[Generate
 
 API = ApiConfig()
 HTTP = HttpConfig(port=0)
+BATCHES = BatchesConfig()
 
 
 @contextlib.asynccontextmanager
@@ -279,6 +281,8 @@ async def front(
     parsers: ParserNames = DETECTED,
     store: Path | StoreConfig | None = None,
     keys: Path | None = None,
+    frontends: int = 1,
+    batches: BatchesConfig = BATCHES,
     **script: object,
 ) -> AsyncIterator[FrontUnderTest]:
     """A front whose cluster says `text`. `chat_template` replaces the model's. `store`: where it stores what it is to;
@@ -295,14 +299,14 @@ async def front(
             service,
             lambda *_: under_test.unready,
             lambda: under_test.server.num_connections,
-            RouterConfig(http, api=api, store=store_config(store)),
+            RouterConfig(http, api=api, store=store_config(store), frontends=frontends, batches=batches),
             access,
         )
         server = HttpServer(http, handler, ExchangeContext)
         port = await server.start()
         under_test = FrontUnderTest(service, tokenizer, server, port)
         cleanup = contextlib.AsyncExitStack()
-        await handler.open(cleanup)
+        handler.open(cleanup)
         try:
             yield under_test
         finally:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import orjson
 
+from slipstream.router.store.store_errors import StoreError
 from slipstream.router.store.stored_object import StoredObject
 
 KIND = "batch"
@@ -68,9 +69,13 @@ class Batch:
 
     @classmethod
     def of(cls, stored: StoredObject) -> Batch:
-        fields = orjson.loads(stored.body)
-        fields["problems"] = tuple(BatchProblem(**problem) for problem in fields["problems"])
-        return cls(**fields)
+        """Without what a later version of this software has added. Raises StoreError if it is no batch."""
+        try:
+            fields = known_fields(cls, orjson.loads(stored.body))
+            problems = tuple(BatchProblem(**known_fields(BatchProblem, one)) for one in fields["problems"])
+            return cls(**fields | {"problems": problems})
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise StoreError(f"the batch {stored.id} cannot be read: {error!r}") from error
 
     def stored(self, blob_bytes: int) -> StoredObject:
         """The object in the store; `blob_bytes` are those of the files that the batch works with. It stays there as
@@ -145,3 +150,7 @@ class Batch:
         errors = {"object": "list", "data": problems} if problems else None
         counts = {"total": self.num_total, "completed": self.num_completed, "failed": self.num_failed}
         return {"object": "batch", **fields, "errors": errors, "request_counts": counts}
+
+
+def known_fields(of: type[Batch | BatchProblem], found: dict[str, Any]) -> dict[str, Any]:
+    return {name: found[name] for name in of.__dataclass_fields__ if name in found}

@@ -7,8 +7,9 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 from slipstream.router.api.openai.batches.batch import KIND, Batch, BatchProblem
 from slipstream.router.api.openai.batches.batch_input import BatchInput, LineError
@@ -23,6 +24,8 @@ from slipstream.router.store.object_store import ObjectStore
 from slipstream.router.store.store_errors import StoreError, StoreFullError
 from slipstream.router.store.stored_object import StoredObject
 
+LATE_AT_A_TIME = 1000  # lines that get their results when the time is over
+PAUSE_S = 1.0  # before a line that has failed is tried again; doubled with each failure
 LOOK_EVERY_S = 0.5  # how soon a cancellation by way of another process is noticed, and how old shown counts are
 
 log = logging.getLogger(__name__)
@@ -77,14 +80,23 @@ class BatchRun:
     async def run(self) -> None:
         """Serves the batch to its end. Raises StoreError, and then it may be tried again."""
         stored = await self._store.get(KIND, self._batch.id, self._batch.owner)
-        if stored is None:
-            return
-        self._batch = Batch.of(stored)
-        if not self._batch.is_over and await self._prepare():
-            if self._batch.status == "in_progress":
-                await self._serve()
-            await self._finish()
+        if stored is not None:
+            self._batch = Batch.of(stored)
+            if not self._batch.is_over:
+                await self._end()
         await self._store.in_files("remove", self._files.remove)
+        log.info("batch %s is %s", self._batch.id, self._batch.status)
+
+    async def _end(self) -> None:
+        try:
+            if await self._prepare():
+                if self._batch.status == "in_progress":
+                    await self._serve()
+                await self._finish()
+        except StoreFullError as error:
+            await self._store.in_files("abandon", self._files.abandon_copies)
+            problem = BatchProblem("store_full", str(error))
+            await self._change(lambda batch: batch.refused((problem,), self._clock()))
 
     async def _prepare(self) -> bool:
         """Reads the input and the results so far. False: the batch has failed, or was cancelled before it began."""
@@ -118,7 +130,7 @@ class BatchRun:
                 now = time.monotonic()
                 while todo and len(running) < pacing.window and now >= pacing.not_before_s:
                     index, num_tries = todo.popleft()
-                    running[asyncio.create_task(self._answer_of(index))] = index, num_tries + 1, now
+                    running[asyncio.create_task(self._answer_of(index, num_tries))] = index, num_tries + 1, now
                 waits_s = max(pacing.not_before_s - now, 0.0) if todo and len(running) < pacing.window else None
                 await asyncio.wait((looking, *running), timeout=waits_s, return_when="FIRST_COMPLETED")
                 for task in [task for task in running if task.done()]:
@@ -143,8 +155,10 @@ class BatchRun:
         if looking.done() and not looking.cancelled():
             looking.result()  # raises what it has failed with
 
-    async def _answer_of(self, index: int) -> LineAnswer:
+    async def _answer_of(self, index: int, num_failures: int) -> LineAnswer:
         """Raises StoreError."""
+        if num_failures:
+            await asyncio.sleep(PAUSE_S * 2 ** (num_failures - 1))
         try:
             line = await self._store.in_files("read_line", lambda: self._input.line(index, self._batch.endpoint))
         except OSError as error:  # perhaps it can be read later; a line is to get no result by that
@@ -165,7 +179,7 @@ class BatchRun:
             found = [(name, line) for name, success, line in self._unwritten if success is is_success]
             if found:
                 text = b"".join(line for _, line in found)
-                await self._store.in_files("append", lambda: self._files.append(is_success, text))  # noqa: B023
+                await self._store.in_files("append", partial(self._files.append, is_success, text))
                 self._results.update((name, is_success) for name, _ in found)
                 self._result_bytes += len(text)
                 self._counts["completed" if is_success else "failed"] += len(found)
@@ -196,28 +210,24 @@ class BatchRun:
 
     async def _finish(self) -> None:
         """Puts the results in order, into files for the creator."""
-        batch = await self._change(lambda batch: batch.finalizing(self._clock()))
+        batch = await self._change(lambda batch: batch.finalizing(self._clock()), grows=False)
         if batch.expired_at is not None:
             await self._write_late_lines()
         positions = {name: position for position, name in enumerate(self._input.custom_ids)}
         files: list[StoredObject] = []
         for is_success, file_id in ((True, batch.coming_output_id), (False, batch.coming_errors_id)):
-            if await self._store.in_files(
-                "sort",
-                lambda: self._files.sorted_copy(is_success, file_id, positions),  # noqa: B023
-            ):
+            if await self._store.in_files("sort", partial(self._files.sorted_copy, is_success, file_id, positions)):
                 files.append(self._file(batch, is_success, file_id))
         batch = self._counted(batch).ended(self._clock(), self._problems)
         await self._store.put(*files, batch.stored(0))
         self._batch = batch
 
     async def _write_late_lines(self) -> None:
-        message = "This request could not be executed before the completion window expired."
-        for name in self._input.custom_ids:
-            if name not in self._results:
-                line = without_answer(new_result_id(), name, "batch_expired", message)
-                self._unwritten.append((name, False, line))
-        await self._write()
+        late = [name for name in self._input.custom_ids if name not in self._results]
+        for begin in range(0, len(late), LATE_AT_A_TIME):
+            names = late[begin : begin + LATE_AT_A_TIME]
+            self._unwritten += await self._store.in_files("late", partial(late_results, names))
+            await self._write()
 
     def _file(self, batch: Batch, is_success: bool, file_id: str) -> StoredObject:
         now = int(self._clock())
@@ -236,19 +246,27 @@ class BatchRun:
         if stored is not None:
             self._batch = Batch.of(stored)
 
-    async def _change(self, change: Callable[[Batch], Batch]) -> Batch:
-        """Changes the state in the store, where it may have been changed meanwhile. Raises StoreError."""
+    async def _change(self, change: Callable[[Batch], Batch], *, grows: bool = True) -> Batch:
+        """Changes the state in the store, where it may have been changed meanwhile. Raises StoreError, and
+        StoreFullError if it `grows`: the bytes of the results so far count from then on."""
 
         def changed(stored: StoredObject | None) -> StoredObject | None:
             if stored is None:
                 return None
             batch = Batch.of(stored)
-            return stored if batch.is_over else change(batch).stored(self._input_bytes + self._result_bytes)
+            num_bytes = self._input_bytes + self._result_bytes if grows else stored.blob_bytes
+            return stored if batch.is_over else change(batch).stored(num_bytes)
 
         stored = await self._store.change(KIND, self._batch.id, self._batch.owner, changed)
         if stored is not None:
             self._batch = Batch.of(stored)
         return self._batch
+
+
+def late_results(names: Sequence[str]) -> list[tuple[str, bool, bytes]]:
+    """For lines that were not served in time."""
+    message = "This request could not be executed before the completion window expired."
+    return [(name, False, without_answer(new_result_id(), name, "batch_expired", message)) for name in names]
 
 
 def new_result_id() -> str:

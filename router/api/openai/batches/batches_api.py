@@ -16,14 +16,8 @@ from slipstream.router.api.openai.batches.batch_runner import BatchRunner
 from slipstream.router.api.openai.batches.result_files import ResultFiles
 from slipstream.router.api.openai.body.parsing import parse_body
 from slipstream.router.api.openai.files import file_object
-from slipstream.router.api.openai.files.files_api import (
-    MAX_EXPIRY_S,
-    MIN_EXPIRY_S,
-    NO_MODEL,
-    list_body,
-    no_file,
-)
-from slipstream.router.api.page_query import PAGE_FIELDS, PageQuery, invalid
+from slipstream.router.api.openai.files.file_limits import MAX_EXPIRY_S, MIN_EXPIRY_S, NO_MODEL, no_file
+from slipstream.router.api.page_query import PAGE_FIELDS, PageQuery, invalid, list_json
 from slipstream.router.api.store_failure import store_failure
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
@@ -62,9 +56,11 @@ class BatchBody(BaseModel):
 
 
 class BatchesApi:
-    """Every caller sees the batches of its tenant. `routes` are those that lines go through."""
+    """Every caller sees the batches of its tenant, which may have `max_tenant_unfinished` that are not over. `routes`
+    are those that lines go through."""
 
-    def __init__(self, store: ObjectStore, runner: BatchRunner, routes: ApiRoutes) -> None:
+    def __init__(self, store: ObjectStore, runner: BatchRunner, routes: ApiRoutes, max_tenant_unfinished: int) -> None:
+        self._max_tenant_unfinished = max_tenant_unfinished
         self._store = store
         self._runner = runner
         self._routes = routes
@@ -105,20 +101,25 @@ class BatchesApi:
         exchange.respond(200, orjson.dumps(batch.shown()))
 
     async def _begun(self, batch: Batch) -> Batch:
-        """Raises HttpError 404 if there is no such file."""
+        """Raises HttpError 404 if there is no such file, 429 if the tenant has too many batches."""
         before = await self._store.get(KIND, batch.id, batch.owner)
         if before is not None:
             return Batch.of(before)
         file = await self._store.get(file_object.KIND, batch.input_file_id, batch.owner)
         if file is None or file_object.facts_of(file).purpose != "batch":
             raise no_file(batch.input_file_id, "input_file_id")
+        num_unfinished = await self._store.num_pinned(KIND, batch.owner)
+        if num_unfinished >= self._max_tenant_unfinished:
+            raise too_many_batches(num_unfinished, self._max_tenant_unfinished)
         files = ResultFiles(self._store.blobs, batch.id)
         try:
             num_bytes = await self._store.in_files("keep_input", lambda: files.keep_input(file.id))
             await self._store.put(batch.stored(num_bytes))
         except StoreError:
-            await self._store.in_files("remove", files.remove)
+            self._store.files.submit(files.remove)
             raise
+        finally:
+            self._store.files.submit(files.close)
         return batch
 
     async def list(self, request: Request, exchange: ApiExchange) -> None:
@@ -129,21 +130,23 @@ class BatchesApi:
             page = await self._store.page(
                 KIND, owner, after=query.after, limit=query.limit, newest_first=query.newest_first
             )
+            if page is None:
+                raise query.unknown_after()
+            shown = [Batch.of(stored).shown() for stored in page.objects]
         except StoreError as error:
             raise store_failure(error) from error
-        if page is None:
-            raise query.unknown_after()
-        exchange.respond(200, list_body([Batch.of(stored).shown() for stored in page.objects], page.has_more))
+        exchange.respond(200, orjson.dumps(list_json(shown, page.has_more)))
 
     async def retrieve(self, request: Request, exchange: ApiExchange, batch_id: str) -> None:
         """The state of a batch."""
         try:
             stored = await self._store.get(KIND, batch_id, exchange.context.caller.tenant(""))
+            if stored is None:
+                raise no_batch(batch_id)
+            batch = Batch.of(stored)
         except StoreError as error:
             raise store_failure(error) from error
-        if stored is None:
-            raise no_batch(batch_id)
-        exchange.respond(200, orjson.dumps(Batch.of(stored).shown()))
+        exchange.respond(200, orjson.dumps(batch.shown()))
 
     async def cancel(self, request: Request, exchange: ApiExchange, batch_id: str) -> None:
         """Ends a batch; what it has so far is given out."""
@@ -156,11 +159,11 @@ class BatchesApi:
 
         try:
             stored = await self._store.change(KIND, batch_id, exchange.context.caller.tenant(""), cancelled)
+            if stored is None:
+                raise no_batch(batch_id)
+            batch = Batch.of(stored)
         except StoreError as error:
             raise store_failure(error) from error
-        if stored is None:
-            raise no_batch(batch_id)
-        batch = Batch.of(stored)
         if batch.status not in CANCELLABLE:
             message = f"A batch that is {batch.status} cannot be cancelled."
             raise HttpError(409, message, param="batch_id", code="batch_not_cancellable")
@@ -176,6 +179,14 @@ def window_seconds(window: str) -> int:
     if not 0 < seconds <= MAX_EXPIRY_S:
         raise invalid("completion_window", f"must be like 24h, and at most 30d, got {window[:64]!r}")
     return seconds
+
+
+def too_many_batches(num_unfinished: int, max_tenant_unfinished: int) -> HttpError:
+    message = (
+        f"{num_unfinished} batches are not finished yet, and at most {max_tenant_unfinished} may be "
+        "(router.batches.max_tenant_unfinished)."
+    )
+    return HttpError(429, message, kind="rate_limit_error", code="too_many_batches", headers=(("retry-after", "60"),))
 
 
 def no_batch(batch_id: str) -> HttpError:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import time
 from contextlib import suppress
 from typing import Protocol
 
-from slipstream.router.access.caller import ANYBODY, Caller
 from slipstream.router.access.key_ring import KeyRing
 from slipstream.router.api.exchange_context import ApiRoutes, ExchangeContext
 from slipstream.router.api.held_exchange import HeldExchange
@@ -40,7 +38,7 @@ class RoutedLines:
         exchange = HeldExchange(request, ExchangeContext(is_background=True))
         exchange.request_id = random_bytes(16).hex()
         try:
-            exchange.context.caller = self._caller_of(key_digest)
+            exchange.context.caller = self._keys.caller_by(key_digest)
             await self._routes(request, exchange)
         except HttpError as error:
             exchange.fail(error)
@@ -48,15 +46,6 @@ class RoutedLines:
             log.exception("a line of a batch failed at %s", url)
             exchange.fail(internal_error())
         return LineAnswer(exchange.status, exchange.body, exchange.request_id, retry_after_s(exchange))
-
-    def _caller_of(self, key_digest: str) -> Caller:
-        """Raises HttpError 401 if the key is no longer valid."""
-        if not key_digest and not self._keys.is_on:
-            return ANYBODY
-        caller = self._keys.caller_of(bytes.fromhex(key_digest))
-        if caller.key is not None and caller.key.expires_s is not None and time.time() >= caller.key.expires_s:
-            raise HttpError(401, f"The API key {caller.key.name!r} has expired.", code="invalid_api_key")
-        return caller
 
 
 def retry_after_s(exchange: HeldExchange) -> float | None:

@@ -1,6 +1,7 @@
 """The files that a batch works with, beside the store's blobs. Every call blocks.
 
-    ID.input     the input as it was when the batch was created (a hard link)
+    ID.input     the input as it was when the batch was created: a hard link, so that a lock on it is one on the upload
+                 and on the inputs of all its batches; shared while the batch is created, so that no sweep removes it
     ID.output    results, one line each, in the order in which they came; locked by the process that serves the batch
     ID.errors    the lines that failed
 
@@ -9,23 +10,26 @@ A line counts once it is whole. So what a killed process had written is known fr
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import BinaryIO
 
 import orjson
 
-from slipstream.router.store.blob_folder import BlobFolder, NewBlob, file_errors
+from slipstream.router.store.blob_folder import BlobFolder, NewBlob, file_errors, locked, sync_folder
 
-COPY_BYTES = 1 << 20
+NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 
 
 class ResultFiles:
-    """Life cycle: `claim`, `recover`, then `append`s, then `sorted_copy` of each file, then `remove`; and `close`, at
-    any time. Raises StoreError."""
+    """Life cycle of a batch to come: `keep_input`, then its object is put, then `close`. To serve one: `claim`,
+    `recover`, then `append`s, then `sorted_copy` of each file, then `remove`; and `close`, at any time. Raises
+    StoreError."""
 
     def __init__(self, blobs: BlobFolder, batch_id: str) -> None:
         self._blobs = blobs
@@ -36,28 +40,35 @@ class ResultFiles:
         self._copies: list[NewBlob] = []  # whose objects are not in the store yet
 
     def keep_input(self, file_id: str) -> int:
-        """The input as it is now, whatever becomes of the file. Returns its size in bytes."""
+        """The input as it is now, whatever becomes of the file. Returns its size in bytes. No sweep removes it until
+        `close`."""
         source = self._blobs.path(file_id)
         with file_errors(self.input_path):
-            try:
-                os.link(source, self.input_path)
-            except FileExistsError:  # from a router that was killed while it created the batch
-                pass
-            except PermissionError:  # a file system without links
-                shutil.copyfile(source, self.input_path)
-            return self.input_path.stat().st_size
+            while self._lock is None:  # again if a sweep came between the link and the lock
+                with suppress(FileExistsError):  # from a router that was killed while it created the batch
+                    self._link(source)
+                with suppress(FileNotFoundError):
+                    self._lock = locked(self.input_path, "rb", fcntl.LOCK_SH)
+            if self._blobs.fsync:
+                sync_folder(self.input_path.parent)
+            return os.fstat(self._lock.fileno()).st_size
+
+    def _link(self, source: Path) -> None:
+        try:
+            os.link(source, self.input_path)
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            copy = self.input_path.with_name(f"{self.input_path.name}.new")
+            shutil.copyfile(source, copy)
+            copy.rename(self.input_path)
 
     def claim(self) -> bool:
-        """Makes this process the one that serves the batch; False: another one does, or it is over. It ends with the
-        process, however that ends."""
-        path = self._paths[0]  # the input may be that of other batches, too, and a lock is one of the file behind names
-        with file_errors(path):
-            self._lock = path.open("ab")
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return os.path.samestat(path.stat(), os.fstat(self._lock.fileno()))
-            except (BlockingIOError, FileNotFoundError):  # or it was removed just before
-                return False
+        """Makes this process the one that serves the batch; False: another one does, or has just ended it. It ends
+        with the process, however that ends. Makes a file, which `remove` removes."""
+        with file_errors(self._paths[0]):
+            self._lock = locked(self._paths[0], "ab", fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return self._lock is not None
 
     def recover(self) -> tuple[dict[str, bool], int]:
         """The `custom_id`s that have a result, and whether that is a success. Half a line, which a killed process has
@@ -119,6 +130,12 @@ class ResultFiles:
         for blob in self._copies:
             blob.close()
         self._files, self._copies, self._lock = {}, [], None
+
+    def abandon_copies(self) -> None:
+        """There is no room for the files for the creator."""
+        for blob in self._copies:
+            blob.abandon()
+        self._copies.clear()
 
 
 def _lines(file: BinaryIO, positions: dict[str, int]) -> Iterator[tuple[int, int, int]]:

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import orjson
 
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
-from slipstream.router.api.openai.files.file_object import KIND, FileFacts, facts_of, new_file, shown
+from slipstream.router.api.openai.files.file_limits import (
+    MAX_EXPIRY_S,
+    MAX_NAME_CHARS,
+    MIN_EXPIRY_S,
+    NO_MODEL,
+    no_file,
+)
+from slipstream.router.api.openai.files.file_object import KIND, FileFacts, new_file, shown
 from slipstream.router.api.openai.files.multipart import FormPart, parse_form
-from slipstream.router.api.page_query import PAGE_FIELDS, PageQuery, invalid, query_fields
+from slipstream.router.api.page_query import PAGE_FIELDS, PageQuery, invalid, list_json, query_fields
 from slipstream.router.api.store_failure import store_failure
 from slipstream.router.http.http_error import HttpError, router_restarted
 from slipstream.router.http.reader import Request
-from slipstream.router.protocol.model_id import ModelId
 from slipstream.router.store.object_store import ObjectStore
 from slipstream.router.store.store_errors import StoreError
-from slipstream.router.store.stored_object import StoredObject
+from slipstream.router.store.stored_object import Page, StoredObject
 
 PATH = "/v1/files"
 MAX_FILES = 10_000  # of a page
-MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 86_400  # as at OpenAI
-MAX_NAME_CHARS = 256
 WHOLE_BYTES = 256 * 1024  # of a file that is sent as one answer; a larger one is sent in parts of this size
-NO_MODEL = ModelId("", "")
 BINARY = "application/octet-stream"
 
 
@@ -66,24 +70,21 @@ class FilesApi:
         """The files of the caller's tenant, the newest first."""
         query = PageQuery.of(request, limit=MAX_FILES, most=MAX_FILES)
         purpose = query_fields(request).get("purpose")
-        found: list[StoredObject] = []
-        after, has_more = query.after, True
         try:
-            while has_more and len(found) <= query.limit:
-                page = await self._store.page(
-                    KIND,
-                    exchange.context.caller.tenant(""),
-                    after=after,
-                    limit=query.limit,
-                    newest_first=query.newest_first,
-                )
-                if page is None:
-                    raise query.unknown_after()
-                found += [one for one in page.objects if purpose is None or facts_of(one).purpose == purpose]
-                has_more, after = page.has_more, page.objects[-1].id if page.objects else ""
+            page = await self._store.page(
+                KIND,
+                exchange.context.caller.tenant(""),
+                after=query.after,
+                limit=query.limit,
+                newest_first=query.newest_first,
+                having=None if purpose is None else ("purpose", purpose),
+            )
+            if page is None:
+                raise query.unknown_after()
+            body = await self._store.in_files("list", partial(list_body, page))
         except StoreError as error:
             raise store_failure(error) from error
-        exchange.respond(200, list_body([shown(one) for one in found[: query.limit]], len(found) > query.limit))
+        exchange.respond(200, body)
 
     async def retrieve(self, request: Request, exchange: ApiExchange, file_id: str) -> None:
         """What is known of a file."""
@@ -92,7 +93,7 @@ class FilesApi:
     async def content(self, request: Request, exchange: ApiExchange, file_id: str) -> None:
         """The bytes of a file."""
         stored = await self._found(exchange, file_id)
-        if exchange.head_sent:  # by a router that was killed; nobody knows how far it came
+        if exchange.head_sent:  # by a router that was killed; it is not known how far it came
             raise router_restarted("The router was killed while it sent the file.")
         path = self._store.blobs.path(stored.id)
         try:
@@ -135,14 +136,8 @@ class FilesApi:
         return stored
 
 
-def list_body(objects: list[dict[str, object]], has_more: bool) -> bytes:
-    """OpenAI's form of a page."""
-    first, last = (objects[0]["id"], objects[-1]["id"]) if objects else (None, None)
-    return orjson.dumps({"object": "list", "data": objects, "first_id": first, "last_id": last, "has_more": has_more})
-
-
-def no_file(file_id: str, param: str = "file_id") -> HttpError:
-    return HttpError(404, f"There is no file {file_id[:MAX_NAME_CHARS]!r}.", param=param, code="file_not_found")
+def list_body(page: Page) -> bytes:
+    return orjson.dumps(list_json([shown(one) for one in page.objects], page.has_more))
 
 
 def _described(form: Mapping[str, FormPart]) -> tuple[FormPart, FileFacts]:

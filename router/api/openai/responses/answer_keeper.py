@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 
 from slipstream.router.api.openai.generation_batch import ReceivedRequest
 from slipstream.router.api.openai.responses.answer.response_format import ResponseFormat, number_of
@@ -36,9 +37,10 @@ class AnswerKeeper:
         body: ResponsesRequest,
         own_items: Sequence[InputItem],
         is_stored: bool,
+        events_kept: Callable[[], Awaitable[None]],
     ) -> None:
         """`own_items` are those of the request; with `is_stored` the response is kept, else only what it adds to its
-        conversation."""
+        conversation. `events_kept` waits until the events so far are kept, if the response is in the background."""
         self._store = store
         self._form = form
         self._head = received.head
@@ -46,11 +48,17 @@ class AnswerKeeper:
         self._body = body
         self._own_items = own_items
         self._is_stored = is_stored
+        self._events_kept = events_kept
 
     async def keep(self, end: bytes) -> bytes:
         """Stores the response, which `end` is the end of. Returns the end to be sent: a response that could not be
-        stored says so in its field `store`, as its client has waited for it and paid."""
+        stored says so in its field `store`, as its client has waited for it and paid; one in the background raises
+        StoreError, and NotWantedError if it was cancelled meanwhile."""
         head = self._head
+        if self._body.background:
+            await self._events_kept()
+            await self._keep(number_of(head))
+            return end
         try:
             async with asyncio.timeout(STORE_S):
                 await self._keep(number_of(head))
@@ -72,7 +80,13 @@ class AnswerKeeper:
             objects.append(response_object(response, own, self._owner, head.id, parent, head.created_s))
         if conversation_id is not None:
             added = [*shown_items(self._own_items, number, keeps_ids=False), *self._form.output]
-            items_of_it = conversation_objects(added, conversation_id, self._owner, head.created_s)
-            if await self._store.keep_in_conversation(conversation_id, self._owner, *objects, *items_of_it):
+            items_of_it = conversation_objects(added, conversation_id, self._owner, time.time())
+            if self._body.background:
+                if await self._store.has_conversation(conversation_id, self._owner):
+                    objects += items_of_it
+            elif await self._store.keep_in_conversation(conversation_id, self._owner, *objects, *items_of_it):
                 return
+        if self._body.background:
+            await self._store.keep_last(head.id, self._owner, *objects)
+            return
         await self._store.keep(*objects)

@@ -14,7 +14,7 @@ from slipstream.router.api.openai.body.parsing import BodyParser
 from slipstream.router.api.openai.responses.body.chat_translation import in_brackets
 from slipstream.router.api.openai.responses.body.input_items import InputItem, InputItemField, not_too_many_parts
 from slipstream.router.api.openai.responses.body.request_body import MAX_CONVERSATION_ITEMS, Metadata
-from slipstream.router.api.openai.responses.item_pages import ItemPage, list_json
+from slipstream.router.api.openai.responses.item_pages import wanted_items
 from slipstream.router.api.openai.responses.response_store import (
     CONVERSATION,
     ResponseStore,
@@ -23,6 +23,7 @@ from slipstream.router.api.openai.responses.response_store import (
     owner_of,
 )
 from slipstream.router.api.openai.responses.stored_items import shown_items
+from slipstream.router.api.page_query import list_json
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
 from slipstream.router.process.random_bytes import random_bytes
@@ -138,7 +139,7 @@ class ConversationsApi:
 
     async def list_items(self, request: Request, exchange: ApiExchange, conversation_id: str) -> None:
         """The items of a conversation."""
-        wanted = ItemPage.of(request.query)
+        wanted = wanted_items(request)
         owner = owner_of(exchange)
         await self._store.conversation(conversation_id, owner)
         exchange.respond(200, orjson.dumps(await self._store.conversation_page(conversation_id, owner, wanted)))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import orjson
@@ -23,8 +24,9 @@ from pydantic import TypeAdapter, ValidationError
 from slipstream.router.api.exchange_context import ApiExchange
 from slipstream.router.api.openai.responses.body.input_history import PlacedItem
 from slipstream.router.api.openai.responses.body.input_items import MAX_ITEMS, InputItem, InputItemField, ItemReference
-from slipstream.router.api.openai.responses.item_pages import ItemPage, list_json, no_such_item
+from slipstream.router.api.page_query import PageQuery, list_json
 from slipstream.router.api.store_failure import store_failures
+from slipstream.router.http.failover.journal import Identity
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.store.object_store import ObjectStore
 from slipstream.router.store.stored_object import StoredObject
@@ -40,6 +42,10 @@ OF_RESPONSE = re.compile(r"[a-z]+_([0-9a-f]{32})[0-9a-f]{6}")  # ids that `outpu
 Json = dict[str, Any]
 
 ITEM_LIST: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItemField])
+
+
+class NotWantedError(Exception):
+    """A response has been cancelled or deleted, or another process has ended it."""
 
 
 class StoredResponse(NamedTuple):
@@ -134,8 +140,11 @@ class ResponseStore:
             raise not_found("Conversation", conversation_id)
         return found
 
-    async def conversation_items(self, conversation_id: str, owner: str, limit: HistoryLimit) -> list[Json]:
-        """All of them, oldest first. Raises HttpError 404 if there is no such conversation, 400 if it is too long."""
+    async def conversation_items(
+        self, conversation_id: str, owner: str, limit: HistoryLimit, begun: Identity | None = None
+    ) -> list[Json]:
+        """All of them, oldest first; for an answer that another router has `begun`, those that it began with. Raises
+        HttpError 404 if there is no such conversation, 400 if it is too long."""
         await self.conversation(conversation_id, owner)
         newest: list[StoredObject] = []
         num_bytes, num_wanted, has_more = 0, FIRST_ITEMS, True
@@ -152,9 +161,10 @@ class ResponseStore:
             num_bytes += sum([len(one.body) for one in page.objects])
             has_more = page.has_more
             num_wanted = min(ITEMS_AT_A_TIME, 1 + (limit.max_bytes - num_bytes) * len(newest) // max(num_bytes, 1))
-        return limit.within(await parsed(newest[::-1]), has_more, "conversation")
+        present = [one for one in reversed(newest) if begun is None or was_there(one, begun)]
+        return limit.within(await parsed(present), has_more, "conversation")
 
-    async def conversation_page(self, conversation_id: str, owner: str, wanted: ItemPage) -> Json:
+    async def conversation_page(self, conversation_id: str, owner: str, wanted: PageQuery) -> Json:
         """Raises HttpError 400 if there is no item `after`."""
         with store_failures():
             page = await self._store.page(
@@ -166,7 +176,7 @@ class ResponseStore:
                 newest_first=wanted.newest_first,
             )
         if page is None:
-            raise no_such_item(wanted.after)
+            raise wanted.unknown_after()
         return list_json([orjson.loads(one.body) for one in page.objects], page.has_more)
 
     async def conversation_item(self, conversation_id: str, item_id: str, owner: str) -> Json:
@@ -235,6 +245,27 @@ class ResponseStore:
         """Raises StoreError."""
         await self._store.put(*objects)
 
+    async def keep_last(self, response_id: str, owner: str, *objects: StoredObject) -> None:
+        """Stores the end of a response in the background, and what goes with it. Raises StoreError, and NotWantedError
+        if the response has ended before."""
+        if not await self._store.put_if(RESPONSE, response_id, owner, is_unfinished, *self.with_events(*objects)):
+            raise NotWantedError
+
+    def with_events(self, *objects: StoredObject) -> list[StoredObject]:
+        """With the size of the events that are kept of a response (see `RunFiles`); its last events are to come, and
+        have about the size of the response."""
+        sized = []
+        for one in objects:
+            with suppress(OSError):
+                if one.kind == RESPONSE:
+                    one = one._replace(blob_bytes=self._store.blobs.path(one.id).stat().st_size + 3 * len(one.body))
+            sized.append(one)
+        return sized
+
+    async def has_conversation(self, conversation_id: str, owner: str) -> bool:
+        """Raises StoreError."""
+        return await self._store.get(CONVERSATION, conversation_id, owner) is not None
+
     async def _items(self, ids: Sequence[str], owner: str) -> dict[str, Json]:
         """Items of responses, each of which is read once, and of conversations; without those that are not there."""
         of_responses: dict[str, None] = {}
@@ -286,6 +317,11 @@ def without_lone_results(items: Sequence[Json]) -> list[Json]:
     return [item for item in items if item["type"] not in results or item["call_id"] in calls]
 
 
+def is_unfinished(stored: StoredObject | None) -> bool:
+    """Whether it is a response in the background that is queued or in progress."""
+    return stored is not None and stored.is_pinned
+
+
 def stored_response(stored: StoredObject) -> StoredResponse:
     body = orjson.loads(stored.body)
     return StoredResponse(body["response"], body["input"])
@@ -302,6 +338,12 @@ def response_object(
 def chain_object(items: Sequence[Json], owner: str, response_id: str, parent: str, created_s: int) -> StoredObject:
     """The items of a response, of its input and its output, for those that go on from it."""
     return StoredObject(RESPONSE_ITEMS, response_id, owner, created_s, orjson.dumps(items), parent)
+
+
+def was_there(item: StoredObject, begun: Identity) -> bool:
+    """Whether an item of a conversation was there when an answer began, of which the second is known. What that answer
+    itself has added, before its router was killed, was not: the ids of that have its number."""
+    return item.created_s < begun.created_s + 1 and f"{begun.number:032x}" not in item.id
 
 
 def conversation_objects(

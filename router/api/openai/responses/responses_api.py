@@ -3,61 +3,44 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
 
 import orjson
 
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
-from slipstream.router.api.openai.body.messages import ChatMessage
 from slipstream.router.api.openai.body.schema import ChatRequest
-from slipstream.router.api.openai.generation_batch import GenerationBatch, ReceivedRequest
 from slipstream.router.api.openai.generation_flow import GenerationFlow
-from slipstream.router.api.openai.responses.answer.output_items import OutputItems
-from slipstream.router.api.openai.responses.answer.response_document import ResponseDocument
-from slipstream.router.api.openai.responses.answer.response_format import ResponseFormat, number_of
-from slipstream.router.api.openai.responses.answer.tokenwise_output import TokenwiseReading
-from slipstream.router.api.openai.responses.answer_keeper import AnswerKeeper
+from slipstream.router.api.openai.responses.background_responses import BackgroundResponses
 from slipstream.router.api.openai.responses.body.chat_translation import (
-    chat_of,
     chat_of_prompt,
-    in_brackets,
     in_words_of_responses,
 )
-from slipstream.router.api.openai.responses.body.input_history import PlacedItem, messages_of
 from slipstream.router.api.openai.responses.body.request_body import (
     InputTokensRequest,
-    PromptFields,
     ResponsesRequest,
 )
-from slipstream.router.api.openai.responses.body.truncation import MAX_ATTEMPTS, shortened
-from slipstream.router.api.openai.responses.item_pages import ItemPage, item_page
-from slipstream.router.api.openai.responses.response_store import HistoryLimit, ResponseStore, as_items, owner_of
+from slipstream.router.api.openai.responses.event_replay import REPLAY_FIELDS, ReplayQuery
+from slipstream.router.api.openai.responses.item_pages import item_page, wanted_items
+from slipstream.router.api.openai.responses.response_generator import ResponseGenerator
+from slipstream.router.api.openai.responses.response_store import HistoryLimit, ResponseStore, owner_of
 from slipstream.router.dispatch.queue.work_queue import MAX_PRIORITY
-from slipstream.router.http.failover.stream_checkpoint import StreamCheckpoint
-from slipstream.router.http.http_error import HttpError, RequestError
+from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
-
-LEFT_OUT_HEADER = "x-slipstream-left-out-tools"
-
-Body = TypeVar("Body", bound=PromptFields)
-
-
-class ReadConversation(NamedTuple):
-    """What a request is about: the items of its own, the messages of all, and the conversation, or the first response
-    of the chain, that it goes on from."""
-
-    own: Sequence[PlacedItem]
-    messages: list[ChatMessage]
-    root: str | None
 
 
 class ResponsesApi:
     """OpenAI's `/v1/responses`. What it answers is generated as a chat."""
 
-    def __init__(self, flow: GenerationFlow, store: ResponseStore) -> None:
+    def __init__(
+        self,
+        flow: GenerationFlow,
+        store: ResponseStore,
+        generator: ResponseGenerator,
+        background: BackgroundResponses,
+    ) -> None:
         self._flow = flow
         self._store = store
+        self._generator = generator
+        self._background = background
 
     def add_to(self, routes: ApiRoutes) -> None:
         """Register the endpoints."""
@@ -67,35 +50,24 @@ class ResponsesApi:
         paging = ("after", "limit", "order", "include")
         routes.add_item("GET", "/v1/responses/", "/input_items", self.input_items, query=paging)
         routes.add_item("POST", "/v1/responses/", "/cancel", self.cancel)
-        routes.add_item("GET", "/v1/responses/", "", self.retrieve)
+        routes.add_item("GET", "/v1/responses/", "", self.retrieve, query=REPLAY_FIELDS)
         routes.add_item("DELETE", "/v1/responses/", "", self.delete)
 
     async def create(self, request: Request, exchange: ApiExchange) -> None:
         """The next items of a conversation."""
         arrived_s = time.monotonic()
-        body = self._parse(request, exchange, ResponsesRequest)
+        body = self._generator.parse(request, exchange, ResponsesRequest)
         try:
-            await self._create(body, exchange, arrived_s)
+            if body.background:
+                await self._background.create(body, request, exchange, arrived_s)
+            else:
+                await self._generator.generate(body, exchange, arrived_s)
         except HttpError as error:
             raise in_words_of_responses(error, body.tool_set.places) from error
 
-    async def _create(self, body: ResponsesRequest, exchange: ApiExchange, arrived_s: float) -> None:
-        if body.background:
-            message = "'background' is not supported: the answer has to be waited for, or streamed."
-            raise HttpError(400, message, param="background", code="unsupported_parameter")
-        if body.tool_set.left_out:
-            exchange.add_header(LEFT_OUT_HEADER, ", ".join(dict.fromkeys(body.tool_set.left_out)))
-        if body.stream and body.wants_logprobs:
-            exchange.context.checkpoint.spoil()  # the last events repeat all of them, and they are not noted
-        own, messages, root = await self._conversation(body, exchange)
-        chat = chat_of(body, messages, exchange.context.session or root)
-        received = self._flow.received(chat, exchange, arrived_s, "resp_")
-        with self._flow.stages:
-            await self._flow.serve(exchange, received, self._batch(body, received, chat, own))
-
     async def input_tokens(self, request: Request, exchange: ApiExchange) -> None:
         """How many tokens the prompt of a response would have."""
-        body = self._parse(request, exchange, InputTokensRequest)
+        body = self._generator.parse(request, exchange, InputTokensRequest)
         try:
             caller, lookup = exchange.context.caller, self._flow.lookup
             model = (
@@ -103,7 +75,7 @@ class ResponsesApi:
                 if body.model
                 else lookup.default(caller, MAX_PRIORITY)
             )
-            messages = (await self._conversation(body, exchange)).messages
+            messages = (await self._generator.conversation(body, exchange)).messages
             fields = chat_of_prompt(body, messages, model.name)
             chat = ChatRequest.model_construct(set(fields), **fields)
             chat.__dict__["tool_use"] = body.tool_use  # in place of the cached property
@@ -122,108 +94,31 @@ class ResponsesApi:
         raise HttpError(400, message, code="unsupported_endpoint")
 
     async def retrieve(self, request: Request, exchange: ApiExchange, response_id: str) -> None:
-        """A stored response."""
-        if "stream=true" in request.query.split("&"):
-            message = "'stream' is not supported here: a stored response is sent as a whole."
-            raise HttpError(400, message, param="stream", code="unsupported_parameter")
+        """A stored response, whole or, if it runs or ran in the background as a stream, its events."""
+        wanted = ReplayQuery.of(request.query)
+        if wanted.stream:
+            await self._background.replay(exchange, response_id, wanted.starting_after)
+            return
         stored = await self._store.response(response_id, owner_of(exchange))
         exchange.respond(200, orjson.dumps(stored.response))
 
     async def delete(self, request: Request, exchange: ApiExchange, response_id: str) -> None:
-        """Remove a stored response."""
+        """Remove a stored response. One that runs in the background ends."""
         exchange.refuse_if_repeated()
         await self._store.delete_response(response_id, owner_of(exchange))
+        await self._background.end(response_id, owner_of(exchange))
         exchange.respond(200, orjson.dumps({"id": response_id, "object": "response", "deleted": True}))
 
     async def cancel(self, request: Request, exchange: ApiExchange, response_id: str) -> None:
         """End a response that runs in the background."""
-        await self._store.response(response_id, owner_of(exchange))
-        message = "Cannot cancel a synchronous response: close the connection to end it."
-        raise HttpError(400, message, param="response_id", code="invalid_value")
+        exchange.respond(200, orjson.dumps(await self._background.cancel(response_id, owner_of(exchange))))
 
     async def input_items(self, request: Request, exchange: ApiExchange, response_id: str) -> None:
         """The items that a stored response was made from, with those of the responses before it."""
-        wanted = ItemPage.of(request.query)
+        wanted = wanted_items(request)
         owner = owner_of(exchange)
         stored = await self._store.response(response_id, owner)
         previous = stored.response.get("previous_response_id")
         limit = HistoryLimit.of(self._flow.lookup.longest(), None)
         before = (await self._store.chain(previous, owner, limit)).items if previous else []
         exchange.respond(200, orjson.dumps(item_page([*before, *stored.input], wanted)))
-
-    async def _conversation(self, body: PromptFields, exchange: ApiExchange) -> ReadConversation:
-        """Raises HttpError."""
-        owner, root = owner_of(exchange), body.conversation_id
-        limit = HistoryLimit.of(self._flow.lookup.longest(), body.truncation)
-        before: list[PlacedItem] = []
-        if body.previous_response_id is not None:
-            self._store.check_is_there("previous_response_id")
-            root, items = await self._store.chain(body.previous_response_id, owner, limit)
-            before = [PlacedItem(item, "previous_response_id") for item in as_items(items)]
-        elif body.conversation_id is not None:
-            self._store.check_is_there("conversation")
-            items = await self._store.conversation_items(body.conversation_id, owner, limit)
-            number = number_of_previous(exchange.context.checkpoint)
-            before_it = [item for item in items if not number or number not in item["id"]]
-            before = [PlacedItem(item, "conversation") for item in as_items(before_it)]
-        own = await self._own_items(body, owner)
-        messages = messages_of([*before, *own], body.instructions)
-        if not messages:
-            raise HttpError(400, "'input' is required.", param="input", code="missing_required_parameter")
-        return ReadConversation(own, messages, root)
-
-    async def _own_items(self, body: PromptFields, owner: str) -> Sequence[PlacedItem]:
-        if body.input is None:
-            return ()
-        if isinstance(body.input, str):
-            return [PlacedItem(item, "input") for item in as_items([{"role": "user", "content": body.input}])]
-        return await self._store.resolved(body.input, owner, "input")
-
-    async def _batch(
-        self, body: ResponsesRequest, received: ReceivedRequest, chat: ChatRequest, own: Sequence[PlacedItem]
-    ) -> GenerationBatch:
-        """The generation, whose answer is a response. Raises HttpError."""
-        batch = await self._fitting(body, received, chat)
-        is_stored = body.wants_store and self._store.is_there
-        document = ResponseDocument(body, received.head, received.model.defaults, is_stored)
-        summarizes = body.summary_kind is not None
-        items = OutputItems(number_of(received.head), body.tool_set, body.wants_sealed_reasoning, summarizes)
-        pieces = batch.reading.pieces if batch.reading is not None else batch.pieces
-        form = ResponseFormat(document, items, pieces)
-        keeper = None
-        if is_stored or body.conversation_id is not None:
-            keeper = AnswerKeeper(self._store, form, received, body, [placed.item for placed in own], is_stored)
-        reading = TokenwiseReading(batch.reading, batch.pieces)
-        return GenerationBatch(received, batch.prompts, "input", form, batch.pieces, reading, keeper)
-
-    async def _fitting(self, body: ResponsesRequest, received: ReceivedRequest, chat: ChatRequest) -> GenerationBatch:
-        """The prompt; with `truncation: auto`, without the oldest messages if it has no room for them."""
-        for attempt in range(MAX_ATTEMPTS):
-            try:
-                return await self._flow.preparation.of_chat(received, chat)
-            except RequestError as error:
-                if body.truncation != "auto" or error.error.kind != "prompt_too_long" or attempt == MAX_ATTEMPTS - 1:
-                    raise
-                figures = {figure.name: int(figure.value) for figure in error.error.figures}
-                room = figures["max_model_len"] - max(figures["num_wanted_tokens"], 1)
-                messages = shortened(chat.messages, figures["num_prompt_tokens"], room)
-                if messages is None:
-                    raise
-                chat = chat.model_copy(update={"messages": messages})
-        raise AssertionError("the last attempt returns or raises")
-
-    def _parse(self, request: Request, exchange: ApiExchange, form: type[Body]) -> Body:
-        """The body. Raises HttpError; one about a model that is not named says which there are."""
-        try:
-            return self._flow.bodies.parse(request, exchange, form)
-        except HttpError as error:
-            if (error.param, error.code) == ("model", "missing_required_parameter"):
-                raise self._flow.lookup.missing(exchange.context.caller) from error
-            raise in_brackets(error) from error
-
-
-def number_of_previous(checkpoint: StreamCheckpoint) -> str:
-    """The number that the answer has had at a router that was killed; "": there was none. That router may have stored
-    what the answer adds to its conversation, under ids with this number."""
-    model = checkpoint.model()
-    return "" if model is None else f"{checkpoint.identity(model).number:032x}"

@@ -45,7 +45,7 @@ def ids_in(path: Path) -> list[str]:
 
 
 def names_in(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.glob("*"))
 
 
 def test_requests_of_several_kinds_come_back_in_order_and_nothing_stays_behind(

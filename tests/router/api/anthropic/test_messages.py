@@ -14,7 +14,7 @@ from slipstream.router.config.router_config import HttpConfig
 from slipstream.router.parsers.parser_names import ParserNames
 from slipstream.router.protocol.generation import AdmissionError, GenerationError, Retention
 from slipstream.router.protocol.messages import unpack_ids
-from tests.support.router.fake_cluster import MODEL, MODEL_DIR, FrontUnderTest, front, run
+from tests.support.router.fake_cluster import MODEL, MODEL_DIR, FrontUnderTest, front, run, unchunk
 from tests.support.router.message_events import message_events, put_together
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
@@ -324,20 +324,15 @@ def test_a_stream_is_pinged_by_an_event_and_fails_by_one() -> None:
         http = HttpConfig(port=0, sse_ping_s=0.01)
         error = GenerationError("worker_failed", "the worker is gone")
         async with front("abc", http=http, hold_at=1, error=error) as site:
-            body = {"max_tokens": 5, "messages": HI, "stream": True, "model": MODEL}
-            site.service.submitted.clear()
-
-            async def release() -> None:
-                await site.service.submitted.wait()
-                await asyncio.sleep(0.05)
-                site.service.release.set()
-
-            async with asyncio.TaskGroup() as group:
-                group.create_task(release())
-                asked = group.create_task(site.request("POST", MESSAGES, body))
-            data = asked.result()[2]
-            assert b'event: ping\ndata: {"type":"ping"}\n\n' in data
-            last = message_events(data)[-1]
+            body = orjson.dumps({"max_tokens": 5, "messages": HI, "stream": True, "model": MODEL})
+            head = f"POST {MESSAGES} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+            reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+            writer.write(head.encode() + body)
+            data = await reader.readuntil(b'event: ping\ndata: {"type":"ping"}\n\n')
+            site.service.release.set()
+            data += await reader.read()
+            writer.close()
+            last = message_events(unchunk(data.partition(b"\r\n\r\n")[2]))[-1]
             assert (last["type"], last["error"]["type"]) == ("error", "api_error")
             assert last["request_id"]
 

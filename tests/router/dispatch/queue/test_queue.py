@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from slipstream.router.dispatch.queue.fair_queue import MAX_AWAY, expected_tokens
 from slipstream.router.dispatch.queue.work_queue import MAX_PRIORITY, WorkQueue
-from slipstream.router.protocol.generation import BACKGROUND_PRIORITY, Deadline, GenerateRequest, Levels
+from slipstream.router.protocol.generation import Deadline, GenerateRequest, Levels
 from slipstream.router.protocol.messages import SamplingParams, pack_ids
 from slipstream.router.requests.deadlines import DeadlineRing, Deadlines
 from slipstream.router.requests.history import RequestRecord, Timeline
@@ -22,10 +22,14 @@ AGEING_S = 5.0
 DEADLINE = Deadline("request_timeout_s", 600.0)
 
 
-def waiting(request_id, queued_s=0.0, priority=0, tenant="", *, weight=1.0, tokens=10, ttft_s=2.0, output=1):
+def waiting(
+    request_id, queued_s=0.0, priority=0, tenant="", *, weight=1.0, tokens=10, ttft_s=2.0, output=1, is_background=False
+):
     prompt_ids = pack_ids([1] * tokens)
     sampling = SamplingParams(1000)
-    request = GenerateRequest(request_id, prompt_ids, sampling, priority, tenant=tenant, weight=weight)
+    request = GenerateRequest(
+        request_id, prompt_ids, sampling, priority, tenant=tenant, weight=weight, is_background=is_background
+    )
     record = RequestRecord(request_id, tenant, priority, tokens, Timeline(queued_s))
     forecast = OutputForecast(output, output, output, float(output))
     return RequestState(request, prompt_ids, OutputLog(1000), record, Levels(ttft_s, 0.05), DEADLINE, forecast=forecast)
@@ -69,16 +73,22 @@ def test_a_class_that_has_waited_the_ageing_time_gets_every_second_turn():
 
 def test_background_work_never_ages():
     queue = queue_of(
-        waiting("line", 0.0, BACKGROUND_PRIORITY), *[waiting(f"u{i}", 900.0, MAX_PRIORITY) for i in range(3)]
+        waiting("line", 0.0, is_background=True), *[waiting(f"u{i}", 900.0, MAX_PRIORITY) for i in range(3)]
     )
     assert [serve(queue, 1000.0).request_id for _ in range(4)] == ["u0", "u1", "u2", "line"]
 
 
 def test_background_work_does_not_keep_another_class_from_ageing():
     queue = queue_of(
-        waiting("line", 0.0, BACKGROUND_PRIORITY), waiting("old", 1.0, 1), waiting("u0", 7.0), waiting("u1", 7.0)
+        waiting("line", 0.0, is_background=True), waiting("old", 1.0, 1), waiting("u0", 7.0), waiting("u1", 7.0)
     )
     assert [serve(queue, 8.0).request_id for _ in range(4)] == ["u0", "old", "u1", "line"]
+
+
+def test_a_client_gets_no_background_class_by_any_priority():
+    for priority in (2_000_000, 2**31 - 1):
+        queue = queue_of(waiting("low", 0.0, priority), *[waiting(f"u{i}", 900.0) for i in range(3)])
+        assert [serve(queue, 1000.0).request_id for _ in range(3)] == ["u0", "low", "u1"]
 
 
 def test_two_classes_below_means_twice_the_ageing_time():

@@ -62,18 +62,19 @@ class OutputItem:
         """The item so far, or as it begins."""
         own: Json = {"id": self.id, "type": self.kind}
         text = "" if is_empty else self.text
+        status = "in_progress" if is_empty else self.status  # it may have ended before its begin is shown
         if self.kind == "message":
             content = [] if is_empty else [self.part()]
-            return {**own, "status": self.status, "role": "assistant", "content": content}
+            return {**own, "status": status, "role": "assistant", "content": content}
         if self.kind == "reasoning":
             parts = [] if is_empty else [self.part()]
             texts = {"summary": parts} if self.is_summary else {"summary": [], "content": parts}
-            item: Json = {**own, **texts, "status": self.status}
+            item: Json = {**own, **texts, "status": status}
             if self.seals:
                 item["encrypted_content"] = sealed(text)
             return item
         name = "arguments" if self.kind == "function_call" else "input"
-        return {**own, "status": self.status, **self.call, name: text}
+        return {**own, "status": status, **self.call, name: text}
 
 
 class ItemBegin(NamedTuple):

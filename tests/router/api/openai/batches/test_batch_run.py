@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,15 +18,19 @@ import pytest
 from slipstream.router.api.openai.batches import batch_run, batch_runner
 from slipstream.router.api.openai.batches.batch import KIND, Batch
 from slipstream.router.api.openai.batches.batch_run import BatchRun
-from slipstream.router.api.openai.batches.batch_runner import BatchRunner, next_batch
+from slipstream.router.api.openai.batches.batch_runner import BatchRunner
 from slipstream.router.api.openai.batches.result_files import ResultFiles
 from slipstream.router.api.openai.files.file_object import FileFacts, new_file
 from slipstream.router.config.batches_config import BatchesConfig
-from slipstream.router.config.store_config import StoreConfig
+from slipstream.router.config.store_config import GIB, StoreConfig
+from slipstream.router.store.job_runner import WaitingJobs
 from slipstream.router.store.object_store import ObjectStore
+from slipstream.router.store.schema import ROW_BYTES
 from slipstream.router.store.store_errors import StoreError
+from slipstream.router.store.stored_object import ObjectName, StoredObject
 from tests.support.router.fake_lines import FakeLines
 from tests.support.router.in_loop import in_loop
+from tests.support.router.until import until
 
 CONFIG = BatchesConfig(max_running_lines=8)
 URL = "/v1/chat/completions"
@@ -36,6 +41,7 @@ T = TypeVar("T")
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_run, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(batch_run, "PAUSE_S", 0.01)
     monkeypatch.setattr(batch_runner, "LOOK_EVERY_S", 0.02)
 
 
@@ -54,23 +60,37 @@ def line(name: str, **fields: object) -> bytes:
 
 async def create(store: ObjectStore, text: bytes, *, batch_id: str = BATCH_ID, window_s: float = 3600) -> Batch:
     """A file and its batch, as the API makes them."""
+    await store.put_blob(new_file("file-in", "a", int(time.time()), FileFacts("in.jsonl", "batch")), [text])
+    return await create_another(store, batch_id, window_s)
+
+
+async def create_another(store: ObjectStore, batch_id: str, window_s: float = 3600) -> Batch:
+    """One more batch of the same file."""
     now = int(time.time())
-    await store.put_blob(new_file("file-in", "a", now, FileFacts("in.jsonl", "batch")), [text])
     batch = Batch(batch_id, "a", "", URL, "file-in", "1h", now, int(now + window_s))
     files = ResultFiles(store.blobs, batch.id)
     await store.put(batch.stored(files.keep_input("file-in")))
+    files.close()
     return batch
-
-
-async def create_another(store: ObjectStore, batch_id: str, text: bytes) -> None:
-    await store.delete("file", "file-in", "a")
-    await create(store, text, batch_id=batch_id)
 
 
 async def state_of(store: ObjectStore, batch_id: str = BATCH_ID) -> Batch:
     stored = await store.get(KIND, batch_id, "a")
     assert stored is not None
     return Batch.of(stored)
+
+
+async def is_over(store: ObjectStore, batch_id: str = BATCH_ID) -> bool:
+    return (await state_of(store, batch_id)).is_over
+
+
+async def has_completed(store: ObjectStore, num_lines: int) -> bool:
+    return (await state_of(store)).num_completed >= num_lines
+
+
+async def store_other_input(store: ObjectStore) -> None:
+    await store.delete("file", "file-in", "a")
+    await store.put_blob(new_file("file-in", "a", int(time.time()), FileFacts("in.jsonl", "batch")), [line("b")])
 
 
 def results_in(store: ObjectStore, file_id: str | None) -> list[dict[str, Any]]:
@@ -152,15 +172,6 @@ async def test_lines_that_are_nested_too_deeply_are_mistakes(tmp_path: Path) -> 
 
 
 @in_loop
-async def test_a_batch_whose_input_is_gone_fails(tmp_path: Path) -> None:
-    async with opened(tmp_path) as store:
-        batch = await create(store, line("a"))
-        store.blobs.path(f"{BATCH_ID}.input").unlink()
-        batch = await ended(store, FakeLines(), batch)
-        assert (batch.status, [one.code for one in batch.problems]) == ("failed", ["input_unreadable"])
-
-
-@in_loop
 async def test_a_line_that_cannot_be_read_for_now_is_served_later(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         path = store.blobs.path(f"{BATCH_ID}.input")
@@ -178,30 +189,13 @@ async def test_a_line_that_cannot_be_read_for_now_is_served_later(tmp_path: Path
 
 
 @in_loop
-async def test_batches_of_one_file_do_not_wait_for_each_other(tmp_path: Path) -> None:
-    async with opened(tmp_path) as store:
-        lines = FakeLines()
-        await create(store, line("a", wait=True))
-        files = ResultFiles(store.blobs, "batch_2")
-        late = Batch("batch_2", "a", "", URL, "file-in", "1h", int(time.time()), int(time.time()))
-        await store.put(late.stored(files.keep_input("file-in")))
-        runner = BatchRunner(store, lines, CONFIG, Counter())
-        runner.start()
-        while (await state_of(store, "batch_2")).status != "expired":
-            await asyncio.sleep(0.01)
-        assert (await state_of(store)).status == "in_progress"
-        await runner.stop()
-
-
-@in_loop
 async def test_a_cancelled_batch_ends_its_lines_at_once_and_keeps_what_it_has(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         lines = FakeLines()
         batch = await create(store, line("a") + line("b", wait=True) + line("c", wait=True))
         run = BatchRun(store, lines, CONFIG, batch, Counter())
         task = asyncio.create_task(carried_out(run))
-        while run.batch.num_completed < 1:
-            await asyncio.sleep(0.01)
+        await until(lambda: run.batch.num_completed >= 1)
         await store.change(KIND, batch.id, "a", lambda one: one and Batch.of(one).cancelling(1).stored(one.blob_bytes))
         run.look()
         await task
@@ -303,29 +297,25 @@ async def test_one_process_at_a_time_serves_a_batch_and_the_next_one_goes_on(tmp
         for runner in runners:
             runner.start()
             runner.look()
-        while (await state_of(first)).num_completed < 1:
-            await asyncio.sleep(0.01)
+        await until(lambda: has_completed(first, 1))
         assert lines.num_served == {"a": 1, "b": 1}
         await runners[0].stop()
         lines.go.set()
-        while not (await state_of(first)).is_over:
-            await asyncio.sleep(0.01)
+        await until(lambda: is_over(first))
         batch = await state_of(first)
         assert (batch.status, batch.num_completed) == ("completed", 2)
         assert lines.num_served["a"] == 1
         await runners[1].stop()
 
 
-def named(number: int, owner: str) -> Batch:
-    return Batch(f"batch_{number}", owner, "", URL, "file", "1h", number, number)
-
-
 def test_the_owner_with_the_fewest_running_batches_is_next() -> None:
-    flood = [named(number, "flood") for number in range(3)]
-    other = named(9, "b")
-    assert next_batch([*flood, other], []) == flood[0]
-    assert next_batch([*flood[1:], other], flood[:1]) == other
-    assert next_batch(flood[1:], [flood[0], other]) == flood[1]
+    flood = [ObjectName(f"batch_{number}", "flood") for number in range(3)]
+    other = ObjectName("batch_9", "b")
+    waiting = WaitingJobs([*flood, other])
+    assert waiting.pop([]) == flood[0]
+    assert waiting.pop(["flood"]) == other
+    assert waiting.pop(["flood", "b"]) == flood[1]
+    assert [waiting.pop([]), waiting.pop([])] == [flood[2], None]
 
 
 @in_loop
@@ -337,12 +327,149 @@ async def test_batches_that_other_processes_serve_keep_none_waiting(tmp_path: Pa
         await create(first, line("a", wait=True), batch_id="batch_1")
         runners[0].start()
         runners[0].look()
-        while not lines.num_served["a"]:
-            await asyncio.sleep(0.01)
-        await create_another(first, "batch_2", line("b"))
+        await until(lambda: bool(lines.num_served["a"]))
+        await store_other_input(first)
+        await create_another(first, "batch_2")
         runners[1].start()
-        while not (await state_of(first, "batch_2")).is_over:
-            await asyncio.sleep(0.01)
+        await until(lambda: is_over(first, "batch_2"))
         lines.go.set()
         for runner in runners:
             await runner.stop()
+
+
+@in_loop
+async def test_batches_of_the_same_file_run_side_by_side(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        lines = FakeLines()
+        await create(store, line("a", wait=True))
+        await create_another(store, "batch_2")
+        runner = BatchRunner(store, lines, CONFIG, Counter())
+        runner.start()
+        await until(lambda: lines.num_running == 2)
+        lines.go.set()
+        for batch_id in (BATCH_ID, "batch_2"):
+            await until(partial(is_over, store, batch_id))
+        await runner.stop()
+
+
+@in_loop
+async def test_a_batch_whose_input_is_gone_fails_and_says_so(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        await create(store, line("a"))
+        store.blobs.path(f"{BATCH_ID}.input").unlink()
+        runner = BatchRunner(store, FakeLines(), CONFIG, Counter())
+        runner.start()
+        await until(lambda: is_over(store))
+        await runner.stop()
+        batch = await state_of(store)
+        assert (batch.status, [one.code for one in batch.problems]) == ("failed", ["input_unreadable"])
+        await store.in_files("settle", lambda: None)
+        assert [path.name for path in store.blobs.path("").iterdir()] == ["file-in"]
+
+
+@in_loop
+async def test_a_router_that_starts_leaves_the_input_of_a_batch_that_is_being_created(tmp_path: Path) -> None:
+    async with opened(tmp_path) as first, opened(tmp_path) as second:
+        now = int(time.time())
+        await first.put_blob(new_file("file-in", "a", now, FileFacts("in.jsonl", "batch")), [line("a")])
+        files = ResultFiles(first.blobs, BATCH_ID)
+        num_bytes = files.keep_input("file-in")
+        await second.sweep()
+        assert files.input_path.stat().st_size == num_bytes
+        files.close()
+        await second.sweep()
+        assert not files.input_path.exists()
+
+
+@in_loop
+async def test_a_batch_that_a_later_version_wrote_is_served_and_one_that_is_none_keeps_no_other(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        await store.put(StoredObject(KIND, "batch_0", "a", 1, b"[]", is_pinned=True))
+        batch = await create(store, line("a"))
+        later = orjson.dumps({**orjson.loads(batch.stored(0).body), "colour": "red"})
+        await store.put(batch.stored(1)._replace(body=later))
+        runner = BatchRunner(store, FakeLines(), CONFIG, Counter())
+        runner.start()
+        await until(lambda: is_over(store))
+        assert (await state_of(store)).status == "completed"
+        await runner.stop()
+
+
+@in_loop
+async def test_batches_go_on_after_a_look_that_failed_by_a_bug(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(tmp_path) as store:
+        pinned_names, num_calls = store.pinned_names, 0
+
+        async def fails_once(kind: str) -> list[ObjectName]:
+            nonlocal num_calls
+            num_calls += 1
+            if num_calls == 1:
+                raise RuntimeError("a bug")
+            return await pinned_names(kind)
+
+        monkeypatch.setattr(store, "pinned_names", fails_once)
+        await create(store, line("a"))
+        runner = BatchRunner(store, FakeLines(), CONFIG, Counter())
+        runner.start()
+        await until(lambda: is_over(store))
+        await runner.stop()
+        assert "cannot be served" in caplog.text
+
+
+@in_loop
+async def test_late_lines_are_written_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_run, "LATE_AT_A_TIME", 10)
+    async with opened(tmp_path) as store:
+        sizes: list[int] = []
+        append = ResultFiles.append
+
+        def counted(files: ResultFiles, is_success: bool, text: bytes) -> None:
+            sizes.append(text.count(b"\n"))
+            append(files, is_success, text)
+
+        monkeypatch.setattr(ResultFiles, "append", counted)
+        text = b"".join(line(f"n{number}", wait=True) for number in range(25))
+        batch = await ended(store, FakeLines(), await create(store, text, window_s=0))
+        assert (batch.status, batch.num_failed, sizes) == ("expired", 25, [10, 10, 5])
+
+
+@in_loop
+async def test_a_batch_whose_results_have_no_room_when_it_goes_on_ends_and_says_so(tmp_path: Path) -> None:
+    text = b"".join(line(f"n{number}", pad="x" * 100) for number in range(20))
+    room_gib = (2 * len(text) + 5 * ROW_BYTES + 900) / GIB
+    store = ObjectStore(StoreConfig(directory=str(tmp_path), max_gib=room_gib, max_tenant_gib=room_gib))
+    await store.open()
+    batch = await create(store, text)
+    results = b"".join(
+        orjson.dumps({"custom_id": f"n{number}", "response": "x" * 1000}) + b"\n" for number in range(10)
+    )
+    store.blobs.path(f"{BATCH_ID}.output").write_bytes(results)  # by a process that was killed before it counted them
+    lines = FakeLines()
+    batch = await ended(store, lines, batch)
+    assert (batch.status, [one.code for one in batch.problems]) == ("failed", ["store_full"])
+    assert not await store.pinned(KIND)
+    await store.in_files("settle", lambda: None)
+    assert [path.name for path in store.blobs.path("").iterdir()] == ["file-in"]
+    await store.close()
+
+
+@in_loop
+async def test_a_line_that_failed_is_tried_again_after_a_pause_that_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(delay_s: float) -> None:
+        if delay_s >= 10:
+            pauses.append(delay_s)
+            delay_s = 0
+        await sleep(delay_s)
+
+    monkeypatch.setattr(batch_run, "PAUSE_S", 10.0)
+    monkeypatch.setattr(asyncio, "sleep", noted)
+    async with opened(tmp_path) as store:
+        await ended(store, FakeLines(), await create(store, line("a", status=500)))
+    assert [pause for pause in pauses if pause < 60] == [10, 20]

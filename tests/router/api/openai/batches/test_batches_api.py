@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
-from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError
+from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError, RateLimitError
 from openai.types import Batch
 
 from slipstream.router.access.api_key import digest_of
 from slipstream.router.api.openai.batches import batch_run, batch_runner
+from slipstream.router.api.openai.batches.batch import FINAL
 from slipstream.router.api.openai.batches.batch_input import ENDPOINTS
+from slipstream.router.config.batches_config import BatchesConfig
 from tests.support.router.fake_cluster import MODEL, front, openai_client, run
+from tests.support.router.until import until
 
 CHAT = "/v1/chat/completions"
 
@@ -41,11 +43,11 @@ async def begun(client: AsyncOpenAI, text: bytes, endpoint: str = CHAT) -> Batch
 
 
 async def ended(client: AsyncOpenAI, batch_id: str) -> Batch:
-    while True:
-        batch = await client.batches.retrieve(batch_id)
-        if batch.status in ("completed", "failed", "cancelled", "expired"):
-            return batch
-        await asyncio.sleep(0.02)
+    async def is_over() -> bool:
+        return (await client.batches.retrieve(batch_id)).status in FINAL
+
+    await until(is_over)
+    return await client.batches.retrieve(batch_id)
 
 
 def test_a_batch_is_served_as_requests_are(tmp_path: Path) -> None:
@@ -69,9 +71,7 @@ def test_a_batch_is_served_as_requests_are(tmp_path: Path) -> None:
             assert statuses == [("b", 400), ("c", 404)]
             assert [one.id async for one in client.batches.list(limit=1)] == [batch.id]
             assert [one.purpose async for one in client.files.list()] == ["batch_output", "batch_output", "batch"]
-            priorities = {request.priority for request in site.service.requests}
-            assert len(priorities) == 1, "a line's own priority is not used"
-            assert min(priorities) > 8
+            assert {(request.is_background, request.priority) for request in site.service.requests} == {(True, 0)}
             _, _, page = await site.request("GET", "/metrics")
             assert b'slipstream:batch_lines_total{outcome="completed"} 2.0' in page
 
@@ -128,8 +128,7 @@ def test_a_cancelled_batch_ends_soon_and_an_ended_one_cannot_be_cancelled(tmp_pa
             openai_client(site) as client,
         ):
             batch = await begun(client, line("a") + line("b"))
-            while not site.service.requests:
-                await asyncio.sleep(0.01)
+            await site.service.submitted.wait()
             assert (await client.batches.cancel(batch.id)).status == "cancelling"
             batch = await ended(client, batch.id)
             assert (batch.status, batch.output_file_id) == ("cancelled", None)
@@ -165,5 +164,38 @@ def test_lines_are_served_with_the_key_of_the_batch_and_only_its_tenant_sees_it(
             assert (await call("bob", "GET", "/v1/batches"))["data"] == []
             output = await call("bob", "GET", f"/v1/files/{batch.output_file_id}/content")
             assert output["error"]["code"] == "file_not_found"
+
+    run(main)
+
+
+def test_a_dispatcher_with_front_processes_leaves_batches_to_them(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            front("Hello.", store=tmp_path, frontends=2) as dispatcher,
+            openai_client(dispatcher) as client,
+            front("Hello.", store=tmp_path) as other,
+        ):
+            batch = await ended(client, (await begun(client, line("a"))).id)
+            assert batch.status == "completed"
+            assert (len(dispatcher.service.requests), len(other.service.requests)) == (0, 1)
+
+    run(main)
+
+
+def test_a_tenant_may_have_only_so_many_batches_that_are_not_over(tmp_path: Path) -> None:
+    async def main() -> None:
+        config = BatchesConfig(max_tenant_unfinished=2)
+        async with (
+            front("Hello.", store=tmp_path, batches=config, hold_at=0) as site,
+            openai_client(site) as client,
+        ):
+            batches = [await begun(client, line("a")) for _ in range(2)]
+            with pytest.raises(RateLimitError, match="max_tenant_unfinished") as error:
+                await begun(client, line("a"))
+            assert error.value.code == "too_many_batches"
+            await client.batches.cancel(batches[0].id)
+            await ended(client, batches[0].id)
+            await begun(client, line("a"))
+            site.service.release.set()
 
     run(main)

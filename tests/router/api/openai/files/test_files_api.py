@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import threading
 from pathlib import Path
 
 import orjson
@@ -14,6 +16,7 @@ from openai import APIStatusError, NotFoundError
 from slipstream.router.api.openai.files.multipart import parse_form
 from slipstream.router.config.store_config import GIB, StoreConfig
 from slipstream.router.http.http_error import HttpError
+from slipstream.router.store.object_database import ObjectDatabase
 from tests.support.router.fake_cluster import front, openai_client, run
 
 TYPE = {"Content-Type": "multipart/form-data; boundary=b"}
@@ -120,6 +123,28 @@ def test_whatever_a_body_holds_it_is_read_or_refused(noise: bytes, at: int) -> N
     for body in (noise, b"--b" + noise, whole[:at] + noise + whole[at:], whole[:at]):
         with contextlib.suppress(HttpError):
             parse_form(body, b"multipart/form-data; boundary=b")
+
+
+def test_a_front_serves_before_its_store_is_open_and_calls_of_the_store_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_open, open_database = threading.Event(), ObjectDatabase.open
+
+    def held(database: ObjectDatabase) -> None:
+        may_open.wait(10)
+        open_database(database)
+
+    monkeypatch.setattr(ObjectDatabase, "open", held)
+
+    async def main() -> None:
+        async with front(store=tmp_path) as site, openai_client(site) as client:
+            uploading = asyncio.create_task(client.files.create(file=("f", b"x"), purpose="batch"))
+            status, _, _ = await site.request("GET", "/health/live")
+            assert (status, uploading.done()) == (200, False)
+            may_open.set()
+            assert (await uploading).bytes == 1
+
+    run(main)
 
 
 def test_a_name_in_a_character_set_of_its_own_is_text() -> None:

@@ -40,7 +40,7 @@ async def test_a_repeated_upload_or_batch_is_the_one_that_was_made(tmp_path: Pat
     routes = ApiRoutes()
     FilesApi(store).add_to(routes)
     runner = BatchRunner(store, FakeLines(), BatchesConfig(), store.errors)
-    BatchesApi(store, runner, routes).add_to(routes)
+    BatchesApi(store, runner, routes, 10).add_to(routes)
 
     async def never() -> None:
         raise AssertionError

@@ -265,7 +265,7 @@ def test_a_conversation_becomes_messages_with_calls_reasoning_and_results() -> N
         ({"max_tokens": 5}, "max_tokens", "max_output_tokens"),
         ({"messages": [{"role": "user", "content": "x"}]}, "messages", "input"),
         ({"prompt": {"id": "x"}}, "prompt", "not supported"),
-        ({"background": True}, "background", "not supported"),
+        ({"background": True}, "background", "store"),
         ({"previous_response_id": "resp_x"}, "previous_response_id", "store"),
         ({"conversation": "conv_x"}, "conversation", "store"),
         ({"temperature": 3}, "temperature", "less than or equal to 2"),

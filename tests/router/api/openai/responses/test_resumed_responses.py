@@ -63,7 +63,7 @@ async def router(
     handler = Front(catalog, service, lambda *_: None, lambda: 0, config)
     server = FailoverServer(http, handler, ExchangeContext, failover)
     async with contextlib.AsyncExitStack() as cleanup:
-        await handler.open(cleanup)
+        handler.open(cleanup)
         port = await server.start()
         await server.take_over()
         try:

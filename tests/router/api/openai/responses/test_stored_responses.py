@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,13 @@ from slipstream.router.access.api_key import digest_of
 from slipstream.router.api.openai.prompts import PromptReader
 from slipstream.router.api.openai.responses import answer_keeper, response_store
 from slipstream.router.api.openai.responses.answer_keeper import AnswerKeeper
-from slipstream.router.api.openai.responses.response_store import ResponseStore
+from slipstream.router.api.openai.responses.response_store import HistoryLimit, ResponseStore, conversation_objects
+from slipstream.router.api.openai.responses.stored_items import input_id
+from slipstream.router.config.store_config import StoreConfig
+from slipstream.router.http.failover.journal import Identity
 from slipstream.router.parsers.parser_names import ParserNames
 from slipstream.router.protocol.messages import unpack_ids
+from slipstream.router.protocol.model_id import ModelId
 from slipstream.router.store.object_store import ObjectStore
 from slipstream.router.store.store_errors import StoreFullError
 from slipstream.router.store.stored_object import StoredObject
@@ -399,5 +404,27 @@ def test_the_python_client_goes_on_from_a_response_and_in_a_conversation(tmp_pat
             assert len(listed) == 2
             await client.conversations.delete(conversation.id)
             await client.responses.delete(first.id)
+
+    run(main)
+
+
+def test_an_answer_that_another_router_has_begun_sees_its_conversation_as_it_was_then(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = ObjectStore(StoreConfig(directory=str(tmp_path)))
+        await store.open()
+        now = int(time.time())
+        responses, limit = ResponseStore(store), HistoryLimit.of(4096, None)
+        begun = Identity(0xABC, now, 0, ModelId(MODEL, ""))
+        await responses.add(StoredObject("conversation", "conv_1", "", now - 9.0, b'{"metadata":{}}'))
+        added = [
+            ("msg_1", now + 0.5),
+            (input_id("message", f"{begun.number:032x}", 0), now + 0.7),
+            ("msg_2", now + 1.5),
+        ]
+        for item_id, added_s in added:
+            await responses.add(*conversation_objects([{"id": item_id}], "conv_1", "", added_s))
+        assert [item["id"] for item in await responses.conversation_items("conv_1", "", limit, begun)] == ["msg_1"]
+        assert len(await responses.conversation_items("conv_1", "", limit)) == 3
+        await store.close()
 
     run(main)
