@@ -24,9 +24,9 @@ RetryCause = Literal[
 Outcome = Literal["stop", "length", "abort"] | ErrorKind
 
 
-# What became of a conversation after an answer: workers were told to keep its pages, or not to; it came back, or did
+# What became of a conversation after an answer: its workers keep its pages, or do not; it came back, or did
 # not within `paused_sessions.GONE_S`.
-SessionEvent = Literal["kept", "let_go", "returned", "gone"]
+SessionEvent = Literal["kept", "not_kept", "returned", "gone"]
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """Made-up sessions of coding agents: long prompts that grow by a little with every turn, and pauses for tools between.
 
-Sizes are those that are told of agents in use (vllm-project/vllm #57103): a median of 43 turns, at whose end the prompt
+Sizes are those reported of agents in use (vllm-project/vllm #57103): a median of 43 turns, at whose end the prompt
 has 142,000 tokens, 444 tokens of answer, and 96 % of each prompt was sent the turn before.
 
 Pauses are those of TraceLab (Zhu et al., 2026, arXiv:2606.30560: 4,300 sessions of Claude Code and Codex): of all calls

@@ -43,7 +43,9 @@ from slipstream.router.requests.rejections import RejectedRequest
 from slipstream.router.requests.stream import GenerationStream
 
 MAX_TOKENS_HEADER = "x-slipstream-max-tokens"
-BACKGROUND_SLO = Slo(ttft_s=3600.0, itl_s=10.0)  # of what nobody waits for: it must not count as served too late
+BACKGROUND_SLO = Slo(
+    ttft_s=3600.0, itl_s=10.0
+)  # of requests without a waiting client: they must not count as served too late
 MAX_EXPLAINED_CHOICES = 16  # in one answer; the explanation of each can be tens of KiB
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -228,13 +230,13 @@ class GenerationFlow:
             for choice in choices:
                 choice.record_end()
             if body.retention is not None:
-                self._tell_calls(choices, batch)
+                self._report_calls(choices, batch)
             self._access.settle(permit, used_by(choices, batch))
             if exchange.context.trace is not None:
                 records = [choice.stream.record for choice in choices]
                 exchange.context.trace.answered(records, span_attributes(batch), reasons_of(choices))
 
-    def _tell_calls(self, choices: Sequence[Choice[Any]], batch: GenerationBatch) -> None:
+    def _report_calls(self, choices: Sequence[Choice[Any]], batch: GenerationBatch) -> None:
         """Which tools the answers call: by that it is predicted when their conversation comes back."""
         for choice in choices:
             if choice.reason is not None:

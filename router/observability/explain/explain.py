@@ -97,7 +97,7 @@ def explanation(record: RequestRecord, unix_offset_s: float) -> Json:
 
 
 def kept(record: RequestRecord) -> Json | None:
-    """For how long workers were told to keep its pages after its end, and why."""
+    """For how long its workers keep its pages after its end, and why."""
     pages = record.kept
     if pages is None:
         return None

@@ -26,13 +26,13 @@ from slipstream.router.requests.history import History, KeptPages
 from slipstream.router.requests.request_state import RequestState
 from slipstream.router.status.status import SessionEvent
 
-GRACE_S = 5.0  # from the end of an answer until it was read, and the front has told
+GRACE_S = 5.0  # from the end of an answer until it was read, and the front has reported it
 MIN_RETURN_SHARE = 0.5  # pages that are less likely to be used again in time are cached as any others
 NOT_KEPT = PauseForecast(0.0, 0.0, 1.0)
 CERTAIN = PauseForecast(120.0, 1.0, 1.0)  # of a request that has come: it waits for no longer than that in the queue
 OLDEST_VERSION = 6  # of the protocol: older workers do not know hints
 
-Told = tuple[WorkerState, Retain]
+RetainMessage = tuple[WorkerState, Retain]
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class SessionRetention:
         """Uses these settings from now on."""
         self._config = config
 
-    def arrived(self, state: RequestState, now: float) -> list[Told]:
+    def arrived(self, state: RequestState, now: float) -> list[RetainMessage]:
         """A request with a `Retention` has been let in. Returns what to tell the workers: that the pages which it goes
         on from are needed for certain, however long it has to wait."""
         for gone in self.paused.expire(now):
@@ -76,9 +76,9 @@ class SessionRetention:
             if before.tool is not None:
                 self.estimates.learn(before.tenant, before.tool, now - before.ended_s)
         self._tracked[state.request_id] = _Tracked(before)
-        return [] if before is None else self._tell(before, CERTAIN, is_pinned=True)
+        return [] if before is None else self._retain_messages(before, CERTAIN, is_pinned=True)
 
-    def begin(self, state: RequestState, workers: Sequence[WorkerState]) -> list[Told]:
+    def begin(self, state: RequestState, workers: Sequence[WorkerState]) -> list[RetainMessage]:
         """It is placed on these workers. Returns what to tell others."""
         tracked = self._tracked.get(state.request_id)
         if tracked is None:
@@ -96,7 +96,7 @@ class SessionRetention:
         if any(peer in peers for peer in before.peers):
             state.retention = state.retention._replace(continues=before.request_id)
         before.peers = tuple([peer for peer in before.peers if peer not in peers])
-        return self._tell(before, NOT_KEPT)
+        return self._retain_messages(before, NOT_KEPT)
 
     def ended(self, state: RequestState, now: float, *, is_whole: bool) -> None:
         """It is over; what is not `is_whole` has failed, or its client has left."""
@@ -124,7 +124,7 @@ class SessionRetention:
             keep_s = min(pinned_s, self._config.max_pin_s)
             state.record.kept = KeptPages(now, keep_s, state.num_tokens, "", 1.0, is_pinned=True)
 
-    def turn_over(self, request_id: str, tools: Sequence[str], now: float) -> list[Told]:
+    def turn_over(self, request_id: str, tools: Sequence[str], now: float) -> list[RetainMessage]:
         """The answer of a request that has ended calls these tools. Returns what to tell the workers."""
         session = self.paused.get(request_id)
         if session is None or session.tool is not None or not self._config.enabled:
@@ -137,18 +137,20 @@ class SessionRetention:
         keep_s = forecast.keep_s if forecast.return_share >= MIN_RETURN_SHARE else 0.0
         if record is not None:
             record.kept = KeptPages(now, keep_s, session.num_tokens, session.tool, forecast.return_share)
-        self.events["kept" if keep_s > 0.0 else "let_go"] += 1
-        return self._tell(session, forecast if keep_s else NOT_KEPT)
+        self.events["kept" if keep_s > 0.0 else "not_kept"] += 1
+        return self._retain_messages(session, forecast if keep_s else NOT_KEPT)
 
-    def _tell(self, session: PausedSession, forecast: PauseForecast, is_pinned: bool = False) -> list[Told]:
-        told = []
+    def _retain_messages(
+        self, session: PausedSession, forecast: PauseForecast, is_pinned: bool = False
+    ) -> list[RetainMessage]:
+        messages = []
         for peer in session.peers:
             worker = self._registry.get(peer)
             if _knows_hints(worker):
                 value = _value(worker, session.num_tokens, forecast)
                 hint = RetentionHint(forecast.keep_s, value, session.tenant, is_pinned)
-                told.append((worker, Retain(session.request_id, hint)))
-        return told
+                messages.append((worker, Retain(session.request_id, hint)))
+        return messages
 
     def _forecast(self, tenant: str, tool: str) -> PauseForecast:
         return self.estimates.forecast(tenant, tool, self._config.max_keep_s)

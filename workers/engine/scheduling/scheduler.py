@@ -119,7 +119,7 @@ class Scheduler:
         """The first tokens after those reserved for are known."""
         for token_id in token_ids:
             sequence.append(token_id)
-        sequence.num_scored = sequence.num_to_score  # by whoever computed the prompt
+        sequence.num_scored = sequence.num_to_score  # by the worker that computed the prompt
         if sequence.is_adopted:
             sequence.num_to_land = sequence.num_tokens - 1
         if sequence.state is SequenceState.LANDED:

@@ -62,7 +62,7 @@ class BackgroundRun:
         return await self._store.objects.in_files("claim", self._files.claim)
 
     def discard(self) -> None:
-        """The response was cancelled or deleted: nobody goes on with it."""
+        """The response was cancelled or deleted: it is not gone on with."""
         self._is_discarded = True
 
     def close(self) -> None:
