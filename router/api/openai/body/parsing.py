@@ -124,6 +124,8 @@ def explain(error: ErrorDetails) -> HttpError:
     if kind == "json_invalid":
         return HttpError(400, f"The body is not valid JSON: {error['ctx']['error']}.", code="invalid_json")
     path = [str(part) for part in error["loc"] if part not in UNION_TAGS]
+    if kind == "extra_forbidden" and error["loc"][-1] in UNION_TAGS:
+        path.append(str(error["loc"][-1]))  # a client has a field of that name
     message = error["msg"]
     if kind in ("field", "unsupported"):
         context = error["ctx"]
