@@ -38,7 +38,8 @@ router/parsers/grammar router/parsers router/catalog
 router/placement/policies router/placement router/placement/prefix router/placement/retention
 router/page_budget router/dispatch/queue router/dispatch/table router/dispatch/migration router/dispatch/mirror
 router/dispatch
-router/beam_search router/api router/api/openai/answer router/api/openai/body router/api/openai
+router/beam_search router/api router/api/generation/answer router/api/openai/answer router/api/openai/body
+router/api/generation router/api/openai
 router/api/openai/responses/body router/api/openai/responses/answer router/api/openai/responses
 router/api/openai/files router/api/openai/batches router/api/anthropic router/api/admin
 router/api/pages

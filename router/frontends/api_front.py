@@ -16,11 +16,11 @@ from slipstream.router.api.anthropic.error_form import anthropic_error, asks_ant
 from slipstream.router.api.anthropic.messages_api import MessagesApi
 from slipstream.router.api.anthropic.model_pages import ModelPagesOfBothApis
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes, ExchangeContext
+from slipstream.router.api.generation.generation_flow import GenerationFlow, SubmitService
 from slipstream.router.api.openai.batches.batch_runner import BatchRunner
 from slipstream.router.api.openai.batches.batches_api import BatchesApi
 from slipstream.router.api.openai.batches.line_server import RoutedLines
 from slipstream.router.api.openai.files.files_api import FilesApi
-from slipstream.router.api.openai.generation_flow import GenerationFlow, SubmitService
 from slipstream.router.api.openai.openai_api import OpenAiApi
 from slipstream.router.api.openai.responses.background_responses import BackgroundResponses
 from slipstream.router.api.openai.responses.conversations_api import ConversationsApi

@@ -10,7 +10,7 @@ from slipstream.router.api.admin.cluster_pages import ClusterPages, ObservedServ
 from slipstream.router.api.admin.request_pages import RequestHistory, RequestPages
 from slipstream.router.api.admin.worker_pages import DrainableWorkers, WorkerPages
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
-from slipstream.router.api.openai.generation_flow import SubmitService
+from slipstream.router.api.generation.generation_flow import SubmitService
 from slipstream.router.api.pages.pages import InfoPages
 from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.config.router_config import RouterConfig

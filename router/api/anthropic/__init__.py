@@ -1,2 +1,2 @@
-"""Anthropic's Messages API: its bodies, answers and errors. Each request becomes a chat, which `api/openai` serves; it
-imports that, and what lies below."""
+"""Anthropic's Messages API: its bodies, answers and errors. Each request becomes a chat, which `api/generation` serves;
+it imports that, and what lies below."""

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic_core import from_json
 
 from slipstream.router.api.anthropic.thinking_signature import signature_of
-from slipstream.router.api.openai.answer.output import Events
+from slipstream.router.api.generation.answer.output import Events
 from slipstream.router.parsers.call_id import call_id_of
 from slipstream.router.parsers.events import ArgumentsDelta, CallBegin, ContentDelta, OutputEvent, ReasoningDelta
 

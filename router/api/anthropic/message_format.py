@@ -17,8 +17,8 @@ from slipstream.router.api.anthropic.answer_blocks import (
     whole_blocks,
 )
 from slipstream.router.api.anthropic.error_form import error_object
-from slipstream.router.api.openai.answer.formats import AnswerHead, TokenUsage, WholeChoice
-from slipstream.router.api.openai.answer.output import AnswerReason, Events, TokenEntry
+from slipstream.router.api.generation.answer.answer_format import AnswerHead, TokenUsage, WholeChoice
+from slipstream.router.api.generation.answer.output import AnswerReason, Events, TokenEntry
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.parsers.events import ContentDelta
 

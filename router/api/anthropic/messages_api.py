@@ -12,9 +12,9 @@ from slipstream.router.api.anthropic.limit_headers import anthropic_lines
 from slipstream.router.api.anthropic.message_format import AnthropicMessage, MessageHead
 from slipstream.router.api.anthropic.request_body import CountTokensRequest, MessagesRequest
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
+from slipstream.router.api.generation.generation_batch import GenerationBatch, ReceivedRequest
+from slipstream.router.api.generation.generation_flow import GenerationFlow
 from slipstream.router.api.openai.body.schema import ChatRequest
-from slipstream.router.api.openai.generation_batch import GenerationBatch, ReceivedRequest
-from slipstream.router.api.openai.generation_flow import GenerationFlow
 from slipstream.router.dispatch.queue.work_queue import MAX_PRIORITY
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request

@@ -9,7 +9,7 @@ import orjson
 
 from slipstream.router.access.caller import Caller
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
-from slipstream.router.api.openai.model_lookup import ModelLookup, ModelStatus
+from slipstream.router.api.generation.model_lookup import ModelLookup, ModelStatus
 from slipstream.router.catalog.catalog import Catalog, CatalogEntry
 from slipstream.router.dispatch.queue.work_queue import MAX_PRIORITY
 from slipstream.router.http.reader import Request

@@ -7,8 +7,8 @@ from dataclasses import replace
 import orjson
 import pytest
 
+from slipstream.router.api.generation.generation_flow import MAX_TOKENS_HEADER
 from slipstream.router.api.openai.body.unknown_fields import HEADER as IGNORED_HEADER
-from slipstream.router.api.openai.generation_flow import MAX_TOKENS_HEADER
 from slipstream.router.config.router_config import HttpConfig
 from slipstream.router.http.cors import EXPOSED, CorsPolicy
 from slipstream.router.http.server import HttpServer

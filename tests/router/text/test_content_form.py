@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from slipstream.router.api.generation.prompts import plain_message
 from slipstream.router.api.openai.body.messages import ChatMessage, TextPart
-from slipstream.router.api.openai.prompts import plain_message
 from slipstream.router.config.router_config import ContentFormat
 from slipstream.router.text.template.chat_template import ChatTemplate
 from slipstream.router.text.template.content_form import ContentForms

@@ -19,8 +19,8 @@ from tokenizers import AddedToken, decoders, models, normalizers, processors
 from tokenizers import Tokenizer as HfTokenizer
 from transformers import AutoTokenizer
 
+from slipstream.router.api.generation.prompts import plain_message
 from slipstream.router.api.openai.body.messages import ChatMessage, TextPart
-from slipstream.router.api.openai.prompts import plain_message
 from slipstream.router.protocol.messages import unpack_ids
 from slipstream.router.text.template.chat_template import ChatTemplate, ChatTemplateError
 from slipstream.router.text.tokenizer import TextTooLongError, Tokenizer, TokenizerFiles

@@ -7,9 +7,10 @@ from typing import Any
 
 import orjson
 
-from slipstream.router.api.openai.answer.formats import ChunkFormat, TokenUsage, WholeChoice, whole_answer
-from slipstream.router.api.openai.answer.output import AnswerReason, TokenEntry
-from slipstream.router.api.openai.answer.token_names import CompletionLogprob
+from slipstream.router.api.generation.answer.answer_format import TokenUsage, WholeChoice
+from slipstream.router.api.generation.answer.output import AnswerReason, TokenEntry
+from slipstream.router.api.generation.answer.token_names import CompletionLogprob
+from slipstream.router.api.openai.answer.formats import ChunkFormat, whole_answer
 
 
 class CompletionFormat(ChunkFormat):

@@ -11,15 +11,11 @@ from typing import Any
 
 import orjson
 
-from slipstream.router.api.openai.answer.formats import (
-    AnswerHead,
-    ChatChunkFormat,
-    TokenUsage,
-    WholeChoice,
-)
-from slipstream.router.api.openai.answer.output import AnswerReason, Events, TokenEntry
-from slipstream.router.api.openai.answer.token_names import TokenNames
-from slipstream.router.api.openai.answer.token_report import NO_REPORT, TokenReport
+from slipstream.router.api.generation.answer.answer_format import AnswerHead, TokenUsage, WholeChoice
+from slipstream.router.api.generation.answer.output import AnswerReason, Events, TokenEntry
+from slipstream.router.api.generation.answer.token_names import TokenNames
+from slipstream.router.api.generation.answer.token_report import NO_REPORT, TokenReport
+from slipstream.router.api.openai.answer.formats import ChatChunkFormat
 from slipstream.router.parsers.call_id import call_id_of
 from slipstream.router.parsers.events import ArgumentsDelta, CallBegin, ContentDelta, OutputEvent, ReasoningDelta
 

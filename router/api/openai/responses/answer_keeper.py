@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from slipstream.router.api.openai.generation_batch import ReceivedRequest
+from slipstream.router.api.generation.generation_batch import ReceivedRequest
 from slipstream.router.api.openai.responses.answer.response_format import ResponseFormat, number_of
 from slipstream.router.api.openai.responses.body.input_items import InputItem
 from slipstream.router.api.openai.responses.body.request_body import ResponsesRequest

@@ -11,8 +11,8 @@ from urllib.parse import parse_qsl
 import orjson
 
 from slipstream.router.api.exchange_context import ApiExchange
-from slipstream.router.api.openai.answer.answer import EVENT_STREAM, STREAM_HEADERS
-from slipstream.router.api.openai.answer.pings import Pings
+from slipstream.router.api.generation.answer.answer import EVENT_STREAM, STREAM_HEADERS
+from slipstream.router.api.generation.answer.pings import Pings
 from slipstream.router.api.openai.body.shown import shown
 from slipstream.router.api.openai.responses.background_store import BackgroundStore
 from slipstream.router.api.openai.responses.response_store import stored_response

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from slipstream.router.api.exchange_context import ExchangeContext
+from slipstream.router.api.generation.answer.pings import PING
 from slipstream.router.api.held_exchange import HeldExchange
-from slipstream.router.api.openai.answer.pings import PING
 from slipstream.router.api.openai.responses.run_files import END_OF_EVENT, RunFiles
 from slipstream.router.http.reader import Request
 from slipstream.router.store.object_store import ObjectStore

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 from slipstream.router.api.exchange_context import ApiExchange
+from slipstream.router.api.generation.generation_batch import GenerationBatch, ReceivedRequest
+from slipstream.router.api.generation.generation_flow import GenerationFlow
 from slipstream.router.api.openai.body.messages import ChatMessage
 from slipstream.router.api.openai.body.schema import ChatRequest
-from slipstream.router.api.openai.generation_batch import GenerationBatch, ReceivedRequest
-from slipstream.router.api.openai.generation_flow import GenerationFlow
 from slipstream.router.api.openai.responses.answer.output_items import OutputItems
 from slipstream.router.api.openai.responses.answer.response_document import ResponseDocument
 from slipstream.router.api.openai.responses.answer.response_format import ResponseFormat, number_of

@@ -7,8 +7,8 @@ import time
 import orjson
 
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
+from slipstream.router.api.generation.generation_flow import GenerationFlow
 from slipstream.router.api.openai.body.schema import ChatRequest
-from slipstream.router.api.openai.generation_flow import GenerationFlow
 from slipstream.router.api.openai.responses.background_responses import BackgroundResponses
 from slipstream.router.api.openai.responses.body.chat_translation import (
     chat_of_prompt,

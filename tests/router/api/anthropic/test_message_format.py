@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from slipstream.router.api.anthropic.answer_blocks import input_of
 from slipstream.router.api.anthropic.message_format import AnthropicMessage, MessageHead, dumped
 from slipstream.router.api.anthropic.thinking_signature import CARRIED, carried_by
-from slipstream.router.api.openai.answer.formats import AnswerHead, TokenUsage, WholeChoice
-from slipstream.router.api.openai.answer.output import Events
-from slipstream.router.api.openai.answer.parsed_output import merged
+from slipstream.router.api.generation.answer.answer_format import AnswerHead, TokenUsage, WholeChoice
+from slipstream.router.api.generation.answer.output import Events
+from slipstream.router.api.generation.answer.parsed_output import merged
 from slipstream.router.api.openai.responses.body.reasoning_seal import PREFIX, unsealed
 from slipstream.router.parsers.events import ArgumentsDelta, CallBegin, ContentDelta, OutputEvent, ReasoningDelta
 from tests.support.router.message_events import message_events, put_together

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from slipstream.router.api.anthropic.turns import REMINDER
-from slipstream.router.api.openai.answer.failures import VERDICTS
+from slipstream.router.api.generation.answer.failures import VERDICTS
 from slipstream.router.config.router_config import HttpConfig
 from slipstream.router.parsers.parser_names import ParserNames
 from slipstream.router.protocol.generation import AdmissionError, GenerationError, Retention

@@ -11,14 +11,14 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from slipstream.router.api.exchange_context import ExchangeContext
+from slipstream.router.api.generation.answer.answer_format import AnswerHead
+from slipstream.router.api.generation.answer.choice import Choice, ChoiceRun
+from slipstream.router.api.generation.answer.output import TokenEntry
+from slipstream.router.api.generation.answer.output_text import OutputText
+from slipstream.router.api.generation.answer.token_names import TokenNames
+from slipstream.router.api.generation.answer.token_report import TokenReport
 from slipstream.router.api.held_exchange import NullSink
-from slipstream.router.api.openai.answer.choice import Choice, ChoiceRun
 from slipstream.router.api.openai.answer.completion_format import CompletionFormat
-from slipstream.router.api.openai.answer.formats import AnswerHead
-from slipstream.router.api.openai.answer.output import TokenEntry
-from slipstream.router.api.openai.answer.output_text import OutputText
-from slipstream.router.api.openai.answer.token_names import TokenNames
-from slipstream.router.api.openai.answer.token_report import TokenReport
 from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.failover.journal import AnswerPhase, Journal
 from slipstream.router.http.failover.stream_checkpoint import JournalCheckpoint

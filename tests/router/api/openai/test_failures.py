@@ -13,12 +13,12 @@ import pytest
 from openai.types.chat import ChatCompletionChunk
 
 from slipstream.router.api.exchange_context import ExchangeContext
-from slipstream.router.api.openai.answer.answer import Answer
-from slipstream.router.api.openai.answer.choice import Choice
+from slipstream.router.api.generation.answer.answer import Answer
+from slipstream.router.api.generation.answer.answer_format import AnswerHead
+from slipstream.router.api.generation.answer.choice import Choice
+from slipstream.router.api.generation.answer.output_text import OutputText
+from slipstream.router.api.generation.answer.token_names import TokenNames
 from slipstream.router.api.openai.answer.completion_format import CompletionFormat
-from slipstream.router.api.openai.answer.formats import AnswerHead
-from slipstream.router.api.openai.answer.output_text import OutputText
-from slipstream.router.api.openai.answer.token_names import TokenNames
 from slipstream.router.http.exchange import Exchange
 from slipstream.router.http.reader import Request
 from slipstream.router.observability.front_counts import ModelCounts

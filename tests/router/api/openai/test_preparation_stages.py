@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from slipstream.router.api.openai.preparation_stages import MAX_A_TURN, PreparationStages
+from slipstream.router.api.generation.preparation_stages import MAX_A_TURN, PreparationStages
 
 
 async def prepare(name: str, stages: PreparationStages, steps: list[str]) -> None:

@@ -10,7 +10,7 @@ import orjson
 import pytest
 from tokenizers import Tokenizer
 
-from slipstream.router.api.openai import token_requests
+from slipstream.router.api.generation import token_requests
 from slipstream.router.protocol.messages import unpack_ids
 from slipstream.workers.mock.mock_scores import scored_token
 from tests.support.router.fake_cluster import MOCK_VOCABULARY, MODEL_DIR, FrontUnderTest, events_of, front, run

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from slipstream.router.api.openai.answer.output import Events
+from slipstream.router.api.generation.answer.output import Events
 from slipstream.router.api.openai.responses.answer.custom_input import CustomInput
 from slipstream.router.api.openai.responses.body.reasoning_seal import sealed
 from slipstream.router.api.openai.responses.body.tool_fields import ToolSet

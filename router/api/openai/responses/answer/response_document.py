@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from slipstream.router.api.openai.answer.formats import AnswerHead, TokenUsage
+from slipstream.router.api.generation.answer.answer_format import AnswerHead, TokenUsage
 from slipstream.router.api.openai.responses.body.request_body import ResponsesRequest
 from slipstream.router.api.openai.responses.body.tool_fields import HostedTool, ToolChoice
 from slipstream.router.model_files.sampling_defaults import SamplingDefaults

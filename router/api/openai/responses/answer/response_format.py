@@ -14,10 +14,10 @@ from typing import Any
 
 import orjson
 
-from slipstream.router.api.openai.answer.formats import AnswerHead, TokenUsage, WholeChoice
-from slipstream.router.api.openai.answer.output import AnswerReason, Events, TokenEntry
-from slipstream.router.api.openai.answer.pings import PING
-from slipstream.router.api.openai.answer.token_names import finite, token_name
+from slipstream.router.api.generation.answer.answer_format import AnswerHead, TokenUsage, WholeChoice
+from slipstream.router.api.generation.answer.output import AnswerReason, Events, TokenEntry
+from slipstream.router.api.generation.answer.pings import PING
+from slipstream.router.api.generation.answer.token_names import finite, token_name
 from slipstream.router.api.openai.responses.answer.output_items import (
     ItemBegin,
     ItemDelta,

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.router.api.openai.answer.output import ChoiceOutput, Events, TokenEntry
-from slipstream.router.api.openai.answer.output_text import OutputText
-from slipstream.router.api.openai.answer.parsed_output import merged
-from slipstream.router.api.openai.generation_batch import Reading
+from slipstream.router.api.generation.answer.output import ChoiceOutput, Events, TokenEntry
+from slipstream.router.api.generation.answer.output_text import OutputText
+from slipstream.router.api.generation.answer.parsed_output import merged
+from slipstream.router.api.generation.generation_batch import Reading
 from slipstream.router.parsers.events import ArgumentsDelta, CallBegin, ContentDelta
 from slipstream.router.protocol.generation import Delta
 from slipstream.router.text.detokenizer import PieceTable

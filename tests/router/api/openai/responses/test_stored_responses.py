@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from slipstream.router.access.api_key import digest_of
-from slipstream.router.api.openai.prompts import PromptReader
+from slipstream.router.api.generation.prompts import PromptReader
 from slipstream.router.api.openai.responses import answer_keeper, response_store
 from slipstream.router.api.openai.responses.answer_keeper import AnswerKeeper
 from slipstream.router.api.openai.responses.response_store import HistoryLimit, ResponseStore, conversation_objects

@@ -10,11 +10,11 @@ from typing import Any
 
 from slipstream.router.access.usage import UsageCounts
 from slipstream.router.api.exchange_context import ApiExchange
-from slipstream.router.api.openai.answer.failures import GenerationFailed, as_http_error
-from slipstream.router.api.openai.answer.formats import TokenUsage, WholeChoice
-from slipstream.router.api.openai.answer.output import AnswerReason
+from slipstream.router.api.generation.answer.answer_format import TokenUsage, WholeChoice
+from slipstream.router.api.generation.answer.failures import GenerationFailed, as_http_error
+from slipstream.router.api.generation.answer.output import AnswerReason
+from slipstream.router.api.generation.generation_batch import GenerationBatch
 from slipstream.router.api.openai.body.beam_fields import beam_settings
-from slipstream.router.api.openai.generation_batch import GenerationBatch
 from slipstream.router.beam_search.beam_run import LOCAL, BeamRun, BeamStepFailed, StepOfBeam, Submitting
 from slipstream.router.beam_search.beam_search import Hypothesis
 from slipstream.router.observability.front_counts import ModelCounts, RequestMeter

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from slipstream.router.api.openai.answer.output import TokenEntry
+from slipstream.router.api.generation.answer.output import TokenEntry
 from slipstream.router.protocol.generation import Delta
 from slipstream.router.text.detokenizer import Detokenizer, PieceTable
 from slipstream.router.text.stop_strings import StopMatcher

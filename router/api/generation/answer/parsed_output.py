@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from typing import Any
 
-from slipstream.router.api.openai.answer.output import Events, TokenEntry
-from slipstream.router.api.openai.answer.output_text import OutputText
+from slipstream.router.api.generation.answer.output import Events, TokenEntry
+from slipstream.router.api.generation.answer.output_text import OutputText
 from slipstream.router.parsers.description.output_format import BoundFormat
 from slipstream.router.parsers.events import ArgumentsDelta, CallEnd, ContentDelta, OutputEvent, ReasoningDelta
 from slipstream.router.parsers.output_parser import OutputParser

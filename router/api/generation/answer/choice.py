@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple
 
 from slipstream.router.api.exchange_context import ApiExchange
-from slipstream.router.api.openai.answer.best_of import MeanLogprob
-from slipstream.router.api.openai.answer.formats import AnswerFormat
-from slipstream.router.api.openai.answer.output import AnswerReason, ChoiceOutput, Out, TokenEntry
+from slipstream.router.api.generation.answer.answer_format import AnswerFormat
+from slipstream.router.api.generation.answer.best_of import MeanLogprob
+from slipstream.router.api.generation.answer.output import AnswerReason, ChoiceOutput, Out, TokenEntry
 from slipstream.router.http.failover.stream_checkpoint import StreamCheckpoint
 from slipstream.router.observability.front_counts import RequestMeter
 from slipstream.router.protocol.generation import Delta

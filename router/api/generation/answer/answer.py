@@ -11,13 +11,13 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import orjson
 
 from slipstream.router.api.exchange_context import ApiExchange
-from slipstream.router.api.openai.answer.best_of import best_choices
-from slipstream.router.api.openai.answer.choice import Choice, ChoiceRun, OnText
-from slipstream.router.api.openai.answer.failures import GenerationFailed, as_http_error
-from slipstream.router.api.openai.answer.formats import AnswerFormat, TokenUsage, WholeChoice
-from slipstream.router.api.openai.answer.output import AnswerReason, Out, TokenEntry
-from slipstream.router.api.openai.answer.pings import Pings
-from slipstream.router.api.openai.answer.token_report import PromptRenderer, ReportedTokens
+from slipstream.router.api.generation.answer.answer_format import AnswerFormat, TokenUsage, WholeChoice
+from slipstream.router.api.generation.answer.best_of import best_choices
+from slipstream.router.api.generation.answer.choice import Choice, ChoiceRun, OnText
+from slipstream.router.api.generation.answer.failures import GenerationFailed, as_http_error
+from slipstream.router.api.generation.answer.output import AnswerReason, Out, TokenEntry
+from slipstream.router.api.generation.answer.pings import Pings
+from slipstream.router.api.generation.answer.token_report import PromptRenderer, ReportedTokens
 from slipstream.router.http.failover.stream_checkpoint import NO_CHECKPOINT, StreamCheckpoint
 from slipstream.router.observability.explain.explain import explained_now
 from slipstream.router.protocol.generation import GenerationFinish

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from slipstream.router.api.generation.answer.token_names import TokenNames
+from slipstream.router.api.generation.answer.token_report import NO_REPORT, PromptRenderer, ReportedTokens, TokenReport
 from slipstream.router.api.openai.answer.formats import ChunkFormat
-from slipstream.router.api.openai.answer.token_names import TokenNames
-from slipstream.router.api.openai.answer.token_report import NO_REPORT, PromptRenderer, ReportedTokens, TokenReport
 from slipstream.router.api.openai.body.sampling import invalid
 from slipstream.router.api.openai.body.schema import ChatRequest, CompletionRequest
 from slipstream.router.text.detokenizer import PieceTable

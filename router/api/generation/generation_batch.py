@@ -7,13 +7,13 @@ from typing import Any, NamedTuple, Protocol
 
 from slipstream.router.access.caller import Caller
 from slipstream.router.access.usage import UsageCounts
-from slipstream.router.api.openai.answer.answer import AnswerKeeper
-from slipstream.router.api.openai.answer.choice import Choice
-from slipstream.router.api.openai.answer.formats import AnswerFormat, AnswerHead
-from slipstream.router.api.openai.answer.output import ChoiceOutput, Events
-from slipstream.router.api.openai.answer.output_text import OutputText
-from slipstream.router.api.openai.answer.output_tokens import OutputTokens
-from slipstream.router.api.openai.answer.token_report import ReportedTokens
+from slipstream.router.api.generation.answer.answer import AnswerKeeper
+from slipstream.router.api.generation.answer.answer_format import AnswerFormat, AnswerHead
+from slipstream.router.api.generation.answer.choice import Choice
+from slipstream.router.api.generation.answer.output import ChoiceOutput, Events
+from slipstream.router.api.generation.answer.output_text import OutputText
+from slipstream.router.api.generation.answer.output_tokens import OutputTokens
+from slipstream.router.api.generation.answer.token_report import ReportedTokens
 from slipstream.router.api.openai.body.schema import ChatRequest, GenerationFields
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.observability.tracing.request_trace import Value

@@ -12,25 +12,25 @@ from pydantic import BaseModel
 
 from slipstream.router.access.access import Access, Permit
 from slipstream.router.api.exchange_context import ApiExchange
-from slipstream.router.api.openai.answer.answer import Answer
-from slipstream.router.api.openai.answer.best_of import MeanLogprob
-from slipstream.router.api.openai.answer.choice import Choice
-from slipstream.router.api.openai.answer.failures import as_http_error
-from slipstream.router.api.openai.answer.formats import AnswerHead
-from slipstream.router.api.openai.beam_answer import BeamAnswer
-from slipstream.router.api.openai.body.parsing import BodyParser
-from slipstream.router.api.openai.body.sampling import SEED_MASK
-from slipstream.router.api.openai.body.schema import GenerationFields
-from slipstream.router.api.openai.generation_batch import (
+from slipstream.router.api.generation.answer.answer import Answer
+from slipstream.router.api.generation.answer.answer_format import AnswerHead
+from slipstream.router.api.generation.answer.best_of import MeanLogprob
+from slipstream.router.api.generation.answer.choice import Choice
+from slipstream.router.api.generation.answer.failures import as_http_error
+from slipstream.router.api.generation.beam_answer import BeamAnswer
+from slipstream.router.api.generation.generation_batch import (
     GenerationBatch,
     ReceivedRequest,
     reasons_of,
     span_attributes,
     used_by,
 )
-from slipstream.router.api.openai.model_lookup import ModelLookup, ModelStatus
-from slipstream.router.api.openai.preparation_stages import PreparationStages
-from slipstream.router.api.openai.request_preparation import RequestPreparation
+from slipstream.router.api.generation.model_lookup import ModelLookup, ModelStatus
+from slipstream.router.api.generation.preparation_stages import PreparationStages
+from slipstream.router.api.generation.request_preparation import RequestPreparation
+from slipstream.router.api.openai.body.parsing import BodyParser
+from slipstream.router.api.openai.body.sampling import SEED_MASK
+from slipstream.router.api.openai.body.schema import GenerationFields
 from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.config.router_config import ApiConfig
 from slipstream.router.http.http_error import HttpError, RequestError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slipstream.router.api.openai.answer.output import TokenEntry
+from slipstream.router.api.generation.answer.output import TokenEntry
 from slipstream.router.protocol.generation import Delta
 
 

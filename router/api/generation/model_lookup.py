@@ -7,7 +7,7 @@ from typing import NoReturn, Protocol
 
 from slipstream.router.access.caller import Caller
 from slipstream.router.api.exchange_context import ExchangeContext
-from slipstream.router.api.openai.answer.failures import as_http_error
+from slipstream.router.api.generation.answer.failures import as_http_error
 from slipstream.router.catalog.catalog import Catalog, Resolved, UnknownNameError, listed
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.http.http_error import HttpError

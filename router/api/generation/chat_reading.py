@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slipstream.router.api.openai.answer.parsed_output import OutputReading
+from slipstream.router.api.generation.answer.parsed_output import OutputReading
 from slipstream.router.api.openai.body.schema import ChatRequest, GenerationFields
 from slipstream.router.api.openai.body.tool_grammars import RequestTool
 from slipstream.router.api.openai.body.tools import ToolUse

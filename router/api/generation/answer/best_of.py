@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from slipstream.router.api.openai.answer.formats import WholeChoice
-from slipstream.router.api.openai.answer.output import Out
+from slipstream.router.api.generation.answer.answer_format import WholeChoice
+from slipstream.router.api.generation.answer.output import Out
 from slipstream.router.protocol.generation import Delta
 
 

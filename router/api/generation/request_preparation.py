@@ -3,18 +3,8 @@ sampled, read and shown."""
 
 from __future__ import annotations
 
-from slipstream.router.api.openai.answer.completion_format import CompletionFormat
-from slipstream.router.api.openai.answer.formats import ChatFormat
-from slipstream.router.api.openai.answer.message_format import MessageFormat
-from slipstream.router.api.openai.answer.token_names import TokenNames
-from slipstream.router.api.openai.body.beam_fields import check_beams, check_no_beams
-from slipstream.router.api.openai.body.restrictions import NO_RESTRICTIONS, Restrictions, restrictions_of
-from slipstream.router.api.openai.body.sampling import SEED_MASK, check_token_ids, sampling_params
-from slipstream.router.api.openai.body.schema import ChatRequest, CompletionRequest, GenerationFields
-from slipstream.router.api.openai.body.structured_output import RequestGrammars
-from slipstream.router.api.openai.body.tool_grammars import ToolGrammars
-from slipstream.router.api.openai.body.tools import ToolUse
-from slipstream.router.api.openai.chat_reading import (
+from slipstream.router.api.generation.answer.token_names import TokenNames
+from slipstream.router.api.generation.chat_reading import (
     check_can_continue,
     check_tools,
     reading_of,
@@ -22,11 +12,21 @@ from slipstream.router.api.openai.chat_reading import (
     request_tools,
     text_pieces,
 )
-from slipstream.router.api.openai.generation_batch import GenerationBatch, Prompt, ReceivedRequest
-from slipstream.router.api.openai.model_lookup import ModelLookup, ModelStatus
-from slipstream.router.api.openai.preparation_stages import PreparationStages
-from slipstream.router.api.openai.prompts import DEFAULT_COMPLETION_TOKENS, PromptReader, room
-from slipstream.router.api.openai.token_requests import chat_report, completion_report, reported_tokens
+from slipstream.router.api.generation.generation_batch import GenerationBatch, Prompt, ReceivedRequest
+from slipstream.router.api.generation.model_lookup import ModelLookup, ModelStatus
+from slipstream.router.api.generation.preparation_stages import PreparationStages
+from slipstream.router.api.generation.prompts import DEFAULT_COMPLETION_TOKENS, PromptReader, room
+from slipstream.router.api.generation.token_requests import chat_report, completion_report, reported_tokens
+from slipstream.router.api.openai.answer.completion_format import CompletionFormat
+from slipstream.router.api.openai.answer.formats import ChatFormat
+from slipstream.router.api.openai.answer.message_format import MessageFormat
+from slipstream.router.api.openai.body.beam_fields import check_beams, check_no_beams
+from slipstream.router.api.openai.body.restrictions import NO_RESTRICTIONS, Restrictions, restrictions_of
+from slipstream.router.api.openai.body.sampling import SEED_MASK, check_token_ids, sampling_params
+from slipstream.router.api.openai.body.schema import ChatRequest, CompletionRequest, GenerationFields
+from slipstream.router.api.openai.body.structured_output import RequestGrammars
+from slipstream.router.api.openai.body.tool_grammars import ToolGrammars
+from slipstream.router.api.openai.body.tools import ToolUse
 from slipstream.router.catalog.model_outputs import ModelOutputs
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.parsers.grammar.output_grammar import ReasoningState

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from slipstream.router.api.openai.answer.token_names import CompletionLogprob, TokenNames, finite
+from slipstream.router.api.generation.answer.token_names import CompletionLogprob, TokenNames, finite
 from slipstream.router.protocol.messages import unpack_ids
 from slipstream.router.protocol.messages.prompt_scores import ScoredToken, ScoredTokens
 from slipstream.router.text.detokenizer import Detokenizer, PieceTable
