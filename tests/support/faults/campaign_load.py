@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from tests.support.e2e.streams import said_by
 from tests.support.faults.drawn_seeds import Drawn
-from tests.support.faults.jobs import MESSAGES, Job
+from tests.support.faults.jobs import MESSAGES, RESPONSES, Job
 
 # How a request may end while processes die: what the API promises for it, and nothing else.
 HONEST_ERRORS = frozenset({"worker_failed", "queue_timeout", "queue_full", "shutting_down"})
@@ -117,6 +117,9 @@ async def _read_events(reader: asyncio.StreamReader, job: Job, leave_after: int 
             if event["type"] == "message_stop":
                 answer.end = "finished"
                 return
+        elif job.path == RESPONSES:
+            if _take_response_event(answer, event):
+                return
         else:
             answer.id = event["id"]
         for choice in event.get("choices", []):
@@ -139,11 +142,40 @@ def _take_part(answer: Answer, event: dict[str, Any]) -> None:
             answer.finishes.append((0, reason))
 
 
+def _take_response_event(answer: Answer, event: dict[str, Any]) -> bool:
+    """Whether it was the last one. Raises BrokenError if events are missing, or came twice."""
+    if event["sequence_number"] != answer.num_events - 1:
+        raise BrokenError(f"event {event['sequence_number']} came as number {answer.num_events - 1}")
+    match event:
+        case {"type": "response.created", "response": {"id": answer_id}}:
+            answer.id, answer.texts[0] = answer_id, ""
+        case {"type": "response.output_text.delta", "delta": text}:
+            answer.texts[0] += text
+        case {"type": "response.completed" | "response.incomplete", "response": response}:
+            _take_response(answer, response)
+            return True
+        case {"type": "response.failed", "response": {"error": error}}:
+            _take_error(answer, error)
+            return True
+    return False
+
+
+def _take_response(answer: Answer, response: dict[str, Any]) -> None:
+    text = "".join([part["text"] for item in response["output"] for part in item["content"]])
+    if answer.texts.setdefault(0, text) != text:
+        raise BrokenError(f"the events said {answer.texts[0]!r} and the response {text!r}")
+    answer.finishes.append((0, response["status"]))
+    answer.end = "finished"
+
+
 def _take_whole(answer: Answer, body: dict[str, Any]) -> None:
     if answer.status != 200:
         _take_error(answer, body["error"])
         return
     answer.id = body["id"]
+    if body.get("object") == "response":
+        _take_response(answer, body)
+        return
     if body.get("type") == "message":
         answer.texts[0] = "".join([block["text"] for block in body["content"] if block["type"] == "text"])
         answer.finishes.append((0, body["stop_reason"]))

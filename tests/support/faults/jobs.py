@@ -26,7 +26,7 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 REGEX = r"[a-z]{3,12}( [a-z]{2,9}){4,60}\."
-MESSAGES = "/v1/messages"
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 TOOL = "report"
 ARGUMENTS: dict[str, Any] = {
     "type": "object",
@@ -101,7 +101,7 @@ class Job:
 
 def make_jobs(seed: int, count: int, longest_prompt: int = 600) -> list[Job]:
     """Greedy and drawn, with a seed and without, with a grammar and without, one choice and several, token ids and
-    chats of both APIs, prompts that stay and prompts that travel."""
+    chats of three APIs, prompts that stay and prompts that travel."""
     rng = random.Random(seed)
     jobs = []
     for number in range(count):
@@ -127,6 +127,10 @@ def make_jobs(seed: int, count: int, longest_prompt: int = 600) -> list[Job]:
             del fields["logit_bias"]  # Anthropic's API has none
             fields |= {"messages": [{"role": "user", "content": text}], "temperature": rng.choice((0, 0.8)), "seed": 5}
             jobs.append(Job(number, MESSAGES, fields, num_choices))
+            continue
+        if number % 6 == 5 and num_choices == 1 and grammar is None:
+            fields["max_output_tokens"] = fields.pop("max_tokens")
+            jobs.append(Job(number, RESPONSES, fields | {"input": text}, num_choices))
             continue
         if is_chat:
             fields["messages"] = [{"role": "user", "content": text}]
