@@ -54,7 +54,8 @@ class FrontChild:
         self.takes_over = False
         self.models = dict(setup.models)  # as the process knows them
         self._read = set(setup.models)
-        self._loads: dict[str, asyncio.Future[None]] = {}  # by the model that is awaited
+        self._loads: dict[int, asyncio.Future[None]] = {}  # those that are awaited, by their numbers
+        self._num_loads = 0
         self.heard_s = time.monotonic()
         self.protocol = FrameProtocol(self._received, self._on_lost, vocabulary=FRONTS)
         self.link = link_of(self._send)
@@ -90,12 +91,14 @@ class FrontChild:
 
     async def load(self, model: FrontModel) -> None:
         """Returns when the process has read a model. Raises ValueError if it cannot, OSError if it has ended."""
-        read = self._loads[model.name] = asyncio.get_running_loop().create_future()
-        self._send(LoadModel(pickle.dumps(model)))
+        self._num_loads += 1
+        number = self._num_loads
+        read = self._loads[number] = asyncio.get_running_loop().create_future()
+        self._send(LoadModel(pickle.dumps(model), number))
         try:
             await read
         finally:
-            del self._loads[model.name]
+            del self._loads[number]
         self._read.add(model.name)
 
     def serve(self, model: FrontModel) -> None:
@@ -143,13 +146,15 @@ class FrontChild:
             self.link.received(message)
 
     def _loaded(self, outcome: ModelLoaded) -> None:
-        read = self._loads.get(outcome.model)
+        read = self._loads.get(outcome.number)
         if read is not None and not read.done():
             if outcome.error:
                 read.set_exception(ValueError(outcome.error))
             else:
                 read.set_result(None)
-        elif outcome.error:  # of a model that the other fronts serve: the next process may be able to read it
+        elif (
+            outcome.error and not outcome.number
+        ):  # of a model that the other fronts serve: the next process may be able to read it
             log.error("front process %d cannot read model %r: %s", self.process.pid, outcome.model, outcome.error)
             self.protocol.abort(ConnectionAbortedError(outcome.error))
 

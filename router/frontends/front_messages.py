@@ -175,17 +175,20 @@ class ServedLimits:
 
 @dataclass(frozen=True, slots=True)
 class LoadModel:
-    """Read the files of a model. `pickled` is a `FrontModel`."""
+    """Read the files of a model. `pickled` is a `FrontModel`. `number` is that of a load whose outcome is awaited; 0: the
+    model is served already."""
 
     pickled: bytes
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLoaded:
-    """`error` says why a model cannot be read; "": it has been read."""
+    """`error` says why a model cannot be read; "": it has been read. `number` is that of the `LoadModel`."""
 
     model: str
     error: str = ""
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

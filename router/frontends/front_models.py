@@ -41,14 +41,14 @@ class FrontModels:
     async def apply(self, change: ModelChange, front: ApiFront) -> None:
         """Changes what the front serves. Changes are to be applied in the order in which they come."""
         match change:
-            case LoadModel(pickled):
+            case LoadModel(pickled, number):
                 model: FrontModel = pickle.loads(pickled)
                 try:
                     self._loaded[model.name] = model.source, replace(await self._read(model), aliases=())
                 except (OSError, ValueError) as error:
-                    self._report(ModelLoaded(model.name, str(error) or repr(error)))
+                    self._report(ModelLoaded(model.name, str(error) or repr(error), number))
                 else:
-                    self._report(ModelLoaded(model.name))
+                    self._report(ModelLoaded(model.name, number=number))
             case NameModel(name, aliases, is_leaving):
                 if name in self._loaded:
                     self._serve(name, front)

@@ -145,6 +145,7 @@ class ObjectStore:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._reading, self._reader.close)
             await loop.run_in_executor(self._writing, self._writer.close)
+            await loop.run_in_executor(self.files, int)  # what was begun there before is done
         for executor in (self._reading, self._writing, self.files):
             executor.shutdown(wait=False)
 

@@ -108,16 +108,19 @@ def test_a_model_that_a_front_cannot_read_or_dies_of_is_refused_as_a_whole(
             read, folder = RouterModels._read, write_byte_model(tmp_path / "bytes")
             with monkeypatch.context() as patch:
                 patch.setattr(RouterModels, "_read", lambda self, _: read(self, ModelSource("bytes", folder)))
+                victim, slow = pool._fronts
+                os.kill(slow.process.pid, signal.SIGSTOP)
                 with pytest.raises(ValueError, match=r"a front cannot serve the model 'bytes': .*missing"):
                     await router.models.add(ModelSource("bytes", tmp_path / "missing"))
-            victim = next(iter(pool._fronts))
             os.kill(victim.process.pid, signal.SIGSTOP)
+            os.kill(slow.process.pid, signal.SIGCONT)  # it answers late, and that is no answer to what follows
             adding = asyncio.create_task(router.models.add(ModelSource("bytes", folder)))
-            await until(lambda: "bytes" in victim._loads)
+            await until(lambda: bool(victim._loads))
             os.kill(victim.process.pid, signal.SIGKILL)
             with pytest.raises(ValueError, match=r"a front cannot serve the model 'bytes': front process .* has ended"):
                 await adding
             assert router.service.models == (MODEL,)
+            assert slow in pool._fronts
             await until(lambda: victim not in pool._fronts and len(pool.pids) == 2)
             await asyncio.gather(*(front.listens for front in pool._fronts))
             assert await statuses_of_all(at, "bytes") == {404}
