@@ -175,7 +175,7 @@ class ServedLimits:
 
 @dataclass(frozen=True, slots=True)
 class LoadModel:
-    """Read the files of a model. `pickled` is a `FrontModel`. `number` is that of a load whose outcome is awaited; 0: the
+    """Read the files of a model. `pickled` is a `FrontModel`. `number` is that of a load that is awaited; 0: the
     model is served already."""
 
     pickled: bytes
