@@ -112,16 +112,19 @@ def test_a_model_that_a_front_cannot_read_or_dies_of_is_refused_as_a_whole(
                 os.kill(slow.process.pid, signal.SIGSTOP)
                 with pytest.raises(ValueError, match=r"a front cannot serve the model 'bytes': .*missing"):
                     await router.models.add(ModelSource("bytes", tmp_path / "missing"))
+            os.kill(slow.process.pid, signal.SIGCONT)
+            await router.models.add(
+                ModelSource("late", folder)
+            )  # which it answers behind its late answer about the other
             os.kill(victim.process.pid, signal.SIGSTOP)
-            os.kill(slow.process.pid, signal.SIGCONT)  # it answers late, and that is no answer to what follows
             adding = asyncio.create_task(router.models.add(ModelSource("bytes", folder)))
             await until(lambda: bool(victim._loads))
             os.kill(victim.process.pid, signal.SIGKILL)
             with pytest.raises(ValueError, match=r"a front cannot serve the model 'bytes': front process .* has ended"):
                 await adding
-            assert router.service.models == (MODEL,)
-            assert slow in pool._fronts
+            assert router.service.models == (MODEL, "late")
             await until(lambda: victim not in pool._fronts and len(pool.pids) == 2)
+            assert slow in pool._fronts
             await asyncio.gather(*(front.listens for front in pool._fronts))
             assert await statuses_of_all(at, "bytes") == {404}
             with pytest.raises(ValueError, match="the name 'demo' is served already"):
