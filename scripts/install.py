@@ -170,7 +170,7 @@ def dependencies(dev: bool, gpu: bool) -> list[str]:
     extras: dict[str, list[str]] = project["project"]["optional-dependencies"]
     wanted: list[str] = list(project["project"]["dependencies"])
     cuda = installed("import torch; print((torch.version.cuda or '').split('.')[0])")
-    wanted += extras[f"cu{cuda}" if f"cu{cuda}" in extras else "cpu"]
+    wanted += extras[f"cu{cuda}" if f"cu{cuda}" in extras else "cpu"] + extras["kserve"]
     if dev:
         wanted += extras["dev"] + ([] if cuda else extras["triton"])
     return wanted

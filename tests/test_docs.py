@@ -35,6 +35,8 @@ OTHER_NAMES = {
     "LongCat",
     "QwQ",
     "ToolACE",
+    "KServe",
+    "TritonPythonModel",
 }  # no classes of ours
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
