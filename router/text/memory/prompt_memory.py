@@ -18,7 +18,7 @@ class Remembered(NamedTuple):
 
 class PromptMemory:
     """For all models of a process, bounded by bytes; what was not used for longest is forgotten first. Keys begin with
-    what an entry belongs to: a tokenizer, and the tenant of the prompt. No tenant finds what is another's, or can see by
+    what an entry belongs to: a tokenizer, and the tenant of the prompt. No tenant finds what is another's, or sees by
     the time that another has sent it. Safe to use from several threads."""
 
     def __init__(self, max_bytes: int = DEFAULT_BYTES) -> None:
