@@ -17,6 +17,7 @@ from slipstream.router.api.anthropic.error_form import error_form
 from slipstream.router.api.exchange_context import ExchangeContext
 from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.config.access_config import AccessConfig
+from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.config.router_config import RouterConfig, TlsConfig
 from slipstream.router.dispatch.page_limits import PageLimits
 from slipstream.router.dispatch.service import GenerationService
@@ -42,7 +43,7 @@ log = logging.getLogger(__name__)
 
 class Router:
     """Life cycle: `start`, `leave` and `drain` (optional), `stop`, all on the event loop that `start` ran on. It serves
-    `models`, at least one at the start; `Router.models` adds and removes others.
+    `models` and the tensor models of `repository`, one of which may be empty; `Router.models` adds and removes models.
 
     The workers say how long sequences may be. `worker_token` is the secret that workers must present. With a socket
     holder at `holder_path`, the router leaves its clients' connections to the next router, and `take_over` continues
@@ -59,8 +60,10 @@ class Router:
         holder_path: Path | None = None,
         is_ending: bool = False,
         kv_budget_bytes: int | None = None,
+        repository: RepositoryConfig | None = None,
     ) -> None:
         self._config = config
+        self._repository = RepositoryConfig() if repository is None else repository
         self.models = RouterModels(models, config.dispatch)
         self._worker_token = worker_token
         self._holder_path = holder_path
