@@ -5,31 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from slipstream.router.api.kserve.tensor_values import FLOATS, numbers_in
 from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.tensor import Tensor
-
-# KServe's datatype -> the format of `memoryview.cast`, and that of a value in the text
-FORMATS = {
-    "UINT8": ("B", "%d"),
-    "UINT16": ("H", "%d"),
-    "UINT32": ("I", "%d"),
-    "UINT64": ("Q", "%d"),
-    "INT8": ("b", "%d"),
-    "INT16": ("h", "%d"),
-    "INT32": ("i", "%d"),
-    "INT64": ("q", "%d"),
-    "FP32": ("f", "%f"),
-    "FP64": ("d", "%f"),
-}
-
 
 def classified(output: Tensor, k: int, labels: Sequence[str], *, has_batch: bool) -> Tensor:
     """A BYTES tensor `[k]`, or `[batch, k]`, of `value:index[:label]`, the largest value first. Raises INVALID_ARG for
     a datatype without an order."""
-    formats = FORMATS.get(output.datatype)
-    if formats is None:
+    values = numbers_in(output.view, output.datatype)
+    if values is None:
         raise InferError(f"class result not available for output due to unsupported type '{output.datatype}'")
-    values = output.view.cast(formats[0])
+    value_format = "%f" if output.datatype in FLOATS else "%d"
     is_batch = has_batch and bool(output.shape)
     rows = output.shape[0] if is_batch else 1
     row_size = prod(output.shape[1:] if is_batch else output.shape)
@@ -38,7 +24,7 @@ def classified(output: Tensor, k: int, labels: Sequence[str], *, has_batch: bool
         row_values = values[row * row_size : (row + 1) * row_size].tolist()
         best = sorted(range(row_size), key=row_values.__getitem__, reverse=True)[:k]
         for index in best:
-            text = f"{formats[1] % row_values[index]}:{index}"
+            text = f"{value_format % row_values[index]}:{index}"
             if index < len(labels) and labels[index]:
                 text += f":{labels[index]}"
             encoded = text.encode()
