@@ -25,6 +25,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from slipstream.router.catalog.served_model import ModelSource
+from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.config.router_config import FORMER_NAMES, ContentFormat, DispatchConfig, RouterConfig
 from slipstream.router.model_files.sampling_defaults import GenerationConfigUse
 from slipstream.router.parsers.detection import AUTO
@@ -73,7 +74,7 @@ class ModelProgram:
 @dataclass(frozen=True, slots=True)
 class RouterProgram:
     """`model` is the name that clients ask for, `model_dir` holds its tokenizer; several models are listed as `models`
-    instead. `token` is the secret that workers must present. `keeper` is the Unix socket of a `SocketHolder`, which
+    instead, and beside a `repository` there may be none. `token` is the secret that workers must present. `keeper` is the Unix socket of a `SocketHolder`, which
     holds what is to outlive this router. One that `is_ending` only continues the existing connections.
     `kv_budget_bytes` is the memory that the workers of a host divide for their KV pages."""
 
@@ -90,6 +91,7 @@ class RouterProgram:
     generation_config: GenerationConfigUse = "auto"
     chat_template_content_format: ContentFormat = "auto"
     models: tuple[ModelProgram, ...] = ()
+    repository: RepositoryConfig = field(default_factory=RepositoryConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
     kv_budget_bytes: int | None = None
     tool_call_parser: str = AUTO
@@ -97,13 +99,13 @@ class RouterProgram:
 
     def __post_init__(self) -> None:
         check_parsers(self.tool_call_parser, self.reasoning_parser)
-        if bool(self.models) == bool(self.model):
+        if bool(self.models) == bool(self.model) and (self.model or not self.repository.is_on):
             raise ValueError(f"either model or models must be given, got {self.model!r} and {len(self.models)} models")
         if self.model and self.model_dir is None:
             raise ValueError(f"model_dir must be given beside model {self.model!r}, got None")
 
     def sources(self) -> list[ModelSource]:
-        """The models, at least one."""
+        """The models."""
         if self.model_dir is None:
             return [model.source() for model in self.models]
         only = ModelProgram(
@@ -166,6 +168,7 @@ async def serve(program: RouterProgram) -> None:
         holder_path=program.keeper,
         is_ending=program.is_ending,
         kv_budget_bytes=program.kv_budget_bytes,
+        repository=program.repository,
     )
     addresses = await router.start()
     if program.keeper is not None:

@@ -64,6 +64,10 @@ class Router:
     ) -> None:
         self._config = config
         self._repository = RepositoryConfig() if repository is None else repository
+        if not models and not self._repository.is_on:
+            raise ValueError("a router needs at least one model, or a repository")
+        if self._repository.is_on and config.frontends > 1:
+            raise ValueError(f"frontends must be 1 where there is a repository, got {config.frontends}")
         self.models = RouterModels(models, config.dispatch)
         self._worker_token = worker_token
         self._holder_path = holder_path
