@@ -31,6 +31,7 @@ router/protocol/messages router/protocol router/tensors router/batching router/c
 router/model_files/cache router/structured_output
 router/http router/http/failover/holder router/http/failover router/access router/store
 router/registry router/requests router/status
+router/tensor_memory router/model_repository/config router/model_repository router/instances
 router/observability/explain router/observability/tracing router/observability
 router/text/template router/text/memory router/text
 router/parsers/description router/parsers/formats router/parsers/readers
@@ -54,7 +55,7 @@ workers/engine/limits workers/engine/structured_output workers/engine/processors
 workers/engine/sampling
 workers/engine/execution workers/engine/execution/gpu
 workers/interface workers/retention workers/engine/kv_cache workers/engine/scheduling workers/engine
-workers/process workers/transfers workers/telemetry workers/group workers/roles workers workers/mock/script
+workers/process workers/instances workers/transfers workers/telemetry workers/group workers/roles workers workers/mock/script
 workers/mock
 
 cluster/processes cluster/terminal cluster/config cluster/access cluster/fleet cluster/state cluster/history
