@@ -20,9 +20,10 @@ class Endpoint:
 @dataclass(frozen=True, slots=True)
 class RepositoryAddresses:
     """Where a router with a repository listens beside the endpoint for HTTP: for gRPC and for Triton's metrics (None:
-    not at all), and for instances: at a Unix socket for those on its host, and at an endpoint for others."""
+    not at all), and for instances: at a Unix socket for those on its host (None: they connect as others do), and at an
+    endpoint for others."""
 
-    instances_path: str
+    instances_path: str | None
     instances: Endpoint
     grpc: Endpoint | None = None
     metrics: Endpoint | None = None
