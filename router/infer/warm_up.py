@@ -7,7 +7,7 @@ import random
 import struct
 from pathlib import Path
 
-from slipstream.router.tensors.datatype import DATATYPES
+from slipstream.router.tensors.datatypes import DATATYPES
 from slipstream.router.tensors.infer_request import InferRequest
 from slipstream.router.tensors.model_spec import ModelSpec, WarmupInput, WarmupSample
 from slipstream.router.tensors.tensor import Tensor
