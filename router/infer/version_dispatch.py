@@ -23,7 +23,6 @@ from slipstream.router.tensors.infer_error import FailureReason, InferError, Inf
 from slipstream.router.tensors.infer_request import InferResponse
 from slipstream.router.tensors.model_spec import ModelSpec
 
-
 OUTCOMES: dict[FailureReason, Outcome] = {FailureReason.CANCELED: "cancelled", FailureReason.REJECTED: "rejected"}
 
 
