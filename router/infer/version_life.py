@@ -123,6 +123,14 @@ class VersionLife:
         instance.phase = InstancePhase.INITIALIZING
         return [Action(Do.INITIALIZE, name)]
 
+    def disconnected(self, name: str) -> list[Action]:
+        """The connection of an instance is lost; its process may connect again, or end."""
+        instance = self._instances[name]
+        was_serving = instance.phase is InstancePhase.SERVING
+        if instance.phase is not InstancePhase.STOPPING:
+            instance.phase = InstancePhase.STARTING
+        return [Action(Do.RETIRE, name)] if was_serving else []
+
     def completed(self) -> list[Action]:
         """The configuration is complete, and accepted."""
         self._is_complete = True
