@@ -124,7 +124,7 @@ class InferStream:
             self.is_closed = True
             reader.cancel()
             self._cancel_requests()
-            await asyncio.wait([reader])
+            await asyncio.gather(reader, return_exceptions=True)
         if self._failure is not None:
             raise self._failure
 
@@ -187,15 +187,16 @@ class InferStream:
             request.refuse(error.message)
 
     async def _write(self) -> None:
+        """Until all is sent, or the stream is closed."""
         unsent = self._unsent
-        while not self.is_closed:
+        while True:
+            self._changed.clear()
             while unsent and not self.is_closed:
                 await self._context.write(unsent.popleft())
                 if len(unsent) <= MAX_UNSENT:
                     self._has_room.set()
-            if self._is_read and not self._requests and not unsent:
+            if self.is_closed or (self._is_read and not self._requests):
                 return
-            self._changed.clear()
             await self._changed.wait()
 
     def _cancel_requests(self) -> None:

@@ -32,9 +32,7 @@ class MemoryRpcs:
         self._regions.unregister(request.name)
         return service_pb2.SystemSharedMemoryUnregisterResponse()
 
-    def cuda_status(
-        self, _: service_pb2.CudaSharedMemoryStatusRequest
-    ) -> service_pb2.CudaSharedMemoryStatusResponse:
+    def cuda_status(self, _: service_pb2.CudaSharedMemoryStatusRequest) -> service_pb2.CudaSharedMemoryStatusResponse:
         return service_pb2.CudaSharedMemoryStatusResponse()
 
     def cuda_register(

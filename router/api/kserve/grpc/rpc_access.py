@@ -45,7 +45,9 @@ class RpcAccess:
         if rights.is_open or not self._keys.is_on:
             return ANYBODY
         try:
-            caller = self._keys.caller_with(authorization_of(given.get("authorization", b""), given.get("x-api-key", b"")))
+            caller = self._keys.caller_with(
+                authorization_of(given.get("authorization", b""), given.get("x-api-key", b""))
+            )
         except HttpError as error:
             raise RpcError.of_access(error) from None
         if rights.is_admin and not caller.is_admin:

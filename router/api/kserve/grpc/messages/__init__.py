@@ -1,3 +1,2 @@
-"""The protobuf messages of `inference.GRPCInferenceService` and what the router makes of them, in both directions. Pure:
-it imports protobuf (through `tritonclient`), `tensors`, `tensor_memory` and what both protocols of KServe share, and
-knows nothing of connections."""
+"""The protobuf messages of `inference.GRPCInferenceService` and what the router makes of them, in both directions.
+Pure: it imports protobuf (through `tritonclient`), `tensors`, `tensor_memory` and what both protocols of KServe share."""

@@ -1,7 +1,7 @@
 """Fields of a protobuf message, found and written without a copy of their bytes.
 
-Protobuf's own parser copies each `bytes` field twice, which a tensor of 64 MB would feel; and most of a small request is
-the same as in the one before it, so that its parts can be remembered by their bytes.
+Protobuf's own parser copies each `bytes` field twice, which is much for a tensor of 64 MB. And most of a small request
+is the same as in the one before it, so that what its parts say can be remembered by their bytes.
 Source: https://protobuf.dev/programming-guides/encoding/
 """
 
