@@ -77,4 +77,3 @@ def release_inputs(request: InferRequest) -> None:
     if release is not None:
         request.release = None
         release()
-

@@ -102,4 +102,3 @@ class CallReceiver:
         if is_final:
             self.calls.end(self.call)
         self.reply.call_response(self.call, response, is_final=is_final)
-
