@@ -48,7 +48,8 @@ class Router:
     The workers say how long sequences may be. `worker_token` is the secret that workers must present. With a socket
     holder at `holder_path`, the router leaves its clients' connections to the next router, and `take_over` continues
     those of the previous one. A router that `is_ending` continues them and takes no new clients: the previous one was
-    killed while it drained. `kv_budget_bytes` is the memory of each host that its workers divide for their KV pages.
+    killed while it drained. `kv_budget_bytes` is the memory of each host that its workers divide for their KV pages. At
+    `instances_path` the router listens for the instances on its host.
     """
 
     def __init__(
@@ -61,9 +62,15 @@ class Router:
         is_ending: bool = False,
         kv_budget_bytes: int | None = None,
         repository: RepositoryConfig | None = None,
+        instances_path: Path | None = None,
     ) -> None:
         self._config = config
+        self._instances_path = instances_path
         self._repository = RepositoryConfig() if repository is None else repository
+        if not models and not self._repository.is_on:
+            raise ValueError("a router needs at least one model, or a repository")
+        if self._repository.is_on and config.frontends > 1:
+            raise ValueError(f"frontends must be 1 where there is a repository, got {config.frontends}")
         self.models = RouterModels(models, config.dispatch)
         self._worker_token = worker_token
         self._holder_path = holder_path

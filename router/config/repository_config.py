@@ -53,6 +53,7 @@ class RepositoryConfig:
     load_retries: int = 0
     request_retries: int = 1  # of a stateless request whose instance died
     hosts: int = 1
+    num_gpus: int = 0  # that Ray reserves on each host; 0: instances see all GPUs
     instance_port: int = 0  # where instances on other nodes connect to; 0: any free port
     cache_bytes: int = 0  # of the response cache; 0: none
     rate_limit: Literal["off", "execution_count"] = "off"
@@ -81,7 +82,13 @@ class RepositoryConfig:
             raise ValueError(f"poll_s must be over 0 and finite, got {self.poll_s}")
         if "/" in self.config_name:
             raise ValueError(f"config_name must be a name without folders, got {self.config_name!r}")
-        for key, lowest in (("load_threads", 1), ("load_retries", 0), ("request_retries", 0), ("cache_bytes", 0)):
+        for key, lowest in (
+            ("load_threads", 1),
+            ("load_retries", 0),
+            ("request_retries", 0),
+            ("num_gpus", 0),
+            ("cache_bytes", 0),
+        ):
             if getattr(self, key) < lowest:
                 raise ValueError(f"{key} must be at least {lowest}, got {getattr(self, key)}")
         if not 1 <= self.hosts <= MAX_HOSTS:
