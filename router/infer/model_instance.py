@@ -6,8 +6,8 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
-from slipstream.router.infer.active_request import ActiveRequest
 from slipstream.router.infer.model_calls import CallTarget, ModelCalls
+from slipstream.router.infer.requests.active_request import ActiveRequest
 from slipstream.router.infer.warm_up import WarmUp
 from slipstream.router.instances.instance_link import InstanceLink
 from slipstream.router.instances.messages import (

@@ -11,7 +11,7 @@ from functools import partial
 
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.infer.model_versions import ModelVersions
-from slipstream.router.infer.statistics_recorder import StatisticsRecorder
+from slipstream.router.infer.requests.statistics_recorder import StatisticsRecorder
 from slipstream.router.infer.tensor_service import TensorService
 from slipstream.router.infer.version_runtime import Launcher, RuntimeContext, VersionRuntime
 from slipstream.router.instances.instance_link import InstanceLink

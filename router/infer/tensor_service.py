@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from slipstream.router.infer.active_request import ActiveRequest, release_inputs
 from slipstream.router.infer.model_versions import ModelVersions, unknown, version_of
-from slipstream.router.infer.request_record import InferHistory, InferRecord
+from slipstream.router.infer.requests.active_request import ActiveRequest, release_inputs
+from slipstream.router.infer.requests.request_record import InferHistory, InferRecord
 from slipstream.router.infer.version_runtime import VersionRuntime
 from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.infer_request import InferRequest, ResponseReceiver

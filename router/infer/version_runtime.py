@@ -10,13 +10,13 @@ from typing import Protocol
 
 import orjson
 
-from slipstream.router.infer.active_request import ActiveRequest
 from slipstream.router.infer.instance_plan import PlannedInstance, planned_instances
 from slipstream.router.infer.model_calls import CallTarget
 from slipstream.router.infer.model_instance import ModelInstance, unhealthy
-from slipstream.router.infer.request_check import RequestCheck
-from slipstream.router.infer.request_runner import RequestRunner
-from slipstream.router.infer.statistics_recorder import StatisticsRecorder
+from slipstream.router.infer.requests.active_request import ActiveRequest
+from slipstream.router.infer.requests.request_check import RequestCheck
+from slipstream.router.infer.requests.request_runner import RequestRunner
+from slipstream.router.infer.requests.statistics_recorder import StatisticsRecorder
 from slipstream.router.infer.version_life import Action, Do, VersionLife
 from slipstream.router.infer.warm_up_samples import warm_up_requests
 from slipstream.router.instances.instance_link import InstanceLink

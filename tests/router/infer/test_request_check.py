@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.router.infer.request_check import RequestCheck
+from slipstream.router.infer.requests.request_check import RequestCheck
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferRequest, RequestedOutput
 from slipstream.router.tensors.model_spec import ModelSpec, TensorSpec

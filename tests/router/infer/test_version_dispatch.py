@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.router.batching.scheduler_choice import scheduler_of
-from slipstream.router.infer.active_request import ActiveRequest
 from slipstream.router.infer.model_instance import unhealthy
-from slipstream.router.infer.request_record import InferRecord
-from slipstream.router.infer.statistics_recorder import StatisticsRecorder
-from slipstream.router.infer.version_dispatch import VersionDispatch
+from slipstream.router.infer.requests.active_request import ActiveRequest
+from slipstream.router.infer.requests.request_record import InferRecord
+from slipstream.router.infer.requests.statistics_recorder import StatisticsRecorder
+from slipstream.router.infer.requests.version_dispatch import VersionDispatch
 from slipstream.router.instances.messages import Executed, ExecuteRequest, InstanceResponse
 from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferRequest, InferResponse

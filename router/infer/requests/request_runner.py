@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from slipstream.router.batching.scheduler_choice import scheduler_of
-from slipstream.router.infer.active_request import ActiveRequest
-from slipstream.router.infer.statistics_recorder import StatisticsRecorder
-from slipstream.router.infer.version_dispatch import VersionDispatch
+from slipstream.router.infer.requests.active_request import ActiveRequest
+from slipstream.router.infer.requests.statistics_recorder import StatisticsRecorder
+from slipstream.router.infer.requests.version_dispatch import VersionDispatch
 from slipstream.router.instances.instance_link import InstanceLink
 from slipstream.router.instances.messages import Executed, ExecuteRequest, InstanceResponse
 from slipstream.router.tensors.infer_error import InferError

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from slipstream.router.batching.scheduler import Batch, Rejected, Scheduler
-from slipstream.router.infer.active_request import ActiveRequest
-from slipstream.router.infer.request_record import Execution, Outcome
-from slipstream.router.infer.response_shapes import ResponseShapes
-from slipstream.router.infer.statistics_recorder import ComputeTimes, StatisticsRecorder, nanoseconds
+from slipstream.router.infer.requests.active_request import ActiveRequest
+from slipstream.router.infer.requests.request_record import Execution, Outcome
+from slipstream.router.infer.requests.response_shapes import ResponseShapes
+from slipstream.router.infer.requests.statistics_recorder import ComputeTimes, StatisticsRecorder, nanoseconds
 from slipstream.router.instances.messages import Executed, ExecuteRequest, InstanceResponse
 from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferResponse
