@@ -31,7 +31,7 @@ router/protocol/messages router/protocol router/tensors router/batching router/c
 router/model_files/cache router/structured_output
 router/http router/http/failover/holder router/http/failover router/access router/store
 router/registry router/requests router/status router/tensor_memory
-router/instances
+router/instances/frames router/instances
 router/observability/explain router/observability/tracing router/observability
 router/text/template router/text/memory router/text
 router/parsers/description router/parsers/formats router/parsers/readers
