@@ -31,8 +31,9 @@ router/protocol/messages router/protocol router/tensors router/batching router/c
 router/model_files router/model_files/sources
 router/model_files/cache router/structured_output
 router/http router/http/failover/holder router/http/failover router/access router/store
-router/registry router/requests router/status
-router/tensor_memory router/model_repository/config router/model_repository router/instances router/infer
+router/registry router/requests router/status router/tensor_memory
+router/model_repository/config router/model_repository router/instances/frames router/instances
+router/infer/requests router/infer
 router/observability/explain router/observability/tracing router/observability
 router/text/template router/text/memory router/text
 router/parsers/description router/parsers/formats router/parsers/readers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from slipstream.router.infer.active_request import ActiveRequest
+from slipstream.router.infer.requests.active_request import ActiveRequest
 from slipstream.router.instances.messages import InstanceResponse, ModelCall
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferRequest, InferResponse, ResponseReceiver
