@@ -12,12 +12,10 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from slipstream.router.model_files.cache.host_cache import HostCache
 from slipstream.router.model_files.sources.weights_source import SourceError
 from slipstream.router.model_files.sources.weights_url import WeightsUrl
-from slipstream.router.model_repository.config.backends import complete_backend
 from slipstream.router.model_repository.config.config_fault import ConfigError, raise_first
-from slipstream.router.model_repository.config.config_text import parse_json, parse_text
-from slipstream.router.model_repository.config.defaults import set_defaults
-from slipstream.router.model_repository.config.model_checks import model_faults
+from slipstream.router.model_repository.config.model_checks import model_faults, name_faults
 from slipstream.router.model_repository.config.tensor_checks import tensor_faults
+from slipstream.router.model_repository.config_reader import read_config
 from slipstream.router.model_repository.model_draft import ModelDraft
 from slipstream.router.model_repository.model_folder import ModelFolder
 from slipstream.router.model_repository.override_files import write_override
@@ -94,31 +92,17 @@ class ModelRepository:
         folder = ModelFolder(path)
         stamp = ModelStamp(folder.times_ns())
         try:
-            existing = versions_in(folder.subfolders())
-            config = parse_json(config_json) if config_json else self._read_config(folder)
-            config.name = config.name or model
-            complete_backend(config, folder.files_of_first_version(existing))
-            set_defaults(config)
+            config = read_config(model, folder, self.options, config_json)
             raise_first(model_faults(config))
             if not self.options.auto_complete:
                 raise_first(tensor_faults(config))
-        except (ConfigError, OSError) as error:
+            raise_first(name_faults(config, model))
+            versions = served_versions(config, versions_in(folder.subfolders()))
+        except (ConfigError, OSError, UnicodeDecodeError) as error:
             raise RepositoryError(str(error)) from None
-        if config.name != model:
-            raise RepositoryError(
-                f"unexpected directory name '{model}' for model '{config.name}', directory name must equal model name"
-            )
-        versions = served_versions(config, existing)
         if not versions:
             raise LoadError(f"at least one version must be available under the version policy of model '{model}'")
         return ModelDraft(model, path, config, versions, self.options, is_temporary, stamp)
-
-    def _read_config(self, folder: ModelFolder) -> ModelConfig:
-        """An empty one if there is no file, and the model is to complete it. Raises ConfigError and OSError."""
-        path = folder.config_file(self.options.config_name)
-        if self.options.auto_complete and not path.exists():
-            return ModelConfig()
-        return parse_text(path.read_text(encoding="utf-8"))
 
 
 def _check_name(model: str) -> None:

@@ -43,6 +43,10 @@ class RemoteSource:
         self._listed: tuple[float, WeightsSource, dict[str, list[SourceFile]]] | None = None
         self._held: dict[str, deque[tuple[Path, ExitStack]]] = defaultdict(deque)
 
+    @property
+    def place(self) -> str:
+        return str(self._url)
+
     def names(self) -> list[str]:
         return sorted(self._models()[1])
 

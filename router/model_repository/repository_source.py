@@ -14,6 +14,10 @@ from slipstream.router.model_repository.repository_watch import ModelStamp
 class RepositorySource(Protocol):
     """A folder of models. All methods block and raise OSError, or SourceError if the folder is not on this host."""
 
+    @property
+    def place(self) -> str:
+        """The folder or address, for messages."""
+
     def names(self) -> list[str]:
         """Of all models that are there."""
 
@@ -27,6 +31,10 @@ class RepositorySource(Protocol):
 @dataclass(frozen=True, slots=True)
 class LocalSource:
     path: Path
+
+    @property
+    def place(self) -> str:
+        return str(self.path)
 
     def names(self) -> list[str]:
         return sorted(entry.name for entry in os.scandir(self.path) if entry.is_dir())
