@@ -27,8 +27,9 @@ kv_transfer/api kv_transfer/memory kv_transfer/sockets kv_transfer/handoff kv_tr
 kv_transfer/nccl kv_transfer/transports kv_transfer
 
 router/process router/structured_output/regex router/structured_output/json_schema
-router/protocol/messages router/protocol router/tensors router/batching router/config
-router/model_files router/model_files/sources
+router/protocol/messages router/protocol
+router/tensors router/batching/resources router/batching/responses router/batching
+router/config router/model_files router/model_files/sources
 router/model_files/cache router/structured_output
 router/http router/http/failover/holder router/http/failover router/access router/store
 router/registry router/requests router/status router/tensor_memory
