@@ -47,6 +47,8 @@ class GenerateCalls:
             if response is None:
                 raise InferError(ONE_RESPONSE, InferErrorCode.INTERNAL)
             try:
+                if response.error is not None:
+                    raise response.error
                 body = body_from(response)
             finally:
                 release(response)
@@ -59,11 +61,15 @@ class GenerateCalls:
             waiter.close()
 
     async def generate_stream(self, request: Request, exchange: ApiExchange, target: CallTarget) -> None:
-        """Each response is an event. An error before the first one is an error of the HTTP request, later ones are
-        events. Raises InferError, HttpError."""
+        """Each response is an event, and so is an error; one that comes first gives the answer its status. Raises
+        InferError, HttpError for a request that is refused."""
         waiter = self._submitted(request, exchange, target)
         try:
-            response = await waiter.next()
+            try:
+                response = await waiter.next()
+            except InferError as error:
+                exchange.respond(error.code.http_status, event_of(error_body(error)), EVENTS)
+                return
             exchange.start(200, EVENTS)
             while response is not None:
                 exchange.write(self._event(response))
@@ -81,7 +87,7 @@ class GenerateCalls:
     @staticmethod
     def _event(response: InferResponse) -> bytes:
         try:
-            return event_of(body_from(response))
+            return event_of(error_body(response.error) if response.error is not None else body_from(response))
         except InferError as error:
             return event_of(error_body(error))
         finally:

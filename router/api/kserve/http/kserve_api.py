@@ -10,7 +10,13 @@ from slipstream.router.api.exchange_context import ApiExchange
 from slipstream.router.api.kserve.http.call_target import CallTarget, target_of
 from slipstream.router.api.kserve.http.generate_calls import GenerateCalls
 from slipstream.router.api.kserve.http.infer_calls import InferCalls, RequestMaker
-from slipstream.router.api.kserve.http.kserve_error import http_error, kserve_error, not_allowed, not_found
+from slipstream.router.api.kserve.http.kserve_error import (
+    http_error,
+    is_of_kserve,
+    kserve_error,
+    not_allowed,
+    not_found,
+)
 from slipstream.router.api.kserve.http.large_bodies import LargeBodies
 from slipstream.router.api.kserve.http.memory_calls import MemoryCalls
 from slipstream.router.api.kserve.http.model_pages import ModelPages
@@ -18,7 +24,7 @@ from slipstream.router.api.kserve.http.repository_calls import RepositoryCalls
 from slipstream.router.api.kserve.http.setting_calls import SettingCalls
 from slipstream.router.api.kserve.kserve_server import KServeServer
 from slipstream.router.config.kserve_config import KServeHttpConfig, RestrictedApis, RestrictedName
-from slipstream.router.http.http_error import HttpError, router_restarted
+from slipstream.router.http.http_error import ErrorForm, HttpError, router_restarted
 from slipstream.router.http.reader import Request
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.infer_error import InferError
@@ -41,6 +47,8 @@ class Call:
 
 class KServeApi:
     """Serves every path below /v2. `pool` has the memory for large tensors; None: they stay in this process."""
+
+    open_paths = OPEN_PATHS
 
     def __init__(self, server: KServeServer, pool: RegionPool | None, config: KServeHttpConfig) -> None:
         maker = RequestMaker(config.forward_headers)
@@ -73,9 +81,15 @@ class KServeApi:
             "logging": Call(settings.logging, BOTH, "logging", for_admin=True),
         }
 
+    @property
+    def error_form(self) -> ErrorForm:
+        return kserve_error
+
+    def serves(self, path: str) -> bool:
+        return is_of_kserve(path)
+
     async def __call__(self, request: Request, exchange: ApiExchange) -> None:
         """Raises HttpError."""
-        exchange.error_form = kserve_error
         if exchange.head_sent:  # by a router that was killed: its answer cannot be continued
             raise router_restarted(BROKEN_OFF)
         try:
