@@ -70,7 +70,8 @@ class GenerateCalls:
             except InferError as error:
                 exchange.respond(error.code.http_status, event_of(error_body(error)), EVENTS)
                 return
-            exchange.start(200, EVENTS)
+            first_error = response.error if response is not None else None
+            exchange.start(first_error.code.http_status if first_error is not None else 200, EVENTS)
             while response is not None:
                 exchange.write(self._event(response))
                 if exchange.congested:
