@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 from slipstream.router.access.access import Access
-from slipstream.router.api.anthropic.error_form import error_form
 from slipstream.router.api.exchange_context import ExchangeContext
 from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.config.access_config import AccessConfig
@@ -200,8 +199,9 @@ class Router:
                 front,
                 ExchangeContext,
                 check_caller=front.check_caller,
-                error_form_of=error_form,
+                error_form_of=front.error_form_of,
                 unix_socket=unix_socket,
+                body_places=front.body_places,
             )
         log_style = LogStyle.of_this_process()
         holder_path = self._holder_path if failover is not None else None

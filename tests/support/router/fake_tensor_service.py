@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import orjson
 
-from slipstream.router.infer.request_check import RequestCheck
+from slipstream.router.infer.requests.request_check import RequestCheck
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferRequest, InferResponse, ResponseReceiver
 from slipstream.router.tensors.infer_service import IndexEntry, ModelStatistics
