@@ -22,7 +22,7 @@ class HealthRpc:
         self._rights = rights
         self._access = access
 
-    async def __call__(self, _: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+    async def handle(self, _: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         try:
             self._access.caller(self._rights, context.invocation_metadata() or ())
         except RpcError as error:

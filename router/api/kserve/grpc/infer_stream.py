@@ -211,7 +211,7 @@ class StreamInfer:
         self._rights = rights
         self._access = access
 
-    async def __call__(self, _: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+    async def handle(self, _: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         given = context.invocation_metadata() or ()
         try:
             caller = self._access.caller(self._rights, given)

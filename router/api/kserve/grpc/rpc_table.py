@@ -38,17 +38,17 @@ class RpcTable(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def __init__(self, server: KServeServer, acceptor: InferAcceptor, access: RpcAccess) -> None:
         self._handlers: dict[str, grpc.RpcMethodHandler] = {
-            f"{SERVICE}{name}": grpc.unary_unary_rpc_method_handler(UnaryRpc(request_type, answer, rights, access))
+            f"{SERVICE}{name}": grpc.unary_unary_rpc_method_handler(UnaryRpc(request_type, answer, rights, access).handle)
             for name, (request_type, answer, rights) in _unary(server).items()
         }
         self._handlers[f"{SERVICE}ModelInfer"] = grpc.unary_unary_rpc_method_handler(
-            UnaryInfer(acceptor, INFERENCE, access)
+            UnaryInfer(acceptor, INFERENCE, access).handle
         )
         self._handlers[f"{SERVICE}ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
-            StreamInfer(acceptor, INFERENCE, access)
+            StreamInfer(acceptor, INFERENCE, access).handle
         )
         self._handlers["/grpc.health.v1.Health/Check"] = grpc.unary_unary_rpc_method_handler(
-            HealthRpc(server.repository, HEALTH, access)
+            HealthRpc(server.repository, HEALTH, access).handle
         )
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:

@@ -53,7 +53,7 @@ class UnaryInfer:
         self._rights = rights
         self._access = access
 
-    async def __call__(self, data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+    async def handle(self, data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         try:
             return await self._infer(data, context)
         except RpcError as error:

@@ -28,7 +28,7 @@ class UnaryRpc:
         self._rights = rights
         self._access = access
 
-    async def __call__(self, data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+    async def handle(self, data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         try:
             self._access.caller(self._rights, context.invocation_metadata() or ())
             answer = self._answer(self._request_type.FromString(data))
