@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from slipstream.router.infer.active_request import ActiveRequest
+from slipstream.router.infer.requests.active_request import ActiveRequest
 from slipstream.router.instances.messages import InstanceResponse, ModelCall
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferRequest, InferResponse, ResponseReceiver
@@ -102,4 +102,3 @@ class CallReceiver:
         if is_final:
             self.calls.end(self.call)
         self.reply.call_response(self.call, response, is_final=is_final)
-

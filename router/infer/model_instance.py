@@ -6,13 +6,13 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
-from slipstream.router.infer.active_request import ActiveRequest
 from slipstream.router.infer.model_calls import CallTarget, ModelCalls
+from slipstream.router.infer.requests.active_request import ActiveRequest
+from slipstream.router.infer.warm_up import WarmUp
 from slipstream.router.instances.instance_link import InstanceLink
 from slipstream.router.instances.messages import (
     ControlCall,
     Executed,
-    ExecuteRequest,
     InstanceEnd,
     InstanceResponse,
     Json,
@@ -27,7 +27,7 @@ LEVELS = {"info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR,
 
 
 class InstanceEvents(Protocol):
-    """What a version of a model hears of its instances, by their names."""
+    """What a version of a model hears of its instances' lives, by their names."""
 
     def instance_connected(self, name: str, *, is_ready: bool) -> None: ...
     def instance_disconnected(self, name: str) -> None: ...
@@ -36,23 +36,28 @@ class InstanceEvents(Protocol):
     def instance_warmed(self, name: str) -> None: ...
     def instance_failed(self, name: str, cause: str) -> None: ...
     def instance_ended(self, name: str, cause: str) -> None: ...
-    def executed(self, name: str, result: Executed) -> None: ...
-    def responded(self, name: str, n: int, response: InstanceResponse | None, *, is_final: bool) -> None: ...
-    def request_of(self, name: str, n: int) -> ActiveRequest | None: ...
     def control(self, call: ControlCall, link: InstanceLink) -> None: ...
 
 
-class ModelInstance:
-    """InstanceOwner of one process. A process that is started again is another ModelInstance. `metrics` are its own
-    families of metrics, by name."""
+class InstanceResults(Protocol):
+    """Where the results of an instance that serves go."""
 
-    def __init__(self, name: str, model: str, events: InstanceEvents, calls: CallTarget) -> None:
+    def executed(self, name: str, result: Executed) -> None: ...
+    def responded(self, name: str, n: int, response: InstanceResponse | None, *, is_final: bool) -> None: ...
+    def request_of(self, name: str, n: int) -> ActiveRequest | None: ...
+
+
+class ModelInstance:
+    """InstanceOwner of one process. A process that is started again is another ModelInstance. `results` is there once
+    it is initialised. `metrics` are its own families of metrics, by name."""
+
+    def __init__(self, name: str, events: InstanceEvents, calls: CallTarget) -> None:
         self._name = name
-        self._model = model
         self._events = events
         self._call_target = calls
         self._warm_up: WarmUp | None = None
         self.metrics: dict[str, Json] = {}
+        self.results: InstanceResults | None = None
         self.link: InstanceLink
         self.calls: ModelCalls
 
@@ -83,21 +88,22 @@ class ModelInstance:
         self._events.instance_failed(self._name, f"Internal: {error}")
 
     def executed(self, result: Executed) -> None:
-        if self._warm_up is None:
-            self._events.executed(self._name, result)
-            return
-        self._warm_up.executed(result)
-        self._continue_warm_up()
+        if self._warm_up is not None:
+            self._warm_up.executed(result)
+            self._continue_warm_up()
+        elif self.results is not None:
+            self.results.executed(self._name, result)
 
     def responded(self, n: int, response: InstanceResponse | None, *, is_final: bool) -> None:
-        if self._warm_up is None:
-            self._events.responded(self._name, n, response, is_final=is_final)
-            return
-        self._warm_up.responded(n, response, is_final=is_final)
-        self._continue_warm_up()
+        if self._warm_up is not None:
+            self._warm_up.responded(n, response, is_final=is_final)
+            self._continue_warm_up()
+        elif self.results is not None:
+            self.results.responded(self._name, n, response, is_final=is_final)
 
     def called(self, call: ModelCall) -> None:
-        parent = None if call.parent is None else self._events.request_of(self._name, call.parent)
+        results, n = self.results, call.parent
+        parent = None if results is None or n is None else results.request_of(self._name, n)
         self.calls.begin(call, parent)
 
     def call_cancelled(self, call: int) -> None:
@@ -127,63 +133,6 @@ class ModelInstance:
             self._events.instance_failed(self._name, f"Internal: failed to run warmup sample: {warm_up.error}")
         else:
             self._events.instance_warmed(self._name)
-
-
-class WarmUp:
-    """Runs executions one after the other, before the instance serves. `error` is what went wrong first."""
-
-    def __init__(self, link: InstanceLink, executions: Sequence[Sequence[InferRequest]]) -> None:
-        self._link = link
-        self._left = list(reversed(executions))
-        self._open: set[int] = set()
-        self._is_executing = False
-        self._last_n = 0
-        self.error = ""
-        self._next()
-
-    @property
-    def is_over(self) -> bool:
-        return not self._left and not self._is_executing and not self._open
-
-    def executed(self, result: Executed) -> None:
-        self._is_executing = False
-        numbers = sorted(self._open)
-        for n, response in zip(numbers, result.responses, strict=False):
-            if response is not None:
-                self._take(response)
-                self._open.discard(n)
-        if result.error is not None:
-            self._fail(result.error)
-            self._open.clear()
-        self._next()
-
-    def responded(self, n: int, response: InstanceResponse | None, *, is_final: bool) -> None:
-        if response is not None:
-            self._take(response)
-        if is_final:
-            self._open.discard(n)
-        self._next()
-
-    def _next(self) -> None:
-        if self._is_executing or self._open or not self._left:
-            return
-        requests = []
-        for request in self._left.pop():
-            self._last_n += 1
-            requests.append(ExecuteRequest(self._last_n, request))
-            self._open.add(self._last_n)
-        self._is_executing = True
-        self._link.execute(self._last_n, requests)
-
-    def _take(self, response: InstanceResponse) -> None:
-        if response.error is not None:
-            self._fail(response.error.message)
-        if response.release is not None:
-            response.release()
-
-    def _fail(self, error: str) -> None:
-        self.error = self.error or error
-        self._left.clear()
 
 
 def unhealthy(instance: str) -> InferError:

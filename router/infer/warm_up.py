@@ -1,58 +1,66 @@
-"""The requests that warm an instance up before it serves (`model_warmup`)."""
+"""Warms an instance up before it serves."""
 
 from __future__ import annotations
 
-import math
-import random
-import struct
-from pathlib import Path
+from collections.abc import Sequence
 
-from slipstream.router.tensors.datatypes import DATATYPES
+from slipstream.router.instances.instance_link import InstanceLink
+from slipstream.router.instances.messages import Executed, ExecuteRequest, InstanceResponse
 from slipstream.router.tensors.infer_request import InferRequest
-from slipstream.router.tensors.model_spec import ModelSpec, WarmupInput, WarmupSample
-from slipstream.router.tensors.tensor import Tensor
-
-FOLDER = "warmup"  # of the model's folder: files with data
-EMPTY_ELEMENT = struct.pack("<I", 0)
 
 
-def warm_up_requests(spec: ModelSpec) -> list[list[InferRequest]]:
-    """The executions that warm up an instance, each a list of requests. Blocks: it reads the samples' files.
+class WarmUp:
+    """Runs executions one after the other, before the instance serves. `error` is what went wrong first."""
 
-    Like Triton, it skips samples whose batch size is 0, the default. Raises OSError, ValueError."""
-    executions: list[list[InferRequest]] = []
-    for sample in spec.warmup:
-        if sample.batch_size:
-            requests = _requests(spec, sample)
-            executions += [requests] * max(1, sample.count)
-    return executions
+    def __init__(self, link: InstanceLink, executions: Sequence[Sequence[InferRequest]]) -> None:
+        self._link = link
+        self._left = list(reversed(executions))
+        self._open: set[int] = set()
+        self._numbers: list[int] = []  # of the execution
+        self._is_executing = False
+        self._last_n = 0
+        self.error = ""
+        self._next()
 
+    @property
+    def is_over(self) -> bool:
+        return not self._left and not self._is_executing and not self._open
 
-def _requests(spec: ModelSpec, sample: WarmupSample) -> list[InferRequest]:
-    """As many requests of one row as the batch size says."""
-    inputs = [_tensor(spec, one) for one in sample.inputs]
-    return [InferRequest(spec.name, spec.version, inputs=inputs) for _ in range(sample.batch_size)]
+    def executed(self, result: Executed) -> None:
+        self._is_executing = False
+        for n, response in zip(self._numbers, result.responses, strict=False):
+            if response is not None:
+                self._take(response)
+                self._open.discard(n)
+        if result.error is not None:
+            self._fail(result.error)
+            self._open.clear()
+        self._next()
 
+    def responded(self, n: int, response: InstanceResponse | None, *, is_final: bool) -> None:
+        if response is not None:
+            self._take(response)
+        if is_final:
+            self._open.discard(n)
+        self._next()
 
-def _tensor(spec: ModelSpec, one: WarmupInput) -> Tensor:
-    is_control = all(tensor.name != one.name for tensor in spec.inputs)
-    shape = (1, *one.dims) if spec.max_batch_size and not is_control else one.dims
-    num_elements = math.prod(one.dims)
-    element_bytes = DATATYPES[one.datatype].element_bytes
-    if one.source == "file":
-        data = (spec.folder / FOLDER / Path(one.file)).read_bytes()
-        if element_bytes is not None and len(data) < num_elements * element_bytes:
-            raise ValueError(
-                f"[request id: <id_unknown>] warmup setting expects {num_elements * element_bytes} bytes, but the "
-                f"data provided from {one.file}only has {len(data)} bytes"
-            )
-        data = data if element_bytes is None else data[: num_elements * element_bytes]
-    elif element_bytes is None:
-        data = EMPTY_ELEMENT * num_elements
-    elif one.source == "zero":
-        data = bytes(num_elements * element_bytes)
-    else:
-        data = random.Random(0).randbytes(num_elements * element_bytes)
-        if one.datatype == "BOOL":
-            data = bytes(byte & 1 for byte in data)
-    return Tensor(one.name, one.datatype, shape, data)
+    def _next(self) -> None:
+        if self._is_executing or self._open or not self._left:
+            return
+        requests = self._left.pop()
+        self._numbers = list(range(self._last_n + 1, self._last_n + 1 + len(requests)))
+        self._last_n += len(requests)
+        self._open.update(self._numbers)
+        self._is_executing = True
+        numbered = zip(self._numbers, requests, strict=True)
+        self._link.execute(self._last_n, [ExecuteRequest(n, request) for n, request in numbered])
+
+    def _take(self, response: InstanceResponse) -> None:
+        if response.error is not None:
+            self._fail(response.error.message)
+        if response.release is not None:
+            response.release()
+
+    def _fail(self, error: str) -> None:
+        self.error = self.error or error
+        self._left.clear()

@@ -12,7 +12,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from slipstream.router.model_repository.config.backends import model_file_of
 from slipstream.router.model_repository.config.completion import completed_config
-from slipstream.router.model_repository.config.config_fault import ConfigError, raise_first
+from slipstream.router.model_repository.config.config_fault import ConfigError, ConfigFault, raise_first
 from slipstream.router.model_repository.config.config_json import to_dict
 from slipstream.router.model_repository.config.config_text import from_dict
 from slipstream.router.model_repository.config.defaults import set_instance_groups
@@ -22,9 +22,13 @@ from slipstream.router.model_repository.config.model_spec_reader import read_gro
 from slipstream.router.model_repository.config.tensor_checks import tensor_faults
 from slipstream.router.model_repository.read_options import ReadOptions
 from slipstream.router.model_repository.repository_error import LoadError
+from slipstream.router.model_repository.repository_watch import ModelStamp
+from slipstream.router.tensors.infer_error import InferErrorCode
 from slipstream.router.tensors.model_spec import InstanceGroup, ModelSpec
 
 PYTHON = "python"
+UNSUPPORTED = InferErrorCode.UNSUPPORTED
+NO_STAMP = ModelStamp({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,7 @@ class ModelDraft:
     versions: tuple[str, ...]
     options: ReadOptions
     is_temporary: bool = False
+    stamp: ModelStamp = NO_STAMP  # of the folder, before it was read
 
     @property
     def backend(self) -> str:
@@ -89,14 +94,42 @@ class ModelDraft:
         except ConfigError as error:
             raise LoadError(error.fault.status) from None
 
+    def keeps_version(self, version: str, before: ModelDraft) -> bool:
+        """Whether a version that was loaded from an earlier draft can go on: its files are the same, and nothing has
+        changed in the configuration but, perhaps, the instance groups and which versions are served."""
+        return (
+            self.folder == before.folder
+            and self.stamp.of_version(version) == before.stamp.of_version(version)
+            and _of_all_instances(self.message) == _of_all_instances(before.message)
+        )
+
     def remove(self) -> None:
         """Removes the folder if it is temporary."""
         if self.is_temporary:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _with_instances(self) -> ModelConfig:
+        if self.backend not in self.options.backends:
+            raise ConfigError(self._no_backend())
         config = ModelConfig()
         config.CopyFrom(self.message)
         set_instance_groups(config, self.options.devices)
         raise_first(instance_faults(config, self.options.devices))
         return config
+
+    def _no_backend(self) -> ConfigFault:
+        if not self.backend:
+            return ConfigFault("platform", f"ensemble '{self.name}': ensembles are not served", UNSUPPORTED)
+        text = (
+            f"unable to find backend library for backend '{self.backend}', try specifying runtime on the model "
+            "configuration."
+        )
+        return ConfigFault("backend", text)
+
+
+def _of_all_instances(config: ModelConfig) -> ModelConfig:
+    rest = ModelConfig()
+    rest.CopyFrom(config)
+    rest.ClearField("instance_group")
+    rest.ClearField("version_policy")
+    return rest

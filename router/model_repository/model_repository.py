@@ -44,6 +44,7 @@ class ModelRepository:
     def read(self, model: str, config_json: str = "", files: Mapping[str, bytes] | None = None) -> ModelDraft:
         """A model, with the configuration and files of a load request if it brought them. Raises RepositoryError, and
         LoadError if no version is to be served."""
+        _check_name(model)
         if not files:
             return self._read(model, self._folder_of(model), config_json)
         if not config_json:
@@ -70,9 +71,6 @@ class ModelRepository:
         return Counter(name for folder in self.folders for name in _models_in(folder))
 
     def _folder_of(self, model: str) -> Path:
-        if not model.strip() or "/" in model or model.strip() in (".", ".."):
-            text = f"invalid model name '{model}', model name must not contain path traversal characters"
-            raise RepositoryError(text)
         found = [folder / model for folder in self.folders if (folder / model).is_dir()]
         if not found:
             raise RepositoryError(f"failed to poll model '{model}': model not found in any model repository.")
@@ -82,6 +80,7 @@ class ModelRepository:
 
     def _read(self, model: str, path: Path, config_json: str, *, is_temporary: bool = False) -> ModelDraft:
         folder = ModelFolder(path)
+        stamp = ModelStamp(folder.times_ns())
         try:
             existing = versions_in(folder.subfolders())
             config = parse_json(config_json) if config_json else self._read_config(folder)
@@ -100,7 +99,7 @@ class ModelRepository:
         versions = served_versions(config, existing)
         if not versions:
             raise LoadError(f"at least one version must be available under the version policy of model '{model}'")
-        return ModelDraft(model, path, config, versions, self.options, is_temporary)
+        return ModelDraft(model, path, config, versions, self.options, is_temporary, stamp)
 
     def _read_config(self, folder: ModelFolder) -> ModelConfig:
         """An empty one if there is no file, and the model is to complete it. Raises ConfigError and OSError."""
@@ -108,6 +107,13 @@ class ModelRepository:
         if self.options.auto_complete and not path.exists():
             return ModelConfig()
         return parse_text(path.read_text(encoding="utf-8"))
+
+
+def _check_name(model: str) -> None:
+    if not model.strip():
+        raise RepositoryError("Model name cannot be empty. Please enter a valid name to deploy.")
+    if "/" in model or "\0" in model or model.strip() in (".", ".."):
+        raise RepositoryError(f"invalid model name '{model}', model name must not contain path traversal characters")
 
 
 def _models_in(folder: Path) -> list[str]:

@@ -29,12 +29,12 @@ def write_override(model: str, files: Mapping[str, bytes], parent: Path | None) 
 
 
 def _write(folder: Path, name: str, contents: bytes) -> None:
-    path = (folder / name).resolve()
-    if path == folder or not path.is_relative_to(folder):
-        raise RepositoryError(
-            f"Invalid file parameter 'file:{name}' with normalized path '{path}' must stay within model directory."
-        )
     try:
+        path = (folder / name).resolve()
+        if path == folder or not path.is_relative_to(folder):
+            raise RepositoryError(
+                f"Invalid file parameter 'file:{name}' with normalized path '{path}' must stay within model directory."
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(contents)
     except (FileExistsError, NotADirectoryError, IsADirectoryError):

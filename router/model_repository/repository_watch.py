@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+CONFIG_NAMES = {"", "config.pbtxt", "configs"}  # "": the model's folder, in which versions come and go
+
 
 @dataclass(frozen=True, slots=True)
 class ModelStamp:
     """When the files of a model were changed: each entry of its folder ("": the folder itself) -> nanoseconds."""
 
     times_ns: Mapping[str, int]
+
+    def of_version(self, version: str) -> Mapping[str, int]:
+        """What a version depends on beside the configuration: its own folder, and files that all versions share."""
+        return {
+            name: time_ns
+            for name, time_ns in self.times_ns.items()
+            if name == version or not (name.isdigit() or name in CONFIG_NAMES)
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,9 @@ def set_defaults(config: ModelConfig) -> None:
             batching.max_sequence_idle_microseconds = SEQUENCE_IDLE_US
         if batching.HasField("oldest") and not batching.oldest.preferred_batch_size:
             _prefer_full_batches(config, batching.oldest.preferred_batch_size)
-    if not config.HasField("ensemble_scheduling"):
+    if config.HasField("ensemble_scheduling"):
+        config.model_transaction_policy.SetInParent()
+    else:
         for buffer in ("input_pinned_memory", "output_pinned_memory"):
             if not config.optimization.HasField(buffer):
                 getattr(config.optimization, buffer).enable = True

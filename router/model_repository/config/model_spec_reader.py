@@ -26,7 +26,11 @@ from slipstream.router.tensors.model_spec import (
     WarmupSample,
 )
 
-WARMUP_SOURCES: dict[str, Literal["zero", "random", "file"]] = {"zero_data": "zero", "random_data": "random", "input_data_file": "file"}
+WARMUP_SOURCES: dict[str, Literal["zero", "random", "file"]] = {
+    "zero_data": "zero",
+    "random_data": "random",
+    "input_data_file": "file",
+}
 
 
 def read_spec(config: ModelConfig, version: str, versions: tuple[str, ...], files: ModelFiles) -> ModelSpec:

@@ -58,3 +58,23 @@ def queued(
 def ids(batch: Batch | None) -> list[str]:
     """Of the requests of a batch; no batch has none."""
     return [] if batch is None else [request.request.id for request in batch.requests]
+
+
+def places(batch: Batch | None) -> list[str | None]:
+    """The ids of the requests of a batch by place; None: an empty one."""
+    items = batch.items if batch is not None else ()
+    return [item.request.request.id if item.request is not None else None for item in items]
+
+
+def step(
+    name: str,
+    *,
+    start: bool = False,
+    end: bool = False,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    timeout_us: int = 0,
+    tenant: str = "",
+) -> QueuedRequest:
+    """A request of the sequence that is called `name`, a letter; its id is the code of the letter."""
+    flags = SequenceFlags(ord(name), is_start=start, is_end=end)
+    return queued(name, shapes=shapes, sequence=flags, timeout_us=timeout_us, tenant=tenant)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from slipstream.router.batching.scheduler import QueuedRequest
-from slipstream.router.infer.request_record import InferRecord
+from slipstream.router.infer.requests.request_record import InferRecord
 from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.infer_request import InferRequest, InferResponse, ResponseReceiver
 
@@ -77,4 +77,3 @@ def release_inputs(request: InferRequest) -> None:
     if release is not None:
         request.release = None
         release()
-

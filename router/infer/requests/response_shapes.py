@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slipstream.router.infer.request_check import filled
+from slipstream.router.infer.requests.request_check import filled
 from slipstream.router.tensors.model_spec import ModelSpec, TensorSpec
 from slipstream.router.tensors.tensor import Tensor
 

@@ -14,15 +14,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from slipstream.router.batching.scheduler import Batch, Rejected, Scheduler
-from slipstream.router.infer.active_request import ActiveRequest
-from slipstream.router.infer.request_record import Execution, Outcome
-from slipstream.router.infer.response_shapes import ResponseShapes
-from slipstream.router.infer.statistics_recorder import ComputeTimes, StatisticsRecorder, nanoseconds
+from slipstream.router.infer.requests.active_request import ActiveRequest
+from slipstream.router.infer.requests.request_record import Execution, Outcome
+from slipstream.router.infer.requests.response_shapes import ResponseShapes
+from slipstream.router.infer.requests.statistics_recorder import ComputeTimes, StatisticsRecorder, nanoseconds
 from slipstream.router.instances.messages import Executed, ExecuteRequest, InstanceResponse
 from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferResponse
 from slipstream.router.tensors.model_spec import ModelSpec
-
 
 OUTCOMES: dict[FailureReason, Outcome] = {FailureReason.CANCELED: "cancelled", FailureReason.REJECTED: "rejected"}
 
@@ -31,7 +30,7 @@ class Executor(Protocol):
     """Commands to instances, by name."""
 
     def execute(self, instance: str, batch: int, requests: Sequence[ExecuteRequest]) -> None: ...
-    def cancel(self, instance: str, n: int) -> None: ...
+    def cancel_at(self, instance: str, n: int) -> None: ...
 
 
 @dataclass(slots=True)
@@ -85,6 +84,11 @@ class VersionDispatch:
         """When `tick` is to be called although nothing happens."""
         return self._scheduler.next_time
 
+    def request_of(self, name: str, n: int) -> ActiveRequest | None:
+        """A request that this instance has."""
+        work = self._work.get(name)
+        return None if work is None else work.open.get(n)
+
     def submit(self, active: ActiveRequest, now: float) -> None:
         """Queues a request; `run` gives it to an instance. Raises InferError."""
         try:
@@ -103,7 +107,7 @@ class VersionDispatch:
             return
         work = self._work.get(active.instance)
         if work is not None and active.n in work.open:
-            self._executor.cancel(work.name, active.n)
+            self._executor.cancel_at(work.name, active.n)
         self._fail(active, error, now)
 
     def add_instance(self, name: str, now: float) -> None:
@@ -121,7 +125,7 @@ class VersionDispatch:
         if running is not None:
             self._scheduler.executed(running.batch, name, now)
         rejected = self._scheduler.remove_instance(name, now)
-        for active in reversed(work.open.values()):  # the oldest is put back last, so it is the first
+        for active in list(work.open.values()):
             self._lost(active, error, now)
         self._reject(rejected, now)
         self.run(now)

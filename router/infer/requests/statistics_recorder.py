@@ -78,4 +78,3 @@ def add_compute(durations: BatchDurations | InferDurations, times: ComputeTimes)
 
 def nanoseconds(seconds: float) -> int:
     return max(0, round(seconds * 1e9))
-
