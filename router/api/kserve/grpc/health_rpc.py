@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import grpc.aio
 
-from slipstream.router.api.kserve.grpc.rpc_access import RpcAccess, RpcRights
-from slipstream.router.api.kserve.grpc.rpc_error import RpcError
+from slipstream.router.api.kserve.grpc.calls.rpc_access import RpcAccess, RpcRights
+from slipstream.router.api.kserve.grpc.calls.rpc_error import RpcError
 from slipstream.router.tensors.infer_service import RepositoryControl
 
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"  # `HealthCheckResponse.status`
