@@ -46,7 +46,7 @@ router/beam_search router/api router/api/generation/answer router/api/openai/ans
 router/api/openai/body router/api/generation router/api/openai
 router/api/openai/responses/body router/api/openai/responses/answer router/api/openai/responses
 router/api/openai/files router/api/openai/batches
-router/api/kserve router/api/kserve/http/bodies router/api/kserve/http router/api/kserve/grpc/messages router/api/kserve/grpc
+router/api/kserve router/api/kserve/http/bodies router/api/kserve/http router/api/kserve/grpc/messages router/api/kserve/grpc router/api/kserve/grpc/calls router/api/kserve/grpc/inference
 router/api/anthropic router/api/admin
 router/api/pages
 router/frontends router
