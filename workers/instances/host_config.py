@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 @dataclass(frozen=True, slots=True)
 class InstanceHostConfig:
     """`router` is the router's instance port: `unix:PATH` or `HOST:PORT`. `name` is unique in the cluster. `logs` is
-    the folder for the output of instances ("": that of the host). `cache` is where packed environments are unpacked ("":
-    the user's cache). `python` is the interpreter of models that name none ("": this one). `node_ip` is what the
+    the folder for the output of instances ("": that of the host). `cache` is where packed environments are unpacked
+    ("": the user's cache). `python` is the interpreter of models that name none ("": this one). `node_ip` is what the
     router shows of it."""
 
     router: str

@@ -101,7 +101,7 @@ class InstanceHost:
         finally:
             stopping.cancel()
 
-    async def _serve(self, stopping: asyncio.Future[bool]) -> bool:
+    async def _serve(self, stopping: asyncio.Future[Any]) -> bool:
         """One connection, until it is lost or the host stops. Returns whether a router has welcomed the host. Raises
         HostRefused."""
         try:
