@@ -25,10 +25,12 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from slipstream.router.catalog.served_model import ModelSource
+from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.config.router_config import FORMER_NAMES, ContentFormat, DispatchConfig, RouterConfig
 from slipstream.router.model_files.sampling_defaults import GenerationConfigUse
 from slipstream.router.parsers.detection import AUTO
 from slipstream.router.parsers.parser_names import check_parsers
+from slipstream.router.process.addresses import RepositoryAddresses
 from slipstream.router.process.gc_tuning import spare_garbage_collector
 from slipstream.router.process.log_level import log_level
 from slipstream.router.router import Router
@@ -73,9 +75,11 @@ class ModelProgram:
 @dataclass(frozen=True, slots=True)
 class RouterProgram:
     """`model` is the name that clients ask for, `model_dir` holds its tokenizer; several models are listed as `models`
-    instead. `token` is the secret that workers must present. `keeper` is the Unix socket of a `SocketHolder`, which
-    holds what is to outlive this router. One that `is_ending` only continues the existing connections.
-    `kv_budget_bytes` is the memory that the workers of a host divide for their KV pages."""
+    instead, and beside a `repository` there may be none. `token` is the secret that workers and instance hosts must
+    present. `keeper` is the Unix socket of a `SocketHolder`, which holds what is to outlive this router. One that
+    `is_ending` only continues the existing connections. `kv_budget_bytes` is the memory that the workers of a host
+    divide for their KV pages. `instances_path` is where the router listens for instances on its host; null: nowhere.
+    """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -90,6 +94,8 @@ class RouterProgram:
     generation_config: GenerationConfigUse = "auto"
     chat_template_content_format: ContentFormat = "auto"
     models: tuple[ModelProgram, ...] = ()
+    repository: RepositoryConfig = field(default_factory=RepositoryConfig)
+    instances_path: Path | None = None
     router: RouterConfig = field(default_factory=RouterConfig)
     kv_budget_bytes: int | None = None
     tool_call_parser: str = AUTO
@@ -97,13 +103,13 @@ class RouterProgram:
 
     def __post_init__(self) -> None:
         check_parsers(self.tool_call_parser, self.reasoning_parser)
-        if bool(self.models) == bool(self.model):
+        if bool(self.models) == bool(self.model) and (self.model or not self.repository.is_on):
             raise ValueError(f"either model or models must be given, got {self.model!r} and {len(self.models)} models")
         if self.model and self.model_dir is None:
             raise ValueError(f"model_dir must be given beside model {self.model!r}, got None")
 
     def sources(self) -> list[ModelSource]:
-        """The models, at least one."""
+        """The models."""
         if self.model_dir is None:
             return [model.source() for model in self.models]
         only = ModelProgram(
@@ -166,6 +172,8 @@ async def serve(program: RouterProgram) -> None:
         holder_path=program.keeper,
         is_ending=program.is_ending,
         kv_budget_bytes=program.kv_budget_bytes,
+        repository=program.repository,
+        instances_path=program.instances_path,
     )
     addresses = await router.start()
     if program.keeper is not None:
@@ -177,12 +185,24 @@ async def serve(program: RouterProgram) -> None:
     listening = {"http": f"{scheme}://{http}", "workers": str(workers)}
     if admin is not None:
         listening["admin"] = f"http://{admin}"
+    if addresses.repository is not None:
+        listening |= listening_for(addresses.repository)
     print(json.dumps(listening), flush=True)
     if await ended == signal.SIGTERM and program.drain_grace_s:
         router.leave()
         await asyncio.sleep(program.drain_grace_s)
     await router.drain(program.drain_s)
     await router.stop()
+
+
+def listening_for(repository: RepositoryAddresses) -> dict[str, str]:
+    """The endpoints of a repository, by their names in the line about where the router listens."""
+    listening = {"instances": str(repository.instances)}
+    if repository.grpc is not None:
+        listening["grpc"] = str(repository.grpc)
+    if repository.metrics is not None:
+        listening["tensor_metrics"] = f"http://{repository.metrics}"
+    return listening
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from slipstream.router.api.anthropic.error_form import error_form
 from slipstream.router.api.exchange_context import ExchangeContext
 from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.config.access_config import AccessConfig
+from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.config.router_config import RouterConfig, TlsConfig
 from slipstream.router.dispatch.page_limits import PageLimits
 from slipstream.router.dispatch.service import GenerationService
@@ -42,12 +43,13 @@ log = logging.getLogger(__name__)
 
 class Router:
     """Life cycle: `start`, `leave` and `drain` (optional), `stop`, all on the event loop that `start` ran on. It serves
-    `models`, at least one at the start; `Router.models` adds and removes others.
+    `models` and the tensor models of `repository`, one of which may be empty; `Router.models` adds and removes models.
 
     The workers say how long sequences may be. `worker_token` is the secret that workers must present. With a socket
     holder at `holder_path`, the router leaves its clients' connections to the next router, and `take_over` continues
     those of the previous one. A router that `is_ending` continues them and takes no new clients: the previous one was
-    killed while it drained. `kv_budget_bytes` is the memory of each host that its workers divide for their KV pages.
+    killed while it drained. `kv_budget_bytes` is the memory of each host that its workers divide for their KV pages. At
+    `instances_path` the router listens for the instances on its host.
     """
 
     def __init__(
@@ -59,8 +61,16 @@ class Router:
         holder_path: Path | None = None,
         is_ending: bool = False,
         kv_budget_bytes: int | None = None,
+        repository: RepositoryConfig | None = None,
+        instances_path: Path | None = None,
     ) -> None:
         self._config = config
+        self._instances_path = instances_path
+        self._repository = RepositoryConfig() if repository is None else repository
+        if not models and not self._repository.is_on:
+            raise ValueError("a router needs at least one model, or a repository")
+        if self._repository.is_on and config.frontends > 1:
+            raise ValueError(f"frontends must be 1 where there is a repository, got {config.frontends}")
         self.models = RouterModels(models, config.dispatch)
         self._worker_token = worker_token
         self._holder_path = holder_path

@@ -30,11 +30,9 @@ log = logging.getLogger(__name__)
 class RouterModels:
     """Life cycle: `read`; then `serve_in` is given what serves them, and `serve_by_fronts` the front processes if there
     are any; then `begin_canaries`, and all the others; `end_canaries`. `dispatch` is that of models that have none of
-    their own. Raises ValueError if there is no model, or if two have the same name."""
+    their own. Raises ValueError if two have the same name."""
 
     def __init__(self, models: Sequence[ModelSource], dispatch: DispatchConfig) -> None:
-        if not models:
-            raise ValueError("a router needs at least one model")
         self._sources = {source.name: source for source in models if not source.text_of}
         self._text_sources = {source.key: source for source in models if source.text_of}  # of versions
         if len(self._sources) + len(self._text_sources) != len(models):

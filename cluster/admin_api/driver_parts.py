@@ -51,6 +51,8 @@ def one_model(fleet: FleetView, model: str | None) -> str:
     names = fleet.models
     if model is None and len(names) == 1:
         return names[0]
+    if model is None and not names:
+        raise FleetError("conflict", "model", "this cluster serves only a model repository")
     if model is None:
         reason = f"this cluster has several models, say which one (model, or --model): {', '.join(names)}"
         raise FleetError("invalid", "model", reason)

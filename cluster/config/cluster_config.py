@@ -11,17 +11,19 @@ from typing import Any, ClassVar
 from slipstream.cluster.config.budget_config import BudgetConfig
 from slipstream.cluster.config.host_name import is_host
 from slipstream.cluster.config.model_cache_config import ModelCacheConfig
-from slipstream.cluster.config.model_entry import ModelEntry, ServedModelConfig
+from slipstream.cluster.config.model_entry import NO_MODEL, ModelEntry, ServedModelConfig
 from slipstream.cluster.config.planner_config import PlannerConfig
 from slipstream.cluster.config.pool_config import PoolConfig
 from slipstream.cluster.config.watch_config import WatchConfig
 from slipstream.kv_transfer.api.transfer_config import TransferConfig
+from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.protocol.messages import Role
 from slipstream.workers.config.worker_config import EngineConfig
 
 CLUSTER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")  # also a file name, and no option
 ROUTER_CPUS = 0.05  # only reserved; for what that means see PoolConfig
+INSTANCE_HOST_CPUS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +96,13 @@ class ClusterConfig:
 
     There is a single `model` with the pools `prefill` and `decode`, or there are several `models`, each with pools of
     its own; then `model` and the pools are those of the first one. `engine` applies to all pools, each of which may
-    override parts of it.
+    override parts of it. `repository` has tensor models; with it there may be no other model, and then `model` is
+    `NO_MODEL`.
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
-    model: ServedModelConfig
+    model: ServedModelConfig = NO_MODEL
     name: str = "slipstream"
     engine: EngineConfig = field(default_factory=EngineConfig)
     prefill: PoolConfig = field(default_factory=PoolConfig)
@@ -111,6 +114,7 @@ class ClusterConfig:
     admin_api: AdminApiConfig = field(default_factory=AdminApiConfig)
     planner: PlannerConfig = field(default_factory=PlannerConfig)
     models: tuple[ModelEntry, ...] = ()
+    repository: RepositoryConfig = field(default_factory=RepositoryConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     model_cache: ModelCacheConfig = field(default_factory=ModelCacheConfig)
     watch: WatchConfig = field(default_factory=WatchConfig)
@@ -122,9 +126,14 @@ class ClusterConfig:
         yield "prefill", self.prefill
         yield "decode", self.decode
 
+    @property
+    def has_model(self) -> bool:
+        """Whether it serves a model beside those of the repository."""
+        return self.model != NO_MODEL
+
     def entries(self) -> tuple[ModelEntry, ...]:
-        """All models; at least one."""
-        if self.models:
+        """All models but those of the repository."""
+        if self.models or not self.has_model:
             return self.models
         served = {one.name: getattr(self.model, one.name) for one in fields(ServedModelConfig)}
         return (ModelEntry(**served, engine=self.engine, prefill=self.prefill, decode=self.decode),)
@@ -160,7 +169,8 @@ class ClusterConfig:
     @property
     def num_cpus(self) -> float:
         """What all processes together reserve from Ray."""
-        return ROUTER_CPUS + sum(pool.replicas * pool.tp * pool.num_cpus for pool in self._all_pools())
+        hosts = INSTANCE_HOST_CPUS * self.repository.hosts if self.repository.is_on else 0.0
+        return ROUTER_CPUS + hosts + sum(pool.replicas * pool.tp * pool.num_cpus for pool in self._all_pools())
 
     @property
     def num_ranks(self) -> int:
@@ -171,6 +181,8 @@ class ClusterConfig:
             yield from (entry.prefill, entry.decode)
 
     def __post_init__(self) -> None:
+        if not self.has_model and not self.repository.is_on:
+            raise ValueError("model is missing; a deployment needs model, models or repository.paths")
         if not CLUSTER_NAME.fullmatch(self.name):
             raise ValueError(
                 f"name must consist of 1 to 64 letters, digits, - and _, and not begin with -, got {self.name!r}"
@@ -181,34 +193,59 @@ class ClusterConfig:
             raise ValueError(f"drain_timeout_s must be finite and not negative, got {self.drain_timeout_s}")
         if not (self.drain_grace_s >= 0 and math.isfinite(self.drain_grace_s)):
             raise ValueError(f"drain_grace_s must be finite and not negative, got {self.drain_grace_s}")
-        for key, port in (
-            ("router.http.port", self.router.http.port),
-            ("router.worker_port", self.router.worker_port),
-            ("router.admin.port", self.router.admin.port or 0),
-        ):
-            if not 0 <= port < 65536:
-                raise ValueError(f"{key} must be a port number (0: a free one), got {port}")
-        for key, host in (
-            ("router.http.host", self.router.http.host),
-            ("router.worker_host", self.router.worker_host),
-            ("router.admin.host", self.router.admin.host),
-            ("admin_api.host", self.admin_api.host),
-            ("kv_transfer.host", self.kv_transfer.host),
-        ):
-            if not is_host(host):
-                raise ValueError(f"{key} must be an IP address or the name of a host, got {host!r}")
-        if self.router.worker_port and self.router.worker_port == self.router.http.port:
-            raise ValueError(f"router.worker_port must differ from router.http.port, got {self.router.worker_port}")
-        admin_port = self.router.admin.port
-        if self.admin_api.port and self.admin_api.port in (self.router.http.port, self.router.worker_port, admin_port):
-            raise ValueError(f"admin_api.port must differ from the ports of the router, got {self.admin_api.port}")
-        if admin_port and admin_port in (self.router.http.port, self.router.worker_port):
-            raise ValueError(f"router.admin.port must differ from the router's other ports, got {admin_port}")
+        self._check_addresses()
+        if self.repository.is_on and self.router.frontends > 1:
+            raise ValueError(f"router.frontends must be 1 where there is a repository, got {self.router.frontends}")
+        if self.planner.enabled and not self.has_model:
+            raise ValueError("planner.enabled must be false where there is only a repository, got true")
         for position, entry in enumerate(self.models):
             _check_same_pages(f"models.{position}.", entry.prefill, entry.decode)
         _check_same_pages("", self.prefill, self.decode)
         _check_names(self.models)
         _check_least(self.models, self.budget)
+
+    def _check_addresses(self) -> None:
+        """Raises ValueError."""
+        router, repository = self.router, self.repository
+        for key, port in (
+            ("router.http.port", router.http.port),
+            ("router.worker_port", router.worker_port),
+            ("router.admin.port", router.admin.port or 0),
+        ):
+            if not 0 <= port < 65536:
+                raise ValueError(f"{key} must be a port number (0: a free one), got {port}")
+        for key, host in (
+            ("router.http.host", router.http.host),
+            ("router.worker_host", router.worker_host),
+            ("router.admin.host", router.admin.host),
+            ("admin_api.host", self.admin_api.host),
+            ("kv_transfer.host", self.kv_transfer.host),
+            ("repository.grpc.host", repository.grpc.host),
+            ("repository.metrics.host", repository.metrics.host),
+        ):
+            if host is not None and not is_host(host):
+                raise ValueError(f"{key} must be an IP address or the name of a host, got {host!r}")
+        if router.worker_port and router.worker_port == router.http.port:
+            raise ValueError(f"router.worker_port must differ from router.http.port, got {router.worker_port}")
+        admin_port = router.admin.port
+        if self.admin_api.port and self.admin_api.port in (router.http.port, router.worker_port, admin_port):
+            raise ValueError(f"admin_api.port must differ from the ports of the router, got {self.admin_api.port}")
+        if admin_port and admin_port in (router.http.port, router.worker_port):
+            raise ValueError(f"router.admin.port must differ from the router's other ports, got {admin_port}")
+        if repository.is_on:
+            _check_repository_ports(repository, {router.http.port, router.worker_port, admin_port, self.admin_api.port})
+
+
+def _check_repository_ports(repository: RepositoryConfig, taken: set[int | None]) -> None:
+    """Raises ValueError if a port of the repository is one of those `taken`."""
+    for key, port in (
+        ("repository.grpc.port", repository.grpc.port),
+        ("repository.metrics.port", repository.metrics.port),
+        ("repository.instance_port", repository.instance_port),
+    ):
+        if port and port in taken:
+            raise ValueError(f"{key} must differ from the cluster's other ports, got {port}")
+        taken.add(port)
 
 
 def _check_same_pages(place: str, prefill: PoolConfig, decode: PoolConfig) -> None:

@@ -69,6 +69,9 @@ class ServedModelConfig:
         return ParserNames(self.tool_call_parser, self.reasoning_parser)
 
 
+NO_MODEL = ServedModelConfig("/dev/null")  # of a deployment that has only a repository
+
+
 @dataclass(frozen=True, slots=True)
 class ModelEntry(ServedModelConfig):
     """One of several models of a cluster. `engine` holds the settings that differ from the cluster's, `prefill` and

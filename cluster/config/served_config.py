@@ -16,6 +16,7 @@ from slipstream.cluster.config.model_entry import ServedModelConfig
 # Settings that an earlier Slipstream does not know: the section ("": the top) and the key.
 NEW_KEYS = (
     ("", "models"),
+    ("", "repository"),
     ("", "budget"),
     ("", "model_cache"),
     ("", "watch"),

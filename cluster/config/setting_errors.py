@@ -116,6 +116,8 @@ def _validate(raw: dict[str, Any]) -> ClusterConfig:
         if not isinstance(models, list) or not models:
             raise _refusal("models", "must be a list with at least one model", models)
         raw = {**raw, **_first_of(models)}
+    elif "model" not in raw and (given := next((role for role in POOLS if role in raw), None)) is not None:
+        raise _refusal(given, "must not be given without a model", raw[given])
     # By way of JSON: only there does pydantic's strict mode (no "8000", no `true` for 1) build dataclasses.
     own = (*POOLS, "models")
     shared = adapter.validate_json(_json({k: v for k, v in raw.items() if k not in own}), strict=True)

@@ -31,6 +31,7 @@ from slipstream.cluster.state.model_state import ModelState
 from slipstream.cluster.state.router_probe import wait_until_ready, why_not_ready
 from slipstream.cluster.state.run_state import ClusterPhase, ClusterState, StateFile
 from slipstream.cluster.supervisor.cluster_fleet import ClusterFleet
+from slipstream.cluster.supervisor.instance_host_nodes import instance_hosts
 from slipstream.cluster.supervisor.members.deployment import Deployment
 from slipstream.cluster.supervisor.members.members import Group
 from slipstream.cluster.supervisor.members.router_member import RouterMember
@@ -50,7 +51,7 @@ class Driver:
         self._before = task.before
         self._console = console
         self._log_dir = log_dir
-        first, *others = task.config.entries()
+        names = [entry.name for entry in task.config.entries()]
         self._state = ClusterState(
             name=task.config.name,
             pid=task.guardian.pid,
@@ -59,11 +60,11 @@ class Driver:
             driver_started=process_tree.start_time(os.getpid()) or 0.0,
             config=str(task.config_path.resolve()),
             served=as_plain(task.config),
-            model=first.name,
+            model=names[0] if names else "",
             log_dir=str(log_dir or ""),
             slipstream=__version__,
             guardian_slipstream=task.guardian.slipstream,
-            further=[ModelState(entry.name, str(task.config_path.resolve())) for entry in others],
+            further=[ModelState(name, str(task.config_path.resolve())) for name in names[1:]],
         )
         if task.before is not None:
             self._state.carry_on(task.before)
@@ -147,13 +148,16 @@ class Driver:
             )
             for entry, alone in zip(config.entries(), config.each(), strict=True)
         ]
-        router = RouterMember(deployments, session.node_id, self._guardian.holder)
-        if self._before is not None:
-            router.stay_at(*(port_of(url) for url in (self._before.url, self._before.admin_url)))
+        common = Deployment(config, token, self._log_dir, session.may_span_nodes)
+        router = RouterMember(deployments or [common], session.node_id, self._guardian.holder)
+        if (before := self._before) is not None:
+            router.stay_at(port_of(before.url), port_of(before.admin_url))
+            router.stay_at_for_tensors(port_of(before.grpc_url), port_of(before.tensor_metrics_url))
+            router.tolerate_failed_models()
         reporter = StatusReporter(self._console, self._state_file, own, config.router.http.tls.is_on)
-        supervisor = Supervisor(config, router, reporter)
+        supervisor = Supervisor(config, router, reporter, instance_hosts(common, router))
         reporter.fleet = fleet = ClusterFleet(supervisor, deployments, session, config.budget, config.num_ranks)
-        return SupervisedCluster(supervisor, fleet, reporter, reporter.files, contents, deployments[0])
+        return SupervisedCluster(supervisor, fleet, reporter, reporter.files, contents, (deployments or [common])[0])
 
     async def _bring_up(self, cluster: SupervisedCluster) -> None:
         """Starts everything and waits for the first token. Raises StartFailed."""
@@ -163,7 +167,7 @@ class Driver:
             async with start_bound(self._config.startup_timeout_s, lambda: supervisor.members):
                 await supervisor.start(groups, has_served=self._before is not None)
                 assert reporter.http is not None
-                self._console.pending("generating a first token")
+                self._console.pending("generating a first token" if self._state.models else "loading the models")
                 await supervisor.unless_failed(wait_until_ready(*reporter.http))
         except TimeoutError:
             late = [f"{m.name} is {m.state} ({m.detail})" for m in supervisor.members if m.state != "ready"]
@@ -174,7 +178,9 @@ class Driver:
             raise StartFailed(f"the router cannot be reached at {self._state.url}: {error}") from error
         supervisor.settle()
         cold = [model.model for model in self._state.models if not model.wanted["decode"]]
-        if len(cold) < len(self._state.models):
+        if not self._state.models:
+            self._console.step("the models are loaded")
+        elif len(cold) < len(self._state.models):
             self._console.step("a first token has been generated")
         if cold:
             which = f" of {', '.join(cold)}" if self._state.further else ""
@@ -205,7 +211,7 @@ class Driver:
             return
         for line in timings(self._console.stages, self._state.members) if self._task.timings else ():
             self._console.say(line)
-        for line in first_request(self._config, self._state.url):
+        for line in first_request(self._config, self._state):
             self._console.say(line)
 
     async def _drain(self, supervisor: Supervisor, stop: StopOrder) -> None:

@@ -168,7 +168,10 @@ def describe(config: ClusterConfig, before: ClusterState | None) -> str:
         pools = [f"{wanted.get(role, pool.replicas)} x {role} (tp {pool.tp})" for role, pool in alone.pools()]
         return f"{alone.model.name}: {', '.join(pools)}"
 
-    return f"Slipstream serves {'; '.join(map(pools_of, config.each()))}"
+    served = [pools_of(alone) for alone in config.each()]
+    if config.repository.is_on:
+        served.append(f"the models in {', '.join(config.repository.paths)}")
+    return f"Slipstream serves {'; '.join(served)}"
 
 
 def check_ports(config: ClusterConfig, source: ConfigSource) -> None:

@@ -7,11 +7,31 @@ import shlex
 from collections.abc import Iterable, Iterator
 
 from slipstream.cluster.config.cluster_config import ClusterConfig
-from slipstream.cluster.state.run_state import MemberStatus
+from slipstream.cluster.state.run_state import ClusterState, MemberStatus
 
 
-def first_request(config: ClusterConfig, url: str) -> Iterator[str]:
-    """Where the cluster serves, and a request to try, to the first model."""
+def first_request(config: ClusterConfig, state: ClusterState) -> Iterator[str]:
+    """Where the cluster serves, and a request to try, to the first model or about those of the repository."""
+    key = " -H 'Authorization: Bearer KEY'" if config.router.access.keys_file is not None else ""
+    yield ""
+    if config.models:
+        yield f"Models: {', '.join(', '.join((entry.name, *entry.aliases)) for entry in config.models)}"
+    if config.repository.is_on:
+        yield f"Repository: {', '.join(config.repository.paths)}"
+        if state.grpc_url:
+            yield f"gRPC: {state.grpc_url.removeprefix('grpc://')}"
+        if state.tensor_metrics_url:
+            yield f"Metrics: {state.tensor_metrics_url}/metrics"
+    yield f"Ready at {state.url} (Ctrl-C to stop). Try:"
+    if config.has_model:
+        yield f"  curl -N {state.url}/v1/chat/completions {_chat(config, key)}"
+    if config.repository.is_on:
+        yield f"  curl -X POST {state.url}/v2/repository/index{key}"
+    yield ""
+
+
+def _chat(config: ClusterConfig, key: str) -> str:
+    """The options of curl for a request to the first model."""
     body = {
         "model": config.model.name,
         "messages": [{"role": "user", "content": "Write a function that reads a file."}],
@@ -19,14 +39,7 @@ def first_request(config: ClusterConfig, url: str) -> Iterator[str]:
         "temperature": 0.7,
         "stream": True,
     }
-    data = shlex.quote(json.dumps(body))
-    key = " -H 'Authorization: Bearer KEY'" if config.router.access.keys_file is not None else ""
-    yield ""
-    if config.models:
-        yield f"Models: {', '.join(', '.join((entry.name, *entry.aliases)) for entry in config.models)}"
-    yield f"Ready at {url} (Ctrl-C to stop). Try:"
-    yield f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {data}"
-    yield ""
+    return f"-H 'Content-Type: application/json'{key} -d {shlex.quote(json.dumps(body))}"
 
 
 def timings(stages: Iterable[tuple[str, float]], members: Iterable[MemberStatus]) -> Iterator[str]:

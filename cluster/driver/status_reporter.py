@@ -81,5 +81,9 @@ class StatusReporter:
         self.http = (here(at.http.host), at.http.port, self._uses_tls)
         self._state.url = url_of("https" if self._uses_tls else "http", at.http)
         self._state.admin_url = url_of("http", at.admin) if at.admin is not None else ""
+        if at.repository is not None:
+            grpc, metrics = at.repository.grpc, at.repository.metrics
+            self._state.grpc_url = url_of("grpc", grpc) if grpc is not None else ""
+            self._state.tensor_metrics_url = url_of("http", metrics) if metrics is not None else ""
         if not self.settled:
             self._console.step(f"router listens at {self._state.url}")

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
@@ -26,6 +28,7 @@ from slipstream.cluster.fleet.update_plan import Phase
 from slipstream.cluster.processes import process_tree
 from slipstream.cluster.state.model_state import ModelPhase, ModelState, StateOfModel, carry_on, phase_of
 from slipstream.cluster.terminal.command_error import CommandError
+from slipstream.router.config.router_config import MAX_UNIX_PATH_BYTES
 from slipstream.router.protocol.messages import Role
 
 SOON_S = 0.05
@@ -77,6 +80,8 @@ class ClusterState:
     log_dir: str = ""
     members: list[MemberStatus] = field(default_factory=list)
     admin_url: str = ""
+    grpc_url: str = ""  # of the repository, as that of its metrics
+    tensor_metrics_url: str = ""
     operator_url: str = ""
     operator_token: str = ""
     driver: int = 0
@@ -108,8 +113,9 @@ class ClusterState:
 
     @property
     def models(self) -> list[StateOfModel]:
-        """All models. The first one's state is that of the cluster, as where there is no other."""
-        return [self, *self.further]
+        """All models but those of the repository. The first one's state is that of the cluster, as where there is no
+        other."""
+        return [self, *self.further] if self.model else [*self.further]
 
     def of_model(self, name: str) -> StateOfModel:
         """Raises KeyError if there is none of this name."""
@@ -138,6 +144,7 @@ class ClusterState:
         """Takes over what the previous driver has found out or decided, until this one knows better: if this one dies
         before that, the next one still has it."""
         self.url, self.admin_url = before.url, before.admin_url
+        self.grpc_url, self.tensor_metrics_url = before.grpc_url, before.tensor_metrics_url
         if not self.further and not before.further:
             carry_on(self, before)
             return
@@ -212,6 +219,16 @@ def store_folder(name: str) -> Path | None:
         return state_folder() / "store" / name
     except NoHome:
         return None
+
+
+def instances_path(name: str) -> Path:
+    """Where the router of the cluster with this name listens for instances on its host: in the run folder, if a Unix
+    socket can have so long a path."""
+    path = run_folder() / f"{name}.instances.sock"
+    if len(str(path).encode()) <= MAX_UNIX_PATH_BYTES:
+        return path
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"slipstream-{os.getuid()}-{digest}.sock"
 
 
 @contextmanager

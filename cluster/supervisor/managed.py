@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from slipstream.cluster.state.run_state import MemberStatus
-from slipstream.cluster.supervisor.members.members import Group, Member
+from slipstream.cluster.supervisor.members.members import Group, InstanceHostControl, Member
 from slipstream.cluster.supervisor.restart_policy import RestartPolicy
 from slipstream.router.model_files.manifest import REFUSES
 from slipstream.router.process.addresses import Addresses
@@ -62,6 +62,11 @@ class Managed(Generic[M]):
     def refuses(self) -> bool:
         """Whether it cannot come back by itself, because the files of the model are those of another version."""
         return REFUSES in self.last_death
+
+
+@dataclass(slots=True)
+class ManagedInstanceHost(Managed[InstanceHostControl]):
+    """An instance host."""
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -15,15 +15,21 @@ from slipstream.cluster.fleet.fleet_port import MemberState
 from slipstream.cluster.ray.bundles import PoolResources
 from slipstream.cluster.state.run_state import MemberStatus
 from slipstream.cluster.supervisor.group_monitor import GroupMonitor
-from slipstream.cluster.supervisor.managed import Managed, ManagedGroup, Observer, PendingChange
+from slipstream.cluster.supervisor.managed import (
+    Managed,
+    ManagedGroup,
+    ManagedInstanceHost,
+    Observer,
+    PendingChange,
+)
 from slipstream.cluster.supervisor.managed_router import ManagedRouter
 from slipstream.cluster.supervisor.members.actor_handles import reason_of
 from slipstream.cluster.supervisor.members.deployment import Deployment
-from slipstream.cluster.supervisor.members.members import Group, Member, RouterControl
+from slipstream.cluster.supervisor.members.members import Group, InstanceHostControl, Member, RouterControl
 from slipstream.cluster.supervisor.restart_policy import GiveUp, RestartPolicy
 from slipstream.cluster.supervisor.router_monitor import RouterMonitor
 from slipstream.cluster.supervisor.supervised_model import SupervisedModel
-from slipstream.router.process.addresses import Endpoint
+from slipstream.router.process.addresses import Addresses, Endpoint, RepositoryAddresses
 from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 
@@ -50,7 +56,13 @@ class Supervisor:
     dies while it is to leave is not restarted; one that dies on the way to another role or model comes back there.
     """
 
-    def __init__(self, config: ClusterConfig, router: RouterControl, observer: Observer) -> None:
+    def __init__(
+        self,
+        config: ClusterConfig,
+        router: RouterControl,
+        observer: Observer,
+        instance_hosts: Sequence[InstanceHostControl] = (),
+    ) -> None:
         self._config = config
         self._observer = observer
         self._models = {one.name: SupervisedModel(one.decode.engine.max_model_len) for one in config.entries()}
@@ -58,9 +70,11 @@ class Supervisor:
         self._monitor = GroupMonitor(self.router, self._serves, self._note)
         self._router_monitor = RouterMonitor(self.router, self._note)
         self._groups: dict[str, ManagedGroup] = {}
+        self._instance_hosts = [ManagedInstanceHost(host, *self._fresh(host)) for host in instance_hosts]
         self._is_settled = False
         self._spares_others = False
         self._worker_port: asyncio.Future[Endpoint] = asyncio.get_running_loop().create_future()
+        self._instance_port: asyncio.Future[RepositoryAddresses] = asyncio.get_running_loop().create_future()
         self._all_launched = asyncio.Event()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -73,8 +87,8 @@ class Supervisor:
         managed.status.model, managed.status.version = group.model, group.version
         return managed
 
-    def _all(self) -> tuple[ManagedRouter | ManagedGroup, ...]:
-        return (self.router, *self._groups.values())
+    def _all(self) -> tuple[ManagedRouter | ManagedInstanceHost | ManagedGroup, ...]:
+        return (self.router, *self._instance_hosts, *self._groups.values())
 
     @property
     def members(self) -> list[MemberStatus]:
@@ -128,11 +142,13 @@ class Supervisor:
                 managed.policy.added_later()
         self._observer.wants(self.expected)
         self._supervise(self.router, self._live_as_router)
+        for host in self._instance_hosts:
+            self._supervise(host, partial(self._live_as_instance_host, host))
         for managed in self._groups.values():
             self._supervise(managed, partial(self._live_as_group, managed))
         await self.unless_failed(asyncio.gather(*map(self._up_or_given_up, self._all())))
 
-    async def _up_or_given_up(self, managed: ManagedRouter | ManagedGroup) -> None:
+    async def _up_or_given_up(self, managed: ManagedRouter | ManagedInstanceHost | ManagedGroup) -> None:
         assert managed.supervising_task is not None
         ready = asyncio.ensure_future(managed.ready.wait())
         try:
@@ -168,6 +184,7 @@ class Supervisor:
         self._all_launched.set()
         for managed in self._all():
             managed.policy.cluster_ready()
+        self.router.member.tolerate_failed_models()
 
     async def stop(self, *, leaves_clients: bool = False) -> None:
         """Ends all members: first by asking, then by force. The router is not asked if it `leaves_clients` to that of
@@ -180,7 +197,9 @@ class Supervisor:
             self.router.ready.clear()
             self.router.member.kill()
         # The router is stopped last: a worker that loses it would look for it instead of ending.
-        await asyncio.gather(*(managed.member.stop() for managed in self._groups.values() if managed.ready.is_set()))
+        stopped = [managed.member.stop() for managed in self._groups.values() if managed.ready.is_set()]
+        stopped += [managed.member.stop() for managed in self._instance_hosts if managed.ready.is_set()]
+        await asyncio.gather(*stopped)
         if self.router.ready.is_set():
             await self.router.member.stop()
         for managed in self._all():
@@ -317,6 +336,7 @@ class Supervisor:
         await self._launch(managed)
         addresses, port = await managed.member.serve(self.expected)
         self._tell_groups(port)
+        self._tell_instance_hosts(addresses)
         self._observer.listening(addresses)
         self._serves(managed, "listening")
         await self.router.expect(self.expected)  # the numbers may have changed while the router started
@@ -365,6 +385,14 @@ class Supervisor:
         finally:
             death.cancel()
             follow.cancel()
+
+    async def _live_as_instance_host(self, managed: ManagedInstanceHost) -> str:
+        host = managed.member
+        await self._launch(managed)
+        router = await asyncio.shield(self._instance_port)
+        await host.serve(router, self.router.member.node_id)
+        self._serves(managed, "connected")
+        return await host.death()
 
     async def _launch(self, managed: Managed[M]) -> None:
         before = f", after: {managed.last_death}" if managed.last_death else ""
@@ -419,6 +447,19 @@ class Supervisor:
                 managed.member.redirect(port)
             self._worker_port = asyncio.get_running_loop().create_future()
         self._worker_port.set_result(port)
+
+    def _tell_instance_hosts(self, at: Addresses) -> None:
+        """They find the next router by themselves, unless it is elsewhere."""
+        if at.repository is None:
+            return
+        if self._instance_port.done():
+            before = self._instance_port.result()
+            if (before.instances, before.instances_path) == (at.repository.instances, at.repository.instances_path):
+                return
+            for managed in self._instance_hosts:
+                managed.member.cut_off()
+            self._instance_port = asyncio.get_running_loop().create_future()
+        self._instance_port.set_result(at.repository)
 
     def _num_ranks_beside(self, group: Group) -> int:
         node_id = group.locations[0].node_id

@@ -28,6 +28,8 @@ class Updaters:
         if model is None:
             if len(self._by_model) == 1:
                 return next(iter(self._by_model.values()))
+            if not self._by_model:
+                raise FleetError("conflict", "model", "this cluster serves only a model repository")
             raise FleetError("invalid", "model", f"this cluster has several models, say which one: {self._names}")
         updater = self._by_model.get(model)
         if updater is None:

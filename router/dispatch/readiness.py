@@ -78,7 +78,9 @@ class ClusterReadiness:
         return self._models[name]
 
     def unready_because(self) -> str | None:
-        """What is missing, of which model; None: the cluster is ready."""
+        """What is missing, of which model; None: the cluster is ready, as one without models is."""
+        if not self._models:
+            return None
         unready = {name: why for name, model in self._models.items() if (why := model.unready_because()) is not None}
         self._starting &= unready.keys()
         if not self._starting and len(unready) < len(self._models):

@@ -14,6 +14,7 @@ from slipstream.cluster.access.token_file import read_tokens
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.former_names import with_new_keys
 from slipstream.cluster.config.loading.model_settings import models_by_key, problems_of_models, resolve_models
+from slipstream.cluster.config.loading.repository_settings import repository_problems, with_absolute_files
 from slipstream.cluster.config.setting_errors import settings_at, validated
 from slipstream.cluster.config.settings_file import ConfigError, Key, SettingsFile
 from slipstream.cluster.planner.planner_loading import load_planner
@@ -64,6 +65,7 @@ def load_config(
         if problem:
             found.append((key, problem))
     found.extend(_check_tls(config))
+    found.extend(repository_problems(config.repository))
     if found:
         raise ConfigError([f"{file.place(key)}: {problem}" for key, problem in found])
     return config
@@ -86,7 +88,8 @@ def _with_absolute_paths(config: ClusterConfig, folder: Path) -> ClusterConfig:
     )
     store = dataclasses.replace(config.router.store, directory=absolute(config.router.store.directory))
     router = dataclasses.replace(config.router, access=access, http=http, store=store)
-    return dataclasses.replace(config, router=router, admin_api=admin_api)
+    repository = with_absolute_files(config.repository, folder)
+    return dataclasses.replace(config, router=router, admin_api=admin_api, repository=repository)
 
 
 def _check_keys(config: ClusterConfig) -> str | None:

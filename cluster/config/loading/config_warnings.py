@@ -115,7 +115,7 @@ def all_memory_parts(config: ClusterConfig) -> Iterator[MemoryPart]:
 
 def missing_parts(config: ClusterConfig) -> Iterator[str]:
     """Sentences about optional parts of Slipstream that this machine lacks, so that slower or narrower ones serve."""
-    if not has_ucx() and config.kv_transfer.transport == "auto":
+    if not has_ucx() and config.kv_transfer.transport == "auto" and config.has_model:
         yield f"{MISSING}: KV pages go through shared memory, which serves one host"
     pools = [pool for alone in config.each() for _, pool in alone.pools()]
     on_cpu = [pool for pool in pools if pool.engine.device != "cuda" and pool.engine.cpu_kernels == "auto"]

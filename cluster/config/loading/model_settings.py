@@ -34,6 +34,8 @@ def resolve_models(file: SettingsFile, config: ClusterConfig, files: ModelFiles)
             problems.append(f"{file.place((*key, mistake.key))}: {mistake}")
             return served
 
+    if not config.has_model:
+        return config
     if not config.models:
         config = dataclasses.replace(config, model=resolved(config.model, ("model",)))
     else:

@@ -96,12 +96,12 @@ async def have_ended(runs: Sequence[Awaitable[object]]) -> bool:
         return False
 
 
-async def stop_actor(actor: Any, runs: list[Any]) -> None:
-    """Asks an actor to stop, and waits a little for the end of its `run`. (If it does not listen, it is killed
-    later.)"""
+async def stop_actor(actor: Any, runs: list[Any], grace_s: float = 0.0) -> None:
+    """Asks an actor to stop, which may take `grace_s`, and waits a little longer for the end of its `run`. (If it does
+    not listen, it is killed later.)"""
     try:
-        async with asyncio.timeout(STOP_PATIENCE_S):
-            await actor.stop.remote()
+        async with asyncio.timeout(grace_s + STOP_PATIENCE_S):
+            await (actor.stop.remote(grace_s) if grace_s else actor.stop.remote())
             await asyncio.gather(*(_end_of(run) for run in runs))
     except (TimeoutError, RayError):
         return

@@ -29,6 +29,7 @@ import uvloop
 from slipstream.cluster.config.settings_by_name import ByName, settings_of
 from slipstream.cluster.processes.process_log import redirect_output
 from slipstream.cluster.supervisor.members.routed_model import RoutedModel, RoutedText
+from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.config.router_config import DispatchConfig, RouterConfig
 from slipstream.router.process.addresses import Addresses
 from slipstream.router.process.gc_tuning import spare_garbage_collector
@@ -37,12 +38,14 @@ from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.router.status.load_signals import Signals
 from slipstream.router.status.version_status import VersionStatus
 from slipstream.workers.config.worker_config import WorkerConfig
+from slipstream.workers.instances.host_config import InstanceHostConfig
 from slipstream.workers.telemetry.worker_report import WorkerReport
 
 if TYPE_CHECKING:
     from slipstream.router.catalog.served_model import ModelSource
     from slipstream.router.router import Router
     from slipstream.workers.group.group_executor import GroupAddress
+    from slipstream.workers.instances.instance_host import InstanceHost
     from slipstream.workers.worker import Worker
 
 T = TypeVar("T")
@@ -139,6 +142,8 @@ class RouterHost(ProcessHost):
         models: tuple[ByName[RoutedModel], ...],
         worker_token: str,
         expected: Mapping[str, ByName[ExpectedWorkers]],
+        repository: ByName[RepositoryConfig],
+        instances_path: Path | None,
         keeper: Path | None,
         is_ending: bool,
         kv_budget_bytes: int | None,
@@ -155,6 +160,8 @@ class RouterHost(ProcessHost):
             holder_path=keeper,
             is_ending=is_ending,
             kv_budget_bytes=kv_budget_bytes,
+            repository=settings_of(repository),
+            instances_path=instances_path,
         )
         uvloop.run(serve_until_stopped(router, workers, self._serving))
 
@@ -303,6 +310,14 @@ def settings_by_model(expected: Mapping[str, ByName[ExpectedWorkers]]) -> dict[s
 
 
 @dataclass(frozen=True, slots=True)
+class RunningHost:
+    """An instance host, and the event loop on which it runs."""
+
+    host: InstanceHost
+    loop: asyncio.AbstractEventLoop
+
+
+@dataclass(frozen=True, slots=True)
 class ServingState:
     """A router that listens, and the event loop on which it runs."""
 
@@ -325,6 +340,35 @@ async def serve_until_stopped(
     await router.stop()
 
 
+class InstancesHost(ProcessHost):
+    """Starts and watches the instances of tensor models on its node, on an event loop in the thread of `run`."""
+
+    def __init__(self, name: str, log_path: str | None) -> None:
+        super().__init__(name, log_path)
+        self._running: concurrent.futures.Future[RunningHost] = concurrent.futures.Future()
+
+    def run(self, config: ByName[InstanceHostConfig]) -> None:
+        """Serves until stopped. Raises HostRefused."""
+        from slipstream.workers.instances.instance_host import InstanceHost
+
+        async def serve() -> None:
+            host = InstanceHost(settings_of(config))
+            self._running.set_result(RunningHost(host, asyncio.get_running_loop()))
+            await host.run()
+
+        uvloop.run(serve())
+
+    def connected(self) -> None:
+        """Blocks until the router has welcomed it."""
+        running = self._running.result()
+        asyncio.run_coroutine_threadsafe(running.host.is_connected.wait(), running.loop).result()
+
+    def stop(self, grace_s: float) -> None:
+        """Lets the instances finalize, for at most `grace_s` seconds, and ends `run`."""
+        running = self._running.result()
+        running.loop.call_soon_threadsafe(running.host.stop, grace_s)
+
+
 class PrefillWorker(WorkerHost):
     """Shows in `ps`."""
 
@@ -342,4 +386,8 @@ class DecodeRank(RankHost):
 
 
 class ServingRouter(RouterHost):
+    """Shows in `ps`."""
+
+
+class TensorInstances(InstancesHost):
     """Shows in `ps`."""

@@ -1,8 +1,10 @@
-"""The members that the supervisor keeps alive, as it sees them: the router and the worker groups.
+"""The members that the supervisor keeps alive, as it sees them: the router, the worker groups, and the instance hosts
+of a repository.
 
 A member lives through incarnations: `launch` (processes exist and have imported everything), `serve` (they do their
 work), `death` (returns, with the reason, when one of them is gone), `kill`. A group is one member: if one of its ranks
-dies, all of them are started again. The real ones are in `router_member` and `group_member`.
+dies, all of them are started again. The real ones are in `router_member`, `group_member` and
+`instance_host_member`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from slipstream.cluster.ray.bundles import PoolResources
 from slipstream.cluster.supervisor.members.actors import ProcessLocation
 from slipstream.cluster.supervisor.members.deployment import Deployment
 from slipstream.router.model_files.manifest import Manifest
-from slipstream.router.process.addresses import Addresses, Endpoint
+from slipstream.router.process.addresses import Addresses, Endpoint, RepositoryAddresses
 from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.router.status.load_signals import Signals
@@ -68,9 +70,21 @@ class Group(Member, Protocol):
     def cut_off(self) -> None: ...
 
 
+class InstanceHostControl(Member, Protocol):
+    """Starts instances of tensor models on a node, as the router says."""
+
+    async def serve(self, router: RepositoryAddresses, router_node_id: str) -> None:
+        """Returns when the router has welcomed it."""
+
+    def cut_off(self) -> None: ...
+
+
 class RouterControl(Member, Protocol):
     """The one router of a cluster. Calls raise OSError while there is none."""
 
+    @property
+    def node_id(self) -> str: ...
+    def tolerate_failed_models(self) -> None: ...
     async def serve(self, expected: Mapping[str, ExpectedWorkers]) -> tuple[Addresses, Endpoint]: ...
     async def leave(self) -> None: ...
     async def drain(self, deadline_s: float) -> None: ...

@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from slipstream.cluster.config.cluster_config import ROUTER_CPUS, ClusterConfig
 from slipstream.cluster.config.model_entry import ServedModelConfig
 from slipstream.cluster.config.settings_by_name import ByName, by_name
-from slipstream.cluster.state.run_state import store_folder
+from slipstream.cluster.state.run_state import instances_path, store_folder
 from slipstream.cluster.supervisor.members.actor_handles import (
     end_by_force,
     first_death,
@@ -29,7 +29,7 @@ from slipstream.cluster.supervisor.members.deployment import Deployment, reachab
 from slipstream.cluster.supervisor.members.routed_model import RoutedModel, RoutedText
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.model_files.manifest import Manifest
-from slipstream.router.process.addresses import Addresses, Endpoint
+from slipstream.router.process.addresses import Addresses, Endpoint, RepositoryAddresses
 from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.router.status.load_signals import Signals
@@ -61,10 +61,11 @@ class RouterMember:
     def __init__(
         self, deployments: Sequence[Deployment], node_id: str, holder: ClientSocketHolder | None = None
     ) -> None:
-        """`deployments` has one for each model, and at least one."""
+        """`deployments` has one for each model, or a single one without a model."""
         deployment = deployments[0]
         self._deployment = deployment  # for what all models have in common
-        self._models = {one.model.name: RoutedModel.of(one) for one in deployments}
+        self._models = {one.model.name: RoutedModel.of(one) for one in deployments if one.config.has_model}
+        self._repository = deployment.config.repository
         self._node_id = node_id
         self._holder = holder
         self._config: RouterConfig = with_store(deployment.config.router, deployment.config.name)
@@ -84,6 +85,19 @@ class RouterMember:
             admin = dataclasses.replace(admin, port=admin_port)
         self._config = dataclasses.replace(self._config, http=http, admin=admin)
 
+    def stay_at_for_tensors(self, grpc_port: int | None, metrics_port: int | None) -> None:
+        """The ports of the repository that clients know from the router of the previous driver."""
+        grpc, metrics = self._repository.grpc, self._repository.metrics
+        if grpc_port is not None and grpc.port is not None:
+            grpc = dataclasses.replace(grpc, port=grpc_port)
+        if metrics_port is not None and metrics.port is not None:
+            metrics = dataclasses.replace(metrics, port=metrics_port)
+        self._repository = dataclasses.replace(self._repository, grpc=grpc, metrics=metrics)
+
+    def tolerate_failed_models(self) -> None:
+        """Models of the repository that cannot be loaded do not end later incarnations."""
+        self._repository = dataclasses.replace(self._repository, exit_on_error=False)
+
     def expect_files(self, model: str, manifests: Sequence[Manifest]) -> None:
         """Those of the versions that are served now: the next incarnation reads no other files of the model."""
         self._models[model] = dataclasses.replace(self._models[model], manifests=tuple(manifests))
@@ -95,6 +109,11 @@ class RouterMember:
     @property
     def host(self) -> str:
         return self._place.node_ip if self._place else ""
+
+    @property
+    def node_id(self) -> str:
+        """Where it runs or is to run."""
+        return self._place.node_id if self._place else self._node_id
 
     async def launch(self) -> None:
         self._actor = start_actor(
@@ -122,6 +141,8 @@ class RouterMember:
             tuple(map(by_name, self._models.values())),
             self._deployment.worker_token,
             _sent(expected),
+            by_name(self._repository),
+            instances_path(self._deployment.config.name) if self._repository.is_on else None,
             holder,
             self._is_ending,
             self._deployment.config.budget.memory_bytes,
@@ -146,7 +167,20 @@ class RouterMember:
         if addresses.admin is not None:
             admin = dataclasses.replace(admin, port=addresses.admin.port)
         self._config = dataclasses.replace(self._config, http=http, admin=admin, worker_port=addresses.workers.port)
+        if addresses.repository is not None:
+            addresses = dataclasses.replace(addresses, repository=self._keep_repository(addresses.repository))
         return addresses, Endpoint(reachable(worker_host, self._place.node_ip), addresses.workers.port)
+
+    def _keep_repository(self, at: RepositoryAddresses) -> RepositoryAddresses:
+        """Keeps the ports of the repository for the next incarnation. Returns the addresses as other nodes reach
+        them."""
+        assert self._place is not None
+        self.stay_at_for_tensors(
+            at.grpc.port if at.grpc is not None else None, at.metrics.port if at.metrics is not None else None
+        )
+        self._repository = dataclasses.replace(self._repository, instance_port=at.instances.port)
+        host = reachable(at.instances.host, self._place.node_ip)
+        return dataclasses.replace(at, instances=Endpoint(host, at.instances.port))
 
     def _note_failure(self, cause: object) -> None:
         """Counts starts that failed because a port was taken. If a port that was chosen earlier now belongs to somebody
@@ -160,6 +194,10 @@ class RouterMember:
             http = dataclasses.replace(self._config.http, port=asked.http.port)
             admin = dataclasses.replace(self._config.admin, port=asked.admin.port)
             self._config = dataclasses.replace(self._config, http=http, admin=admin, worker_port=asked.worker_port)
+            own, ports = self._repository, self._deployment.config.repository
+            self._repository = dataclasses.replace(
+                own, grpc=ports.grpc, metrics=ports.metrics, instance_port=ports.instance_port
+            )
 
     async def death(self) -> str:
         return await first_death([self._run])

@@ -59,6 +59,11 @@ class Outcomes:
         first_s = min(self.arrived_s, default=0.0)
         return max(self.arrived_s, default=0.0) - first_s or max(self.ended_s, default=0.0) - first_s
 
+    def mean_ms(self, values: Sequence[float]) -> float:
+        """NaN if no request has the value."""
+        known = [value for value in values if not math.isnan(value)]
+        return sum(known) / len(known) * 1e3 if known else math.nan
+
     def percentiles_ms(self, values: Sequence[float]) -> dict[int, float]:
         known = np.asarray(values, dtype=np.float64)
         known = known[~np.isnan(known)]

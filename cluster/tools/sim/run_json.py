@@ -4,10 +4,12 @@ is not used: the runs of one model tell what they always did."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from slipstream.cluster.planner.decision_log import decision_json
+from slipstream.cluster.tools.sim.client_outcomes import Outcomes
 from slipstream.cluster.tools.sim.hardware.hardware_profile import WorkerProfile
 from slipstream.cluster.tools.sim.run_result import RunResult
 from slipstream.cluster.tools.sim.sim_config import SimConfig
@@ -48,8 +50,8 @@ def run_json(result: RunResult) -> dict[str, Any]:
         "num_good": outcomes.num_good,
         "attainment": result.attainment,
         "goodput_rps": result.goodput_rps,
-        "ttft_ms": _named(outcomes.percentiles_ms(outcomes.ttft_s)),
-        "itl_ms": _named(outcomes.percentiles_ms(outcomes.itl_s)),
+        "ttft_ms": _distribution(outcomes, outcomes.ttft_s),
+        "itl_ms": _distribution(outcomes, outcomes.itl_s),
         "output_tokens_per_s": sum(outcomes.num_output) / max(result.simulated_s, 1e-9),
         "ends": dict(outcomes.ends),
         "placements": dict(result.placements),
@@ -78,5 +80,8 @@ def run_json(result: RunResult) -> dict[str, Any]:
     return plain
 
 
-def _named(percentiles: dict[int, float]) -> dict[str, float | None]:
-    return {f"p{percent}": None if math.isnan(value) else value for percent, value in percentiles.items()}
+def _distribution(outcomes: Outcomes, values: Sequence[float]) -> dict[str, float | None]:
+    """Mean and percentiles in milliseconds, of the requests that have the value."""
+    figures = {"mean": outcomes.mean_ms(values)}
+    figures |= {f"p{percent}": value for percent, value in outcomes.percentiles_ms(values).items()}
+    return {name: None if math.isnan(value) else value for name, value in figures.items()}

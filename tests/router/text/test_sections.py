@@ -169,6 +169,17 @@ def test_the_memory_is_bounded_and_keeps_what_is_in_use() -> None:
     assert memory.get(("a", "large")) is None
 
 
+def test_what_is_used_in_turn_stays_as_long_as_all_of_it_fits() -> None:
+    memory = PromptMemory(100_000)
+    for number in range(80):
+        memory.put(number, b"", 1000)
+    for turn in range(3):
+        for number in range(80):
+            assert memory.get(number) is not None
+            memory.drop(number)
+            memory.put(number, b"", 1000 + turn)
+
+
 def test_what_is_dropped_no_longer_takes_memory() -> None:
     memory = PromptMemory(100_000)
     for number in range(100):

@@ -135,7 +135,7 @@ MODEL = "model: {path: tiny}\n"
         ("- a\n", "c.yaml: must be a mapping of settings, got a list"),
         ("s3cret", "c.yaml: must be a mapping of settings, got a single value"),
         ("aws_key: s3cret\n", "c.yaml: none of its keys is a setting; at least model.path is needed"),
-        ("name: x\n", "c.yaml: model: missing"),
+        ("name: x\n", "c.yaml: model: is missing; a deployment needs model, models or repository.paths"),
         ("model: {name: x}\n", "c.yaml:1: model.path: missing"),
         (
             "model: {path: tiny, chat_template_content_format: parts}\n",

@@ -1,0 +1,59 @@
+"""Resolves what a configuration says of its repository of tensor models, and checks the files that it names."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from slipstream.cluster.config.settings_file import Key
+from slipstream.router.config.repository_config import RepositoryConfig
+from slipstream.router.model_files.sources.weights_url import WeightsUrl, WeightsUrlError
+
+TLS_FILES = ("cert_file", "key_file", "client_ca_file")
+
+
+def with_absolute_files(config: RepositoryConfig, folder: Path) -> RepositoryConfig:
+    """The configuration with absolute paths, which it has relative to `folder`. Addresses stay as they are."""
+
+    def absolute(name: str) -> str:
+        return os.path.normpath(folder / os.path.expanduser(name))
+
+    tls = config.grpc.tls
+    files = {key: absolute(name) for key in TLS_FILES if (name := getattr(tls, key)) is not None}
+    grpc = dataclasses.replace(config.grpc, tls=dataclasses.replace(tls, **files))
+    paths = tuple(path if is_address(path) else absolute(path) for path in config.paths)
+    return dataclasses.replace(config, paths=paths, grpc=grpc)
+
+
+def is_address(path: str) -> bool:
+    """Whether a repository is elsewhere, and has to be fetched. A broken address counts as one."""
+    try:
+        return WeightsUrl.parse(path) is not None
+    except WeightsUrlError:
+        return True
+
+
+def repository_problems(config: RepositoryConfig) -> Iterator[tuple[Key, str]]:
+    """What is wrong with the files that the configuration names, with their keys. What is in the repositories is not
+    looked at: a broken model does not keep the others from being served."""
+    for position, path in enumerate(config.paths):
+        problem = _why_no_repository(path)
+        if problem is not None:
+            yield ("repository", "paths", str(position)), problem
+    for key in TLS_FILES:
+        name = getattr(config.grpc.tls, key)
+        if name is not None and not os.access(name, os.R_OK):
+            yield ("repository", "grpc", "tls", key), f"{name}: there is no such file, or it cannot be read"
+
+
+def _why_no_repository(path: str) -> str | None:
+    try:
+        if WeightsUrl.parse(path) is not None:
+            return None
+    except WeightsUrlError as error:
+        return str(error)
+    if not Path(path).exists():
+        return f"no such directory: {path}"
+    return None if Path(path).is_dir() else f"not a directory: {path}"

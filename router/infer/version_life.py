@@ -1,0 +1,236 @@
+"""The life of one version of a model: its instances start, complete the configuration, initialise, are warmed up and
+serve; they die and come back; at the end they stop.
+
+    LOADING --all instances serve--> READY --unload--> UNLOADING --drained, all instances gone--> UNAVAILABLE
+       \\--one instance fails-----------------------------------------------------------^
+
+An instance:
+
+    STARTING -> [COMPLETING] -> WAITING -> INITIALIZING -> WARMING -> SERVING
+        ^                                                                  |
+        +------------ DEAD (its restart has a time) <----------------------+        any -> STOPPING -> GONE
+
+The first instance completes the configuration for all; the others wait for that. It has no clock and no I/O: every call
+returns what is to be done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from slipstream.router.infer.restart_backoff import RestartBackoff
+from slipstream.router.tensors.model_spec import ModelPhase
+
+DEATHS_UNTIL_DOWN = 3  # of the instance that died least often, in a row
+
+
+class InstancePhase(Enum):
+    STARTING = "starting"
+    COMPLETING = "completing"
+    WAITING = "waiting"
+    INITIALIZING = "initializing"
+    WARMING = "warming"
+    SERVING = "serving"
+    DEAD = "dead"
+    STOPPING = "stopping"
+    GONE = "gone"
+
+
+class Do(Enum):
+    """What is to be done with an instance. LOADED, FAILED and END are about the version: it serves, it will not, and
+    none of its processes is left."""
+
+    START = "start"
+    COMPLETE = "complete"
+    INITIALIZE = "initialize"
+    WARM = "warm"
+    SERVE = "serve"
+    RETIRE = "retire"  # it gets no more requests
+    STOP = "stop"
+    LOADED = "loaded"
+    FAILED = "failed"
+    END = "end"
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    do: Do
+    instance: str = ""
+
+
+@dataclass(slots=True)
+class InstanceLife:
+    name: str
+    phase: InstancePhase = InstancePhase.STARTING
+    restart_s: float | None = None
+    backoff: RestartBackoff = field(default_factory=RestartBackoff)
+
+    @property
+    def has_process(self) -> bool:
+        return self.phase not in (InstancePhase.DEAD, InstancePhase.GONE)
+
+
+class VersionLife:
+    """`completes`: the first instance is asked for the configuration."""
+
+    def __init__(self, instances: Sequence[str], *, completes: bool) -> None:
+        self.phase = ModelPhase.LOADING
+        self.reason = ""
+        self._instances = {name: InstanceLife(name) for name in instances}
+        self._is_complete = not completes
+        self._is_over = False
+
+    @property
+    def instances(self) -> dict[str, InstancePhase]:
+        return {name: instance.phase for name, instance in self._instances.items()}
+
+    @property
+    def num_serving(self) -> int:
+        return sum(instance.phase is InstancePhase.SERVING for instance in self._instances.values())
+
+    @property
+    def is_down(self) -> bool:
+        """It was loaded, but all instances have died and do not come back."""
+        deaths = (instance.backoff.num_deaths for instance in self._instances.values())
+        return self.phase is ModelPhase.READY and not self.num_serving and min(deaths) >= DEATHS_UNTIL_DOWN
+
+    @property
+    def next_time(self) -> float | None:
+        """When `due` is to be called."""
+        times = [instance.restart_s for instance in self._instances.values() if instance.restart_s is not None]
+        return min(times, default=None)
+
+    def begin(self) -> list[Action]:
+        if not self._instances:  # a model whose backend needs none
+            return self._loaded()
+        return [Action(Do.START, name) for name in self._instances]
+
+    def connected(self, name: str, now: float, *, is_ready: bool = False) -> list[Action]:
+        """The process of an instance has connected. `is_ready`: it was initialised by the router before this one."""
+        instance = self._instances[name]
+        if instance.phase is not InstancePhase.STARTING:
+            return []
+        if is_ready:
+            return self._serve(instance, now)
+        if not self._is_complete:
+            if name == next(iter(self._instances)):
+                instance.phase = InstancePhase.COMPLETING
+                return [Action(Do.COMPLETE, name)]
+            instance.phase = InstancePhase.WAITING
+            return []
+        instance.phase = InstancePhase.INITIALIZING
+        return [Action(Do.INITIALIZE, name)]
+
+    def disconnected(self, name: str) -> list[Action]:
+        """The connection of an instance is lost; its process may connect again, or end."""
+        instance = self._instances[name]
+        was_serving = instance.phase is InstancePhase.SERVING
+        if instance.phase is not InstancePhase.STOPPING:
+            instance.phase = InstancePhase.STARTING
+        return [Action(Do.RETIRE, name)] if was_serving else []
+
+    def completed(self) -> list[Action]:
+        """The configuration is complete, and accepted."""
+        self._is_complete = True
+        waiting = (InstancePhase.COMPLETING, InstancePhase.WAITING)
+        return [self._initialize(instance) for instance in self._instances.values() if instance.phase in waiting]
+
+    def initialized(self, name: str) -> list[Action]:
+        instance = self._instances[name]
+        if instance.phase is not InstancePhase.INITIALIZING:
+            return []
+        instance.phase = InstancePhase.WARMING
+        return [Action(Do.WARM, name)]
+
+    def warmed(self, name: str, now: float) -> list[Action]:
+        instance = self._instances[name]
+        return self._serve(instance, now) if instance.phase is InstancePhase.WARMING else []
+
+    def failed(self, name: str, reason: str) -> list[Action]:
+        """An instance could not be completed, initialised or warmed up. Its process may still have to be stopped."""
+        if self.phase is ModelPhase.LOADING:
+            return self._fail(reason)
+        instance = self._instances[name]
+        if self.phase is ModelPhase.READY and instance.phase is InstancePhase.WARMING:
+            return [Action(Do.STOP, name)]  # and it will be started again
+        return []
+
+    def ended(self, name: str, reason: str, now: float) -> list[Action]:
+        """The process of an instance is gone."""
+        instance = self._instances[name]
+        was_serving = instance.phase is InstancePhase.SERVING
+        actions = [Action(Do.RETIRE, name)] if was_serving else []
+        if self.phase is ModelPhase.READY:
+            instance.phase = InstancePhase.DEAD
+            instance.restart_s = instance.backoff.died(now)
+            return actions
+        instance.phase = InstancePhase.GONE
+        if self.phase is ModelPhase.LOADING:
+            return [*actions, *self._fail(reason)]
+        return [*actions, *self._gone()]
+
+    def due(self, now: float) -> list[Action]:
+        """Starts the instances again whose pause is over."""
+        actions = []
+        for instance in self._instances.values():
+            if instance.restart_s is not None and instance.restart_s <= now:
+                instance.restart_s = None
+                instance.phase = InstancePhase.STARTING
+                actions.append(Action(Do.START, instance.name))
+        return actions
+
+    def unload(self, *, has_requests: bool) -> list[Action]:
+        """Serves no new requests. The instances stop once the requests have ended, which `drained` says."""
+        if self.phase not in (ModelPhase.READY, ModelPhase.LOADING):
+            return []
+        self.phase = ModelPhase.UNLOADING
+        for instance in self._instances.values():
+            if instance.phase is InstancePhase.DEAD:
+                instance.phase, instance.restart_s = InstancePhase.GONE, None
+        return self._gone() if has_requests else self._stop_all()
+
+    def drained(self) -> list[Action]:
+        return self._stop_all() if self.phase is ModelPhase.UNLOADING else []
+
+    def _initialize(self, instance: InstanceLife) -> Action:
+        instance.phase = InstancePhase.INITIALIZING
+        return Action(Do.INITIALIZE, instance.name)
+
+    def _serve(self, instance: InstanceLife, now: float) -> list[Action]:
+        instance.phase = InstancePhase.SERVING
+        instance.backoff.served(now)
+        actions = [Action(Do.SERVE, instance.name)]
+        is_loaded = self.phase is ModelPhase.LOADING and self.num_serving == len(self._instances)
+        return actions + self._loaded() if is_loaded else actions
+
+    def _loaded(self) -> list[Action]:
+        self.phase = ModelPhase.READY
+        return [Action(Do.LOADED)]
+
+    def _fail(self, reason: str) -> list[Action]:
+        self.phase, self.reason = ModelPhase.UNAVAILABLE, reason
+        return [*self._stops(), Action(Do.FAILED), *self._gone()]
+
+    def _stops(self) -> list[Action]:
+        actions = []
+        for instance in self._instances.values():
+            if instance.phase is InstancePhase.SERVING:
+                actions.append(Action(Do.RETIRE, instance.name))
+            if instance.has_process and instance.phase is not InstancePhase.STOPPING:
+                instance.phase = InstancePhase.STOPPING
+                actions.append(Action(Do.STOP, instance.name))
+        return actions
+
+    def _stop_all(self) -> list[Action]:
+        return [*self._stops(), *self._gone()]
+
+    def _gone(self) -> list[Action]:
+        """END, once, when no process is left."""
+        if self._is_over or any(instance.has_process for instance in self._instances.values()):
+            return []
+        self._is_over = True
+        if self.phase is ModelPhase.UNLOADING:
+            self.phase, self.reason = ModelPhase.UNAVAILABLE, "unloaded"
+        return [Action(Do.END)]
