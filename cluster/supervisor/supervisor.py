@@ -197,8 +197,9 @@ class Supervisor:
             self.router.ready.clear()
             self.router.member.kill()
         # The router is stopped last: a worker that loses it would look for it instead of ending.
-        others = [*self._groups.values(), *self._instance_hosts]
-        await asyncio.gather(*(managed.member.stop() for managed in others if managed.ready.is_set()))
+        stopped = [managed.member.stop() for managed in self._groups.values() if managed.ready.is_set()]
+        stopped += [managed.member.stop() for managed in self._instance_hosts if managed.ready.is_set()]
+        await asyncio.gather(*stopped)
         if self.router.ready.is_set():
             await self.router.member.stop()
         for managed in self._all():

@@ -142,11 +142,11 @@ class RouterHost(ProcessHost):
         models: tuple[ByName[RoutedModel], ...],
         worker_token: str,
         expected: Mapping[str, ByName[ExpectedWorkers]],
+        repository: ByName[RepositoryConfig],
+        instances_path: Path | None,
         keeper: Path | None,
         is_ending: bool,
         kv_budget_bytes: int | None,
-        repository: ByName[RepositoryConfig],
-        instances_path: Path | None,
     ) -> None:
         """Serves until stopped; one that `is_ending` only goes on with the clients of the previous router. Raises
         OSError if a port is taken, FilesChanged if what it reads of a model belongs to none of its manifests."""
@@ -361,7 +361,7 @@ class InstancesHost(ProcessHost):
     def connected(self) -> None:
         """Blocks until the router has welcomed it."""
         running = self._running.result()
-        asyncio.run_coroutine_threadsafe(running.host.wait_connected(), running.loop).result()
+        asyncio.run_coroutine_threadsafe(running.host.is_connected.wait(), running.loop).result()
 
     def stop(self, grace_s: float) -> None:
         """Lets the instances finalize, for at most `grace_s` seconds, and ends `run`."""

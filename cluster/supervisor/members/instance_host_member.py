@@ -21,7 +21,7 @@ INSTANCE_HOST_MODULES = ("slipstream.workers.instances.instance_host",)
 
 
 class InstanceHostMember:
-    """`choose_node` says on which node its next incarnation is to run; the first one (`number` 0) is on the router's."""
+    """`choose_node` says on which node its next incarnation is to run."""
 
     role = "instances"
 

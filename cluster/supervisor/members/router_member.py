@@ -141,11 +141,11 @@ class RouterMember:
             tuple(map(by_name, self._models.values())),
             self._deployment.worker_token,
             _sent(expected),
+            by_name(self._repository),
+            instances_path(self._deployment.config.name) if self._repository.is_on else None,
             holder,
             self._is_ending,
             self._deployment.config.budget.memory_bytes,
-            by_name(self._repository),
-            instances_path(self._deployment.config.name) if self._repository.is_on else None,
         )
         listening, run = (asyncio.ensure_future(_result(ref)) for ref in (self._actor.listening.remote(), self._run))
         try:

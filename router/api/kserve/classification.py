@@ -9,6 +9,7 @@ from slipstream.router.api.kserve.tensor_values import FLOATS, numbers_in
 from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.tensor import Tensor
 
+
 def classified(output: Tensor, k: int, labels: Sequence[str], *, has_batch: bool) -> Tensor:
     """A BYTES tensor `[k]`, or `[batch, k]`, of `value:index[:label]`, the largest value first. Raises INVALID_ARG for
     a datatype without an order."""

@@ -17,7 +17,7 @@ from slipstream.cluster.supervisor.members.actors import ProcessLocation
 from slipstream.cluster.supervisor.members.deployment import Deployment
 from slipstream.cluster.supervisor.supervisor import Supervisor
 from slipstream.router.model_files.manifest import Manifest
-from slipstream.router.process.addresses import Addresses, Endpoint
+from slipstream.router.process.addresses import Addresses, Endpoint, RepositoryAddresses
 from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.router.status.load_signals import Signals
@@ -80,6 +80,12 @@ class FakeRouter(FakeMember):
     knows_workers: bool = True
     hangs: bool = False  # its first incarnation
     thawed: asyncio.Event = field(default_factory=asyncio.Event)
+    node_id: str = "node"
+    instance_ports: list[Endpoint] = field(default_factory=list)  # of its incarnations; empty: there is no repository
+    tolerates_failed_models: bool = False
+
+    def tolerate_failed_models(self) -> None:
+        self.tolerates_failed_models = True
 
     @property
     def expected(self) -> list[ExpectedWorkers]:
@@ -114,7 +120,11 @@ class FakeRouter(FakeMember):
 
     async def serve(self, expected: Mapping[str, ExpectedWorkers]) -> tuple[Addresses, Endpoint]:
         self.told.append(expected)
-        return Addresses(Endpoint("h", 1), Endpoint("h", 2)), Endpoint("h", 2)
+        port = Endpoint("h", 2)
+        if not self.instance_ports:
+            return Addresses(Endpoint("h", 1), port), port
+        at = self.instance_ports[min(self.num_launches, len(self.instance_ports)) - 1]
+        return Addresses(Endpoint("h", 1), port, None, RepositoryAddresses("/path", at)), port
 
     async def leave(self) -> None:
         self.left_in.append(self.num_launches)
@@ -138,6 +148,21 @@ class FakeRouter(FakeMember):
 
     async def status(self) -> dict[str, Any]:
         return {}
+
+
+@dataclass
+class FakeInstanceHost(FakeMember):
+    role: str = "instances"
+    served: list[tuple[Endpoint, str]] = field(default_factory=list)
+
+    async def launch(self) -> None:
+        self.begin()
+
+    async def serve(self, router: RepositoryAddresses, router_node_id: str) -> None:
+        self.served.append((router.instances, router_node_id))
+
+    def cut_off(self) -> None:
+        self.die("cut off")
 
 
 @dataclass
@@ -274,11 +299,16 @@ class Scene:
 
 
 @asynccontextmanager
-async def serving(*roles: Role, config: ClusterConfig = CONFIG) -> AsyncIterator[Scene]:
-    """A deployment with one group a role, up and settled."""
-    router, watcher, groups = FakeRouter(), Watcher(), {}
+async def serving(
+    *roles: Role,
+    config: ClusterConfig = CONFIG,
+    instance_hosts: Sequence[FakeInstanceHost] = (),
+    instance_ports: Sequence[Endpoint] = (),
+) -> AsyncIterator[Scene]:
+    """A deployment with one group a role, up and settled. `instance_ports` are those of the router's incarnations."""
+    router, watcher, groups = FakeRouter(instance_ports=list(instance_ports)), Watcher(), {}
     router.groups = groups
-    scene = Scene(Supervisor(config, router, watcher), router, watcher, groups)
+    scene = Scene(Supervisor(config, router, watcher, instance_hosts), router, watcher, groups)
     for role in roles:
         scene.group(f"{role}-0", role)
     async with asyncio.timeout(PATIENCE_S):

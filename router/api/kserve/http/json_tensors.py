@@ -96,7 +96,7 @@ def packed(datatype: str, elements: list[Any]) -> bytes:
 def within(elements: list[int], is_signed: bool) -> bool:
     """Whether all of them are 64-bit integers."""
     lowest, highest = min(elements, default=0), max(elements, default=0)
-    return -MAX_INT64 - 1 <= lowest and highest <= MAX_INT64 if is_signed else lowest >= 0 and highest <= MAX_UINT64
+    return lowest >= -MAX_INT64 - 1 and highest <= MAX_INT64 if is_signed else lowest >= 0 and highest <= MAX_UINT64
 
 
 def data_to_json(tensor: Tensor) -> tuple[list[Any], bool]:
