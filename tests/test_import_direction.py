@@ -27,11 +27,13 @@ kv_transfer/api kv_transfer/memory kv_transfer/sockets kv_transfer/handoff kv_tr
 kv_transfer/nccl kv_transfer/transports kv_transfer
 
 router/process router/structured_output/regex router/structured_output/json_schema
-router/protocol/messages router/protocol router/tensors router/batching router/config router/model_files router/model_files/sources
+router/protocol/messages router/protocol router/tensors router/batching router/config
+router/model_files router/model_files/sources
 router/model_files/cache router/structured_output
 router/http router/http/failover/holder router/http/failover router/access router/store
-router/registry router/requests router/status
-router/tensor_memory router/model_repository/config router/model_repository router/instances
+router/registry router/requests router/status router/tensor_memory
+router/model_repository/config router/model_repository router/instances/frames router/instances
+router/infer/requests router/infer
 router/observability/explain router/observability/tracing router/observability
 router/text/template router/text/memory router/text
 router/parsers/description router/parsers/formats router/parsers/readers
@@ -39,10 +41,12 @@ router/parsers/grammar router/parsers router/catalog
 router/placement/policies router/placement router/placement/prefix router/placement/retention
 router/page_budget router/dispatch/queue router/dispatch/table router/dispatch/migration router/dispatch/mirror
 router/dispatch
-router/beam_search router/api router/api/generation/answer router/api/openai/answer router/api/openai/body
-router/api/generation router/api/openai
+router/beam_search router/api router/api/generation/answer router/api/openai/answer router/api/openai/schema
+router/api/openai/body router/api/generation router/api/openai
 router/api/openai/responses/body router/api/openai/responses/answer router/api/openai/responses
-router/api/openai/files router/api/openai/batches router/api/anthropic router/api/admin
+router/api/openai/files router/api/openai/batches
+router/api/kserve router/api/kserve/http router/api/kserve/grpc/messages router/api/kserve/grpc
+router/api/anthropic router/api/admin
 router/api/pages
 router/frontends router
 
@@ -55,8 +59,8 @@ workers/engine/limits workers/engine/structured_output workers/engine/processors
 workers/engine/sampling
 workers/engine/execution workers/engine/execution/gpu
 workers/interface workers/retention workers/engine/kv_cache workers/engine/scheduling workers/engine
-workers/process workers/instances workers/transfers workers/telemetry workers/group workers/roles workers workers/mock/script
-workers/mock
+workers/process workers/instances workers/transfers workers/telemetry workers/group workers/roles workers
+workers/mock/script workers/mock
 
 cluster/processes cluster/terminal cluster/config cluster/access cluster/fleet cluster/state cluster/history
 cluster/repository

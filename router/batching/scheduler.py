@@ -3,7 +3,7 @@ slot. It has no clock and no I/O; every call gets the time, in seconds of one mo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,12 +15,15 @@ from slipstream.router.tensors.tensor import Tensor
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
     """A request that waits or runs. `batch_size` counts its rows (1 if the model does not batch). `attempts` are the
-    executions that it was given to."""
+    executions that it was given to. The scheduler sets the rest: `queued_s` is when it was added, `ready_s` since when
+    it may be part of a batch (later than that in a sequence), and only requests with equal `batch_key`s share one."""
 
     request: InferRequest
     batch_size: int = 1
     queued_s: float = 0.0
     attempts: int = 0
+    ready_s: float = 0.0
+    batch_key: Hashable = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,8 @@ class Scheduler(Protocol):
         executed again: it belongs to a sequence."""
 
     def reschedule(self, request: QueuedRequest, now: float) -> None:
-        """Queues a request again that its model has released with RESCHEDULE (iterative sequences)."""
+        """Queues a request again that its model has released with RESCHEDULE (iterative sequences). Called before
+        `executed` of its batch."""
 
     def cancel(self, request: QueuedRequest, now: float) -> bool:
         """Takes a request out of the queue. Returns False if it does not wait there."""
@@ -84,7 +88,8 @@ class Scheduler(Protocol):
 
     @property
     def next_time(self) -> float | None:
-        """When `take` or `due` should be called next although nothing happens; None: not before something does."""
+        """When `due`, and then `take` for each free instance, should be called although nothing happens; None: not
+        before something does. A time in the past is possible: requests have been rejected, and `due` returns them."""
 
     @property
     def num_waiting(self) -> int: ...

@@ -1,2 +1,2 @@
-"""Serves tensor models: the life cycle of their versions and instances, and the way of a request from its check to its
-last response. It imports `batching`, `instances`, `model_repository`, `tensor_memory` and what lies below them."""
+"""Serves the models of a repository: the life cycle of their versions and instances, and the service that the API of
+tensors calls. It imports `infer.requests`, `instances`, `model_repository` and what lies below them."""

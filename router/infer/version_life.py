@@ -6,7 +6,7 @@ serve; they die and come back; at the end they stop.
 
 An instance:
 
-    STARTING -> [COMPLETING] -> WAITING -> INITIALIZING -> [WARMING] -> SERVING
+    STARTING -> [COMPLETING] -> WAITING -> INITIALIZING -> WARMING -> SERVING
         ^                                                                  |
         +------------ DEAD (its restart has a time) <----------------------+        any -> STOPPING -> GONE
 
@@ -39,7 +39,8 @@ class InstancePhase(Enum):
 
 
 class Do(Enum):
-    """What is to be done with an instance; LOADED, FAILED and UNLOADED are about the version."""
+    """What is to be done with an instance. LOADED, FAILED and END are about the version: it serves, it will not, and
+    none of its processes is left."""
 
     START = "start"
     COMPLETE = "complete"
@@ -50,7 +51,7 @@ class Do(Enum):
     STOP = "stop"
     LOADED = "loaded"
     FAILED = "failed"
-    UNLOADED = "unloaded"
+    END = "end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +73,14 @@ class InstanceLife:
 
 
 class VersionLife:
-    """`completes`: the first instance is asked for the configuration. `warms`: there are samples to warm up with."""
+    """`completes`: the first instance is asked for the configuration."""
 
-    def __init__(self, instances: Sequence[str], *, completes: bool, warms: bool) -> None:
+    def __init__(self, instances: Sequence[str], *, completes: bool) -> None:
         self.phase = ModelPhase.LOADING
         self.reason = ""
         self._instances = {name: InstanceLife(name) for name in instances}
-        self._completes = completes
         self._is_complete = not completes
-        self._warms = warms
+        self._is_over = False
 
     @property
     def instances(self) -> dict[str, InstancePhase]:
@@ -123,26 +123,32 @@ class VersionLife:
         instance.phase = InstancePhase.INITIALIZING
         return [Action(Do.INITIALIZE, name)]
 
+    def disconnected(self, name: str) -> list[Action]:
+        """The connection of an instance is lost; its process may connect again, or end."""
+        instance = self._instances[name]
+        was_serving = instance.phase is InstancePhase.SERVING
+        if instance.phase is not InstancePhase.STOPPING:
+            instance.phase = InstancePhase.STARTING
+        return [Action(Do.RETIRE, name)] if was_serving else []
+
     def completed(self) -> list[Action]:
         """The configuration is complete, and accepted."""
         self._is_complete = True
         waiting = (InstancePhase.COMPLETING, InstancePhase.WAITING)
         return [self._initialize(instance) for instance in self._instances.values() if instance.phase in waiting]
 
-    def initialized(self, name: str, now: float) -> list[Action]:
+    def initialized(self, name: str) -> list[Action]:
         instance = self._instances[name]
         if instance.phase is not InstancePhase.INITIALIZING:
             return []
-        if self._warms:
-            instance.phase = InstancePhase.WARMING
-            return [Action(Do.WARM, name)]
-        return self._serve(instance, now)
+        instance.phase = InstancePhase.WARMING
+        return [Action(Do.WARM, name)]
 
     def warmed(self, name: str, now: float) -> list[Action]:
         instance = self._instances[name]
         return self._serve(instance, now) if instance.phase is InstancePhase.WARMING else []
 
-    def failed(self, name: str, reason: str, now: float) -> list[Action]:
+    def failed(self, name: str, reason: str) -> list[Action]:
         """An instance could not be completed, initialised or warmed up. Its process may still have to be stopped."""
         if self.phase is ModelPhase.LOADING:
             return self._fail(reason)
@@ -163,7 +169,7 @@ class VersionLife:
         instance.phase = InstancePhase.GONE
         if self.phase is ModelPhase.LOADING:
             return [*actions, *self._fail(reason)]
-        return [*actions, *self._stopped()]
+        return [*actions, *self._gone()]
 
     def due(self, now: float) -> list[Action]:
         """Starts the instances again whose pause is over."""
@@ -183,7 +189,7 @@ class VersionLife:
         for instance in self._instances.values():
             if instance.phase is InstancePhase.DEAD:
                 instance.phase, instance.restart_s = InstancePhase.GONE, None
-        return self._stopped() if has_requests else self._stop_all()
+        return self._gone() if has_requests else self._stop_all()
 
     def drained(self) -> list[Action]:
         return self._stop_all() if self.phase is ModelPhase.UNLOADING else []
@@ -205,7 +211,7 @@ class VersionLife:
 
     def _fail(self, reason: str) -> list[Action]:
         self.phase, self.reason = ModelPhase.UNAVAILABLE, reason
-        return [*self._stops(), Action(Do.FAILED)]
+        return [*self._stops(), Action(Do.FAILED), *self._gone()]
 
     def _stops(self) -> list[Action]:
         actions = []
@@ -218,11 +224,13 @@ class VersionLife:
         return actions
 
     def _stop_all(self) -> list[Action]:
-        return [*self._stops(), *self._stopped()]
+        return [*self._stops(), *self._gone()]
 
-    def _stopped(self) -> list[Action]:
-        """UNLOADED once all processes are gone."""
-        if self.phase is not ModelPhase.UNLOADING or any(one.has_process for one in self._instances.values()):
+    def _gone(self) -> list[Action]:
+        """END, once, when no process is left."""
+        if self._is_over or any(instance.has_process for instance in self._instances.values()):
             return []
-        self.phase, self.reason = ModelPhase.UNAVAILABLE, "unloaded"
-        return [Action(Do.UNLOADED)]
+        self._is_over = True
+        if self.phase is ModelPhase.UNLOADING:
+            self.phase, self.reason = ModelPhase.UNAVAILABLE, "unloaded"
+        return [Action(Do.END)]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from slipstream.router.instances.frames.frame_reader import Json
 from slipstream.router.instances.messages import (
     ControlCall,
     Executed,
     InstanceEnd,
     InstanceResponse,
-    Json,
     LogLine,
     ModelCall,
     StartInstance,

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from slipstream.router.instances.frames.frame_connection import FrameConnection
+from slipstream.router.instances.greeting import MAX_HELLO_BYTES, Greeting
+from slipstream.router.instances.host_link import HostLink
+from slipstream.router.instances.host_messages import HostHello, HostWelcome, InstanceHello, host_welcome_head
 from slipstream.router.instances.instance_link import InstanceLink
 from slipstream.router.instances.instance_owner import InstanceOwner, PortObserver
+from slipstream.router.instances.launches import Launches
 from slipstream.router.instances.messages import StartInstance
+from slipstream.router.process.listening import listening_at_path, remove_path
+from slipstream.router.tensor_memory.mapped_files import MappedFiles
 from slipstream.router.tensor_memory.region_pool import RegionPool
+from slipstream.router.tensor_memory.shared_file import memory_id
+
+BACKLOG = 512
+BEAT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class InstancePortConfig:
-    """`unix_path` "": no Unix socket. `token` is the cluster's worker token. `max_payload_bytes` is of one frame."""
+    """`unix_path` "": no Unix socket. `token` is the cluster's worker token. An instance whose host and connection are
+    both away has ended after `away_s`."""
 
     token: str
     unix_path: str = ""
-    max_payload_bytes: int = 1 << 34
+    max_frame_bytes: int = 1 << 34
+    away_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,31 +68,96 @@ class InstancePort:
         observer: PortObserver,
         sockets: Sequence[socket.socket] = (),
     ) -> None:
-        raise NotImplementedError
+        if not config.token:
+            raise ValueError("instance hosts need a secret token: it is empty")
+        self._config = config
+        self._pool = pool
+        self._sockets = sockets
+        self._epoch = time.time_ns()
+        self._files = MappedFiles()
+        self._launches = Launches(observer, memory_id(), config.away_s)
+        self._servers: list[asyncio.Server] = []
+        self._connections: set[FrameConnection] = set()
+        self._beat: asyncio.TimerHandle | None = None
+        self._is_stopped = False
 
     async def start(self) -> None:
         """Raises OSError if it cannot listen."""
-        raise NotImplementedError
+        loop = asyncio.get_running_loop()
+        if self._config.unix_path:
+            sock = listening_at_path(self._config.unix_path, BACKLOG)
+            self._servers.append(await loop.create_unix_server(self._connection, sock=sock, backlog=BACKLOG))
+        for sock in self._sockets:
+            self._servers.append(await loop.create_server(self._connection, sock=sock, backlog=BACKLOG))
+        self._on_beat()
+
+    async def stop(self) -> None:
+        """Closes all connections and removes the Unix socket; owners hear nothing any more. Hosts and instances stay,
+        for the next router. Idempotent."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        if self._beat is not None:
+            self._beat.cancel()
+        for server in self._servers:
+            server.close()
+        if self._config.unix_path and self._servers:
+            remove_path(self._config.unix_path)
+        for connection in list(self._connections):
+            connection.leave("the router stops")
+        for server in self._servers:
+            await server.wait_closed()
 
     @property
     def hosts(self) -> list[HostStatus]:
         """Those that are connected."""
-        raise NotImplementedError
+        return [
+            HostStatus(host.name, host.node_ip, host.memory_id, self._launches.num_instances(host.name))
+            for host in self._launches.hosts.values()
+        ]
 
     @property
     def ledger(self) -> InstanceLedger:
-        raise NotImplementedError
+        links = self._launches.links.values()
+        return InstanceLedger(
+            len(self._launches.hosts),
+            len(links),
+            sum(link.is_connected for link in links),
+            sum(link.num_requests for link in links),
+            sum(link.num_lent for link in links),
+        )
 
     def launch(self, start: StartInstance, owner: InstanceOwner, host: str = "") -> InstanceLink:
         """Starts an instance on this host; "": on the one with the fewest. Without such a host it waits for one.
         `InstanceOwner.connected` or `ended` follows."""
-        raise NotImplementedError
+        link = self._link(start, owner)
+        self._launches.add(link, host)
+        return link
 
-    async def stop(self) -> None:
-        """Closes all connections and removes the Unix socket. Hosts and instances stay, for the next router."""
-        raise NotImplementedError
+    def host_came(self, hello: HostHello, connection: FrameConnection) -> None:
+        """For `Greeting`."""
+        connection.allow_frames_of(self._config.max_frame_bytes)
+        host = HostLink(hello, connection, self._config.token, self._launches)
+        connection.receiver = host
+        address = connection.local_address or f"unix:{self._config.unix_path}"
+        connection.send(host_welcome_head(HostWelcome(address, self._epoch)))
+        self._launches.host_came(host, hello.running, self._link)
 
+    def instance_came(self, hello: InstanceHello, connection: FrameConnection) -> None:
+        """For `Greeting`."""
+        connection.allow_frames_of(self._config.max_frame_bytes)
+        self._launches.instance_came(hello, connection)
 
-def new_launch_id() -> str:
-    """Unique, and fit for file names."""
-    raise NotImplementedError
+    def _connection(self) -> FrameConnection:
+        return FrameConnection(self._greeting, MAX_HELLO_BYTES, self._connections)
+
+    def _greeting(self, connection: FrameConnection) -> Greeting:
+        return Greeting(connection, self._config.token, self)
+
+    def _link(self, start: StartInstance, owner: InstanceOwner) -> InstanceLink:
+        return InstanceLink(start, owner, self._launches, self._pool, self._files)
+
+    def _on_beat(self) -> None:
+        self._launches.check_absent(time.monotonic())
+        self._pool.trim()
+        self._beat = asyncio.get_running_loop().call_later(BEAT_S, self._on_beat)

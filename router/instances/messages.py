@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
+from slipstream.router.instances.frames.frame_reader import Json
 from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.infer_request import InferRequest, ParameterValue
 from slipstream.router.tensors.model_spec import InstanceKind
 from slipstream.router.tensors.tensor import Tensor, TensorData
 
 PROTOCOL = 1
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,15 @@ class Executed:
 
 
 @dataclass(slots=True)
+class Responded:
+    """One response by a response sender. `response` None: an empty one, which is the end if it `is_final`."""
+
+    n: int
+    response: InstanceResponse | None
+    is_final: bool
+
+
+@dataclass(slots=True)
 class ModelCall:
     """A request that a model makes to another one (BLS). `parent` is the `n` of the request that it serves, if it says
     so. The inputs are valid until the last `call_response`."""
@@ -112,6 +121,57 @@ class LogLine:
     text: str
     file: str = ""
     line: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """The configuration after the model's `auto_complete_config`."""
+
+    config: Json
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The model is initialised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Import, completion or initialisation failed with this Python error."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallCancelled:
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsChanged:
+    families: list[Json]
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The instance has read these places: the key of a file, and the offset."""
+
+    places: list[tuple[str, int]]
+
+
+InstanceMessage = (
+    Executed
+    | Responded
+    | ModelCall
+    | ControlCall
+    | LogLine
+    | Completed
+    | Ready
+    | Failed
+    | CallCancelled
+    | MetricsChanged
+    | Released
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,18 @@ from collections.abc import Sequence
 from typing import Literal
 
 ControlMode = Literal["none", "explicit", "poll"]
+ALL_MODELS = "*"
 
 
 def models_at_start(mode: ControlMode, names: Sequence[str], load_models: Sequence[str]) -> list[str]:
-    """The models to load at the start, of all `names` of the repository. Raises ValueError for `load_models` that do
-    not fit the mode, or for `*` beside others."""
-    raise NotImplementedError
+    """The models to load at the start, of all `names` of the repository. Only mode `explicit` heeds `load_models`; one
+    that is not in the repository stays in the list, so that its load fails. Raises ValueError for `*` beside others."""
+    if mode != "explicit":
+        return list(names)
+    if ALL_MODELS not in load_models:
+        return list(dict.fromkeys(load_models))
+    if len(set(load_models)) > 1:
+        raise ValueError(
+            f"Wildcard model name '*' must be the ONLY startup model if specified at all, got {', '.join(load_models)}"
+        )
+    return list(names)

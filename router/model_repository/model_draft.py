@@ -1,62 +1,135 @@
-"""A model as its files say, before its backend has completed its configuration."""
+"""A model as its files say, before it has completed its configuration itself."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from slipstream.router.model_repository.config.backends import model_file_of
+from slipstream.router.model_repository.config.completion import completed_config
+from slipstream.router.model_repository.config.config_fault import ConfigError, ConfigFault, raise_first
+from slipstream.router.model_repository.config.config_json import to_dict
+from slipstream.router.model_repository.config.config_text import from_dict
+from slipstream.router.model_repository.config.defaults import set_instance_groups
+from slipstream.router.model_repository.config.model_checks import instance_faults, model_faults
+from slipstream.router.model_repository.config.model_files import ModelFiles
+from slipstream.router.model_repository.config.model_spec_reader import read_groups, read_parameters, read_spec
+from slipstream.router.model_repository.config.tensor_checks import tensor_faults
 from slipstream.router.model_repository.read_options import ReadOptions
+from slipstream.router.model_repository.repository_error import LoadError
+from slipstream.router.model_repository.repository_watch import ModelStamp
+from slipstream.router.tensors.infer_error import InferErrorCode
 from slipstream.router.tensors.model_spec import InstanceGroup, ModelSpec
+
+PYTHON = "python"
+UNSUPPORTED = InferErrorCode.UNSUPPORTED
+NO_STAMP = ModelStamp({})
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDraft:
-    """`message` is the `inference.ModelConfig`, normalised. `versions` are those that the version policy serves,
-    lowest first. `folder` is the model's folder; `is_temporary`: it was made for this load, from files that came with
-    it, and `remove` is to be called when no version of it is served any more."""
+    """`message` has the defaults that do not depend on what the model completes. `versions` are those that the version
+    policy serves, lowest first. `folder` is the model's folder; if it `is_temporary`, it was made for this load, from
+    files that came with it, and `remove` is to be called when no version of it is served any more."""
 
     name: str
     folder: Path
-    message: Any
+    message: ModelConfig
     versions: tuple[str, ...]
     options: ReadOptions
     is_temporary: bool = False
+    stamp: ModelStamp = NO_STAMP  # of the folder, before it was read
 
     @property
     def backend(self) -> str:
+        """ "" for an ensemble."""
         return str(self.message.backend)
 
     @property
     def parameters(self) -> dict[str, str]:
         """Those of the configuration: for the `start` of an instance (EXECUTION_ENV_PATH)."""
-        raise NotImplementedError
+        return read_parameters(self.message)
 
     @property
     def instance_groups(self) -> tuple[InstanceGroup, ...]:
-        """As they will be: no backend changes them. Raises LoadError (a GPU that is not there)."""
-        raise NotImplementedError
+        """As they will be: no model changes them. Raises LoadError (a GPU that is not there)."""
+        try:
+            return read_groups(self._with_instances())
+        except ConfigError as error:
+            raise LoadError(error.fault.status) from None
 
     @property
     def model_file(self) -> str:
-        """The name of the file of the model in its version's folder: `model.py`."""
-        raise NotImplementedError
+        """The name of the model's file in its version's folder: `model.py`."""
+        return model_file_of(self.message)
 
     @property
     def is_completed_by_model(self) -> bool:
         """Whether an instance process is to be sent `complete_config` before `complete`."""
-        raise NotImplementedError
+        return self.options.auto_complete and self.backend == PYTHON
 
     def config_to_complete(self) -> dict[str, Any]:
-        """The `config` of the message `complete_config`: the configuration as a JSON object, with all defaults."""
-        raise NotImplementedError
+        """The `config` of the message `complete_config`: the configuration as a JSON object, with all defaults. Raises
+        LoadError."""
+        try:
+            return to_dict(self._with_instances())
+        except ConfigError as error:
+            raise LoadError(error.fault.status) from None
 
     def complete(self, version: str, completed: Mapping[str, Any] | None = None) -> ModelSpec:
         """A version of the model, from the `config` of the message `completed` (None: nothing completed it). Reads
-        label files. Raises LoadError."""
-        raise NotImplementedError
+        files with labels and initial states. Raises LoadError."""
+        try:
+            config = self._with_instances()
+            if completed is not None:
+                config = completed_config(config, from_dict(completed))
+            raise_first(model_faults(config))
+            raise_first(tensor_faults(config))
+            return read_spec(config, version, self.versions, ModelFiles(self.name, self.folder))
+        except ConfigError as error:
+            raise LoadError(error.fault.status) from None
+
+    def keeps_version(self, version: str, before: ModelDraft) -> bool:
+        """Whether a version that was loaded from an earlier draft can go on: its files are the same, and nothing has
+        changed in the configuration but, perhaps, the instance groups and which versions are served."""
+        return (
+            self.folder == before.folder
+            and self.stamp.of_version(version) == before.stamp.of_version(version)
+            and _of_all_instances(self.message) == _of_all_instances(before.message)
+        )
 
     def remove(self) -> None:
         """Removes the folder if it is temporary."""
-        raise NotImplementedError
+        if self.is_temporary:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _with_instances(self) -> ModelConfig:
+        if self.backend not in self.options.backends:
+            raise ConfigError(self._no_backend())
+        config = ModelConfig()
+        config.CopyFrom(self.message)
+        set_instance_groups(config, self.options.devices)
+        raise_first(instance_faults(config, self.options.devices))
+        return config
+
+    def _no_backend(self) -> ConfigFault:
+        if not self.backend:
+            return ConfigFault("platform", f"ensemble '{self.name}': ensembles are not served", UNSUPPORTED)
+        text = (
+            f"unable to find backend library for backend '{self.backend}', try specifying runtime on the model "
+            "configuration."
+        )
+        return ConfigFault("backend", text)
+
+
+def _of_all_instances(config: ModelConfig) -> ModelConfig:
+    rest = ModelConfig()
+    rest.CopyFrom(config)
+    rest.ClearField("instance_group")
+    rest.ClearField("version_policy")
+    return rest

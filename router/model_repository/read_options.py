@@ -12,10 +12,12 @@ class ReadOptions:
     """`config_name` "X": `configs/X.pbtxt` of a model is read instead of its `config.pbtxt`, where there is one.
     `auto_complete` False: the configuration is used as it stands (`--disable-auto-complete-config`). `devices` are the
     GPUs that instances may run on. `backend_config` is backend -> key -> value (`--backend-config`). Files that come
-    with a load are written below `override_folder`; None: a temporary folder of this process."""
+    with a load are written below `override_folder`; None: the system's folder for temporary files.
+    `backends` are those that can be served; "" stands for ensembles."""
 
     config_name: str = ""
     auto_complete: bool = True
     devices: tuple[int, ...] = ()
     backend_config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     override_folder: Path | None = None
+    backends: frozenset[str] = frozenset({"python"})

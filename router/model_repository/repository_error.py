@@ -9,7 +9,7 @@ from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 
 class RepositoryError(Exception):
     """A model cannot be read: its configuration is refused at reading, or it is in no or in two repositories. `cause`
-    goes to the log and the index; clients see less."""
+    goes to the log; clients see less."""
 
     def __init__(self, cause: str) -> None:
         super().__init__(cause)
@@ -22,7 +22,7 @@ class RepositoryError(Exception):
 
 class LoadError(Exception):
     """A version was read, but is refused after completion, or cannot be initialised. `cause` is the reason in the
-    index."""
+    index: `Invalid argument: model input 'A' must specify 'dims' for M`."""
 
     def __init__(self, cause: str) -> None:
         super().__init__(cause)
@@ -30,8 +30,10 @@ class LoadError(Exception):
 
 
 def load_failure(model: str, causes: Mapping[str, str]) -> InferError:
-    """What a call that asked for a load answers if versions (version -> cause) did not become ready."""
+    """What a call that asked for a load answers if versions did not become ready (version -> cause), or if none could
+    be tried ("" -> cause)."""
     parts = "".join(
-        f"version {version} is at UNAVAILABLE state: {cause};\n" for version, cause in sorted(causes.items())
+        f"version {version} is at UNAVAILABLE state: {cause};" if version else cause
+        for version, cause in sorted(causes.items())
     )
-    return InferError(f"load failed for model '{model}': {parts}", InferErrorCode.INVALID_ARG)
+    return InferError(f"load failed for model '{model}': {parts}\n", InferErrorCode.INVALID_ARG)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 from dataclasses import dataclass
 from types import TracebackType
 
+from slipstream.router.process.container_limits import memory_limit_bytes
+from slipstream.router.tensor_memory.free_ranges import FreeRanges
+from slipstream.router.tensor_memory.shared_file import PREFIX, SHM, MappedRegion, SharedFile
 from slipstream.router.tensors.tensor import RegionSlice
 
 INLINE_BYTES = 65_536  # larger tensors go through a region
+UNIT_BYTES = 4096  # places are multiples of a page
+ALIGNMENT_BYTES = 64  # of tensors: a cache line, and more than any vector instruction asks for
+GROWTH_UNITS = 1024  # the file grows by at least 4 MiB
 
 
 class RegionPoolFull(RuntimeError):  # noqa: N818 - names the condition
@@ -17,53 +25,130 @@ class RegionPoolFull(RuntimeError):  # noqa: N818 - names the condition
 class RegionLease:
     """A place in the pool's memory, from `RegionPool.allocate` until `release`."""
 
+    __slots__ = ("_num_units", "_pool", "_start_unit", "num_bytes", "offset")
+
+    def __init__(self, pool: RegionPool, start_unit: int, num_units: int, offset: int, num_bytes: int) -> None:
+        self._pool: RegionPool | None = pool
+        self._start_unit = start_unit
+        self._num_units = num_units
+        self.offset = offset
+        self.num_bytes = num_bytes
+
     @property
     def slice(self) -> RegionSlice:
         """The whole place."""
-        raise NotImplementedError
+        return RegionSlice(self._held_by.region, self.offset, self.num_bytes)
 
     @property
     def view(self) -> memoryview:
         """Its bytes, to be written."""
-        raise NotImplementedError
+        return self._held_by.region.view[self.offset : self.offset + self.num_bytes]
 
     def slice_of(self, offset: int, num_bytes: int) -> RegionSlice:
-        """A part of the place; `offset` counts from its beginning."""
-        raise NotImplementedError
+        """A part of the place; `offset` counts from its beginning. Raises ValueError if it reaches beyond the end."""
+        if offset < 0 or num_bytes < 0 or offset + num_bytes > self.num_bytes:
+            raise ValueError(f"{num_bytes} bytes at {offset} do not lie within {self.num_bytes} bytes")
+        return RegionSlice(self._held_by.region, self.offset + offset, num_bytes)
 
     def release(self) -> None:
         """Gives the place back. Idempotent. Nothing may read or write it afterwards."""
-        raise NotImplementedError
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.take_back(self._start_unit, self._num_units)
+
+    @property
+    def _held_by(self) -> RegionPool:
+        if self._pool is None:
+            raise ValueError("the lease has been released")
+        return self._pool
 
 
 @dataclass(frozen=True, slots=True)
 class PoolUsage:
-    """`num_leases` and `leased_bytes` return to zero when no request runs."""
+    """`num_leases` and `leased_bytes` return to zero when no request runs. `reserved_bytes` is the memory that the file
+    takes up."""
 
     num_leases: int
     leased_bytes: int
+    reserved_bytes: int
     limit_bytes: int
 
 
 class RegionPool:
-    """One for a router process. Its file in /dev/shm grows up to `limit_bytes`; None: half of what the file system and
-    the control group allow."""
+    """One for a router process: a file in /dev/shm, mapped once, which grows up to `limit_bytes`. None: half of what
+    the file system and the control group allow. The file is made at the first allocation. Raises ValueError."""
 
     def __init__(self, limit_bytes: int | None = None) -> None:
-        raise NotImplementedError
+        if limit_bytes is not None and limit_bytes < UNIT_BYTES:
+            raise ValueError(f"limit_bytes must be at least {UNIT_BYTES}, got {limit_bytes}")
+        num_units = (default_limit_bytes() if limit_bytes is None else limit_bytes) // UNIT_BYTES
+        self._free = FreeRanges(num_units)
+        self._file: SharedFile | None = None
+        self._num_leases = 0
+        self._leased_units = 0
+        self._reserved_units = 0
+        self._peak_end = 0  # the highest end of a place since the last `trim`
+        self._is_closed = False
+
+    @property
+    def region(self) -> MappedRegion:
+        """The whole file. Valid as long as there is a lease."""
+        assert self._file is not None, "a lease has made it"
+        return self._file.region
+
+    @property
+    def key(self) -> str:
+        """The file's name; "": there is none yet."""
+        return "" if self._file is None else self._file.region.key
 
     def allocate(self, num_bytes: int, head_bytes: int = 0) -> RegionLease:
         """A place of `num_bytes`, whose byte `head_bytes` is at a multiple of 64: there begin the tensors of a body
         with a head of that length. Raises RegionPoolFull."""
-        raise NotImplementedError
+        shift = -head_bytes % ALIGNMENT_BYTES
+        num_units = max(1, -(-(shift + num_bytes) // UNIT_BYTES))
+        start = self._free.take(num_units)
+        if start is None or self._is_closed:
+            raise RegionPoolFull(
+                f"no room for {num_bytes} bytes in shared memory: {self._leased_units * UNIT_BYTES} of "
+                f"{self._free.size * UNIT_BYTES} bytes are in use"
+            )
+        try:
+            self._reserve_until(start + num_units)
+        except OSError as error:
+            self._free.give(start, num_units)
+            raise RegionPoolFull(f"no room for {num_bytes} bytes in {SHM}: {error.strerror}") from error
+        self._num_leases += 1
+        self._leased_units += num_units
+        return RegionLease(self, start, num_units, start * UNIT_BYTES + shift, num_bytes)
+
+    def take_back(self, start_unit: int, num_units: int) -> None:
+        """For `RegionLease.release`."""
+        self._free.give(start_unit, num_units)
+        self._num_leases -= 1
+        self._leased_units -= num_units
+
+    def trim(self) -> None:
+        """Gives memory that was not used since the last call back to the machine. To be called now and then."""
+        end = max(self._peak_end, self._free.used_end)
+        if end < self._reserved_units:
+            self.region.drop_pages(end * UNIT_BYTES, (self._reserved_units - end) * UNIT_BYTES)
+            self._reserved_units = end
+        self._peak_end = self._free.used_end
 
     @property
     def usage(self) -> PoolUsage:
-        raise NotImplementedError
+        return PoolUsage(
+            self._num_leases,
+            self._leased_units * UNIT_BYTES,
+            self._reserved_units * UNIT_BYTES,
+            self._free.size * UNIT_BYTES,
+        )
 
     def close(self) -> None:
-        """Removes the file. Idempotent."""
-        raise NotImplementedError
+        """Removes the file; nothing is allocated any more. Idempotent."""
+        self._is_closed = True
+        if self._file is not None:
+            self._file.remove()
 
     def __enter__(self) -> RegionPool:
         return self
@@ -72,3 +157,21 @@ class RegionPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _reserve_until(self, end: int) -> None:
+        self._peak_end = max(self._peak_end, end)
+        if end > self._reserved_units:
+            if self._file is None:
+                self._file = SharedFile(f"{PREFIX}{secrets.token_hex(8)}-router", self._free.size * UNIT_BYTES)
+            end = min(max(end, self._reserved_units + GROWTH_UNITS), self._free.size)
+            first = self._reserved_units * UNIT_BYTES
+            self._file.reserve(first, end * UNIT_BYTES - first)
+            self._reserved_units = end
+
+
+def default_limit_bytes() -> int:
+    """Half of /dev/shm, or of this container's memory, if that is less."""
+    system = os.statvfs(SHM)
+    most = system.f_frsize * system.f_blocks
+    allowed = memory_limit_bytes()
+    return (most if allowed is None else min(most, allowed)) // 2

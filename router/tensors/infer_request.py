@@ -59,7 +59,8 @@ class InferRequest:
 @dataclass(slots=True)
 class InferResponse:
     """One response. Outputs may lie in memory of the instance: `release` gives that back, and must be called once,
-    after the bytes have been copied or sent."""
+    after the bytes have been copied or sent. A decoupled model may give a response with an `error`, without outputs,
+    and go on: that is no end of the request."""
 
     model: str
     model_version: str
@@ -67,6 +68,7 @@ class InferResponse:
     outputs: list[Tensor]
     parameters: dict[str, ParameterValue] = field(default_factory=dict)
     release: Callable[[], None] | None = None
+    error: InferError | None = None
 
 
 class ResponseReceiver(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from slipstream.router.api.openai.body.fields import Label, Strict
+from slipstream.router.api.openai.schema.fields import Label, Strict
 
 MAX_BREAKPOINTS = 4  # of one request, as in Anthropic's API
 TTL_S = {"5m": 300.0, "1h": 3600.0}

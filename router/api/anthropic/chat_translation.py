@@ -13,28 +13,18 @@ from slipstream.router.api.anthropic.request_body import MessagesRequest, Prompt
 from slipstream.router.api.anthropic.thinking_signature import carried_by
 from slipstream.router.api.anthropic.tool_fields import use_of
 from slipstream.router.api.anthropic.turns import InputTurn, turns_of
-from slipstream.router.api.openai.body.messages import CalledFunction, ChatMessage, TextPart, ToolCallFields
 from slipstream.router.api.openai.body.sampling import invalid
-from slipstream.router.api.openai.body.schema import ChatRequest, NamedSchema, ResponseFormat
-from slipstream.router.api.openai.body.tools import ToolUse
+from slipstream.router.api.openai.schema.chat_request import ChatRequest
+from slipstream.router.api.openai.schema.messages import CalledFunction, ChatMessage, TextPart, ToolCallFields
+from slipstream.router.api.openai.schema.serving_fields import ServingFields
+from slipstream.router.api.openai.schema.structured_fields import NamedSchema, ResponseFormat
+from slipstream.router.api.openai.schema.tools import ToolUse
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.text.template.chat_template import ChatTemplate
 
 SAME_FIELDS = (
-    *(
-        "model",
-        "max_tokens",
-        "temperature",
-        "top_p",
-        "top_k",
-        "stream",
-        "user",
-        "seed",
-        "priority",
-        "cache_salt",
-        "session_id",
-    ),
-    *("slo", "expected_output_tokens", "timeout_s", "chat_template_kwargs"),
+    *("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "user", "chat_template_kwargs"),
+    *ServingFields.model_fields,
 )
 # Claude Code's first block, which some of its versions change with every request, so that no prefix would be cached.
 CLIENT_HEADER = "x-anthropic-billing-header:"

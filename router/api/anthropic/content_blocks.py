@@ -8,8 +8,8 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from slipstream.router.api.anthropic.cache_control import Cacheable
-from slipstream.router.api.openai.body.fields import Label, Strict, only, unsupported
-from slipstream.router.api.openai.body.messages import MAX_MESSAGES, CalledName, CallIdField
+from slipstream.router.api.openai.schema.fields import Label, Strict, only, unsupported
+from slipstream.router.api.openai.schema.messages import MAX_MESSAGES, CalledName, CallIdField
 
 SERVED_TYPES = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
 TAGS = {name: f"~{name}" for name in SERVED_TYPES}

@@ -14,7 +14,7 @@ from slipstream.router.api.anthropic.request_body import CountTokensRequest, Mes
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
 from slipstream.router.api.generation.generation_batch import GenerationBatch, ReceivedRequest
 from slipstream.router.api.generation.generation_flow import GenerationFlow
-from slipstream.router.api.openai.body.schema import ChatRequest
+from slipstream.router.api.openai.schema.chat_request import ChatRequest
 from slipstream.router.dispatch.queue.work_queue import MAX_PRIORITY
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from slipstream.router.api.anthropic.cache_control import MAX_BREAKPOINTS, CacheControl
 from slipstream.router.api.anthropic.content_blocks import InputMessages, TextContent, ToolResultBlock
 from slipstream.router.api.anthropic.tool_fields import ToolChoice, Tools, check_choice
-from slipstream.router.api.openai.body.fields import (
+from slipstream.router.api.openai.schema.fields import (
     INT32_MAX,
     FiniteFloat,
     Label,
@@ -27,8 +27,9 @@ from slipstream.router.api.openai.body.fields import (
     field_error,
     only,
 )
-from slipstream.router.api.openai.body.schema import MAX_STOPS, MAX_TIMEOUT_S, SloFields
-from slipstream.router.api.openai.body.vllm_fields import TemplateKwargs
+from slipstream.router.api.openai.schema.sampling_fields import MAX_STOPS
+from slipstream.router.api.openai.schema.serving_fields import ServingFields
+from slipstream.router.api.openai.schema.vllm_fields import TemplateKwargs
 
 MIN_BUDGET_TOKENS = 1024
 MAX_EDITS = 16
@@ -138,8 +139,8 @@ class CountTokensRequest(PromptFields):
     """Body of POST /v1/messages/count_tokens."""
 
 
-class MessagesRequest(PromptFields):
-    """Body of POST /v1/messages. The last fields are this server's own."""
+class MessagesRequest(PromptFields, ServingFields):
+    """Body of POST /v1/messages."""
 
     max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)]  # 0: the prompt is computed, for the requests that follow
     stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
@@ -154,13 +155,6 @@ class MessagesRequest(PromptFields):
     container: Unserved = None
     fallbacks: Annotated[Any, only([])] = None
     thread: dict[str, Any] | None = None  # refused in a way that clients understand, and go on without
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
-    cache_salt: Label | None = None
-    session_id: Label | None = None
-    slo: SloFields | None = None
-    expected_output_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
-    timeout_s: Annotated[FiniteFloat, Field(gt=0, le=MAX_TIMEOUT_S)] | None = None
 
     @property
     def user(self) -> str | None:

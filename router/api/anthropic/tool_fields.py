@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from slipstream.router.api.anthropic.cache_control import Cacheable
-from slipstream.router.api.openai.body.fields import Strict, exactly, field_error, only
-from slipstream.router.api.openai.body.tools import MAX_TOOLS, Tool, ToolName, ToolUse
+from slipstream.router.api.openai.schema.fields import Strict, exactly, field_error, only
+from slipstream.router.api.openai.schema.tools import MAX_TOOLS, Tool, ToolName, ToolUse
 
 ONLY_CUSTOM = "describe the tool with an `input_schema`, and run it in the client"
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from slipstream.router.api.generation.answer.parsed_output import OutputReading
-from slipstream.router.api.openai.body.schema import ChatRequest, GenerationFields
 from slipstream.router.api.openai.body.tool_grammars import RequestTool
-from slipstream.router.api.openai.body.tools import ToolUse
+from slipstream.router.api.openai.schema.chat_request import ChatRequest
+from slipstream.router.api.openai.schema.generation_fields import GenerationFields
+from slipstream.router.api.openai.schema.tools import ToolUse
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.parsers.detection import begins_in_reasoning

@@ -14,7 +14,8 @@ from slipstream.router.api.generation.answer.output import ChoiceOutput, Events
 from slipstream.router.api.generation.answer.output_text import OutputText
 from slipstream.router.api.generation.answer.output_tokens import OutputTokens
 from slipstream.router.api.generation.answer.token_report import ReportedTokens
-from slipstream.router.api.openai.body.schema import ChatRequest, GenerationFields
+from slipstream.router.api.openai.schema.chat_request import ChatRequest
+from slipstream.router.api.openai.schema.generation_fields import GenerationFields
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.observability.tracing.request_trace import Value
 from slipstream.router.protocol.generation import GenerationError

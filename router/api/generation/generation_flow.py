@@ -30,7 +30,7 @@ from slipstream.router.api.generation.preparation_stages import PreparationStage
 from slipstream.router.api.generation.request_preparation import RequestPreparation
 from slipstream.router.api.openai.body.parsing import BodyParser
 from slipstream.router.api.openai.body.sampling import SEED_MASK
-from slipstream.router.api.openai.body.schema import GenerationFields
+from slipstream.router.api.openai.schema.generation_fields import GenerationFields
 from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.config.router_config import ApiConfig
 from slipstream.router.http.http_error import HttpError, RequestError

@@ -7,8 +7,8 @@ from typing import Any
 
 from slipstream.router.api.generation.answer.failures import as_http_error
 from slipstream.router.api.generation.tool_history import has_tools, turns_of
-from slipstream.router.api.openai.body.messages import ChatMessage
-from slipstream.router.api.openai.body.tools import Tool
+from slipstream.router.api.openai.schema.messages import ChatMessage
+from slipstream.router.api.openai.schema.tools import Tool
 from slipstream.router.catalog.model_outputs import ModelOutputs
 from slipstream.router.http.http_error import HttpError, RequestError
 from slipstream.router.protocol.generation import Figure, GenerationError

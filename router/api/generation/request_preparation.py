@@ -23,10 +23,12 @@ from slipstream.router.api.openai.answer.message_format import MessageFormat
 from slipstream.router.api.openai.body.beam_fields import check_beams, check_no_beams
 from slipstream.router.api.openai.body.restrictions import NO_RESTRICTIONS, Restrictions, restrictions_of
 from slipstream.router.api.openai.body.sampling import SEED_MASK, check_token_ids, sampling_params
-from slipstream.router.api.openai.body.schema import ChatRequest, CompletionRequest, GenerationFields
 from slipstream.router.api.openai.body.structured_output import RequestGrammars
 from slipstream.router.api.openai.body.tool_grammars import ToolGrammars
-from slipstream.router.api.openai.body.tools import ToolUse
+from slipstream.router.api.openai.schema.chat_request import ChatRequest
+from slipstream.router.api.openai.schema.completion_request import CompletionRequest
+from slipstream.router.api.openai.schema.generation_fields import GenerationFields
+from slipstream.router.api.openai.schema.tools import ToolUse
 from slipstream.router.catalog.model_outputs import ModelOutputs
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.parsers.grammar.output_grammar import ReasoningState

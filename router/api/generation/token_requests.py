@@ -8,7 +8,8 @@ from slipstream.router.api.generation.answer.token_names import TokenNames
 from slipstream.router.api.generation.answer.token_report import NO_REPORT, PromptRenderer, ReportedTokens, TokenReport
 from slipstream.router.api.openai.answer.formats import ChunkFormat
 from slipstream.router.api.openai.body.sampling import invalid
-from slipstream.router.api.openai.body.schema import ChatRequest, CompletionRequest
+from slipstream.router.api.openai.schema.chat_request import ChatRequest
+from slipstream.router.api.openai.schema.completion_request import CompletionRequest
 from slipstream.router.text.detokenizer import PieceTable
 
 MAX_PROMPT_ENTRIES = 1 << 20  # log-probabilities of the prompts of one answer: some 75 MB of JSON

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from slipstream.router.api.openai.body.messages import CalledFunction, ChatMessage
 from slipstream.router.api.openai.body.sampling import invalid
+from slipstream.router.api.openai.schema.messages import CalledFunction, ChatMessage
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.text.template.chat_template import to_json
 from slipstream.router.text.template.turn import Call, Turn

@@ -9,7 +9,8 @@ import orjson
 from slipstream.router.access.access import Access
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
 from slipstream.router.api.generation.generation_flow import GenerationFlow
-from slipstream.router.api.openai.body.schema import ChatRequest, CompletionRequest
+from slipstream.router.api.openai.schema.chat_request import ChatRequest
+from slipstream.router.api.openai.schema.completion_request import CompletionRequest
 from slipstream.router.api.openai.token_pages import TokenPages
 from slipstream.router.http.reader import Request
 

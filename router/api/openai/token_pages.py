@@ -11,12 +11,12 @@ from pydantic import BeforeValidator, Field, model_validator
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
 from slipstream.router.api.generation.model_lookup import ModelLookup
 from slipstream.router.api.generation.prompts import PromptReader
-from slipstream.router.api.openai.body.fields import Label, Strict, TokenId, Unserved, field_error, only
-from slipstream.router.api.openai.body.messages import ChatMessage, not_too_many_parts
 from slipstream.router.api.openai.body.parsing import BodyParser
 from slipstream.router.api.openai.body.sampling import check_token_ids
-from slipstream.router.api.openai.body.tools import MAX_TOOLS, ToolFields, ToolUse, check_use, use_of
-from slipstream.router.api.openai.body.vllm_fields import TemplateKwargs
+from slipstream.router.api.openai.schema.fields import Label, Strict, TokenId, Unserved, field_error, only
+from slipstream.router.api.openai.schema.messages import ChatMessage, not_too_many_parts
+from slipstream.router.api.openai.schema.tools import MAX_TOOLS, ToolFields, ToolUse, check_use, use_of
+from slipstream.router.api.openai.schema.vllm_fields import TemplateKwargs
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.dispatch.queue.work_queue import MAX_PRIORITY
 from slipstream.router.http.reader import Request

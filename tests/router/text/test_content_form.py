@@ -12,7 +12,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from slipstream.router.api.generation.prompts import plain_message
-from slipstream.router.api.openai.body.messages import ChatMessage, TextPart
+from slipstream.router.api.openai.schema.messages import ChatMessage, TextPart
 from slipstream.router.config.router_config import ContentFormat
 from slipstream.router.text.template.chat_template import ChatTemplate
 from slipstream.router.text.template.content_form import ContentForms

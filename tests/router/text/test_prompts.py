@@ -20,7 +20,7 @@ from tokenizers import Tokenizer as HfTokenizer
 from transformers import AutoTokenizer
 
 from slipstream.router.api.generation.prompts import plain_message
-from slipstream.router.api.openai.body.messages import ChatMessage, TextPart
+from slipstream.router.api.openai.schema.messages import ChatMessage, TextPart
 from slipstream.router.protocol.messages import unpack_ids
 from slipstream.router.text.template.chat_template import ChatTemplate, ChatTemplateError
 from slipstream.router.text.tokenizer import TextTooLongError, Tokenizer, TokenizerFiles

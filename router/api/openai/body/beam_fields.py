@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slipstream.router.api.openai.body.fields import is_one_of, refusal
 from slipstream.router.api.openai.body.sampling import invalid
-from slipstream.router.api.openai.body.schema import GenerationFields
+from slipstream.router.api.openai.schema.fields import is_one_of, refusal
+from slipstream.router.api.openai.schema.generation_fields import GenerationFields
 from slipstream.router.beam_search.beam_search import BeamSettings
 from slipstream.router.http.http_error import HttpError
 

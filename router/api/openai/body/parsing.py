@@ -10,9 +10,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from slipstream.router.api.exchange_context import ApiExchange
-from slipstream.router.api.openai.body.fields import UNION_TAGS
-from slipstream.router.api.openai.body.shown import shown
 from slipstream.router.api.openai.body.unknown_fields import HEADER, UnknownFields
+from slipstream.router.api.openai.schema.fields import UNION_TAGS
+from slipstream.router.api.openai.schema.shown import shown
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
 from slipstream.router.observability.front_counts import FieldCounts

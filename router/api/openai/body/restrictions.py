@@ -7,8 +7,8 @@ from typing import NamedTuple
 import orjson
 
 from slipstream.router.api.openai.body.sampling import check_token_ids, invalid
-from slipstream.router.api.openai.body.schema import GenerationFields
-from slipstream.router.api.openai.body.vllm_fields import ProcessorObject
+from slipstream.router.api.openai.schema.generation_fields import GenerationFields
+from slipstream.router.api.openai.schema.vllm_fields import ProcessorObject
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.protocol.messages import ProcessorCall, SamplingParams, pack_ids, unpack_ids
 from slipstream.router.registry.worker_abilities import WorkerAbilities

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slipstream.router.api.openai.body.schema import GenerationFields
+from slipstream.router.api.openai.schema.generation_fields import GenerationFields
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.model_files.sampling_defaults import PLAIN, SamplingDefaults
 from slipstream.router.protocol.messages import GrammarSpec, SamplingParams

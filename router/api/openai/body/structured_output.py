@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from slipstream.router.api.openai.body.sampling import invalid
-from slipstream.router.api.openai.body.schema import GenerationFields
+from slipstream.router.api.openai.schema.generation_fields import GenerationFields
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.protocol.grammar import COMPACT_JSON, ENDLESS, JsonStyle, any_object
 from slipstream.router.protocol.messages import GrammarKind, GrammarSpec

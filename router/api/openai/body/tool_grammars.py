@@ -23,7 +23,7 @@ from slipstream.router.api.openai.body.structured_output import (
     RequestGrammars,
     cannot_be_followed,
 )
-from slipstream.router.api.openai.body.tools import NO_PARAMETERS
+from slipstream.router.api.openai.schema.tools import NO_PARAMETERS
 from slipstream.router.parsers.description.output_format import OutputFormat
 from slipstream.router.parsers.grammar.calls import unwritable_name
 from slipstream.router.parsers.grammar.lark_rules import TooLongError

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from slipstream.router.api.openai.body.fields import is_one_of, refusal
+from slipstream.router.api.openai.schema.fields import is_one_of, refusal
 from slipstream.router.http.http_error import HttpError
 
 HEADER = "x-slipstream-ignored"

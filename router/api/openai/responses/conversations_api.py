@@ -9,11 +9,10 @@ import orjson
 from pydantic import BeforeValidator, Field
 
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
-from slipstream.router.api.openai.body.fields import Strict
 from slipstream.router.api.openai.body.parsing import BodyParser
 from slipstream.router.api.openai.responses.body.chat_translation import in_brackets
 from slipstream.router.api.openai.responses.body.input_items import InputItem, InputItemField, not_too_many_parts
-from slipstream.router.api.openai.responses.body.request_body import MAX_CONVERSATION_ITEMS, Metadata
+from slipstream.router.api.openai.responses.body.request_body import MAX_CONVERSATION_ITEMS
 from slipstream.router.api.openai.responses.item_pages import wanted_items
 from slipstream.router.api.openai.responses.response_store import (
     CONVERSATION,
@@ -23,6 +22,8 @@ from slipstream.router.api.openai.responses.response_store import (
     owner_of,
 )
 from slipstream.router.api.openai.responses.stored_items import shown_items
+from slipstream.router.api.openai.schema.fields import Strict
+from slipstream.router.api.openai.schema.sampling_fields import Metadata
 from slipstream.router.api.page_query import list_json
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request

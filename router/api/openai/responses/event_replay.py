@@ -13,10 +13,10 @@ import orjson
 from slipstream.router.api.exchange_context import ApiExchange
 from slipstream.router.api.generation.answer.answer import EVENT_STREAM, STREAM_HEADERS
 from slipstream.router.api.generation.answer.pings import Pings
-from slipstream.router.api.openai.body.shown import shown
 from slipstream.router.api.openai.responses.background_store import BackgroundStore
 from slipstream.router.api.openai.responses.response_store import stored_response
 from slipstream.router.api.openai.responses.run_files import END_OF_EVENT, read_events
+from slipstream.router.api.openai.schema.shown import shown
 from slipstream.router.http.http_error import HttpError
 
 REPLAY_FIELDS = ("stream", "starting_after", "include", "include_obfuscation")

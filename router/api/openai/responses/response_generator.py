@@ -9,8 +9,6 @@ from typing import NamedTuple, TypeVar
 from slipstream.router.api.exchange_context import ApiExchange
 from slipstream.router.api.generation.generation_batch import GenerationBatch, ReceivedRequest
 from slipstream.router.api.generation.generation_flow import GenerationFlow
-from slipstream.router.api.openai.body.messages import ChatMessage
-from slipstream.router.api.openai.body.schema import ChatRequest
 from slipstream.router.api.openai.responses.answer.output_items import OutputItems
 from slipstream.router.api.openai.responses.answer.response_document import ResponseDocument
 from slipstream.router.api.openai.responses.answer.response_format import ResponseFormat, number_of
@@ -21,6 +19,8 @@ from slipstream.router.api.openai.responses.body.input_history import PlacedItem
 from slipstream.router.api.openai.responses.body.request_body import PromptFields, ResponsesRequest
 from slipstream.router.api.openai.responses.body.truncation import MAX_ATTEMPTS, shortened
 from slipstream.router.api.openai.responses.response_store import HistoryLimit, ResponseStore, as_items, owner_of
+from slipstream.router.api.openai.schema.chat_request import ChatRequest
+from slipstream.router.api.openai.schema.messages import ChatMessage
 from slipstream.router.http.failover.journal import Identity
 from slipstream.router.http.failover.stream_checkpoint import StreamCheckpoint
 from slipstream.router.http.http_error import HttpError, RequestError

@@ -8,7 +8,6 @@ import orjson
 
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
 from slipstream.router.api.generation.generation_flow import GenerationFlow
-from slipstream.router.api.openai.body.schema import ChatRequest
 from slipstream.router.api.openai.responses.background_responses import BackgroundResponses
 from slipstream.router.api.openai.responses.body.chat_translation import (
     chat_of_prompt,
@@ -22,6 +21,7 @@ from slipstream.router.api.openai.responses.event_replay import REPLAY_FIELDS, R
 from slipstream.router.api.openai.responses.item_pages import item_page, wanted_items
 from slipstream.router.api.openai.responses.response_generator import ResponseGenerator
 from slipstream.router.api.openai.responses.response_store import HistoryLimit, ResponseStore, owner_of
+from slipstream.router.api.openai.schema.chat_request import ChatRequest
 from slipstream.router.dispatch.queue.work_queue import MAX_PRIORITY
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request

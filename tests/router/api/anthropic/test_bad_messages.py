@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from slipstream.router.api.anthropic.chat_translation import chat_of, with_messages
 from slipstream.router.api.anthropic.request_body import CountTokensRequest, MessagesRequest
-from slipstream.router.api.openai.body.messages import MAX_MESSAGES
 from slipstream.router.api.openai.body.parsing import parse_body
-from slipstream.router.api.openai.body.schema import ChatRequest
+from slipstream.router.api.openai.schema.chat_request import ChatRequest
+from slipstream.router.api.openai.schema.messages import MAX_MESSAGES
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
 from tests.support.router.fake_cluster import MODEL, front, run

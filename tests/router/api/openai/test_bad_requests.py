@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from slipstream.router.api.openai.body.parsing import MIN_MAX_VALUES, parse_body
-from slipstream.router.api.openai.body.schema import ChatRequest, CompletionRequest
+from slipstream.router.api.openai.schema.chat_request import ChatRequest
+from slipstream.router.api.openai.schema.completion_request import CompletionRequest
 from slipstream.router.config.router_config import ApiConfig
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request

@@ -16,8 +16,8 @@ from typing import Any
 import orjson
 import pytest
 
-from slipstream.router.api.openai.body.schema import CompletionRequest
 from slipstream.router.api.openai.body.structured_output import MAX_GRAMMAR_BYTES, RequestGrammars
+from slipstream.router.api.openai.schema.completion_request import CompletionRequest
 from slipstream.router.process.open_files import allow_all_files
 from slipstream.router.protocol.grammar import COMPACT_JSON, JsonStyle
 from slipstream.router.protocol.messages import EngineRequest, Generate, GrammarSpec

@@ -7,17 +7,16 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from slipstream.router.api.openai.body.messages import ChatMessage
-from slipstream.router.api.openai.body.schema import ChatRequest, NamedSchema, ResponseFormat
 from slipstream.router.api.openai.responses.body.request_body import PromptFields, ResponsesRequest, TextFormat
+from slipstream.router.api.openai.schema.chat_request import ChatRequest
+from slipstream.router.api.openai.schema.messages import ChatMessage
+from slipstream.router.api.openai.schema.sampling_fields import SamplingFields
+from slipstream.router.api.openai.schema.structured_fields import NamedSchema, ResponseFormat
 from slipstream.router.http.http_error import HttpError
 
 SAME_FIELDS = (
-    *("temperature", "top_p", "metadata", "user", "stream", "safety_identifier", "prompt_cache_key", "service_tier"),
-    *("min_tokens", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
-    *("seed", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "priority"),
-    *("structured_outputs", "cache_salt", "slo", "expected_output_tokens", "timeout_s", "explain"),
-    "retention_s",
+    *(name for name in SamplingFields.model_fields if name != "session_id"),
+    *("safety_identifier", "prompt_cache_key", "service_tier"),
 )
 OTHER_NAMES = (
     (re.compile(r"\bresponse_format\.json_schema\.schema\b"), "text.format.schema"),

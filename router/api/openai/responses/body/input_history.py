@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from slipstream.router.api.openai.body.messages import ChatMessage
 from slipstream.router.api.openai.body.sampling import invalid
 from slipstream.router.api.openai.responses.body.input_items import (
     CallOutputItem,
@@ -20,6 +19,7 @@ from slipstream.router.api.openai.responses.body.input_items import (
 )
 from slipstream.router.api.openai.responses.body.reasoning_seal import unsealed
 from slipstream.router.api.openai.responses.body.tool_fields import INPUT, flat_name
+from slipstream.router.api.openai.schema.messages import ChatMessage
 from slipstream.router.text.template.chat_template import to_json
 
 Json = dict[str, Any]

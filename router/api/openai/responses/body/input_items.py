@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from slipstream.router.api.openai.body.fields import Label, Strict, exactly, field_error
+from slipstream.router.api.openai.schema.fields import Label, Strict, exactly, field_error
 
 MAX_ITEMS = 8192  # also the limit for the parts of all items together
 MAX_REASONING_CHARS = 16 << 20

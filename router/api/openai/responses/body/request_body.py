@@ -13,34 +13,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from slipstream.router.api.openai.body.fields import (
+from slipstream.router.api.openai.responses.body.input_items import InputItemField, not_too_many_parts
+from slipstream.router.api.openai.responses.body.tool_fields import ToolChoiceField, ToolField, ToolSet
+from slipstream.router.api.openai.schema.fields import (
     INT32_MAX,
-    FiniteFloat,
     Label,
-    StopString,
     Strict,
-    TokenId,
     Unserved,
-    as_list,
-    at_most,
     field_error,
     only,
 )
-from slipstream.router.api.openai.body.schema import (
-    MAX_LOGIT_BIASES,
-    MAX_METADATA,
-    MAX_RETENTION_S,
-    MAX_STOP_TOKEN_IDS,
-    MAX_STOPS,
-    MAX_TIMEOUT_S,
-    SchemaFields,
-    SloFields,
-    StructuredOutputs,
-)
-from slipstream.router.api.openai.body.tools import MAX_TOOLS, ToolUse
-from slipstream.router.api.openai.body.vllm_fields import MAX_LOGPROBS, TemplateKwargs
-from slipstream.router.api.openai.responses.body.input_items import InputItemField, not_too_many_parts
-from slipstream.router.api.openai.responses.body.tool_fields import ToolChoiceField, ToolField, ToolSet
+from slipstream.router.api.openai.schema.sampling_fields import SamplingFields
+from slipstream.router.api.openai.schema.structured_fields import SchemaFields
+from slipstream.router.api.openai.schema.tools import MAX_TOOLS, ToolUse
+from slipstream.router.api.openai.schema.vllm_fields import MAX_LOGPROBS, TemplateKwargs
 
 MAX_CONVERSATION_ITEMS = 20  # that a request may add, as in OpenAI's API
 LOGPROBS = "message.output_text.logprobs"
@@ -55,7 +41,6 @@ Included = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
-Metadata = Annotated[dict[str, Label], at_most(MAX_METADATA)]
 StoredId = Annotated[str, Field(min_length=1, max_length=128)]
 
 InputField = Annotated[
@@ -159,23 +144,18 @@ class PromptFields(Strict):
         return self
 
 
-class ResponsesRequest(PromptFields):
+class ResponsesRequest(PromptFields, SamplingFields):
     """Body of POST /v1/responses."""
 
     model: Label
     input: InputField
-    stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     store: bool | None = None
     background: bool | None = None
     include: Annotated[list[Included], Field(max_length=16)] | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
     max_tool_calls: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
-    temperature: Annotated[FiniteFloat, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[FiniteFloat, Field(gt=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    metadata: Metadata | None = None
-    user: Label | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
@@ -192,31 +172,6 @@ class ResponsesRequest(PromptFields):
     response_format: Annotated[Any, only(advice="its name is `text.format`")] = None
     reasoning_effort: Annotated[Any, only(advice="its name is `reasoning.effort`")] = None
     n: Annotated[Any, only(1)] = None
-    # as in chat completions
-    min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
-    min_p: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[FiniteFloat, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[FiniteFloat, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[FiniteFloat, Field(gt=0, le=100)] | None = None
-    logit_bias: (
-        Annotated[dict[str, Annotated[FiniteFloat, Field(ge=-100, le=100)]], at_most(MAX_LOGIT_BIASES)] | None
-    ) = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: Annotated[list[StopString], Field(max_length=MAX_STOPS), BeforeValidator(as_list)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    structured_outputs: StructuredOutputs | None = None
-    priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
-    cache_salt: Label | None = None
-    session_id: Label | None = None
-    retention_s: Annotated[FiniteFloat, Field(gt=0, le=MAX_RETENTION_S)] | None = None
-    slo: SloFields | None = None
-    expected_output_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
-    timeout_s: Annotated[FiniteFloat, Field(gt=0, le=MAX_TIMEOUT_S)] | None = None
-    explain: bool | None = None
 
     @property
     def wants_store(self) -> bool:

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from slipstream.router.api.openai.body.fields import Strict, exactly, field_error
-from slipstream.router.api.openai.body.tools import MAX_TOOLS, NAME, Tool, ToolMode, ToolUse
+from slipstream.router.api.openai.schema.fields import Strict, exactly, field_error
+from slipstream.router.api.openai.schema.tools import MAX_TOOLS, NAME, Tool, ToolMode, ToolUse
 
 ToolName = Annotated[str, Field(pattern=NAME)]
 MAX_GRAMMAR_CHARS = 64 << 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slipstream.router.api.openai.body.messages import ChatMessage
+from slipstream.router.api.openai.schema.messages import ChatMessage
 from slipstream.router.text.tokenizer import size_of
 
 MAX_ATTEMPTS = 8

@@ -9,8 +9,8 @@ import orjson
 import pytest
 from pydantic import BaseModel
 
-from slipstream.router.api.openai.body.messages import ChatMessage
 from slipstream.router.api.openai.responses.body.truncation import shortened
+from slipstream.router.api.openai.schema.messages import ChatMessage
 from slipstream.router.parsers.parser_names import ParserNames
 from slipstream.router.protocol.generation import GenerationError
 from slipstream.router.protocol.messages import unpack_ids

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from slipstream.router.api.openai.body.shown import shown
+from slipstream.router.api.openai.schema.shown import shown
 
 INT32_MAX = 2**31 - 1
 MAX_STOP_CHARS = 512

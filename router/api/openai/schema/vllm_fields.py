@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from slipstream.router.api.openai.body.fields import (
+from slipstream.router.api.openai.schema.fields import (
     FiniteFloat,
     Label,
     StopString,
@@ -90,7 +90,6 @@ ProcessorChoice = Annotated[
 class VllmFields(Strict):
     """Those that both endpoints have in common."""
 
-    skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None  # without effect: tokenizers of today put none there
     use_beam_search: bool | None = None
     length_penalty: Annotated[FiniteFloat, Field(ge=-5, le=5)] | None = None

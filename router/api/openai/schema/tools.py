@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from slipstream.router.api.openai.body.fields import Strict, exactly, field_error, unsupported
+from slipstream.router.api.openai.schema.fields import Strict, exactly, field_error, unsupported
 
 MAX_TOOLS = 1024
 NAME = r"^[a-zA-Z0-9_.-]{1,256}$"  # OpenAI has neither dots nor more than 64 characters; tools of MCP servers have

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from slipstream.router.api.openai.body.fields import Label, Strict, Unserved, exactly, field_error, only
-from slipstream.router.api.openai.body.tools import ONLY_FUNCTIONS
+from slipstream.router.api.openai.schema.fields import Label, Strict, Unserved, exactly, field_error, only
+from slipstream.router.api.openai.schema.tools import ONLY_FUNCTIONS
 
 MAX_MESSAGES = 8192  # also the limit for the parts, and for the calls, of all messages together
 CalledName = Annotated[str, Field(min_length=1, max_length=256)]  # what a model has written, be it a tool or not

@@ -6,7 +6,7 @@ import math
 import struct
 from collections.abc import Iterable
 
-from slipstream.router.tensors.datatype import DATATYPES
+from slipstream.router.tensors.datatypes import DATATYPES
 from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.infer_request import InferRequest
 from slipstream.router.tensors.model_spec import ModelSpec, TensorSpec

@@ -1,0 +1,79 @@
+"""The gRPC port of a router that serves a repository. It runs on the router's event loop."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from slipstream.router.access.access import Access
+from slipstream.router.api.kserve.grpc.infer_acceptor import InferAcceptor
+from slipstream.router.api.kserve.grpc.rpc_access import RpcAccess
+from slipstream.router.api.kserve.grpc.rpc_table import RpcTable
+from slipstream.router.api.kserve.kserve_server import KServeServer
+from slipstream.router.config.kserve_config import GrpcTlsConfig, KServeGrpcConfig
+from slipstream.router.tensor_memory.region_pool import RegionPool
+
+MAX_MESSAGE_BYTES = (1 << 31) - 1
+COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}  # `grpc_compression_level`
+
+
+class GrpcServer:
+    """Life cycle: `start`, `stop`, both on the router's event loop. `host` is used where the configuration has none;
+    large inputs go to `pool`."""
+
+    def __init__(
+        self, config: KServeGrpcConfig, server: KServeServer, access: Access, pool: RegionPool, *, host: str
+    ) -> None:
+        self._config = config
+        self._host = config.host or host
+        acceptor = InferAcceptor(server, access, pool, config.forward_headers)
+        self._table = RpcTable(server, acceptor, RpcAccess(access.keys, config.restricted))
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> int:
+        """Listens. Returns the port. Raises OSError if it cannot listen or read a certificate."""
+        port = self._config.port or 0
+        server = grpc.aio.server(handlers=(self._table,), options=_options(self._config))
+        address = f"[{self._host}]:{port}" if ":" in self._host else f"{self._host}:{port}"
+        try:
+            if self._config.tls.is_on:
+                bound = server.add_secure_port(address, _credentials(self._config.tls))
+            else:
+                bound = server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise OSError(errno.EADDRINUSE, f"cannot listen for gRPC at {address}: {error}") from error
+        await server.start()
+        self._server = server
+        return int(bound)
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """Takes no new RPCs from now on, lets those that run end for at most `grace_s`, and then cancels them. Safe to
+        call twice."""
+        if self._server is not None:
+            await self._server.stop(grace_s)
+
+
+def _options(config: KServeGrpcConfig) -> list[tuple[str, int]]:
+    options = [
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.so_reuseport", 0),  # a port that another process has is an error
+        ("grpc.keepalive_time_ms", round(config.keepalive_s * 1e3)),
+        ("grpc.keepalive_timeout_ms", round(config.keepalive_timeout_s * 1e3)),
+        ("grpc.default_compression_level", COMPRESSION_LEVELS[config.compression]),
+    ]
+    if config.max_connection_age_s is not None:
+        options.append(("grpc.max_connection_age_ms", round(config.max_connection_age_s * 1e3)))
+    return options
+
+
+def _credentials(tls: GrpcTlsConfig) -> grpc.ServerCredentials:
+    """Reads the files. Raises OSError."""
+    assert tls.cert_file is not None
+    assert tls.key_file is not None
+    pair = Path(tls.key_file).read_bytes(), Path(tls.cert_file).read_bytes()
+    clients = Path(tls.client_ca_file).read_bytes() if tls.client_ca_file is not None else None
+    return grpc.ssl_server_credentials([pair], clients, require_client_auth=clients is not None)

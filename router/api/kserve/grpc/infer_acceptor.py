@@ -1,0 +1,90 @@
+"""How a request of either inference RPC comes to its model."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from slipstream.router.access.access import Access, Permit
+from slipstream.router.access.caller import Caller
+from slipstream.router.api.kserve.client_outputs import ClientOutputs
+from slipstream.router.api.kserve.grpc.infer_limits import InferLimits
+from slipstream.router.api.kserve.grpc.messages.infer_request_message import InferRequestMessage, InferRequestReader
+from slipstream.router.api.kserve.grpc.rpc_metadata import RpcMetadata
+from slipstream.router.api.kserve.kserve_server import KServeServer
+from slipstream.router.tensor_memory.region_pool import RegionPool
+from slipstream.router.tensors.infer_error import InferError, InferErrorCode
+from slipstream.router.tensors.infer_request import InferRequest, ResponseReceiver
+from slipstream.router.tensors.infer_service import Submission
+
+
+@dataclass(slots=True)
+class AcceptedRequest:
+    """A request under way. `wants_empty_final`: a stream is to say that there are no more responses even if none comes
+    with that."""
+
+    submission: Submission
+    outputs: ClientOutputs
+    is_decoupled: bool
+    wants_empty_final: bool
+    permit: Permit | None
+
+
+class InferAcceptor:
+    """`settle` is to be called once for each request that was accepted."""
+
+    def __init__(self, server: KServeServer, access: Access, pool: RegionPool, forward_headers: str) -> None:
+        self._service = server.service
+        self._reader = InferRequestReader(pool, server.client_regions)
+        self._limits = InferLimits(access)
+        self._forwarded = re.compile(forward_headers) if forward_headers else None
+
+    def metadata(self, given: Iterable[tuple[str, str | bytes]]) -> RpcMetadata:
+        return RpcMetadata(given, self._forwarded)
+
+    def is_decoupled(self, message: InferRequestMessage) -> bool:
+        """Raises InferError if there is no such model."""
+        return self._service.spec_of(message.model, message.version).is_decoupled
+
+    def accept(
+        self,
+        message: InferRequestMessage,
+        caller: Caller,
+        metadata: RpcMetadata,
+        receiver: ResponseReceiver,
+        *,
+        in_stream: bool,
+    ) -> AcceptedRequest:
+        """Raises InferError or RpcError if the request is refused; nothing is kept of it then."""
+        permit = self._limits.enter(caller, message.model)
+        try:
+            return self._submit(message, caller.tenant(""), metadata, receiver, permit, in_stream)
+        except BaseException:
+            self._limits.settle(permit, has_failed=True)
+            raise
+
+    def settle(self, accepted: AcceptedRequest, *, has_failed: bool) -> None:
+        """The request has ended."""
+        self._limits.settle(accepted.permit, has_failed=has_failed)
+
+    def _submit(
+        self,
+        message: InferRequestMessage,
+        tenant: str,
+        metadata: RpcMetadata,
+        receiver: ResponseReceiver,
+        permit: Permit | None,
+        in_stream: bool,
+    ) -> AcceptedRequest:
+        spec = self._service.spec_of(message.model, message.version)
+        if spec.is_decoupled and not in_stream:
+            text = "ModelInfer RPC doesn't support models with decoupled transaction policy"
+            raise InferError(text, InferErrorCode.UNSUPPORTED)
+        request = InferRequest(message.model, tenant=tenant, received_s=time.monotonic())
+        wants_empty_final = self._reader.read(message, request)
+        metadata.apply(request)
+        outputs = ClientOutputs(request.requested, spec)
+        submission = self._service.submit(request, receiver)
+        return AcceptedRequest(submission, outputs, spec.is_decoupled, wants_empty_final, permit)

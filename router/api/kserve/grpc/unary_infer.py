@@ -1,0 +1,82 @@
+"""`ModelInfer`: one request, one response."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc.aio
+
+from slipstream.router.api.kserve.grpc.infer_acceptor import AcceptedRequest, InferAcceptor
+from slipstream.router.api.kserve.grpc.messages.infer_request_message import InferRequestMessage
+from slipstream.router.api.kserve.grpc.messages.infer_response_message import encoded_response
+from slipstream.router.api.kserve.grpc.rpc_access import RpcAccess, RpcRights
+from slipstream.router.api.kserve.grpc.rpc_error import RpcError
+from slipstream.router.tensors.infer_error import InferError, InferErrorCode
+from slipstream.router.tensors.infer_request import InferResponse
+
+NO_RESPONSE = "the model has ended the request without a response"
+
+
+class UnaryCall:
+    """Receives the response of a request as the bytes of its message."""
+
+    __slots__ = ("accepted", "answer")
+
+    def __init__(self, answer: asyncio.Future[bytes]) -> None:
+        self.answer = answer
+        self.accepted: AcceptedRequest
+
+    def respond(self, response: InferResponse, *, is_final: bool) -> None:
+        answer = self.answer
+        try:
+            if not answer.done():
+                outputs, placed = self.accepted.outputs.of(response)
+                answer.set_result(encoded_response(response, outputs, placed))
+        except InferError as error:
+            answer.set_exception(error)
+        finally:
+            if response.release is not None:
+                response.release()
+
+    def complete(self) -> None:
+        if not self.answer.done():
+            self.fail(InferError(NO_RESPONSE, InferErrorCode.INTERNAL))
+
+    def fail(self, error: InferError) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+class UnaryInfer:
+    def __init__(self, acceptor: InferAcceptor, rights: RpcRights, access: RpcAccess) -> None:
+        self._acceptor = acceptor
+        self._rights = rights
+        self._access = access
+
+    async def __call__(self, data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        try:
+            return await self._infer(data, context)
+        except RpcError as error:
+            refused = error
+        except InferError as error:
+            refused = RpcError.of(error)
+        await context.abort(refused.code, refused.message)
+        raise AssertionError("abort has raised")
+
+    async def _infer(self, data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        given = context.invocation_metadata() or ()
+        caller = self._access.caller(self._rights, given)
+        call = UnaryCall(asyncio.get_running_loop().create_future())
+        message = InferRequestMessage.parse(data)
+        metadata = self._acceptor.metadata(given)
+        accepted = call.accepted = self._acceptor.accept(message, caller, metadata, call, in_stream=False)
+        has_failed = True
+        try:
+            answer = await call.answer
+            has_failed = False
+            return answer
+        except asyncio.CancelledError:  # by the client, or its deadline has passed
+            accepted.submission.cancel()
+            raise
+        finally:
+            self._acceptor.settle(accepted, has_failed=has_failed)

@@ -1,0 +1,44 @@
+"""An RPC with one request and one answer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from slipstream.router.api.kserve.grpc.messages.infer_request_message import UNPARSABLE_TEXT
+from slipstream.router.api.kserve.grpc.rpc_access import RpcAccess, RpcRights
+from slipstream.router.api.kserve.grpc.rpc_error import RpcError
+from slipstream.router.tensors.infer_error import InferError
+
+Answer = Callable[[Any], Message | Awaitable[Message]]
+
+
+class UnaryRpc:
+    """Parses the request, lets `answer` answer it, and ends the RPC with the status of what it raises."""
+
+    __slots__ = ("_access", "_answer", "_request_type", "_rights")
+
+    def __init__(self, request_type: type[Message], answer: Answer, rights: RpcRights, access: RpcAccess) -> None:
+        self._request_type = request_type
+        self._answer = answer
+        self._rights = rights
+        self._access = access
+
+    async def __call__(self, data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        try:
+            self._access.caller(self._rights, context.invocation_metadata() or ())
+            answer = self._answer(self._request_type.FromString(data))
+            if not isinstance(answer, Message):
+                answer = await answer
+        except DecodeError:
+            await context.abort(grpc.StatusCode.INTERNAL, UNPARSABLE_TEXT)
+        except RpcError as error:
+            await context.abort(error.code, error.message)
+        except InferError as error:
+            refused = RpcError.of(error)
+            await context.abort(refused.code, refused.message)
+        return answer.SerializeToString()

@@ -1,0 +1,107 @@
+"""The scheduler of models without sequences: any free instance takes the next batch of one queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slipstream.router.batching.batch_keys import BatchKeys, batch_keys_of
+from slipstream.router.batching.batch_rule import NEVER_S, BatchRule
+from slipstream.router.batching.request_queue import RequestQueue
+from slipstream.router.batching.scheduler import Batch, BatchItem, QueuedRequest, Rejected
+from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode
+from slipstream.router.tensors.model_spec import ModelSpec, QueuePolicy
+
+ONE_AT_A_TIME = BatchRule(max_rows=1, preferred_rows=())
+
+
+def timed_out() -> InferError:
+    return InferError("Request timeout expired", InferErrorCode.UNAVAILABLE, FailureReason.REJECTED)
+
+
+class DynamicBatcher:
+    """A batch forms when an instance takes it, so it grows for as long as all are busy. While an idle instance waits
+    for a larger batch, `_wait_until_s` says how long, and no batch is looked for before `_needed_rows` rows wait."""
+
+    def __init__(self, queue: RequestQueue, rule: BatchRule, keys: BatchKeys | None) -> None:
+        self._queue = queue
+        self._rule = rule
+        self._keys = keys
+        self._rejected: list[Rejected] = []
+        self._wait_until_s = NEVER_S
+        self._needed_rows = 0
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> DynamicBatcher:
+        """Without `dynamic_batching` an execution is one request, and no queue policy applies."""
+        batching = spec.dynamic_batching
+        if batching is None:
+            return cls(RequestQueue(QueuePolicy()), ONE_AT_A_TIME, None)
+        rule = BatchRule.of(spec.max_batch_size, batching.preferred_batch_sizes, batching.max_queue_delay_us)
+        return cls(RequestQueue.of(batching), rule, batch_keys_of(spec))
+
+    @property
+    def num_waiting(self) -> int:
+        return self._queue.num_requests
+
+    @property
+    def next_time(self) -> float | None:
+        if self._rejected:
+            return 0.0
+        next_s = min(self._wait_until_s, self._queue.next_timeout_s)
+        return next_s if next_s < NEVER_S else None
+
+    def add_instance(self, instance: str, now: float) -> None:
+        """Any instance takes from the one queue."""
+
+    def remove_instance(self, instance: str, now: float) -> Sequence[Rejected]:
+        return ()
+
+    def add(self, request: QueuedRequest, now: float) -> None:
+        request.queued_s = request.ready_s = now
+        if self._keys is not None:
+            request.batch_key = self._keys.of(request.request)
+        self._queue.push(request, now)
+        if self._needed_rows and (self._keys is not None or not self._queue.is_in_order_of_arrival):
+            self._needed_rows = 0
+
+    def retry(self, request: QueuedRequest, now: float) -> bool:
+        self._queue.push_returned(request)
+        self._needed_rows = 0
+        return True
+
+    def reschedule(self, request: QueuedRequest, now: float) -> None:
+        """Only iterative sequences are rescheduled; here the request begins anew."""
+        self.add(request, now)
+
+    def cancel(self, request: QueuedRequest, now: float) -> bool:
+        self._needed_rows = 0
+        return self._queue.discard(request)
+
+    def take(self, instance: str, now: float) -> Batch | None:
+        queue = self._queue
+        if not queue.num_requests or (queue.num_rows < self._needed_rows and now < self._wait_until_s):
+            return None
+        self._expire(now)
+        if not queue.num_requests:
+            return None
+        choice = self._rule.choose(queue, now)
+        self._wait_until_s, self._needed_rows = choice.wait_until_s, choice.needed_rows
+        if not choice.num_requests:
+            return None
+        return Batch(tuple([BatchItem(request) for request in queue.take(choice.num_requests)]))
+
+    def executed(self, batch: Batch, instance: str, now: float) -> None:
+        """Nothing depends on it."""
+
+    def due(self, now: float) -> Sequence[Rejected]:
+        if self._wait_until_s <= now:
+            self._wait_until_s = NEVER_S
+            self._needed_rows = 0
+        self._expire(now)
+        rejected, self._rejected = self._rejected, []
+        return rejected
+
+    def _expire(self, now: float) -> None:
+        if self._queue.next_timeout_s <= now:
+            self._needed_rows = 0
+            self._rejected += [Rejected(request, timed_out()) for request in self._queue.expire(now)]

@@ -1,0 +1,241 @@
+"""Loads and unloads the models of a repository: at the start, by request, and where its files change."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from slipstream.router.config.repository_config import RepositoryConfig
+from slipstream.router.infer.model_versions import ModelVersions
+from slipstream.router.infer.requests.statistics_recorder import StatisticsRecorder
+from slipstream.router.infer.tensor_service import TensorService
+from slipstream.router.infer.version_runtime import Launcher, RuntimeContext, VersionRuntime
+from slipstream.router.instances.instance_link import InstanceLink
+from slipstream.router.instances.messages import ControlCall
+from slipstream.router.model_repository.load_plan import models_at_start
+from slipstream.router.model_repository.model_draft import ModelDraft
+from slipstream.router.model_repository.model_repository import ModelRepository
+from slipstream.router.model_repository.repository_error import LoadError, RepositoryError, load_failure
+from slipstream.router.model_repository.repository_watch import changes_between
+from slipstream.router.tensors.infer_error import InferError, InferErrorCode
+from slipstream.router.tensors.infer_service import IndexEntry
+from slipstream.router.tensors.model_spec import ModelPhase
+from slipstream.router.tensors.tensor import RegionSlice, TensorData
+
+log = logging.getLogger(__name__)
+
+
+class RepositoryService:
+    """RepositoryControl. `start` begins to load what the control mode says; `close` unloads everything.
+
+    Loads and unloads of one model come one after the other; different models load side by side."""
+
+    def __init__(
+        self, config: RepositoryConfig, repository: ModelRepository, service: TensorService, launcher: Launcher
+    ) -> None:
+        self._config = config
+        self._repository = repository
+        self._service = service
+        self._context = RuntimeContext(launcher, service, self, config.request_retries)
+        self._files = ThreadPoolExecutor(config.load_threads, thread_name_prefix="repository")
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._names: list[str] = []
+        self._unread: dict[str, str] = {}  # models whose files were refused at the last reading, and why
+        self._num_loading = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._running: set[VersionRuntime] = set()
+
+    @property
+    def num_running(self) -> int:
+        """Versions that load, serve, or end their requests; 0 once everything is unloaded."""
+        return len(self._running)
+
+    async def start(self) -> None:
+        """Loads the models of the start, `load_threads` at a time. Raises InferError for one that could not be loaded
+        if that is to end the server, ValueError for `load_models` that make no sense."""
+        config = self._config
+        await self._look()
+        names = models_at_start(config.control_mode, self._names, config.load_models)
+        slots = asyncio.Semaphore(config.load_threads)
+
+        async def load(name: str) -> None:
+            async with slots:
+                await self._load(name)
+
+        self._num_loading += 1  # the server is unready until all have been tried
+        try:
+            results = await asyncio.gather(*map(load, names), return_exceptions=True)
+        finally:
+            self._num_loading -= 1
+        raise_unexpected(results)
+        for failure in filter(None, results):
+            if config.control_mode == "none" and config.exit_on_error:
+                raise failure
+
+    async def poll(self) -> None:
+        """Reads the repository again every `poll_s`, and loads what has changed. Runs until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        before = await loop.run_in_executor(self._files, self._repository.stamps)
+        while True:
+            await asyncio.sleep(self._config.poll_s)
+            after = await loop.run_in_executor(self._files, self._repository.stamps)
+            changes = changes_between(before, after)
+            before = after
+            await self._look()
+            work = [self._load(name) for name in (*changes.added, *changes.changed)]
+            work += [self._unload(name) for name in changes.removed]
+            raise_unexpected(await asyncio.gather(*work, return_exceptions=True))
+
+    async def close(self) -> None:
+        """Unloads all models and waits until their instances are gone."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*(self._unload(name) for name in list(self._service.models)))
+        self._files.shutdown(wait=False)
+
+    def is_server_ready(self) -> bool:
+        models = self._service.models.values()
+        if self._num_loading or any(versions.is_loading for versions in models):
+            return False
+        return not self._config.strict_readiness or not (
+            self._unread or any(versions.has_failed for versions in models)
+        )
+
+    def index(self, *, only_ready: bool = False) -> Sequence[IndexEntry]:
+        entries = []
+        for name in sorted({*self._names, *self._service.models}):
+            versions = self._service.models.get(name)
+            entries += [IndexEntry(name)] if versions is None else versions.entries()
+        return [entry for entry in entries if entry.phase is ModelPhase.READY] if only_ready else entries
+
+    async def load(self, model: str, config_json: str = "", files: Mapping[str, bytes] | None = None) -> None:
+        self._check_explicit()
+        await self._load(model, config_json, files)
+
+    async def unload(self, model: str, *, with_dependents: bool = False) -> None:
+        self._check_explicit()
+        await self._unload(model, wait=False)
+
+    def control(self, call: ControlCall, link: InstanceLink) -> None:
+        """What a model asks for (`load_model`, `unload_model`, `is_model_ready`)."""
+        task = asyncio.get_running_loop().create_task(self._answer(call, link))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, call: ControlCall, link: InstanceLink) -> None:
+        try:
+            value = True
+            if call.action == "is_ready":
+                value = self._service.is_ready(call.model, call.model_version)
+            elif call.action == "load":
+                files = {name: bytes_of(data) for name, data in call.files.items()}
+                await self.load(call.model, call.config_json, files or None)
+            else:
+                await self.unload(call.model)
+        except InferError as error:
+            link.control_result(call.call, error.message)
+        else:
+            link.control_result(call.call, None, value)
+
+    def _check_explicit(self) -> None:
+        if self._config.control_mode != "explicit":
+            message = "explicit model load / unload is not allowed if polling is enabled"
+            raise InferError(message, InferErrorCode.UNAVAILABLE)
+
+    async def _look(self) -> None:
+        """Which models there are now."""
+        loop = asyncio.get_running_loop()
+        self._names = await loop.run_in_executor(self._files, self._repository.names)
+
+    async def _load(self, model: str, config_json: str = "", files: Mapping[str, bytes] | None = None) -> None:
+        """Raises InferError; then the versions before serve on."""
+        self._num_loading += 1
+        try:
+            async with self._lock(model):
+                await self._load_locked(model, config_json, files)
+        except InferError as error:
+            log.error("%s", error.message)
+            raise
+        finally:
+            self._num_loading -= 1
+
+    async def _load_locked(self, model: str, config_json: str, files: Mapping[str, bytes] | None) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            read = partial(self._repository.read, model, config_json, files)
+            draft = await loop.run_in_executor(self._files, read)
+        except RepositoryError as error:
+            log.error("model %r cannot be read: %s", model, error.cause)
+            self._unread[model] = error.cause
+            raise error.as_infer_error(model) from error
+        except LoadError as error:
+            raise load_failure(model, {"": error.cause}) from error
+        self._unread.pop(model, None)
+        await self._load_draft(draft)
+
+    async def _load_draft(self, draft: ModelDraft) -> None:
+        versions = self._service.models.setdefault(draft.name, ModelVersions(draft.name))
+        versions.begin_load(draft.versions)
+        begun_s = time.monotonic()
+        runtimes = {version: self._new_runtime(draft, version) for version in draft.versions}
+        self._running.update(runtimes.values())
+        try:
+            results = await asyncio.gather(*(one.load() for one in runtimes.values()), return_exceptions=True)
+        except asyncio.CancelledError:
+            for runtime in runtimes.values():
+                runtime.unload()
+            versions.fail_load(runtimes, {})
+            raise
+        causes = {}
+        for version, result in zip(runtimes, results, strict=True):
+            if isinstance(result, LoadError):
+                causes[version] = result.cause
+            elif result is not None:
+                raise result
+        if causes:
+            for version in runtimes.keys() - causes.keys():
+                runtimes[version].unload()
+            versions.fail_load(runtimes, causes)
+            raise load_failure(draft.name, causes)
+        for runtime in runtimes.values():
+            runtime.recorder.load_s = time.monotonic() - begun_s
+        for before in versions.serve(runtimes):
+            before.unload()
+        log.info("model %r serves version %s", draft.name, ", ".join(runtimes))
+
+    def _new_runtime(self, draft: ModelDraft, version: str) -> VersionRuntime:
+        return VersionRuntime(draft, version, self._context, StatisticsRecorder(draft.name, version), self._ended)
+
+    async def _unload(self, model: str, *, wait: bool = True) -> None:
+        async with self._lock(model):
+            versions = self._service.models.get(model)
+            leaving = [] if versions is None else versions.unload()
+            for runtime in leaving:
+                runtime.unload()
+        if wait:
+            await asyncio.gather(*(runtime.wait_for_end() for runtime in leaving))
+
+    def _ended(self, runtime: VersionRuntime) -> None:
+        draft = runtime.draft
+        self._service.models[draft.name].ended(runtime.version, runtime)
+        self._running.discard(runtime)
+        if draft.is_temporary and all(other.draft is not draft for other in self._running):
+            self._files.submit(draft.remove)
+
+    def _lock(self, model: str) -> asyncio.Lock:
+        return self._locks.setdefault(model, asyncio.Lock())
+
+
+def bytes_of(data: TensorData) -> bytes:
+    return bytes(data.view if isinstance(data, RegionSlice) else data)
+
+
+def raise_unexpected(results: Sequence[BaseException | None]) -> None:
+    """Loads that failed are in the log and the index; anything else is a fault of this program."""
+    for result in results:
+        if result is not None and not isinstance(result, InferError):
+            raise result

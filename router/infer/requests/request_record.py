@@ -1,0 +1,74 @@
+"""What is remembered of tensor requests, for `explain`."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from slipstream.router.tensors.infer_error import InferError
+
+Outcome = Literal["", "success", "failed", "cancelled", "rejected"]
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """One execution by an instance; `num_requests` and `num_rows` are those of the whole batch."""
+
+    instance: str
+    started_s: float
+    num_requests: int
+    num_rows: int
+
+
+@dataclass(slots=True, eq=False)
+class InferRecord:
+    """Of one request. Times are of `time.monotonic`. `compute_s` are input, execution and output of the last execution,
+    as the instance measured them."""
+
+    request_id: str
+    client_id: str
+    model: str
+    version: str
+    tenant: str
+    parent_id: str
+    received_s: float
+    queued_s: float
+    batch_size: int
+    executions: list[Execution] = field(default_factory=list)
+    compute_s: tuple[float, float, float] | None = None
+    num_responses: int = 0
+    first_response_s: float | None = None
+    ended_s: float | None = None
+    outcome: Outcome = ""
+    error: str = ""
+    is_cache_hit: bool = False
+
+    def ended(self, now: float, outcome: Outcome, error: InferError | None = None) -> None:
+        self.ended_s, self.outcome = now, outcome
+        self.error = "" if error is None else error.message
+
+
+class InferHistory:
+    """The latest requests, at most `capacity` of them; a request id names the latest one that had it."""
+
+    def __init__(self, capacity: int) -> None:
+        self._records: deque[InferRecord] = deque()
+        self._by_id: dict[str, InferRecord] = {}
+        self._capacity = capacity
+
+    def add(self, record: InferRecord) -> None:
+        if len(self._records) >= self._capacity:
+            oldest = self._records.popleft()
+            if self._by_id.get(oldest.request_id) is oldest:
+                del self._by_id[oldest.request_id]
+        self._records.append(record)
+        self._by_id[record.request_id] = record
+
+    def get(self, request_id: str) -> InferRecord | None:
+        return self._by_id.get(request_id)
+
+    def latest(self) -> Iterable[InferRecord]:
+        """Newest first."""
+        return reversed(self._records)

@@ -1,0 +1,107 @@
+"""Runs the requests of one version on the event loop: turns, timers and the links to its instances."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from slipstream.router.batching.scheduler_choice import scheduler_of
+from slipstream.router.infer.requests.active_request import ActiveRequest
+from slipstream.router.infer.requests.statistics_recorder import StatisticsRecorder
+from slipstream.router.infer.requests.version_dispatch import VersionDispatch
+from slipstream.router.instances.instance_link import InstanceLink
+from slipstream.router.instances.messages import Executed, ExecuteRequest, InstanceResponse
+from slipstream.router.tensors.infer_error import InferError
+from slipstream.router.tensors.model_spec import ModelSpec
+
+
+class RequestRunner:
+    """The shell of a VersionDispatch. `on_idle` is called when the last request has ended."""
+
+    def __init__(
+        self, spec: ModelSpec, recorder: StatisticsRecorder, max_retries: int, on_idle: Callable[[], None]
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._dispatch = VersionDispatch(spec, scheduler_of(spec), self, recorder, max_retries)
+        self._links: dict[str, InstanceLink] = {}
+        self._on_idle = on_idle
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_turn_due = False
+
+    @property
+    def num_waiting(self) -> int:
+        return self._dispatch.num_waiting
+
+    @property
+    def num_open(self) -> int:
+        return self._dispatch.num_open
+
+    def submit(self, active: ActiveRequest) -> None:
+        """Queues a request. Raises InferError."""
+        self._dispatch.submit(active, self._loop.time())
+        if not self._is_turn_due:  # requests that come in the same turn of the event loop may share a batch
+            self._is_turn_due = True
+            self._loop.call_soon(self._turn)
+
+    def cancel(self, active: ActiveRequest) -> None:
+        self._dispatch.cancel(active, self._loop.time())
+        self._after_event()
+
+    def add_instance(self, name: str, link: InstanceLink) -> None:
+        self._links[name] = link
+        self._dispatch.add_instance(name, self._loop.time())
+        self._after_event()
+
+    def remove_instance(self, name: str, error: InferError) -> None:
+        self._dispatch.remove_instance(name, error, self._loop.time())
+        self._links.pop(name, None)
+        self._after_event()
+
+    def fail_all(self, error: InferError) -> None:
+        """Ends all requests that wait."""
+        self._dispatch.fail_all(error, self._loop.time())
+        self._after_event()
+
+    def executed(self, name: str, result: Executed) -> None:
+        self._dispatch.executed(name, result, self._loop.time())
+        self._after_event()
+
+    def responded(self, name: str, n: int, response: InstanceResponse | None, *, is_final: bool) -> None:
+        self._dispatch.responded(name, n, response, is_final=is_final, now=self._loop.time())
+        self._after_event()
+
+    def request_of(self, name: str, n: int) -> ActiveRequest | None:
+        return self._dispatch.request_of(name, n)
+
+    def execute(self, instance: str, batch: int, requests: Sequence[ExecuteRequest]) -> None:
+        self._links[instance].execute(batch, requests)
+
+    def cancel_at(self, instance: str, n: int) -> None:
+        self._links[instance].cancel(n)
+
+    def close(self) -> None:
+        """No timer is left."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _turn(self) -> None:
+        self._is_turn_due = False
+        self._dispatch.run(self._loop.time())
+        self._after_event()
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._dispatch.tick(self._loop.time())
+        self._after_event()
+
+    def _after_event(self) -> None:
+        """Sets the timer anew if its time has changed."""
+        next_s, timer = self._dispatch.next_time, self._timer
+        if timer is not None and timer.when() != next_s:
+            timer.cancel()
+            timer = self._timer = None
+        if timer is None and next_s is not None:
+            self._timer = self._loop.call_at(next_s, self._tick)
+        if not self._dispatch.num_open:
+            self._on_idle()

@@ -1,0 +1,334 @@
+"""The requests of one version of a model: from the scheduler's queue to an instance and back to their receivers.
+
+    submit -> scheduler -> take -> execute -> executed / responded -> receiver
+                 ^                    |
+                 +---- retry ---------+ the instance is lost
+
+It has no clock and no I/O: every call gets the time (`time.monotonic`), and an `Executor` carries out its commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from slipstream.router.batching.scheduler import Batch, Rejected, Scheduler
+from slipstream.router.infer.requests.active_request import ActiveRequest
+from slipstream.router.infer.requests.request_record import Execution, Outcome
+from slipstream.router.infer.requests.response_shapes import ResponseShapes
+from slipstream.router.infer.requests.statistics_recorder import ComputeTimes, StatisticsRecorder, nanoseconds
+from slipstream.router.instances.messages import Executed, ExecuteRequest, InstanceResponse
+from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode
+from slipstream.router.tensors.infer_request import InferResponse
+from slipstream.router.tensors.model_spec import ModelSpec
+
+OUTCOMES: dict[FailureReason, Outcome] = {FailureReason.CANCELED: "cancelled", FailureReason.REJECTED: "rejected"}
+
+
+class Executor(Protocol):
+    """Commands to instances, by name."""
+
+    def execute(self, instance: str, batch: int, requests: Sequence[ExecuteRequest]) -> None: ...
+    def cancel_at(self, instance: str, n: int) -> None: ...
+
+
+@dataclass(slots=True)
+class RunningBatch:
+    """`numbers` are those of its places, with or without a request."""
+
+    number: int
+    batch: Batch
+    numbers: list[int]
+    started_s: float
+
+
+@dataclass(slots=True)
+class InstanceWork:
+    """What an instance has: at most one execution, and requests that await further responses."""
+
+    name: str
+    running: RunningBatch | None = None
+    open: dict[int, ActiveRequest] = field(default_factory=dict)
+
+
+class VersionDispatch:
+    """`max_retries` is how often a stateless request is executed again after its instance has died."""
+
+    def __init__(
+        self, spec: ModelSpec, scheduler: Scheduler, executor: Executor, recorder: StatisticsRecorder, max_retries: int
+    ) -> None:
+        self._spec = spec
+        self._scheduler = scheduler
+        self._executor = executor
+        self._recorder = recorder
+        self._max_retries = max_retries
+        self._shapes = ResponseShapes(spec)
+        self._work: dict[str, InstanceWork] = {}
+        self._free: dict[str, InstanceWork] = {}
+        self._waiting: dict[ActiveRequest, None] = {}
+        self._last_n = 0
+        self._last_batch = 0
+
+    @property
+    def num_waiting(self) -> int:
+        return self._scheduler.num_waiting
+
+    @property
+    def num_open(self) -> int:
+        """Requests that wait or run."""
+        return len(self._waiting) + sum(len(work.open) for work in self._work.values())
+
+    @property
+    def next_time(self) -> float | None:
+        """When `tick` is to be called although nothing happens."""
+        return self._scheduler.next_time
+
+    def request_of(self, name: str, n: int) -> ActiveRequest | None:
+        """A request that this instance has."""
+        work = self._work.get(name)
+        return None if work is None else work.open.get(n)
+
+    def submit(self, active: ActiveRequest, now: float) -> None:
+        """Queues a request; `run` gives it to an instance. Raises InferError."""
+        try:
+            self._scheduler.add(active, now)
+        except InferError as error:
+            self._count_failure(active, error, now)
+            raise
+        self._waiting[active] = None
+
+    def cancel(self, active: ActiveRequest, now: float) -> None:
+        if active.has_ended:
+            return
+        error = InferError("the request was cancelled by its client", InferErrorCode.CANCELLED, FailureReason.CANCELED)
+        if self._scheduler.cancel(active, now):
+            self._leave(active, error, now)
+            return
+        work = self._work.get(active.instance)
+        if work is not None and active.n in work.open:
+            self._executor.cancel_at(work.name, active.n)
+        self._fail(active, error, now)
+
+    def add_instance(self, name: str, now: float) -> None:
+        work = self._work[name] = self._free[name] = InstanceWork(name)
+        self._scheduler.add_instance(work.name, now)
+        self.run(now)
+
+    def remove_instance(self, name: str, error: InferError, now: float) -> None:
+        """The instance is gone: what it was executing is tried again elsewhere, or fails."""
+        work = self._work.pop(name, None)
+        if work is None:
+            return
+        self._free.pop(name, None)
+        running, work.running = work.running, None
+        if running is not None:
+            self._scheduler.executed(running.batch, name, now)
+        rejected = self._scheduler.remove_instance(name, now)
+        for active in list(work.open.values()):
+            self._lost(active, error, now)
+        self._reject(rejected, now)
+        self.run(now)
+
+    def run(self, now: float) -> None:
+        """Gives what waits to the instances that are free."""
+        scheduler = self._scheduler
+        for work in list(self._free.values()):
+            if not scheduler.num_waiting:
+                return
+            batch = scheduler.take(work.name, now)
+            if batch is not None:
+                self._execute(work, batch, now)
+
+    def tick(self, now: float) -> None:
+        """Time has passed: ends what is too late, and runs what has waited for company."""
+        self._reject(self._scheduler.due(now), now)
+        self.run(now)
+
+    def executed(self, name: str, result: Executed, now: float) -> None:
+        work = self._work.get(name)
+        if work is None or work.running is None or work.running.number != result.batch:
+            release_all(result.responses)
+            return
+        running, work.running = work.running, None
+        self._free[name] = work
+        for n in result.rescheduled:
+            self._reschedule(work, n, now)
+        self._scheduler.executed(running.batch, name, now)
+        times = ComputeTimes(result.input_ns, result.compute_ns, result.output_ns)
+        num_rows = sum(request.batch_size for request in running.batch.requests)
+        self._recorder.executed(num_rows, times)
+        self.run(now)  # before the responses are written out: the instance has work meanwhile
+        responses = result.responses or [None] * len(running.numbers)
+        for n, response in zip(running.numbers, responses, strict=False):
+            self._after_execution(work, n, response, result, times, now)
+
+    def responded(self, name: str, n: int, response: InstanceResponse | None, *, is_final: bool, now: float) -> None:
+        """A response that came by a response sender."""
+        work = self._work.get(name)
+        active = None if work is None else work.open.get(n)
+        if work is None or active is None:
+            release_all((response,))
+            return
+        if is_final:
+            del work.open[n]
+        self._count_response(active, response, now)
+        if response is not None:
+            self._deliver(active, response, is_final=is_final, now=now)
+        elif is_final and active.complete():
+            self._succeeded(active, None, now)
+        if is_final:
+            active.release_inputs()
+
+    def fail_all(self, error: InferError, now: float) -> None:
+        """Ends all requests that wait: no instance will serve them."""
+        for active in list(self._waiting):
+            self._scheduler.cancel(active, now)
+            self._leave(active, error, now)
+
+    def _execute(self, work: InstanceWork, batch: Batch, now: float) -> None:
+        self._last_batch += 1
+        del self._free[work.name]
+        numbers, requests = [], []
+        num_rows = sum(request.batch_size for request in batch.requests)
+        execution = Execution(work.name, now, len(batch.requests), num_rows)
+        for item in batch.items:
+            self._last_n += 1
+            numbers.append(self._last_n)
+            active = item.request
+            if active is None:
+                requests.append(ExecuteRequest(self._last_n, None, item.extra_inputs))
+                continue
+            assert isinstance(active, ActiveRequest)
+            del self._waiting[active]
+            active.n, active.instance, active.started_s = self._last_n, work.name, now
+            active.attempts += 1
+            active.record.executions.append(execution)
+            work.open[active.n] = active
+            requests.append(ExecuteRequest(active.n, active.request, item.extra_inputs))
+        work.running = RunningBatch(self._last_batch, batch, numbers, now)
+        self._executor.execute(work.name, self._last_batch, requests)
+
+    def _after_execution(
+        self,
+        work: InstanceWork,
+        n: int,
+        response: InstanceResponse | None,
+        result: Executed,
+        times: ComputeTimes,
+        now: float,
+    ) -> None:
+        active = work.open.get(n)
+        if active is None:  # a place without a request, or one that has had its last response
+            release_all((response,))
+            return
+        active.record.compute_s = (times.input_ns / 1e9, times.infer_ns / 1e9, times.output_ns / 1e9)
+        if response is not None:
+            del work.open[n]
+            self._deliver(active, response, is_final=True, now=now, times=times)
+        elif result.error is not None:
+            del work.open[n]
+            text = f"Failed to process the request(s) for model '{work.name}', message: {result.error}"
+            self._fail(active, InferError(text, InferErrorCode.INTERNAL, FailureReason.BACKEND), now)
+        else:
+            return  # its responses come by a sender
+        active.release_inputs()
+
+    def _deliver(
+        self,
+        active: ActiveRequest,
+        response: InstanceResponse,
+        *,
+        is_final: bool,
+        now: float,
+        times: ComputeTimes | None = None,
+    ) -> None:
+        error = response.error
+        if error is not None and is_final:
+            if not active.has_ended:
+                self._succeeded(active, times, now, error=error)  # Triton counts it as served
+                active.fail(error)
+            return
+        outputs = self._shapes.of(response.outputs)
+        spec, request = self._spec, active.request
+        if active.record.first_response_s is None:
+            active.record.first_response_s = now
+        if is_final and not active.has_ended:
+            self._succeeded(active, times, now)
+        active.respond(
+            InferResponse(spec.name, spec.version, request.id, outputs, response.parameters, response.release, error),
+            is_final=is_final,
+        )
+
+    def _succeeded(
+        self, active: ActiveRequest, times: ComputeTimes | None, now: float, *, error: InferError | None = None
+    ) -> None:
+        queue_s = active.started_s - active.queued_s
+        if times is None:  # by a response sender: the instance does not measure it
+            times = ComputeTimes(infer_ns=nanoseconds(now - active.started_s))
+        self._recorder.succeeded(active.batch_size, now - active.record.received_s, queue_s, times)
+        active.record.num_responses = active.num_responses + (error is None)
+        active.record.ended(now, "success" if error is None else "failed", error)
+
+    def _count_response(self, active: ActiveRequest, response: InstanceResponse | None, now: float) -> None:
+        if not self._spec.is_decoupled:
+            return
+        counts = self._recorder.response(active.num_responses)
+        elapsed_ns = nanoseconds(now - active.started_s)
+        counts.compute_infer.add(elapsed_ns)
+        if response is None:
+            counts.empty_response.add(elapsed_ns)
+        elif response.error is not None:
+            counts.fail.add(elapsed_ns)
+        else:
+            counts.compute_output.add(0)
+            counts.success.add(elapsed_ns)
+
+    def _reschedule(self, work: InstanceWork, n: int, now: float) -> None:
+        active = work.open.pop(n, None)
+        if active is None:
+            return
+        if active.has_ended:
+            active.release_inputs()
+            return
+        self._scheduler.reschedule(active, now)
+        self._waiting[active] = None
+
+    def _lost(self, active: ActiveRequest, error: InferError, now: float) -> None:
+        if active.has_ended:
+            active.release_inputs()
+            return
+        may_retry = active.attempts <= self._max_retries and not active.num_responses
+        if may_retry and self._scheduler.retry(active, now):
+            self._waiting[active] = None
+            return
+        self._fail(active, error, now)
+        active.release_inputs()
+
+    def _reject(self, rejected: Sequence[Rejected], now: float) -> None:
+        for one in rejected:
+            active = one.request
+            assert isinstance(active, ActiveRequest)
+            self._leave(active, one.error, now)
+
+    def _leave(self, active: ActiveRequest, error: InferError, now: float) -> None:
+        """A request leaves the queue unserved."""
+        self._waiting.pop(active, None)
+        self._fail(active, error, now)
+        active.release_inputs()
+
+    def _fail(self, active: ActiveRequest, error: InferError, now: float) -> None:
+        if not active.has_ended:
+            self._count_failure(active, error, now)
+            active.fail(error)
+
+    def _count_failure(self, active: ActiveRequest, error: InferError, now: float) -> None:
+        self._recorder.failed(now - active.record.received_s, error.reason)
+        active.record.ended(now, OUTCOMES.get(error.reason, "failed"), error)
+
+
+def release_all(responses: Sequence[InstanceResponse | None]) -> None:
+    """Gives the memory of responses back that nobody waits for."""
+    for response in responses:
+        if response is not None and response.release is not None:
+            response.release()

@@ -1,0 +1,277 @@
+"""One load of one version of a model: its life, its instances and its requests, on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import orjson
+
+from slipstream.router.infer.instance_plan import PlannedInstance, planned_instances
+from slipstream.router.infer.model_calls import CallTarget
+from slipstream.router.infer.model_instance import ModelInstance, unhealthy
+from slipstream.router.infer.requests.active_request import ActiveRequest
+from slipstream.router.infer.requests.request_check import RequestCheck
+from slipstream.router.infer.requests.request_runner import RequestRunner
+from slipstream.router.infer.requests.statistics_recorder import StatisticsRecorder
+from slipstream.router.infer.version_life import Action, Do, VersionLife
+from slipstream.router.infer.warm_up_samples import warm_up_requests
+from slipstream.router.instances.instance_link import InstanceLink
+from slipstream.router.instances.instance_owner import InstanceOwner
+from slipstream.router.instances.instance_port import new_launch_id
+from slipstream.router.instances.messages import ControlCall, InitializeInstance, Json, StartInstance
+from slipstream.router.model_repository.model_draft import ModelDraft
+from slipstream.router.model_repository.repository_error import LoadError
+from slipstream.router.tensors.infer_error import InferError, InferErrorCode
+from slipstream.router.tensors.infer_request import InferRequest
+from slipstream.router.tensors.model_spec import ModelPhase, ModelSpec
+
+log = logging.getLogger(__name__)
+
+
+class Launcher(Protocol):
+    """What starts processes: the instance port."""
+
+    def launch(self, start: StartInstance, owner: InstanceOwner, host: str = "") -> InstanceLink: ...
+
+
+class Controls(Protocol):
+    """What a model may ask of the repository."""
+
+    def control(self, call: ControlCall, link: InstanceLink) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeContext:
+    """What all versions have in common. `stop_grace_s` is how long a model may take to finalize."""
+
+    launcher: Launcher
+    calls: CallTarget
+    controls: Controls
+    max_retries: int = 1
+    stop_grace_s: float = 30.0
+
+
+class VersionRuntime:
+    """`load` until it is ready; then `submit`; `unload` ends it. `on_end` is called once its instances are gone."""
+
+    def __init__(
+        self,
+        draft: ModelDraft,
+        version: str,
+        context: RuntimeContext,
+        recorder: StatisticsRecorder,
+        on_end: Callable[[VersionRuntime], None],
+    ) -> None:
+        self.draft = draft
+        self.version = version
+        self.recorder = recorder
+        self._context = context
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._plan: dict[str, PlannedInstance] = {}
+        self._life = VersionLife((), completes=False)
+        self._instances: dict[str, ModelInstance] = {}
+        self._loaded: asyncio.Future[None] = self._loop.create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._restart: asyncio.TimerHandle | None = None
+        self._warm_up: Sequence[Sequence[InferRequest]] = ()
+        self._is_complete = False
+        self._has_ended = asyncio.Event()
+        self.spec: ModelSpec  # these three are there once the configuration is complete
+        self.check: RequestCheck
+        self.runner: RequestRunner
+
+    @property
+    def phase(self) -> ModelPhase:
+        return self._life.phase
+
+    @property
+    def is_down(self) -> bool:
+        return self._life.is_down
+
+    @property
+    def num_waiting(self) -> int:
+        return self.runner.num_waiting if self._is_complete else 0
+
+    @property
+    def instances(self) -> Sequence[ModelInstance]:
+        """Those that have a process."""
+        return list(self._instances.values())
+
+    async def load(self) -> None:
+        """Returns once all instances serve. Raises LoadError; then its processes are being stopped."""
+        draft = self.draft
+        self._plan = {one.name: one for one in planned_instances(draft.instance_groups)}
+        completes = draft.is_completed_by_model
+        self._life = VersionLife(list(self._plan), completes=completes)
+        if not completes:
+            await self._accept(None)
+        self._perform(self._life.begin())
+        await self._loaded
+
+    def submit(self, active: ActiveRequest) -> None:
+        """Queues a request that has been checked. Raises InferError."""
+        if self._life.phase is not ModelPhase.READY:
+            name = f"'{self.draft.name}' version {self.version}"
+            raise InferError(f"Request for unknown model: {name} is not at ready state", InferErrorCode.UNAVAILABLE)
+        if self._life.is_down:
+            raise unhealthy(next(iter(self._plan)))
+        self.runner.submit(active)
+
+    def unload(self) -> None:
+        """Lets requests end, then stops the instances."""
+        has_requests = self._is_complete and self.runner.num_open > 0
+        self._perform(self._life.unload(has_requests=has_requests))
+
+    async def wait_for_end(self) -> None:
+        """Until no process of it is left."""
+        await self._has_ended.wait()
+
+    def instance_connected(self, name: str, *, is_ready: bool) -> None:
+        self._perform(self._life.connected(name, self._loop.time(), is_ready=is_ready))
+
+    def instance_disconnected(self, name: str) -> None:
+        self._perform(self._life.disconnected(name))
+
+    def config_completed(self, config: Json) -> None:
+        self._begin(self._complete(config))
+
+    def instance_initialized(self, name: str) -> None:
+        self._perform(self._life.initialized(name))
+
+    def instance_warmed(self, name: str) -> None:
+        self._perform(self._life.warmed(name, self._loop.time()))
+
+    def instance_failed(self, name: str, cause: str) -> None:
+        self._perform(self._life.failed(name, cause))
+
+    def instance_ended(self, name: str, cause: str) -> None:
+        del self._instances[name]
+        text = f"Internal: {unhealthy(name).message} ({cause})"
+        self._perform(self._life.ended(name, text, self._loop.time()))
+        if self._life.is_down:
+            self.runner.fail_all(unhealthy(name))
+
+    def control(self, call: ControlCall, link: InstanceLink) -> None:
+        self._context.controls.control(call, link)
+
+    async def _complete(self, config: Json) -> None:
+        try:
+            await self._accept(config)
+        except LoadError as error:
+            self._perform(self._life.failed(next(iter(self._plan)), error.cause))
+            return
+        self._perform(self._life.completed())
+
+    async def _accept(self, config: Json | None) -> None:
+        """Takes the complete configuration. Raises LoadError."""
+        spec = await asyncio.to_thread(self.draft.complete, self.version, config)
+        try:
+            self._warm_up = await asyncio.to_thread(warm_up_requests, spec)
+        except (OSError, ValueError) as error:
+            raise LoadError(f"Invalid argument: {error}") from error
+        self.spec, self.check = spec, RequestCheck(spec)
+        self.runner = RequestRunner(spec, self.recorder, self._context.max_retries, self._idle)
+        self._is_complete = True
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _idle(self) -> None:
+        """The last request has ended."""
+        if self._life.phase is ModelPhase.UNLOADING:
+            self._perform(self._life.drained())
+
+    def _perform(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            self._perform_one(action.do, action.instance)
+        next_s, timer = self._life.next_time, self._restart
+        if timer is not None and timer.when() != next_s:
+            timer.cancel()
+            timer = self._restart = None
+        if timer is None and next_s is not None:
+            self._restart = self._loop.call_at(next_s, self._restart_due)
+
+    def _restart_due(self) -> None:
+        self._restart = None
+        self._perform(self._life.due(self._loop.time()))
+
+    def _perform_one(self, do: Do, name: str) -> None:
+        match do:
+            case Do.START:
+                self._start(name)
+            case Do.COMPLETE:
+                self._instances[name].link.complete_config(orjson.dumps(self.draft.config_to_complete()))
+            case Do.INITIALIZE:
+                self._initialize(name)
+            case Do.WARM:
+                self._instances[name].warm_up(self._warm_up)
+            case Do.SERVE:
+                self._serve(name)
+            case Do.RETIRE:
+                self.runner.remove_instance(name, unhealthy(name))
+            case Do.STOP:
+                self._instances[name].link.stop(self._context.stop_grace_s)
+            case Do.LOADED:
+                if not self._loaded.done():
+                    self._loaded.set_result(None)
+            case Do.FAILED:
+                self._fail_load()
+            case Do.END:
+                self._end()
+
+    def _start(self, name: str) -> None:
+        draft, planned = self.draft, self._plan[name]
+        start = StartInstance(
+            launch=new_launch_id(),
+            name=name,
+            model=draft.name,
+            version=self.version,
+            backend=draft.backend,
+            folder=str(draft.folder),
+            version_folder=str(draft.folder / self.version),
+            model_file=draft.model_file,
+            parameters=draft.parameters,
+            kind=planned.kind,
+            device=planned.device,
+        )
+        instance = self._instances[name] = ModelInstance(name, self, self._context.calls)
+        instance.linked(self._context.launcher.launch(start, instance))
+
+    def _initialize(self, name: str) -> None:
+        spec, planned, instance = self.spec, self._plan[name], self._instances[name]
+        args = {
+            "model_config": spec.config_json.decode(),
+            "model_instance_kind": planned.kind_name,
+            "model_instance_device_id": str(planned.device),
+            "model_instance_name": name,
+            "model_repository": str(spec.folder),
+            "model_version": self.version,
+            "model_name": spec.name,
+        }
+        outputs = {tensor.name: tensor.datatype for tensor in spec.outputs}
+        instance.link.initialize(InitializeInstance(args, outputs, spec.is_decoupled))
+
+    def _serve(self, name: str) -> None:
+        instance = self._instances[name]
+        instance.results = self.runner
+        self.runner.add_instance(name, instance.link)
+
+    def _end(self) -> None:
+        """All instances are gone."""
+        if self._is_complete:
+            self.runner.fail_all(unhealthy(next(iter(self._plan), self.draft.name)))
+            self.runner.close()
+        self._fail_load()
+        self._has_ended.set()
+        self._on_end(self)
+
+    def _fail_load(self) -> None:
+        if not self._loaded.done():
+            self._loaded.set_exception(LoadError(self._life.reason))

@@ -1,0 +1,43 @@
+"""The owner of an instance that an earlier router has started and no one wants: it is being stopped."""
+
+from __future__ import annotations
+
+from slipstream.router.instances.frames.frame_reader import Json
+from slipstream.router.instances.messages import (
+    ControlCall,
+    Executed,
+    InstanceEnd,
+    InstanceResponse,
+    LogLine,
+    ModelCall,
+)
+
+
+class UnownedInstance:
+    """An `InstanceOwner` that does nothing."""
+
+    def connected(self, *, is_ready: bool) -> None: ...
+
+    def disconnected(self) -> None: ...
+
+    def completed(self, config: Json) -> None: ...
+
+    def ready(self) -> None: ...
+
+    def failed(self, error: str) -> None: ...
+
+    def executed(self, result: Executed) -> None: ...
+
+    def responded(self, n: int, response: InstanceResponse | None, *, is_final: bool) -> None: ...
+
+    def called(self, call: ModelCall) -> None: ...
+
+    def call_cancelled(self, call: int) -> None: ...
+
+    def controlled(self, call: ControlCall) -> None: ...
+
+    def logged(self, line: LogLine) -> None: ...
+
+    def metrics_changed(self, families: list[Json]) -> None: ...
+
+    def ended(self, end: InstanceEnd) -> None: ...

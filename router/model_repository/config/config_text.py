@@ -1,0 +1,80 @@
+"""`config.pbtxt`, and the JSON that stands for it in load requests and in what a model completes, as messages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf import json_format, text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from slipstream.router.model_repository.config.config_fault import ConfigError, ConfigFault
+
+POSITION = re.compile(r"^(\d+):(\d+) : ")
+UNKNOWN_FIELD = re.compile(r'Message type "inference\.(\w+)" has no field named "(\w+)"')
+STRING_FOR_MESSAGE = 'Expected "{"'
+OTHER_NAMES = {
+    "priority_queue": "write priority_levels, default_priority_level and priority_queue_policy",
+    "max_queue_delay_ms": "write max_queue_delay_microseconds",
+    "batch_size": "write max_batch_size",
+    "inputs": "write input",
+    "outputs": "write output",
+    "datatype": "write data_type",
+    "shape": "write dims",
+}
+
+
+def parse_text(text: str) -> ModelConfig:
+    """Raises ConfigError with the line, and what to write instead for mistakes that guides print."""
+    try:
+        return text_format.Parse(text, ModelConfig())
+    except text_format.ParseError as error:
+        raise ConfigError(ConfigFault(_field_of(str(error)), _explained(str(error), text))) from None
+
+
+def parse_json(text: str | bytes) -> ModelConfig:
+    """The `config` of a load request. Raises ConfigError."""
+    try:
+        return json_format.Parse(text, ModelConfig())
+    except (json_format.ParseError, UnicodeDecodeError) as error:
+        raise ConfigError(ConfigFault("", f"Invalid config override: {first_line(error)}")) from None
+
+
+def from_dict(config: Mapping[str, Any]) -> ModelConfig:
+    """What a model has completed. Raises ConfigError."""
+    try:
+        return json_format.ParseDict(dict(config), ModelConfig())
+    except (json_format.ParseError, TypeError, ValueError) as error:
+        raise ConfigError(ConfigFault("", first_line(error))) from None
+
+
+def first_line(error: object) -> str:
+    """Without the list of all fields that protobuf adds."""
+    return str(error).partition("\n")[0]
+
+
+def _field_of(error: str) -> str:
+    found = UNKNOWN_FIELD.search(error)
+    return found[2] if found else ""
+
+
+def _explained(error: str, text: str) -> str:
+    """`line 3: ...`, and the line itself instead of all the text that protobuf quotes."""
+    found = POSITION.match(error)
+    if found is None:
+        return first_line(error)
+    number = int(found[1])
+    lines = text.splitlines()
+    line = lines[number - 1].strip() if number <= len(lines) else ""
+    reason = error[found.end() :].removeprefix(f"'{lines[number - 1]}': " if line else "")
+    return f"line {number}: {first_line(reason)} (`{line}`){_hint(reason, line)}"
+
+
+def _hint(reason: str, line: str) -> str:
+    unknown = UNKNOWN_FIELD.search(reason)
+    if unknown is not None and unknown[2] in OTHER_NAMES:
+        return f": {OTHER_NAMES[unknown[2]]}"
+    if STRING_FOR_MESSAGE in reason and "value" in line:
+        return ': write value: { string_value: "..." }'
+    return ""

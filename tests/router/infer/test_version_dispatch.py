@@ -1,0 +1,305 @@
+"""The way of requests through a version: queue, instance, receiver; deaths, retries, cancellations, counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream.router.batching.scheduler_choice import scheduler_of
+from slipstream.router.infer.model_instance import unhealthy
+from slipstream.router.infer.requests.active_request import ActiveRequest
+from slipstream.router.infer.requests.request_record import InferRecord
+from slipstream.router.infer.requests.statistics_recorder import StatisticsRecorder
+from slipstream.router.infer.requests.version_dispatch import VersionDispatch
+from slipstream.router.instances.messages import Executed, ExecuteRequest, InstanceResponse
+from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode
+from slipstream.router.tensors.infer_request import InferRequest, InferResponse
+from slipstream.router.tensors.model_spec import DynamicBatching, ModelSpec, TensorSpec
+from slipstream.router.tensors.tensor import Tensor
+
+IN, OUT = TensorSpec("IN", "INT32", (1,)), TensorSpec("OUT", "INT32", (1,))
+
+
+def spec_of(*, batches: bool = True, is_decoupled: bool = False) -> ModelSpec:
+    return ModelSpec(
+        "M",
+        "1",
+        Path("/"),
+        "python",
+        "",
+        8 if batches else 0,
+        (IN,),
+        (OUT,),
+        b"{}",
+        is_decoupled=is_decoupled,
+        dynamic_batching=DynamicBatching() if batches else None,
+    )
+
+
+@dataclass
+class Answer:
+    """A receiver that remembers, and checks that it ends once."""
+
+    responses: list[InferResponse] = field(default_factory=list)
+    error: InferError | None = None
+    num_ends: int = 0
+    num_releases: int = 0
+
+    def respond(self, response: InferResponse, *, is_final: bool) -> None:
+        assert not self.num_ends
+        self.responses.append(response)
+        self.num_ends += is_final
+
+    def complete(self) -> None:
+        assert not self.num_ends
+        self.num_ends += 1
+
+    def fail(self, error: InferError) -> None:
+        assert not self.num_ends
+        self.error = error
+        self.num_ends += 1
+
+    def release(self) -> None:
+        self.num_releases += 1
+
+
+class World:
+    """A dispatch whose instances do what the test says."""
+
+    def __init__(self, spec: ModelSpec | None = None, *, max_retries: int = 1) -> None:
+        self.spec = spec or spec_of()
+        self.recorder = StatisticsRecorder("M", "1")
+        self.dispatch = VersionDispatch(self.spec, scheduler_of(self.spec), self, self.recorder, max_retries)
+        self.running: dict[str, tuple[int, Sequence[ExecuteRequest]]] = {}
+        self.cancelled: list[tuple[str, int]] = []
+        self.now = 100.0
+        self.num_released = 0
+
+    def execute(self, instance: str, batch: int, requests: Sequence[ExecuteRequest]) -> None:
+        assert instance not in self.running, "one execution at a time"
+        self.running[instance] = (batch, requests)
+
+    def cancel_at(self, instance: str, n: int) -> None:
+        self.cancelled.append((instance, n))
+
+    def cancel(self, active: ActiveRequest) -> None:
+        self.dispatch.cancel(active, self.now)
+
+    def submit(self, name: str = "") -> tuple[ActiveRequest, Answer]:
+        answer = Answer()
+        request = InferRequest("M", id=name, inputs=[Tensor("IN", "INT32", (1, 1), bytes(4))], release=answer.release)
+        record = InferRecord(name, name, "M", "1", "", "", self.now, self.now, 1)
+        active = ActiveRequest(request, receiver=answer, canceller=self, record=record)
+        self.dispatch.submit(active, self.now)
+        self.dispatch.run(self.now)
+        return active, answer
+
+    def response(self, error: InferError | None = None) -> InstanceResponse:
+        def release() -> None:
+            self.num_released += 1
+
+        outputs = [] if error else [Tensor("OUT", "INT32", (1, 1), bytes(4))]
+        return InstanceResponse(outputs, error, release=release)
+
+    def finish(self, instance: str, error: str | None = None) -> None:
+        batch, requests = self.running.pop(instance)
+        responses = [] if error else [self.response() for _ in requests]
+        result = Executed(batch, list(responses), error, compute_ns=2_000_000)
+        self.dispatch.executed(instance, result, self.now)
+
+    def lose(self, instance: str) -> None:
+        self.running.pop(instance, None)
+        self.dispatch.remove_instance(instance, unhealthy(instance), self.now)
+
+
+def test_a_request_goes_to_a_free_instance_and_its_response_back() -> None:
+    world = World()
+    world.dispatch.add_instance("M_0", world.now)
+    active, answer = world.submit("7")
+    world.now += 0.5
+    world.finish("M_0")
+    assert [response.id for response in answer.responses] == ["7"]
+    assert (answer.num_ends, answer.num_releases) == (1, 1)
+    assert active.record.outcome == "success"
+    statistics = world.recorder.statistics
+    assert (statistics.inference_count, statistics.execution_count) == (1, 1)
+    assert statistics.durations.success.ns == 500_000_000
+    assert statistics.durations.compute_infer.ns == 2_000_000
+    assert statistics.by_batch_size[1].compute_infer.count == 1
+    assert world.dispatch.num_open == 0
+
+
+def test_what_comes_while_all_are_busy_runs_as_one_batch() -> None:
+    world = World()
+    world.dispatch.add_instance("M_0", world.now)
+    answers = [world.submit()[1] for _ in range(4)]
+    world.finish("M_0")
+    assert [answer.num_ends for answer in answers] == [1, 0, 0, 0]
+    assert len(world.running["M_0"][1]) == 3
+    world.finish("M_0")
+    assert [answer.num_ends for answer in answers] == [1, 1, 1, 1]
+    assert world.recorder.statistics.execution_count == 2
+
+
+def test_an_exception_in_the_model_fails_all_requests_of_its_batch() -> None:
+    world = World()
+    world.dispatch.add_instance("M_0", world.now)
+    _, answer = world.submit()
+    world.finish("M_0", error="ValueError: no")
+    assert answer.error is not None
+    assert answer.error.message == "Failed to process the request(s) for model 'M_0', message: ValueError: no"
+    assert answer.error.code is InferErrorCode.INTERNAL
+    assert world.recorder.failures[FailureReason.BACKEND] == 1
+    assert answer.num_releases == 1
+
+
+def test_an_error_response_of_the_model_counts_as_success() -> None:
+    world = World()
+    world.dispatch.add_instance("M_0", world.now)
+    _, answer = world.submit()
+    batch, _ = world.running.pop("M_0")
+    error = InferError("bad input", InferErrorCode.INVALID_ARG)
+    world.dispatch.executed("M_0", Executed(batch, [InstanceResponse(error=error)]), world.now)
+    assert answer.error is error
+    assert world.recorder.statistics.durations.success.count == 1
+
+
+def test_a_request_whose_instance_dies_is_tried_again_once() -> None:
+    world = World()
+    world.dispatch.add_instance("M_0", world.now)
+    active, answer = world.submit()
+    world.lose("M_0")
+    assert answer.num_ends == 0
+    world.dispatch.add_instance("M_0", world.now)
+    assert active.attempts == 2
+    world.lose("M_0")
+    assert answer.error is not None
+    assert answer.error.message == "Stub process 'M_0' is not healthy."
+    assert answer.num_releases == 1
+
+
+def test_requests_of_a_dead_instance_keep_their_order() -> None:
+    world = World()
+    world.dispatch.add_instance("M_0", world.now)
+    world.submit()
+    for name in "abc":
+        world.submit(name)
+    world.finish("M_0")
+    world.submit("d")
+    world.lose("M_0")
+    world.dispatch.add_instance("M_1", world.now)
+    requests = [place.request.id for place in world.running["M_1"][1] if place.request is not None]
+    assert requests == ["a", "b", "c", "d"]
+
+
+def test_a_request_that_waits_can_be_cancelled() -> None:
+    world = World()
+    active, answer = world.submit()
+    active.cancel()
+    assert answer.error is not None
+    assert answer.error.code is InferErrorCode.CANCELLED
+    assert answer.num_releases == 1
+    assert world.recorder.failures[FailureReason.CANCELED] == 1
+    world.dispatch.add_instance("M_0", world.now)
+    assert not world.running
+
+
+def test_a_running_request_that_is_cancelled_keeps_its_inputs_until_the_instance_is_done() -> None:
+    world = World()
+    world.dispatch.add_instance("M_0", world.now)
+    active, answer = world.submit()
+    active.cancel()
+    assert (answer.num_ends, answer.num_releases) == (1, 0)
+    assert world.cancelled == [("M_0", active.n)]
+    world.finish("M_0")
+    assert (answer.num_ends, answer.num_releases, world.num_released) == (1, 1, 1)
+
+
+def test_a_decoupled_model_gives_many_responses_after_its_execution() -> None:
+    world = World(spec_of(is_decoupled=True))
+    world.dispatch.add_instance("M_0", world.now)
+    active, answer = world.submit()
+    batch, _ = world.running.pop("M_0")
+    world.dispatch.responded("M_0", active.n, world.response(), is_final=False, now=world.now)
+    world.dispatch.executed("M_0", Executed(batch, []), world.now)
+    world.dispatch.responded("M_0", active.n, world.response(), is_final=False, now=world.now)
+    assert (len(answer.responses), answer.num_ends, answer.num_releases) == (2, 0, 0)
+    world.dispatch.responded("M_0", active.n, None, is_final=True, now=world.now)
+    assert (answer.num_ends, answer.num_releases) == (1, 1)
+    assert world.recorder.statistics.responses["0"].success.count == 1
+    assert world.recorder.statistics.responses["2"].empty_response.count == 1
+    assert world.recorder.statistics.durations.success.count == 1
+
+
+def test_a_decoupled_request_that_has_responses_is_not_tried_again() -> None:
+    world = World(spec_of(is_decoupled=True))
+    world.dispatch.add_instance("M_0", world.now)
+    active, answer = world.submit()
+    world.dispatch.responded("M_0", active.n, world.response(), is_final=False, now=world.now)
+    world.lose("M_0")
+    assert answer.error is not None
+
+
+def test_all_that_waits_fails_when_no_instance_will_come() -> None:
+    world = World()
+    answers = [world.submit()[1] for _ in range(3)]
+    world.dispatch.fail_all(unhealthy("M_0"), world.now)
+    assert [answer.num_ends for answer in answers] == [1, 1, 1]
+    assert world.dispatch.num_open == 0
+
+
+@pytest.mark.parametrize("is_decoupled", [False, True])
+@settings(max_examples=100, deadline=None)
+@given(events=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 5)), max_size=60))
+def test_whatever_happens_every_request_ends_once_and_gives_its_memory_back(
+    is_decoupled: bool, events: list[tuple[int, int]]
+) -> None:
+    world = World(spec_of(is_decoupled=is_decoupled))
+    names = ("M_0", "M_1")
+    alive: set[str] = set()
+    requests: list[tuple[ActiveRequest, Answer]] = []
+    num_responses = 0
+
+    def respond(active: ActiveRequest, *, is_final: bool) -> None:
+        nonlocal num_responses
+        num_responses += 1
+        world.dispatch.responded(active.instance, active.n, world.response(), is_final=is_final, now=world.now)
+
+    def finish(name: str) -> None:
+        nonlocal num_responses
+        batch, places = world.running.pop(name)
+        responses = [] if is_decoupled else [world.response() for _ in places]
+        num_responses += len(responses)
+        world.dispatch.executed(name, Executed(batch, list(responses)), world.now)
+
+    for kind, index in events:
+        world.now += 0.01
+        name = names[index % 2]
+        if kind <= 1:
+            requests.append(world.submit())
+        elif kind == 2 and name not in alive:
+            alive.add(name)
+            world.dispatch.add_instance(name, world.now)
+        elif kind == 3 and name in alive:
+            alive.discard(name)
+            world.lose(name)
+        elif kind == 4 and name in world.running:
+            finish(name)
+        elif requests:
+            active = requests[index % len(requests)][0]
+            if kind == 5:
+                active.cancel()
+            elif active.n and is_decoupled:
+                respond(active, is_final=kind == 7)
+    for name in alive:
+        world.lose(name)
+    world.dispatch.fail_all(unhealthy("M"), world.now)
+    assert all((answer.num_ends, answer.num_releases) == (1, 1) for _, answer in requests)
+    assert world.dispatch.num_open == 0
+    passed_on = sum(len(answer.responses) for _, answer in requests)
+    assert world.num_released + passed_on == num_responses
