@@ -66,7 +66,7 @@ workers/mock/script workers/mock
 cluster/processes cluster/terminal cluster/config cluster/access cluster/fleet cluster/state cluster/history
 cluster/repository
 cluster/planner/model cluster/planner cluster/planner/shared cluster/config/loading cluster/ray
-cluster/admin_api/client cluster/update cluster/admin_api cluster/sizing
+cluster/admin_api/client cluster/update cluster/admin_api cluster/triton_flags cluster/sizing
 cluster/supervisor/members cluster/supervisor cluster/models cluster/driver cluster/commands
 cluster/tools/workload cluster/tools/report cluster/tools/batch
 cluster/tools/bench/client cluster/tools/bench/load cluster/tools/sim/hardware cluster/tools/bench/profiling
