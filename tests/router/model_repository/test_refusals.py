@@ -280,6 +280,7 @@ def test_a_backend_that_is_not_served_fails_the_load_as_in_triton(tmp_path: Path
         ModelRepository([tmp_path]).read("E").complete("1")
 
 
+@pytest.mark.filterwarnings("ignore:.*escape sequence:DeprecationWarning")  # of protobuf's reader of strings
 @given(edits=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 30), st.sampled_from(PIECES)), max_size=3))
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_stands_in_a_configuration_it_is_read_or_refused(
