@@ -58,7 +58,7 @@ class RepositoryConfig:
     download_folder: str | None = None  # of repositories that are elsewhere; null: that of a cluster's model_cache
     download_max_gib: float | None = None  # how large it may grow; null: as model_cache says, or without limit
     cache_bytes: int = 0  # of the response cache; 0: none
-    rate_limit: Literal["off", "execution_count"] = "off"
+    rate_limit: Literal["off", "execution_count", False] = "off"  # False is what YAML makes of a bare `off`
     rate_limit_resources: tuple[RateLimitResource, ...] = ()
     # Backend -> setting -> value, as Triton's --backend-config. The backend "" has settings for all.
     backend_config: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -74,6 +74,8 @@ class RepositoryConfig:
         return bool(self.paths)
 
     def __post_init__(self) -> None:
+        if self.rate_limit is False:
+            object.__setattr__(self, "rate_limit", "off")
         if "" in self.paths:
             raise ValueError("paths must not have an empty path")
         if self.load_models and self.control_mode != "explicit":
