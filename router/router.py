@@ -11,9 +11,9 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slipstream.router.access.access import Access
-from slipstream.router.api.anthropic.error_form import error_form
 from slipstream.router.api.exchange_context import ExchangeContext
 from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.config.access_config import AccessConfig
@@ -31,12 +31,15 @@ from slipstream.router.http.failover.failover_server import FailoverServer
 from slipstream.router.http.failover.failover_session import FailoverSession
 from slipstream.router.http.server import BACKLOG, LAST_WORDS_S, HttpServer
 from slipstream.router.observability.tracing.begin import begin_tracing
-from slipstream.router.process.addresses import Addresses, Endpoint
+from slipstream.router.process.addresses import Addresses, Endpoint, RepositoryAddresses
 from slipstream.router.process.listening import listening_at_path, remove_path
 from slipstream.router.process.open_files import allow_all_files
 from slipstream.router.protocol.generation import SHUTTING_DOWN
 from slipstream.router.router_models import RouterModels, cancel_and_wait
 from slipstream.router.text.encoding import encode_pool
+
+if TYPE_CHECKING:
+    from slipstream.router.tensor_models import TensorModels
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +84,7 @@ class Router:
         self.service: GenerationService
         self._server: HttpServer[ExchangeContext] | FrontPool
         self.front: Front
+        self.tensors: TensorModels | None = None
 
     async def start(self) -> Addresses:
         """Listen for clients and workers. Returns the addresses, including ports that the system has chosen.
@@ -116,6 +120,7 @@ class Router:
                 # Accept the previous router's clients even before it is known which workers will come.
                 for name, longest in models.max_positions.items():
                     self.service.expect_max_model_len(name, longest)
+            repository_at = await self._serve_repository(access, cleanup)
             unix_socket = self._listen_at_path(failover)
             if unix_socket is not None:
                 cleanup.callback(unix_socket.close)
@@ -137,7 +142,23 @@ class Router:
             self._begin_tasks(cleanup)
             self._cleanup = cleanup.pop_all()
         http = Endpoint(self._config.http.host, http_port)
-        return Addresses(http, Endpoint(*self.service.worker_port.address), admin_at)
+        return Addresses(http, Endpoint(*self.service.worker_port.address), admin_at, repository_at)
+
+    async def wait_loaded(self) -> None:
+        """Until the models of the repository's start have been tried; at once without a repository. Raises InferError
+        if one of them could not be loaded, and that is to end the router."""
+        if self.tensors is not None:
+            await self.tensors.wait_loaded()
+
+    async def _serve_repository(self, access: Access, cleanup: AsyncExitStack) -> RepositoryAddresses | None:
+        """Serves the tensor models, if there is a repository. Raises OSError."""
+        if not self._repository.is_on:
+            return None
+        from slipstream.router.tensor_models import TensorModels  # and with it protobuf, which others need not have
+
+        host = self._config.http.host
+        self.tensors = TensorModels(self._repository, host, self._worker_token, self._instances_path)
+        return await self.tensors.start(self.front, access, cleanup)
 
     def _find_session(self) -> FailoverSession | None:
         """The session with the previous router's clients; None without a socket holder. Blocks."""
@@ -200,8 +221,9 @@ class Router:
                 front,
                 ExchangeContext,
                 check_caller=front.check_caller,
-                error_form_of=error_form,
+                error_form_of=front.error_form_of,
                 unix_socket=unix_socket,
+                body_places=front.body_places,
             )
         log_style = LogStyle.of_this_process()
         holder_path = self._holder_path if failover is not None else None
@@ -243,6 +265,8 @@ class Router:
         """Accept no new requests and let running answers end, for at most `deadline_s` seconds."""
         self._is_draining = True
         self.service.stop_admission()
+        if self.tensors is not None:
+            self.tensors.stop_admission()
         self._end_listening_at_path()
         await self._server.drain(deadline_s)
 

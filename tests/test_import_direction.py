@@ -27,8 +27,9 @@ kv_transfer/api kv_transfer/memory kv_transfer/sockets kv_transfer/handoff kv_tr
 kv_transfer/nccl kv_transfer/transports kv_transfer
 
 router/process router/structured_output/regex router/structured_output/json_schema
-router/protocol/messages router/protocol router/tensors router/batching router/config
-router/model_files router/model_files/sources
+router/protocol/messages router/protocol
+router/tensors router/batching/resources router/batching/responses router/batching
+router/config router/model_files router/model_files/sources
 router/model_files/cache router/structured_output
 router/http router/http/failover/holder router/http/failover router/access router/store
 router/registry router/requests router/status router/tensor_memory
@@ -45,7 +46,7 @@ router/beam_search router/api router/api/generation/answer router/api/openai/ans
 router/api/openai/body router/api/generation router/api/openai
 router/api/openai/responses/body router/api/openai/responses/answer router/api/openai/responses
 router/api/openai/files router/api/openai/batches
-router/api/kserve router/api/kserve/http router/api/kserve/grpc/messages router/api/kserve/grpc
+router/api/kserve router/api/kserve/http/bodies router/api/kserve/http router/api/kserve/grpc/messages router/api/kserve/grpc router/api/kserve/grpc/calls router/api/kserve/grpc/inference
 router/api/anthropic router/api/admin
 router/api/pages
 router/frontends router
@@ -65,7 +66,7 @@ workers/mock/script workers/mock
 cluster/processes cluster/terminal cluster/config cluster/access cluster/fleet cluster/state cluster/history
 cluster/repository
 cluster/planner/model cluster/planner cluster/planner/shared cluster/config/loading cluster/ray
-cluster/admin_api/client cluster/update cluster/admin_api cluster/sizing
+cluster/admin_api/client cluster/update cluster/admin_api cluster/triton_flags cluster/sizing
 cluster/supervisor/members cluster/supervisor cluster/models cluster/driver cluster/commands
 cluster/tools/workload cluster/tools/report cluster/tools/batch
 cluster/tools/bench/client cluster/tools/bench/load cluster/tools/sim/hardware cluster/tools/bench/profiling

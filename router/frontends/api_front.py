@@ -12,7 +12,7 @@ import orjson
 from slipstream import __version__
 from slipstream.router.access.access import Access
 from slipstream.router.access.caller import forbidden
-from slipstream.router.api.anthropic.error_form import anthropic_error, asks_anthropic
+from slipstream.router.api.anthropic.error_form import anthropic_error, asks_anthropic, error_form
 from slipstream.router.api.anthropic.messages_api import MessagesApi
 from slipstream.router.api.anthropic.model_pages import ModelPagesOfBothApis
 from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes, ExchangeContext
@@ -32,8 +32,11 @@ from slipstream.router.api.session_headers import session_in
 from slipstream.router.catalog.catalog import Catalog
 from slipstream.router.catalog.served_model import ServedModel
 from slipstream.router.config.router_config import RouterConfig
+from slipstream.router.frontends.tensor_api import TensorApi
 from slipstream.router.http.body_coding import decode_body
-from slipstream.router.http.http_error import HttpError
+from slipstream.router.http.exchange import Handler
+from slipstream.router.http.http_error import ErrorForm, HttpError
+from slipstream.router.http.large_body import BodyPlaces
 from slipstream.router.http.reader import CheckCaller, Request
 from slipstream.router.observability.front_counts import FrontMetrics, ModelCounts
 from slipstream.router.observability.tracing.context import trace_context
@@ -89,10 +92,15 @@ class ApiFront:
         BatchesApi(self.store, self.batches, self._routes, config.batches.max_tenant_unfinished).add_to(self._routes)
         self._routes.add("GET", "/health/live", self.live)
         self._routes.add("GET", "/version", self.version)
+        self._tensor_api: TensorApi | None = None
 
     def __call__(self, request: Request, exchange: ApiExchange) -> Awaitable[None]:
         """Serve one request. The response carries the client's X-Request-Id if that is a harmless one, else a new
         id."""
+        if self._tensor_api is not None and self._tensor_api.serves(request.path):
+            exchange.error_form = self._tensor_api.error_form
+            is_open = request.path in self._tensor_api.open_paths
+            return self._serve(self._tensor_api, request, exchange, is_open=is_open, decodes=False)
         return self._serve(self._routes, request, exchange, is_open=request.path in self._open_paths)
 
     def open(self, cleanup: AsyncExitStack) -> None:
@@ -150,7 +158,31 @@ class ApiFront:
         """The version of this software, in vLLM's form."""
         exchange.respond(200, orjson.dumps({"version": __version__}))
 
-    async def _serve(self, routes: ApiRoutes, request: Request, exchange: ApiExchange, *, is_open: bool) -> None:
+    def serve_tensors(self, api: TensorApi) -> None:
+        """Serves the tensor API from now on. To be called before a server is made with `body_places`."""
+        self._tensor_api = api
+
+    @property
+    def body_places(self) -> BodyPlaces | None:
+        """Where a server puts large bodies."""
+        return self._tensor_api.body_places if self._tensor_api is not None else None
+
+    def error_form_of(self, path: str) -> ErrorForm:
+        """The form of errors at a path, for what a server refuses before this handler gets it."""
+        if self._tensor_api is not None and self._tensor_api.serves(path):
+            return self._tensor_api.error_form
+        return error_form(path)
+
+    async def _serve(
+        self,
+        routes: Handler[ExchangeContext],
+        request: Request,
+        exchange: ApiExchange,
+        *,
+        is_open: bool,
+        decodes: bool = True,
+    ) -> None:
+        """`decodes`: compressed bodies are decompressed here."""
         exchange.request_id = self.request_id_of(request)
         if asks_anthropic(request):
             exchange.error_form = anthropic_error

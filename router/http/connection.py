@@ -9,7 +9,7 @@ from collections import deque
 from typing import Generic, cast
 
 from slipstream.router.config.router_config import HttpConfig
-from slipstream.router.http.exchange import Exchange, Handler
+from slipstream.router.http.exchange import UNSENT_BYTES, Exchange, Handler
 from slipstream.router.http.http_error import HttpError, internal_error
 from slipstream.router.http.observer import AnswerPhase, C, ConnectionObserver
 from slipstream.router.http.owner import ConnectionOwner
@@ -19,7 +19,6 @@ from slipstream.router.http.timers import ConnectionTimers
 
 log = logging.getLogger(__name__)
 
-WRITE_BUFFER_BYTES = 64 * 1024  # waits in this process for one slow reader before its handler is held back
 READ_AHEAD_BYTES = 256 * 1024  # a client may send so much of its next requests while one is running
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # Python 3.11 takes 0.1 us to find a member of an enumeration, and one is needed for each part of an answer.
@@ -51,11 +50,14 @@ class HttpConnection(asyncio.BufferedProtocol, Generic[C]):
         self._observer = observer
         self._loop = asyncio.get_running_loop()
         max_header_bytes, max_body_bytes = config.max_header_kib * 1024, config.max_body_mib * 1024 * 1024
-        self._reader = RequestReader(max_header_bytes, max_body_bytes, owner.check_caller, config.path_prefix)
+        self._reader = RequestReader(
+            max_header_bytes, max_body_bytes, owner.check_caller, config.path_prefix, owner.body_places
+        )
         self._cors = owner.cors
         self._pending: deque[Request | HttpError] = deque()
         self._buffer: memoryview  # of the latest read
         self._transport: asyncio.Transport
+        self._fills_body = False  # the latest read, of a large body
         self._is_tls = False
         self._exchange: Exchange[C] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -79,7 +81,10 @@ class HttpConnection(asyncio.BufferedProtocol, Generic[C]):
         elif self._reader.state not in ("header", "body"):
             self.close()
 
-    def send(self, data: bytes) -> None:
+    def limit_unsent(self, max_bytes: int) -> None:
+        self._transport.set_write_buffer_limits(high=max_bytes)
+
+    def send(self, data: bytes | memoryview) -> None:
         if self._transport.is_closing():
             return  # the client has left, which the handler may not have heard yet
         exchange = self._exchange
@@ -96,7 +101,7 @@ class HttpConnection(asyncio.BufferedProtocol, Generic[C]):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        self._transport.set_write_buffer_limits(high=UNSENT_BYTES)
         sock: socket.socket = self._transport.get_extra_info("socket")
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -118,21 +123,35 @@ class HttpConnection(asyncio.BufferedProtocol, Generic[C]):
         self._timers.stop()
         self._reader.close()
         self._observer.closed(self._task)
-        self._pending.clear()
+        self._drop_pending()
         if self._task is not None:
             self._task.cancel()
         else:
             self._owner.left(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        self._buffer = self._observer.read_buffer()
+        room = self._reader.body_room
+        self._fills_body = room is not None and not self._discards_input and not self._is_ahead
+        self._buffer = self._observer.read_buffer(into_body=self._fills_body)
+        if room is not None and self._fills_body:
+            self._buffer = room
         return self._buffer
+
+    @property
+    def _is_ahead(self) -> bool:
+        """A request waits or runs while the client sends more."""
+        return self._exchange is not None or bool(self._pending)
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._discards_input:
             return
+        if self._fills_body:
+            self._observer.received(self._buffer[:nbytes], False)
+            self._pending.extend(self._reader.filled(nbytes))
+            self._advance()
+            return
         data = self._buffer[:nbytes].tobytes()
-        is_ahead = self._exchange is not None or bool(self._pending)
+        is_ahead = self._is_ahead
         self._observer.received(data, is_ahead)
         if is_ahead:
             self._bytes_ahead += len(data)
@@ -205,6 +224,7 @@ class HttpConnection(asyncio.BufferedProtocol, Generic[C]):
             log.exception("%s %s failed", request.method, request.path)
             exchange.fail(internal_error())
         finally:
+            drop_body(request)
             self._served(exchange)
 
     def _served(self, exchange: Exchange[C]) -> None:
@@ -252,7 +272,7 @@ class HttpConnection(asyncio.BufferedProtocol, Generic[C]):
 
     def close(self) -> None:
         """Close once everything is sent, or after `write_timeout_s` if the client does not read."""
-        self._pending.clear()
+        self._drop_pending()
         self._timers.stop_waiting()
         self._transport.close()
         if self._transport.get_write_buffer_size():
@@ -262,10 +282,15 @@ class HttpConnection(asyncio.BufferedProtocol, Generic[C]):
         """Close although the client is still sending. Closing at once would reset the connection, and the client
         would lose the response: so shut down our side and throw away what comes, for a while."""
         self._discards_input = True
-        self._pending.clear()
+        self._drop_pending()
         if self._transport.can_write_eof():
             self._transport.write_eof()
         self._timers.linger()
+
+    def _drop_pending(self) -> None:
+        for request in self._pending:
+            drop_body(request)
+        self._pending.clear()
 
     @property
     def unsent_bytes(self) -> int:
@@ -290,3 +315,9 @@ class HttpConnection(asyncio.BufferedProtocol, Generic[C]):
     def release_memory(self) -> bool:
         """Give back what a connection at rest does not need. False if it is still needed."""
         return not self._transport.get_write_buffer_size() and self._observer.release()
+
+
+def drop_body(request: Request | HttpError) -> None:
+    """Releases the large body of a request that its handler has not taken."""
+    if isinstance(request, Request) and request.large_body is not None:
+        request.large_body.release()

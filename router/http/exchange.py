@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from http import HTTPStatus
 from typing import Generic, Protocol
 
@@ -14,6 +14,8 @@ from slipstream.router.http.reader import Request
 JSON = "application/json"
 NO_CONTENT = HTTPStatus.NO_CONTENT.value  # has neither a type nor a length (RFC 9110, 8.6)
 CHUNKED = "transfer-encoding: chunked\r\n"
+UNSENT_BYTES = 64 * 1024  # wait in this process for one slow reader before its handler is held back
+SENT_AT_ONCE_BYTES = 1024 * 1024  # of a large response
 PHRASES = {status.value: status.phrase for status in HTTPStatus} | {529: "Overloaded"}  # the latter is Anthropic's
 
 
@@ -27,8 +29,10 @@ class ResponseSink(Protocol):
         """The connection is to be closed after the response that begins now."""
         ...
 
-    def send(self, data: bytes) -> None: ...
+    def send(self, data: bytes | memoryview) -> None: ...
     def abort(self) -> None: ...
+    def limit_unsent(self, max_bytes: int) -> None:
+        """The exchange is paused while more than this waits to be sent."""
 
 
 class Exchange(Generic[C]):
@@ -100,6 +104,34 @@ class Exchange(Generic[C]):
         self.head_sent = True
         self.ended = True
         self._sink.send(head + body if self._body_allowed else head)
+
+    async def respond_in_parts(
+        self,
+        status: int,
+        parts: Sequence[bytes | memoryview],
+        content_type: str,
+        headers: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        """Send one whole response that lies in several parts, the first of them not empty. They are not copied: their
+        memory is free when this returns."""
+        assert not self.head_sent, "the head of the response has left already"
+        num_bytes = sum([len(part) for part in parts])
+        framing = f"content-type: {content_type}\r\ncontent-length: {num_bytes}\r\n"
+        self._sink.limit_unsent(0)
+        try:
+            unsent = [
+                part[at : at + SENT_AT_ONCE_BYTES] for part in parts for at in range(0, len(part), SENT_AT_ONCE_BYTES)
+            ]
+            self._sink.send(self._render_head(status, headers, framing))
+            self.head_sent = True
+            for piece in unsent[:-1] if self._body_allowed else ():
+                self._sink.send(piece)
+                await self.drain()
+            self.ended = True
+            self._sink.send(unsent[-1] if self._body_allowed else b"")
+            await self.drain()
+        finally:
+            self._sink.limit_unsent(UNSENT_BYTES)
 
     def add_header(self, name: str, value: str) -> None:
         """Adds a line to the head of the response, be it an answer or an error."""

@@ -26,16 +26,17 @@ class AnswerPhase(IntEnum):
 class ConnectionObserver(Protocol[C_co]):
     """Follows one connection, on its event loop."""
 
-    def read_buffer(self) -> memoryview:
-        """Memory for the next read, until the next call for any connection of this server."""
+    def read_buffer(self, *, into_body: bool = False) -> memoryview:
+        """Memory for the next read, until the next call for any connection of this server; `into_body`: the next read
+        will not use it."""
 
-    def received(self, data: bytes, is_ahead: bool) -> None:
+    def received(self, data: bytes | memoryview, is_ahead: bool) -> None:
         """The client has sent this; `is_ahead`: while a request before it waits or runs."""
 
     def begun(self) -> C_co:
         """A whole request is there. Returns the context of its exchange."""
 
-    def sending(self, data: bytes, phase: AnswerPhase) -> None:
+    def sending(self, data: bytes | memoryview, phase: AnswerPhase) -> None:
         """`data` is given to the socket next, with which the exchange comes to `phase`; IDLE: it is a 100 Continue."""
 
     def ended(self, transport: asyncio.Transport, is_idle: bool) -> None:
@@ -56,16 +57,16 @@ class NullObserver(Generic[C]):
         self._buffer = memoryview(bytearray(READ_BUFFER_BYTES))
         self._new_context = new_context
 
-    def read_buffer(self) -> memoryview:
+    def read_buffer(self, *, into_body: bool = False) -> memoryview:
         return self._buffer
 
-    def received(self, data: bytes, is_ahead: bool) -> None:
+    def received(self, data: bytes | memoryview, is_ahead: bool) -> None:
         pass
 
     def begun(self) -> C:
         return self._new_context()
 
-    def sending(self, data: bytes, phase: AnswerPhase) -> None:
+    def sending(self, data: bytes | memoryview, phase: AnswerPhase) -> None:
         pass
 
     def ended(self, transport: asyncio.Transport, is_idle: bool) -> None:

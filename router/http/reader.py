@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 import httptools
 
 from slipstream.router.http.http_error import HttpError
+from slipstream.router.http.large_body import ArrivingBody, BodyPlace, BodyPlaces
 
 MAX_HEADERS = 128
 MAX_PIPELINED_REQUESTS = 64  # in one read from the socket; small requests would multiply its bytes many times
@@ -48,6 +49,12 @@ class Request:
     body: bytes
     keep_alive: bool
     http10: bool
+    large_body: BodyPlace | None = None  # instead of `body`
+
+    def take_large_body(self) -> BodyPlace | None:
+        """The caller releases it from now on."""
+        place, self.large_body = self.large_body, None
+        return place
 
 
 def authorization_of(authorization: bytes, key: bytes) -> bytes:
@@ -65,8 +72,9 @@ class RequestReader:
         max_body_bytes: int,
         check_caller: CheckCaller | None = None,
         path_prefix: str = "",
+        body_places: BodyPlaces | None = None,
     ) -> None:
-        """A path below `path_prefix` is served as what follows it."""
+        """A path below `path_prefix` is served as what follows it. Large bodies arrive in `body_places`."""
         self.state: ReaderState = "idle"
         self.num_begun = 0
         self.expects_continue = False  # the client waits for "100 Continue" before it sends the body
@@ -74,6 +82,8 @@ class RequestReader:
         self._max_body_bytes = max_body_bytes
         self._check_caller = check_caller
         self._path_prefix = path_prefix
+        self._body_places = body_places
+        self._arriving: ArrivingBody | None = None  # a large body, instead of the two below
         self._parser = httptools.HttpRequestParser(self)
         self._arrived: deque[Request | HttpError] = deque()
         self._refusal: HttpError | None = None
@@ -109,12 +119,27 @@ class RequestReader:
         arrived, self._arrived = self._arrived, deque()
         return arrived
 
+    @property
+    def body_room(self) -> memoryview | None:
+        """Where what comes next may be read to, instead of being fed; then `filled` is called."""
+        return self._arriving.room if self._arriving is not None else None
+
+    def filled(self, num_bytes: int) -> deque[Request | HttpError]:
+        """So many bytes have been read into `body_room`. Returns the request if it is whole now."""
+        assert self._arriving is not None
+        self.expects_continue = False
+        if self._arriving.filled(num_bytes):
+            self._append_request(self._arriving.keep_alive)
+            self._parser = httptools.HttpRequestParser(self)  # the one before still waits for the body
+        return self.take()
+
     def refuse(self, error: HttpError) -> None:
         """Give up on this connection's input: `error` is the last thing that `feed` or `take` returns."""
         self.state = "broken"
         self.expects_continue = False
         self._body = bytearray()
         self._whole_body = b""
+        self._drop_arriving()
         self._arrived.append(error)
 
     @property
@@ -132,8 +157,14 @@ class RequestReader:
         in memory until the garbage collector comes by, which it seldom does (`router.garbage`)."""
         self.state = "broken"
         self._body, self._whole_body, self._headers, self._latest = bytearray(), b"", [], b""
+        self._drop_arriving()
         self._arrived.clear()
         del self._parser
+
+    def _drop_arriving(self) -> None:
+        if self._arriving is not None:
+            self._arriving.place.release()
+            self._arriving = None
 
     def take(self) -> deque[Request | HttpError]:
         """What `refuse` left behind outside of `feed`."""
@@ -208,12 +239,13 @@ class RequestReader:
         if version not in ("1.1", "1.0"):
             raise self._fail(HttpError(505, f"HTTP/{version} is not served, HTTP/1.1 is.", code="http_version"))
         self.state = "body"
-        authorization, key, codings, is_large, num_hosts = b"", b"", b"", False, 0
+        authorization, key, codings, is_large, num_hosts, body_bytes = b"", b"", b"", False, 0, 0
         for name, value in self._headers:
             if name not in FRAMING_HEADERS:
                 continue
             if name == b"content-length":
-                is_large |= self._is_large_body(int(value))  # the parser has checked that it is a number
+                body_bytes = int(value)  # the parser has checked that it is a number
+                is_large |= body_bytes > STRANGERS_BODY_BYTES
             elif name == b"transfer-encoding":
                 codings += b"," + value  # several headers are one list
             elif name == b"authorization":
@@ -236,12 +268,21 @@ class RequestReader:
                 self._check_caller(authorization_of(authorization, key))
             except HttpError as error:
                 raise self._fail(error) from None
+        if body_bytes > STRANGERS_BODY_BYTES:
+            self._prepare_for(body_bytes)
 
-    def _is_large_body(self, num_bytes: int) -> bool:
-        """Whether the caller is to be checked before a body of this length comes."""
-        if num_bytes > self._max_body_bytes:
+    def _prepare_for(self, body_bytes: int) -> None:
+        """A large body comes next."""
+        if self._body_places is not None:
+            try:
+                place = self._body_places.place_for(self.path, body_bytes, self._headers)
+            except HttpError as error:
+                raise self._fail(error) from None
+            if place is not None:
+                self._arriving = ArrivingBody(place, self._parser.should_keep_alive())
+                return
+        if body_bytes > self._max_body_bytes:
             raise self._fail(self._body_too_large())
-        return num_bytes > STRANGERS_BODY_BYTES
 
     def _check_transfer_codings(self, listed: bytes, version: str) -> None:
         if version == "1.0":  # perhaps a proxy that has passed on what it does not know (RFC 9112, 6.1)
@@ -262,6 +303,9 @@ class RequestReader:
         if self._chunk_bytes is not None:
             self._chunk_bytes += len(part)
         self.expects_continue = False
+        if self._arriving is not None:
+            self._arriving.put(part)
+            return
         if not self._body and not self._whole_body:
             self._whole_body = part
         else:
@@ -278,11 +322,15 @@ class RequestReader:
             return
         if len(self._arrived) >= MAX_PIPELINED_REQUESTS:
             raise self._fail(HttpError(400, "Too many pipelined requests.", code="too_many_pipelined"))
+        self._append_request(self._parser.should_keep_alive())
+
+    def _append_request(self, keep_alive: bool) -> None:
         path, query = self._split_target()
         headers = dict(self._headers)
         if len(headers) < len(self._headers):
             headers = joined(self._headers)
         body = self._whole_body or bytes(self._body)
+        arriving, self._arriving = self._arriving, None
         self._arrived.append(
             Request(
                 method=self._parser.get_method().decode("ascii"),
@@ -290,8 +338,9 @@ class RequestReader:
                 query=query,
                 headers=headers,
                 body=body,
-                keep_alive=self._parser.should_keep_alive(),
+                keep_alive=keep_alive,
                 http10=self._parser.get_http_version() == "1.0",
+                large_body=arriving.place if arriving is not None else None,
             )
         )
         self.state = "idle"

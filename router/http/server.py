@@ -14,6 +14,7 @@ from slipstream.router.http.connection import HttpConnection
 from slipstream.router.http.cors import CorsPolicy
 from slipstream.router.http.exchange import Exchange, Handler
 from slipstream.router.http.http_error import ErrorFormOf, HttpError, openai_form
+from slipstream.router.http.large_body import BodyPlaces
 from slipstream.router.http.observer import C, NullObserver
 from slipstream.router.http.owner import Admittance, OwnedConnection
 from slipstream.router.http.reader import CheckCaller, Request
@@ -23,7 +24,7 @@ from slipstream.router.process.listening import cannot_listen, close_all, listen
 BACKLOG = 2048
 LAST_WORDS_S = 1.0  # how long streams that are cut off have to send their error event
 MAX_TURNED_AWAY = 64  # connections beyond the limit that still get an answer; further ones are cut off
-HEALTH_PATHS = ("/health", "/ping")  # and everything below them
+HEALTH_PATHS = ("/health", "/ping", "/v2/health")  # and everything below them
 
 
 class ConnectionCount(Protocol):
@@ -45,7 +46,8 @@ class HttpServer(Generic[C]):
     `new_context` makes the context of each exchange. `check_caller` is asked before a large body is taken.
     `error_form_of` is for what is refused before the handler gets it. With
     `shares_port` other processes may listen on the same port, and the system divides new connections between them;
-    `count` knows of theirs. Clients can also come by a `unix_socket` that listens."""
+    `count` knows of theirs. Clients can also come by a `unix_socket` that listens. Large bodies arrive in
+    `body_places`."""
 
     def __init__(
         self,
@@ -58,8 +60,10 @@ class HttpServer(Generic[C]):
         shares_port: bool = False,
         count: ConnectionCount | None = None,
         unix_socket: socket.socket | None = None,
+        body_places: BodyPlaces | None = None,
     ) -> None:
         self.check_caller = check_caller
+        self.body_places = body_places
         self.error_form_of = error_form_of
         self.cors = CorsPolicy.of(config.cors_origins)
         self._config = config

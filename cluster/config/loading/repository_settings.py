@@ -24,7 +24,8 @@ def with_absolute_files(config: RepositoryConfig, folder: Path) -> RepositoryCon
     files = {key: absolute(name) for key in TLS_FILES if (name := getattr(tls, key)) is not None}
     grpc = dataclasses.replace(config.grpc, tls=dataclasses.replace(tls, **files))
     paths = tuple(path if is_address(path) else absolute(path) for path in config.paths)
-    return dataclasses.replace(config, paths=paths, grpc=grpc)
+    downloads = absolute(config.download_folder) if config.download_folder is not None else None
+    return dataclasses.replace(config, paths=paths, grpc=grpc, download_folder=downloads)
 
 
 def is_address(path: str) -> bool:

@@ -18,6 +18,7 @@ from slipstream.router.http.failover.journal_observer import JournalObserver
 from slipstream.router.http.failover.receive_buffer import ReceiveBuffer
 from slipstream.router.http.failover.stream_checkpoint import NO_CHECKPOINT, StreamCheckpoint
 from slipstream.router.http.http_error import ErrorFormOf, openai_form
+from slipstream.router.http.large_body import BodyPlaces
 from slipstream.router.http.observer import C
 from slipstream.router.http.reader import CheckCaller
 from slipstream.router.http.restored_connection import RestoredConnection
@@ -41,6 +42,7 @@ class FailoverServer(HttpServer[C]):
         shares_port: bool = False,
         count: ConnectionCount | None = None,
         unix_socket: socket.socket | None = None,
+        body_places: BodyPlaces | None = None,
     ) -> None:
         super().__init__(
             config,
@@ -51,6 +53,7 @@ class FailoverServer(HttpServer[C]):
             shares_port=shares_port,
             count=count,
             unix_socket=unix_socket,
+            body_places=body_places,
         )
         self._failover = failover
         self._observe = functools.partial(

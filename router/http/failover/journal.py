@@ -28,7 +28,7 @@ CURRENT = 8  # the byte that says which header holds
 HEADERS = (64, 128)  # where they begin
 BUSY = 9  # the byte that says that a large part is being written into the ring, over what may not have been sent yet
 RING = 256
-RESENT_BYTES = 128 * 1024  # more than waits in the process for one slow reader: `connection.WRITE_BUFFER_BYTES`
+RESENT_BYTES = 128 * 1024  # more than waits in the process for one slow reader: `exchange.UNSENT_BYTES`
 SMALL_PART_BYTES = 32 * 1024  # for which `BUSY` is not set: the ring has room for it beside what may have to be resent
 RING_BYTES = RESENT_BYTES + SMALL_PART_BYTES
 LOG = RING + RING_BYTES
@@ -128,14 +128,14 @@ class Journal:
         self.in_bytes, self._out_bytes = in_bytes, out_bytes
         self.commit()
 
-    def received(self, data: bytes) -> None:
+    def received(self, data: bytes | memoryview) -> None:
         """The client has sent something."""
         self.in_bytes += len(data)
         if not self.is_spoiled:
             self._append(INPUT, 0, data)
         self.commit()
 
-    def continued(self, data: bytes) -> None:
+    def continued(self, data: bytes | memoryview) -> None:
         """`data` asks the client for the body of its request."""
         if not self.is_spoiled:
             self._append(CONTINUE, 0, b"")
@@ -185,7 +185,7 @@ class Journal:
         if not self.is_spoiled:
             self._append(VERSION, 0, version.encode())
 
-    def sent(self, data: bytes, phase: AnswerPhase) -> None:
+    def sent(self, data: bytes | memoryview, phase: AnswerPhase) -> None:
         """To be called before `data` is given to the socket."""
         is_large = len(data) > SMALL_PART_BYTES
         if is_large:
@@ -202,7 +202,7 @@ class Journal:
         if is_large:
             self._memory[BUSY] = 0
 
-    def _fill_ring(self, data: bytes) -> None:
+    def _fill_ring(self, data: bytes | memoryview) -> None:
         """Writes what does not fit between here and the ring's end."""
         tail = data[-RING_BYTES:]
         begin = (self._out_bytes + len(data) - len(tail)) % RING_BYTES
@@ -306,7 +306,7 @@ class Journal:
             yield kind, choice, self._memory[at : at + length]
             at += length
 
-    def _append(self, kind: int, choice: int, data: bytes) -> None:
+    def _append(self, kind: int, choice: int, data: bytes | memoryview) -> None:
         begin = LOG + self._log_bytes
         end = begin + ENTRY.size + len(data)
         if end > len(self._memory):

@@ -41,10 +41,10 @@ class JournalObserver(Generic[C]):
         if held is not None:
             self._number, self._journal = held.number, held.journal
 
-    def read_buffer(self) -> memoryview:
-        return self._receive_buffer.room_for(self._number)
+    def read_buffer(self, *, into_body: bool = False) -> memoryview:
+        return self._receive_buffer.room_for(NOT_HELD if into_body else self._number)
 
-    def received(self, data: bytes, is_ahead: bool) -> None:
+    def received(self, data: bytes | memoryview, is_ahead: bool) -> None:
         if self._journal is not None:
             self._journal.received(data)
             if is_ahead:
@@ -57,7 +57,7 @@ class JournalObserver(Generic[C]):
         before, self._before = self._before, None
         return self._new_context(JournalCheckpoint(self._journal, before))
 
-    def sending(self, data: bytes, phase: AnswerPhase) -> None:
+    def sending(self, data: bytes | memoryview, phase: AnswerPhase) -> None:
         if self._journal is None:
             return
         if phase:  # past IDLE

@@ -40,6 +40,13 @@ def model_faults(config: ModelConfig) -> Iterator[ConfigFault]:
     yield from _metrics_faults(config)
 
 
+def name_faults(config: ModelConfig, folder: str) -> Iterator[ConfigFault]:
+    """`folder` is the name of the model's folder."""
+    if config.name != folder:
+        text = f"unexpected directory name '{folder}' for model '{config.name}', directory name must equal model name"
+        yield ConfigFault("name", text)
+
+
 def instance_faults(config: ModelConfig, devices: Sequence[int]) -> Iterator[ConfigFault]:
     """After the defaults of `set_instance_groups`. `devices` are the GPUs that instances may run on."""
     if config.HasField("ensemble_scheduling"):

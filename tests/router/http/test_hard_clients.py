@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from slipstream.router.catalog.served_model import ModelSource
 from slipstream.router.config.router_config import DispatchConfig, HttpConfig, RouterConfig
-from slipstream.router.http.connection import WRITE_BUFFER_BYTES
+from slipstream.router.http.exchange import UNSENT_BYTES
 from slipstream.router.process.addresses import Addresses
 from slipstream.router.protocol.messages import (
     Cancel,
@@ -252,8 +252,8 @@ def test_clients_that_do_not_read_hold_up_nobody_and_one_buffer_waits_for_each()
             while talker.running:
                 await asyncio.sleep(0.01)
             waiting = sorted(c._transport.get_write_buffer_size() for c in router._server._connections)
-            assert waiting[-num_readers] > WRITE_BUFFER_BYTES / 2  # the bound was reached
-            assert waiting[-1] < WRITE_BUFFER_BYTES + 16 * 1024
+            assert waiting[-num_readers] > UNSENT_BYTES / 2  # the bound was reached
+            assert waiting[-1] < UNSENT_BYTES + 16 * 1024
             for client in clients:
                 client.reset()
             await at_rest(addresses, talker)

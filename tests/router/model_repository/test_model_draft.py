@@ -151,9 +151,7 @@ def test_the_spec_has_what_the_router_needs(tmp_path: Path) -> None:
             InstanceGroup("M_0", 2, "KIND_CPU", (), (RateResource("r", 3, is_global=True),), rate_priority=2),
             InstanceGroup("own", 1, "KIND_MODEL", is_passive=True),
         ),
-        warmup=(
-            WarmupSample("w", 2, 1, (WarmupInput("A", "BYTES", (1,), "file", str(tmp_path / "M" / "warmup" / "a")),)),
-        ),
+        warmup=(WarmupSample("w", 2, 1, (WarmupInput("A", "BYTES", (1,), "file", "a"),)),),
         parameters={"a": "2"},
     )
 

@@ -1,0 +1,252 @@
+"""The body of an inference request: a JSON head, and after it the bytes of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slipstream.router.api.kserve.http.bodies.json_tensors import data_from_json, from_json
+from slipstream.router.api.kserve.json_fields import (
+    as_bool,
+    as_list,
+    as_text,
+    as_uint,
+    found,
+    has,
+    member,
+    members,
+)
+from slipstream.router.api.kserve.request_parameters import apply_parameters
+from slipstream.router.api.kserve.tensor_places import TensorPlaces
+from slipstream.router.tensor_memory.client_regions import ClientRegions
+from slipstream.router.tensor_memory.region_pool import INLINE_BYTES, RegionLease
+from slipstream.router.tensors.datatypes import DATATYPES
+from slipstream.router.tensors.infer_error import InferError
+from slipstream.router.tensors.infer_request import InferRequest, RequestedOutput
+from slipstream.router.tensors.model_spec import ModelSpec
+from slipstream.router.tensors.tensor import RegionSlice, Tensor, TensorData
+
+SOURCES = "'data', 'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'"
+RAW_INPUT = "raw_input"  # what Triton calls the one input of a raw request in errors
+MAX_DIM = (1 << 63) - 1
+
+
+@dataclass(slots=True)
+class OutputForm:
+    """How the outputs are written: those in `binary` after the JSON head, the others in it, or, for those that were
+    not named, as `is_binary` says."""
+
+    is_binary: bool = False
+    binary: dict[str, bool] = field(default_factory=dict)
+
+    def is_binary_of(self, name: str) -> bool:
+        return self.binary.get(name, self.is_binary)
+
+
+class BinaryPart:
+    """What follows the head of a body, taken from the front. Of a body in shared memory (`lease`), a large tensor is
+    taken where it lies."""
+
+    __slots__ = ("_at", "_lease", "_view", "uses_lease")
+
+    def __init__(self, view: memoryview, head_bytes: int, lease: RegionLease | None) -> None:
+        self._view = view
+        self._at = head_bytes
+        self._lease = lease
+        self.uses_lease = False  # whether a tensor lies in it
+
+    @property
+    def num_left(self) -> int:
+        return len(self._view) - self._at
+
+    def take(self, num_bytes: int) -> TensorData | None:
+        """None: there are not so many."""
+        begin, end = self._at, self._at + num_bytes
+        if end > len(self._view):
+            return None
+        self._at = end
+        if self._lease is None:
+            return self._view[begin:end]
+        if num_bytes <= INLINE_BYTES:
+            return bytes(self._view[begin:end])
+        self.uses_lease = True
+        return self._lease.slice_of(begin, num_bytes)
+
+
+class InferBodyReader:
+    """Reads bodies for requests that exist already, with Triton's checks in Triton's order."""
+
+    def __init__(self, regions: ClientRegions, max_input_bytes: int) -> None:
+        self._regions = regions
+        self._max_input_bytes = max_input_bytes
+
+    def read(
+        self, request: InferRequest, view: memoryview, head_bytes: int, places: TensorPlaces, lease: RegionLease | None
+    ) -> OutputForm:
+        """Fills `request` from a body with a head of that length. Raises InferError."""
+        if head_bytes > self._max_input_bytes:
+            raise InferError(
+                f"request JSON size of {head_bytes} bytes exceeds the maximum allowed input size of "
+                f"{self._max_input_bytes} bytes. Use --http-max-input-size to increase the limit."
+            )
+        head = from_json(view[:head_bytes])
+        form = OutputForm()
+        if has(head, "id"):
+            request.id = as_text(head["id"], "Unable to parse 'id'")
+        if has(head, "parameters"):
+            self._read_parameters(request, head["parameters"], form)
+        binary = BinaryPart(view, head_bytes, lease)
+        for given in as_list(member(head, "inputs", "Unable to parse 'inputs'"), "Unable to parse 'inputs'"):
+            tensor = self._input(given, binary, places, request.model)
+            if any(tensor.name == before.name for before in request.inputs):
+                raise InferError(
+                    f"[request id: {request.id or '<id_unknown>'}] input '{tensor.name}' already exists in request"
+                )
+            request.inputs.append(tensor)
+        if binary.num_left:
+            raise InferError(f"unexpected additional input data for model '{request.model}'")
+        if lease is not None and binary.uses_lease:
+            places.keep(lease)
+        if has(head, "outputs"):
+            outputs = as_list(head["outputs"], "Unable to parse 'outputs'")
+            request.requested = tuple([self._output(given, form) for given in outputs])
+        return form
+
+    def read_raw(
+        self, request: InferRequest, view: memoryview, places: TensorPlaces, lease: RegionLease | None, spec: ModelSpec
+    ) -> OutputForm:
+        """Makes the whole body the one input of the model. Raises InferError."""
+        if len(view) > self._max_input_bytes:
+            raise InferError(
+                f"Raw input has a byte_size ({len(view)} bytes) that exceeds the maximum allowed value of "
+                f"{self._max_input_bytes} bytes. Use --http-max-input-size to increase the limit."
+            )
+        request.inputs.append(raw_input(spec, view, places, lease))
+        return OutputForm(is_binary=True)
+
+    def _read_parameters(self, request: InferRequest, given: object, form: OutputForm) -> None:
+        parameters = members(given, "failed to get request params.")
+        if "binary_data_output" in parameters:
+            form.is_binary = as_bool(parameters["binary_data_output"], "Unable to parse 'binary_data_output'")
+            parameters = {name: value for name, value in parameters.items() if name != "binary_data_output"}
+        apply_parameters(request, parameters)
+
+    def _input(self, given: object, binary: BinaryPart, places: TensorPlaces, model: str) -> Tensor:
+        parameters = found(given, "parameters")
+        check_one_source(given, parameters)
+        name = as_text(member(given, "name", "Unable to parse 'name'"), "Unable to parse 'name'")
+        datatype = as_text(member(given, "datatype", "Unable to parse 'datatype'"), "Unable to parse 'datatype'")
+        dims = as_list(member(given, "shape", "Unable to parse 'shape'"), "Unable to parse 'shape'")
+        shape = tuple([as_uint(dim, "Unable to parse 'shape'") for dim in dims])
+        if max(shape, default=0) > MAX_DIM:
+            text = f"shape {list(shape)} contains one or more invalid dimensions".replace(" ", "")
+            raise InferError(f"invalid shape for input '{name}': {text}")
+        if has(parameters, "binary_data_size"):
+            data = self._binary(name, parameters["binary_data_size"], binary, model)
+            if isinstance(data, memoryview):
+                data = places.put(data)
+        elif has(parameters, "shared_memory_region"):
+            data = self._in_client_memory(parameters)
+        else:
+            if datatype not in DATATYPES:
+                raise InferError(f"invalid datatype for input {name}")
+            data = places.put(data_from_json(name, datatype, shape, member(given, "data"), self._max_input_bytes))
+        return Tensor(name, datatype, shape, data)
+
+    @staticmethod
+    def _binary(name: str, size: object, binary: BinaryPart, model: str) -> TensorData:
+        num_bytes = as_uint(size, "Unable to parse 'binary_data_size'")
+        num_left = binary.num_left
+        data = binary.take(num_bytes)
+        if data is None:
+            missing = f"expecting {num_bytes - num_left} additional bytes for model '{model}'"
+            raise InferError(f"unexpected size for input '{name}', {missing}")
+        return data
+
+    def _in_client_memory(self, parameters: Mapping[str, Any]) -> RegionSlice:
+        region = as_text(parameters["shared_memory_region"], "Unable to parse 'shared_memory_region'")
+        offset = as_uint(parameters.get("shared_memory_offset", 0), "Unable to parse 'shared_memory_offset'")
+        size = as_uint(parameters.get("shared_memory_byte_size", 0), "Unable to parse 'shared_memory_byte_size'")
+        return self._regions.slice_of(region, offset, size)
+
+    def _output(self, given: object, form: OutputForm) -> RequestedOutput:
+        parameters = found(given, "parameters")
+        if has(parameters, "shared_memory_region"):
+            check_output_in_memory(parameters)
+        name = as_text(member(given, "name", "Unable to parse 'name'"), "Unable to parse 'name'")
+        num_classes = 0
+        if has(parameters, "classification"):
+            num_classes = as_uint(parameters["classification"], "Unable to set 'classification'")
+        if has(parameters, "shared_memory_region"):
+            return RequestedOutput(name, into=self._in_client_memory(parameters))
+        form.binary[name] = False
+        if has(parameters, "binary_data"):
+            form.binary[name] = as_bool(parameters["binary_data"], "Unable to parse 'binary_data'")
+        return RequestedOutput(name, num_classes)
+
+
+def check_one_source(given: object, parameters: object) -> None:
+    """Raises INVALID_ARG unless the data of an input are in exactly one place."""
+    names = []
+    if has(given, "data"):
+        names.append("'data'")
+    if isinstance(parameters, Mapping):
+        names += [f"'{name}'" for name in ("binary_data_size", "shared_memory_region") if name in parameters]
+    if len(names) != 1:
+        problem = f"set {' '.join(names)}" if names else "no field is set"
+        raise InferError(f"Input must set only one of the following fields: {SOURCES}. But {problem}")
+
+
+def check_output_in_memory(parameters: Mapping[str, Any]) -> None:
+    if "classification" in parameters:
+        raise InferError("Output can't set both 'shared_memory_region' and 'classification'")
+    if "binary_data" in parameters and as_bool(parameters["binary_data"], "Unable to set 'binary_data'"):
+        raise InferError("Output can't set both 'shared_memory_region' and 'binary_data'")
+
+
+def raw_input(spec: ModelSpec, view: memoryview, places: TensorPlaces, lease: RegionLease | None) -> Tensor:
+    """The body as the only input of a model, whose shape follows from its length. Raises INVALID_ARG."""
+    unknown = "[request id: <id_unknown>]"
+    if len(spec.inputs) != 1:
+        raise InferError(
+            f"{unknown} Raw request must only have 1 input (found 1) to be deduced but got {len(spec.inputs)} inputs"
+            f" in '{spec.name}' model configuration"
+        )
+    tensor = spec.inputs[0]
+    batch = (1,) if spec.max_batch_size else ()
+    if tensor.datatype == "BYTES":
+        if tensor.dims != (1,):
+            raise InferError(
+                f"{unknown} For BYTE datatype raw input '{tensor.name}', the model must have input shape [1]"
+            )
+        data = places.put(len(view).to_bytes(4, "little") + view)
+        return Tensor(tensor.name, "BYTES", (*batch, 1), data)
+    shape = shape_of_raw(spec, len(view))
+    if lease is not None:
+        places.keep(lease)
+        return Tensor(tensor.name, tensor.datatype, (*batch, *shape), lease.slice_of(0, len(view)))
+    return Tensor(tensor.name, tensor.datatype, (*batch, *shape), places.put(view))
+
+
+def shape_of_raw(spec: ModelSpec, num_bytes: int) -> tuple[int, ...]:
+    """The dimensions of the only input, of which one may vary. Raises INVALID_ARG."""
+    unknown = "[request id: <id_unknown>]"
+    tensor = spec.inputs[0]
+    element_bytes = DATATYPES[tensor.datatype].element_bytes or 1
+    fixed = element_bytes
+    wildcards = [axis for axis, dim in enumerate(tensor.dims) if dim < 0]
+    if len(wildcards) > 1:
+        raise InferError(
+            f"{unknown} The shape of the raw input '{tensor.name}' can not be deduced because there are more than one"
+            " variable-sized dimension"
+        )
+    for dim in tensor.dims:
+        fixed *= dim if dim >= 0 else 1
+    wild = num_bytes // fixed if fixed else 0
+    shape = tuple([wild if dim < 0 else dim for dim in tensor.dims])
+    expected = wild * fixed if wildcards else fixed
+    if expected != num_bytes:
+        text = f"input byte size mismatch for input '{RAW_INPUT}' for model '{spec.name}'"
+        raise InferError(f"{unknown} {text}. Expected {expected}, got {num_bytes}")
+    return shape

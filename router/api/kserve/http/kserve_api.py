@@ -1,0 +1,126 @@
+"""KServe v2 over HTTP: which call serves which path, who may make it, and what its errors become."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from slipstream.router.access.caller import forbidden
+from slipstream.router.api.exchange_context import ApiExchange
+from slipstream.router.api.kserve.http.call_target import CallTarget, target_of
+from slipstream.router.api.kserve.http.generate_calls import GenerateCalls
+from slipstream.router.api.kserve.http.infer_calls import InferCalls, RequestMaker
+from slipstream.router.api.kserve.http.kserve_error import (
+    http_error,
+    is_of_kserve,
+    kserve_error,
+    not_allowed,
+    not_found,
+)
+from slipstream.router.api.kserve.http.large_bodies import LargeBodies
+from slipstream.router.api.kserve.http.memory_calls import MemoryCalls
+from slipstream.router.api.kserve.http.model_pages import ModelPages
+from slipstream.router.api.kserve.http.repository_calls import RepositoryCalls
+from slipstream.router.api.kserve.http.setting_calls import SettingCalls
+from slipstream.router.api.kserve.kserve_server import KServeServer
+from slipstream.router.config.kserve_config import KServeHttpConfig, RestrictedApis, RestrictedName
+from slipstream.router.http.http_error import ErrorForm, HttpError, router_restarted
+from slipstream.router.http.reader import Request
+from slipstream.router.tensor_memory.region_pool import RegionPool
+from slipstream.router.tensors.infer_error import InferError
+
+CallHandler = Callable[[Request, ApiExchange, CallTarget], Awaitable[None]]
+OPEN_PATHS = frozenset({"/v2", "/v2/health/live", "/v2/health/ready"})  # that need no key
+GET, POST, BOTH = ("GET",), ("POST",), ("GET", "POST")
+BROKEN_OFF = "The router was killed while it answered."
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """`group` is what may be restricted as a whole. With `for_admin`, keys must be an administrator's."""
+
+    handler: CallHandler
+    methods: tuple[str, ...]
+    group: RestrictedName
+    for_admin: bool = False
+
+
+class KServeApi:
+    """Serves every path below /v2. `pool` has the memory for large tensors; None: they stay in this process."""
+
+    open_paths = OPEN_PATHS
+
+    def __init__(self, server: KServeServer, pool: RegionPool | None, config: KServeHttpConfig) -> None:
+        maker = RequestMaker(config.forward_headers)
+        infer = InferCalls(server, pool, config, maker)
+        generate = GenerateCalls(server, pool, config, maker)
+        pages, repository = ModelPages(server), RepositoryCalls(server)
+        memory, settings = MemoryCalls(server), SettingCalls(server)
+        self.body_places = LargeBodies(pool, config.max_input_bytes) if pool is not None else None
+        self._restricted = by_group(config.restricted)
+        self._calls = {
+            "infer": Call(infer.infer, POST, "inference"),
+            "generate": Call(generate.generate, POST, "inference"),
+            "generate_stream": Call(generate.generate_stream, POST, "inference"),
+            "live": Call(pages.live, GET, "health"),
+            "ready": Call(pages.ready, GET, "health"),
+            "metadata": Call(pages.metadata, GET, "metadata"),
+            "model": Call(pages.model, GET, "metadata"),
+            "config": Call(pages.config, GET, "model-config"),
+            "stats": Call(pages.stats, GET, "statistics"),
+            "index": Call(repository.index, POST, "model-repository", for_admin=True),
+            "load": Call(repository.load, POST, "model-repository", for_admin=True),
+            "unload": Call(repository.unload, POST, "model-repository", for_admin=True),
+            "system/status": Call(memory.status, GET, "shared-memory", for_admin=True),
+            "system/register": Call(memory.register, POST, "shared-memory", for_admin=True),
+            "system/unregister": Call(memory.unregister, POST, "shared-memory", for_admin=True),
+            "cuda/status": Call(memory.cuda_status, GET, "shared-memory", for_admin=True),
+            "cuda/register": Call(memory.cuda_register, POST, "shared-memory", for_admin=True),
+            "cuda/unregister": Call(memory.cuda_unregister, POST, "shared-memory", for_admin=True),
+            "trace/setting": Call(settings.trace, BOTH, "trace", for_admin=True),
+            "logging": Call(settings.logging, BOTH, "logging", for_admin=True),
+        }
+
+    @property
+    def error_form(self) -> ErrorForm:
+        return kserve_error
+
+    def serves(self, path: str) -> bool:
+        return is_of_kserve(path)
+
+    async def __call__(self, request: Request, exchange: ApiExchange) -> None:
+        """Raises HttpError."""
+        if exchange.head_sent:  # by a router that was killed: its answer cannot be continued
+            raise router_restarted(BROKEN_OFF)
+        try:
+            target = target_of(request.path)
+            if target is None:
+                raise not_found()
+            call = self._calls[target.kind]
+            if request.method == "OPTIONS" and exchange.cors_lines:
+                exchange.respond(204, b"")
+                return
+            self._check(call, request, exchange)
+            await call.handler(request, exchange, target)
+        except InferError as error:
+            raise http_error(error) from error
+
+    def _check(self, call: Call, request: Request, exchange: ApiExchange) -> None:
+        """Raises HttpError."""
+        for restricted in self._restricted.get(call.group, ()):
+            if request.headers.get(restricted.header.lower().encode()) != restricted.value.encode():
+                raise HttpError(
+                    403, f"This API is restricted, expecting header '{restricted.header}'", code="restricted"
+                )
+        if request.method not in call.methods:
+            raise not_allowed()
+        if call.for_admin and not exchange.context.caller.is_admin:
+            raise forbidden(f"{request.path} needs an API key of an administrator.", None, "admin_only")
+
+
+def by_group(restricted: tuple[RestrictedApis, ...]) -> dict[str, list[RestrictedApis]]:
+    groups: dict[str, list[RestrictedApis]] = {}
+    for one in restricted:
+        for group in one.apis:
+            groups.setdefault(group, []).append(one)
+    return groups

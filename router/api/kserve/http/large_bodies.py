@@ -1,0 +1,40 @@
+"""Large bodies of tensor requests arrive in shared memory, where the instances find them."""
+
+from __future__ import annotations
+
+from slipstream.router.api.kserve.http.kserve_error import is_of_kserve
+from slipstream.router.http.http_error import HttpError
+from slipstream.router.http.reader import Request
+from slipstream.router.tensor_memory.region_pool import RegionLease, RegionPool, RegionPoolFull
+
+HEAD_LENGTH = b"inference-header-content-length"
+INFER = "/infer"  # the end of the paths whose bodies are bounded by the memory only
+KEPT_CODINGS = (b"", b"identity")
+
+
+class LargeBodies:
+    """The `BodyPlaces` of the tensor API. Bodies of JSON alone have at most `max_input_bytes`."""
+
+    def __init__(self, pool: RegionPool, max_input_bytes: int) -> None:
+        self._pool = pool
+        self._max_input_bytes = max_input_bytes
+
+    def place_for(self, path: str, num_bytes: int, headers: list[tuple[bytes, bytes]]) -> RegionLease | None:
+        """Raises HttpError 503."""
+        if not is_of_kserve(path) or (num_bytes > self._max_input_bytes and not path.endswith(INFER)):
+            return None
+        head_length = next((value for name, value in headers if name == HEAD_LENGTH), b"")
+        head_bytes = int(head_length) if head_length.isdigit() and len(head_length) < 10 else 0
+        try:
+            return self._pool.allocate(num_bytes, head_bytes if head_bytes <= num_bytes else 0)
+        except RegionPoolFull as error:
+            raise HttpError(503, str(error), code="memory_full", headers=(("retry-after", "1"),)) from error
+
+
+def body_of(request: Request) -> tuple[memoryview, RegionLease | None]:
+    """The body, and the lease that it lies in, which the caller releases from now on."""
+    lease = request.take_large_body()
+    if lease is None:
+        return memoryview(request.body), None
+    assert isinstance(lease, RegionLease)
+    return lease.view, lease

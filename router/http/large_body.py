@@ -1,0 +1,51 @@
+"""Where large bodies of requests arrive: in memory of the handler's choice, without a copy."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class BodyPlace(Protocol):
+    """Memory for one body, until it is released."""
+
+    @property
+    def view(self) -> memoryview:
+        """As long as the body."""
+        ...
+
+    def release(self) -> None:
+        """Idempotent."""
+
+
+class BodyPlaces(Protocol):
+    """Gives places for bodies that are larger than `reader.STRANGERS_BODY_BYTES`, and whose length is known."""
+
+    def place_for(self, path: str, num_bytes: int, headers: list[tuple[bytes, bytes]]) -> BodyPlace | None:
+        """`path` is as it was sent, `headers` have names in lower case. None: the body comes as any other, within the
+        limit for bodies. Raises HttpError if there is no memory for it."""
+
+
+class ArrivingBody:
+    """A body on its way into its place."""
+
+    __slots__ = ("_num_filled", "_view", "keep_alive", "place")
+
+    def __init__(self, place: BodyPlace, keep_alive: bool) -> None:
+        self.place = place
+        self.keep_alive = keep_alive
+        self._view = place.view
+        self._num_filled = 0
+
+    @property
+    def room(self) -> memoryview:
+        """For what is still to come."""
+        return self._view[self._num_filled :]
+
+    def put(self, part: bytes) -> None:
+        self._view[self._num_filled : self._num_filled + len(part)] = part
+        self._num_filled += len(part)
+
+    def filled(self, num_bytes: int) -> bool:
+        """So much has been put into `room`. Returns whether the body is whole."""
+        self._num_filled += num_bytes
+        return self._num_filled == len(self._view)
