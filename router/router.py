@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from slipstream.router.access.access import Access
 from slipstream.router.api.exchange_context import ExchangeContext
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from slipstream.router.tensor_models import TensorModels
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Router:
@@ -149,6 +151,18 @@ class Router:
         if one of them could not be loaded, and that is to end the router."""
         if self.tensors is not None:
             await self.tensors.wait_loaded()
+
+    async def serve_until(self, stopped: Awaitable[T]) -> T:
+        """The result of `stopped`. Raises what `wait_loaded` raises, if that comes first."""
+        waiting, loading = asyncio.ensure_future(stopped), asyncio.ensure_future(self.wait_loaded())
+        try:
+            await asyncio.wait([waiting, loading], return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                loading.result()
+            return await waiting
+        finally:
+            waiting.cancel()
+            loading.cancel()
 
     async def _serve_repository(self, access: Access, cleanup: AsyncExitStack) -> RepositoryAddresses | None:
         """Serves the tensor models, if there is a repository. Raises OSError."""
