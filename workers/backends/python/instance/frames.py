@@ -10,6 +10,7 @@ from typing import Any
 PREFIX = struct.Struct("<IQ")  # bytes of the head, bytes of the payload
 BUFFER_BYTES = 256 * 1024
 MAX_HEAD_BYTES = 2**31
+ALIGNMENT = 8
 MAX_PIECES = 500  # of one call; the kernel takes 1024
 
 decode_head = json.JSONDecoder().raw_decode
