@@ -61,7 +61,8 @@ class OpenFiles:
 def held_memory(mapping: Mapping) -> np.ndarray[Any, Any]:
     """The bytes of a mapping. It cannot be closed while they, or arrays made of them, are in use: a ctypes array holds
     the mapping's buffer, which numpy's arrays alone would not do in all versions."""
-    return np.frombuffer((ctypes.c_uint8 * len(mapping)).from_buffer(mapping), dtype=np.uint8)
+    memory: Any = (ctypes.c_uint8 * len(mapping)).from_buffer(mapping)
+    return np.frombuffer(memory, dtype=np.uint8)
 
 
 def end_of_loan(mapping: Mapping) -> None:
