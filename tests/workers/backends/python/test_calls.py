@@ -186,7 +186,8 @@ def test_models_are_loaded_and_unloaded(tmp_path: Path) -> None:
                 assert instance.peer.payload[offset : offset + num_bytes] == b"pass"
             instance.peer.send({"type": "control_result", "call": control["call"], "error": error, "value": value})
         response = instance.peer.receive("executed")["responses"][0]
-        assert response["error"] == ["INTERNAL", "Failed to unload model: not now"]
+        prefix = "Failed to unload model: Failed to process the request for model 'model_0_0', message: "
+        assert response["error"] == ["INTERNAL", prefix + "not now"]
 
 
 TELLER = """

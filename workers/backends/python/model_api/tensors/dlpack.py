@@ -139,7 +139,7 @@ class DeviceMemory:
 
 
 def memory_of(tensor: Any) -> tuple[str, list[int], Any]:
-    """The datatype, shape and memory of a capsule or an object with `__dlpack__`: an array of bytes, or DeviceMemory."""
+    """The datatype, shape and memory of a capsule or object with `__dlpack__`: an array of bytes, or DeviceMemory."""
     capsule = tensor if type(tensor).__name__ == "PyCapsule" else exported(tensor)
     managed = ctypes.cast(capsule_pointer(capsule, NAME), ctypes.POINTER(ManagedTensor))
     described = managed.contents.dl_tensor
