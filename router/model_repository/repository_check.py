@@ -22,6 +22,7 @@ from slipstream.router.model_repository.model_draft import PYTHON
 from slipstream.router.model_repository.model_folder import ModelFolder
 from slipstream.router.model_repository.model_repository import ModelRepository
 from slipstream.router.model_repository.read_options import ReadOptions
+from slipstream.router.model_repository.repository_error import AMBIGUOUS
 from slipstream.router.model_repository.version_policy import served_versions, versions_in
 
 COMPLETES = "auto_complete_config"
@@ -52,8 +53,7 @@ def check_repository(folders: Sequence[str | Path], options: ReadOptions) -> lis
             problems.append(Problem(str(source.place), "", str(error)))
     for name, paths in sorted(places.items()):
         if len(paths) > 1:
-            text = f"model '{name}' appears in two or more repositories"
-            problems += [Problem(str(path), "", text) for path in paths]
+            problems += [Problem(str(path), "", AMBIGUOUS) for path in paths]
         else:
             problems += ModelCheck(name, ModelFolder(paths[0]), options, frozenset(places)).problems()
     return problems

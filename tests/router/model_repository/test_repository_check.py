@@ -121,7 +121,7 @@ def test_a_model_in_two_folders_and_a_folder_that_is_missing_are_named(tmp_path:
     write(tmp_path / "b", "M")
     found = check_repository([tmp_path / "a", tmp_path / "b"], OPTIONS)
     assert [str(one) for one in found] == [
-        f"{tmp_path / folder / 'M'}: model 'M' appears in two or more repositories" for folder in ("a", "b")
+        f"{tmp_path / folder / 'M'}: model appears in two or more repositories" for folder in ("a", "b")
     ]
     (missing,) = check_repository([tmp_path / "a", tmp_path / "no"], OPTIONS)
     assert missing.file == str(tmp_path / "no")
