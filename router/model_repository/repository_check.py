@@ -10,7 +10,7 @@ from pathlib import Path
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from slipstream.router.model_files.sources.weights_source import SourceError
-from slipstream.router.model_repository.config.backends import model_file_of
+from slipstream.router.model_repository.config.backends import model_file_of, not_served
 from slipstream.router.model_repository.config.config_fault import ConfigError, ConfigFault
 from slipstream.router.model_repository.config.defaults import set_instance_groups
 from slipstream.router.model_repository.config.model_checks import instance_faults, model_faults, name_faults
@@ -93,7 +93,7 @@ class ModelCheck:
             faults += tensor_faults(config)
         yield from faults
         if config.backend not in self.options.backends and not faults:
-            yield ConfigFault("backend", f"backend '{config.backend or 'ensemble'}' is not served")
+            yield not_served(config)
         if not faults:
             yield from self._named_file_faults(config)
         for index, step in enumerate(config.ensemble_scheduling.step):

@@ -71,7 +71,13 @@ def test_every_fault_is_named_with_its_field(tmp_path: Path) -> None:
     [
         ("bogus: 1", CLASS, "config.pbtxt", "bogus", 'has no field named "bogus"'),
         ('name: "N"', CLASS, "config.pbtxt", "name", "unexpected directory name 'M' for model 'N'"),
-        (f'backend: "own" {TENSORS}', CLASS, "config.pbtxt", "backend", "backend 'own' is not served"),
+        (
+            f'backend: "own" {TENSORS}',
+            CLASS,
+            "config.pbtxt",
+            "backend",
+            "unable to find backend library for backend 'own'",
+        ),
         (PYTHON, "def f(:\n", "1/model.py", "line 1", "invalid syntax"),
         (PYTHON, "x = 1\n", "1/model.py", "", "has no class TritonPythonModel"),
         (f'{PYTHON} default_model_filename: "no.py"', CLASS, "1/no.py", "", "the model's file is missing"),
