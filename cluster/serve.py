@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -20,7 +21,10 @@ import click
 
 from slipstream.cluster.driver.guardian import guard
 from slipstream.cluster.processes.guardian_link import INTERRUPTED, GuardianLink
-from slipstream.cluster.sizing.target_type import Target, TargetType
+from slipstream.cluster.sizing.target_type import ServeTarget, Target, TargetType
+from slipstream.cluster.triton_flags.flag import FlagError
+from slipstream.cluster.triton_flags.flag_table import FLAGS
+from slipstream.cluster.triton_flags.repository_flags import RepositoryFlags, option_of
 from slipstream.router.process.module_command import module_command
 
 
@@ -37,33 +41,56 @@ from slipstream.router.process.module_command import module_command
     metavar="FILE",
     help="Write the configuration that is chosen for MODEL to FILE, which must not exist, and do not serve.",
 )
-def serve_command(target: Target | None, name: str | None, port: int | None, timings: bool, write: Path | None) -> None:
+def serve_command(
+    target: Target | None, name: str | None, port: int | None, timings: bool, write: Path | None, **flags: object
+) -> None:
     """Serve until Ctrl-C.
 
     CONFIG is a configuration; it runs on a Ray of its own or on the one that RAY_ADDRESS or the configuration names.
     MODEL is the directory of a model, by default that of the demo model, or the address of one that is downloaded:
     hf://ORGANIZATION/NAME, s3://, gs:// or az:// with BUCKET/FOLDER, https://HOST/FOLDER. Workers and page memory are
     chosen for this machine.
+
+    With --model-repository the cluster serves the tensor models of a repository in Triton's layout, and takes the
+    options of Triton's server.
     """
+    given = _with_flags(target, flags)
     if write is not None:
         from slipstream.cluster.sizing.config_choice import write_chosen
 
-        sys.exit(write_chosen(target, write))
+        sys.exit(write_chosen(given, write))
     guardian = GuardianLink.of_this_process()
     if guardian is None:
         options = [f"--name={name}"] * (name is not None) + [f"--port={port}"] * (port is not None)
         options += ["--timings"] * timings
-        given = [] if target is None else [str(target)]
-        sys.exit(guard(module_command("slipstream.cluster.serve", *options, "--", *given)))
+        options += given.arguments() if isinstance(given, RepositoryFlags) else []
+        options += ["--"] if target is None else ["--", str(target)]
+        sys.exit(guard(module_command("slipstream.cluster.serve", *options)))
     # Imported only here: the guardian has no use for it.
     from slipstream.cluster.driver.driver_process import run_driver
 
     with closing(guardian):
-        code = run_driver(guardian, target, name=name, port=port, timings=timings)
+        code = run_driver(guardian, given, name=name, port=port, timings=timings)
     if code == INTERRUPTED:
         # Everything is cleaned up, but a Ray that was interrupted while connecting may crash in its exit handlers.
         os._exit(code)
     sys.exit(code)
+
+
+def _with_flags(target: Target | None, flags: Mapping[str, object]) -> ServeTarget | None:
+    """The target, or the flags of Triton's server if some were given."""
+    try:
+        given = RepositoryFlags.of(flags)
+    except FlagError as error:
+        raise click.UsageError(str(error)) from None
+    if given is not None and target is not None:
+        raise click.UsageError(
+            f"--model-repository stands in the place of {target}, whose section `repository` does the same"
+        )
+    return target if given is None else given
+
+
+serve_command.params += map(option_of, FLAGS)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from slipstream.router.access.access import Access
 from slipstream.router.api.exchange_context import ExchangeContext
@@ -30,14 +31,20 @@ from slipstream.router.http.failover.failover_server import FailoverServer
 from slipstream.router.http.failover.failover_session import FailoverSession
 from slipstream.router.http.server import BACKLOG, LAST_WORDS_S, HttpServer
 from slipstream.router.observability.tracing.begin import begin_tracing
-from slipstream.router.process.addresses import Addresses, Endpoint
+from slipstream.router.process.addresses import Addresses, Endpoint, RepositoryAddresses
 from slipstream.router.process.listening import listening_at_path, remove_path
 from slipstream.router.process.open_files import allow_all_files
 from slipstream.router.protocol.generation import SHUTTING_DOWN
 from slipstream.router.router_models import RouterModels, cancel_and_wait
+from slipstream.router.status.repository_status import repository_status
 from slipstream.router.text.encoding import encode_pool
 
+if TYPE_CHECKING:
+    from slipstream.router.tensor_models import TensorModels
+
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Router:
@@ -80,6 +87,7 @@ class Router:
         self.service: GenerationService
         self._server: HttpServer[ExchangeContext] | FrontPool
         self.front: Front
+        self.tensors: TensorModels | None = None
 
     async def start(self) -> Addresses:
         """Listen for clients and workers. Returns the addresses, including ports that the system has chosen.
@@ -115,6 +123,7 @@ class Router:
                 # Accept the previous router's clients even before it is known which workers will come.
                 for name, longest in models.max_positions.items():
                     self.service.expect_max_model_len(name, longest)
+            repository_at = await self._serve_repository(access, cleanup)
             unix_socket = self._listen_at_path(failover)
             if unix_socket is not None:
                 cleanup.callback(unix_socket.close)
@@ -136,7 +145,42 @@ class Router:
             self._begin_tasks(cleanup)
             self._cleanup = cleanup.pop_all()
         http = Endpoint(self._config.http.host, http_port)
-        return Addresses(http, Endpoint(*self.service.worker_port.address), admin_at)
+        return Addresses(http, Endpoint(*self.service.worker_port.address), admin_at, repository_at)
+
+    async def wait_loaded(self) -> None:
+        """Until the models of the repository's start have been tried; at once without a repository. Raises InferError
+        if one of them could not be loaded, and that is to end the router."""
+        if self.tensors is not None:
+            await self.tensors.wait_loaded()
+
+    async def serve_until(self, stopped: Awaitable[T]) -> T:
+        """The result of `stopped`. Raises what `wait_loaded` raises, if that comes first."""
+        waiting, loading = asyncio.ensure_future(stopped), asyncio.ensure_future(self.wait_loaded())
+        try:
+            await asyncio.wait([waiting, loading], return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                loading.result()
+            return await waiting
+        finally:
+            waiting.cancel()
+            loading.cancel()
+
+    async def _serve_repository(self, access: Access, cleanup: AsyncExitStack) -> RepositoryAddresses | None:
+        """Serves the tensor models, if there is a repository. Raises OSError."""
+        if not self._repository.is_on:
+            return None
+        from slipstream.router.tensor_models import TensorModels  # and with it protobuf, which others need not have
+
+        hosts = (self._config.http.host, self._config.worker_host)
+        self.tensors = TensorModels(self._repository, *hosts, self._worker_token, self._instances_path)
+        addresses = await self.tensors.start(self.front, access, cleanup)
+        self.front.show_repository(self._repository_status)
+        return addresses
+
+    def _repository_status(self) -> dict[str, Any]:
+        assert self.tensors is not None
+        repository = self.tensors.repository
+        return repository_status(repository.index(), is_ready=repository.is_server_ready())
 
     def _find_session(self) -> FailoverSession | None:
         """The session with the previous router's clients; None without a socket holder. Blocks."""
@@ -243,6 +287,8 @@ class Router:
         """Accept no new requests and let running answers end, for at most `deadline_s` seconds."""
         self._is_draining = True
         self.service.stop_admission()
+        if self.tensors is not None:
+            self.tensors.stop_admission()
         self._end_listening_at_path()
         await self._server.drain(deadline_s)
 
@@ -257,7 +303,11 @@ class Router:
     def _unready_because(self, model: str = "") -> str | None:
         if self._is_leaving or self._is_draining:
             return SHUTTING_DOWN.message
-        return self.models.readiness[model].unready_because() if model else self.models.readiness.unready_because()
+        if model:
+            return self.models.readiness[model].unready_because()
+        if self.tensors is not None and not self.tensors.has_loaded:
+            return "models of the repository are being loaded"
+        return self.models.readiness.unready_because()
 
 
 def open_access(config: AccessConfig, cleanup: AsyncExitStack) -> Access:

@@ -25,7 +25,7 @@ from slipstream.cluster.ray import local_ray
 from slipstream.cluster.ray.local_ray import LocalRay
 from slipstream.cluster.repository.downloads import Downloads
 from slipstream.cluster.sizing.config_choice import ConfigSource, config_source
-from slipstream.cluster.sizing.target_type import Target
+from slipstream.cluster.sizing.target_type import ServeTarget
 from slipstream.cluster.state import run_state
 from slipstream.cluster.state.run_state import ClusterState
 from slipstream.cluster.terminal import console
@@ -42,7 +42,7 @@ class Interrupted(BaseException):
 
 
 def run_driver(
-    guardian: GuardianLink, target: Target | None, *, name: str | None, port: int | None, timings: bool
+    guardian: GuardianLink, target: ServeTarget | None, *, name: str | None, port: int | None, timings: bool
 ) -> int:
     """Serves a configuration, or one that is chosen for a model (`sizing.serve_target`), to the end. Returns the exit
     code; everything else is reported at the terminal."""
@@ -54,7 +54,7 @@ def run_driver(
         return INTERRUPTED
 
 
-def _run(guardian: GuardianLink, target: Target | None, overrides: Overrides, timings: bool) -> int:
+def _run(guardian: GuardianLink, target: ServeTarget | None, overrides: Overrides, timings: bool) -> int:
     before = state_before(guardian)
     try:
         source = config_source(target, overrides.name) if before is None else ConfigSource(Path(before.config))

@@ -6,8 +6,8 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -18,10 +18,11 @@ from slipstream.cluster.repository.downloads import Downloads
 from slipstream.cluster.repository.model_location import ModelFiles
 from slipstream.cluster.repository.outlines import Outlines
 from slipstream.cluster.sizing.serve_target import ChosenConfig, chosen_for
-from slipstream.cluster.sizing.target_type import Target
+from slipstream.cluster.sizing.target_type import ServeTarget
 from slipstream.cluster.state import run_state
 from slipstream.cluster.terminal import console
 from slipstream.cluster.terminal.console import Console
+from slipstream.cluster.triton_flags.repository_flags import RepositoryFlags, setting_options
 
 DEFAULT_NAME = "slipstream"
 OPTIONS = {"name": "--name", "router.http.port": "--port"}  # of `slipstream serve`, by the setting that they override
@@ -30,10 +31,18 @@ OPTIONS = {"name": "--name", "router.http.port": "--port"}  # of `slipstream ser
 @dataclass(frozen=True, slots=True)
 class ConfigSource:
     """A configuration file of the user's or, with a `model`, one that was chosen for that and that the user has not
-    seen: problems are then about the model and the options of `slipstream serve`."""
+    seen: problems are then about the model and the `options` of `slipstream serve`, by the setting that they
+    override."""
 
     path: Path
     model: str | None = None
+    options: Mapping[str, str] = field(default_factory=lambda: OPTIONS)
+
+    @classmethod
+    def of_chosen(cls, path: Path, target: ServeTarget | None, chosen: ChosenConfig) -> ConfigSource:
+        if isinstance(target, RepositoryFlags):
+            return cls(path, str(target), OPTIONS | setting_options())
+        return cls(path, str(target or chosen.model))
 
     def load(self, load: Callable[[Path], ClusterConfig]) -> ClusterConfig:
         """Raises ConfigError."""
@@ -47,12 +56,13 @@ class ConfigSource:
         if self.model is None or problem.startswith("--"):
             return problem
         key, separator, reason = re.sub(rf"^{re.escape(str(self.path))}(:\d+)?: ", "", problem).partition(": ")
-        if separator and key in OPTIONS:
-            return f"{OPTIONS[key]}: {reason}"
+        option = self.options.get(re.sub(r"(\.\d+.*)?$", "", key, count=1)) if separator else None
+        if option is not None:
+            return f"{option}: {reason}"
         return f"{self.model}: {reason if key == 'model.path' else f'{key}{separator}{reason}'}"
 
 
-def config_source(target: Target | None, name: str | None) -> ConfigSource:
+def config_source(target: ServeTarget | None, name: str | None) -> ConfigSource:
     """The target, or what is chosen for the model that it is, which is shown and then kept in the cache folder under
     the cluster's name. Raises ConfigError, NoHome, and AlreadyRunning if the file that would be
     replaced belongs to a cluster that runs."""
@@ -65,12 +75,19 @@ def config_source(target: Target | None, name: str | None) -> ConfigSource:
     path = run_state.cache_folder() / "chosen" / f"{name}.yaml"
     chosen.write(path)
     _show(chosen)
-    model = "" if target is None else f" {shlex.quote(str(target))}"
-    Console(sys.stdout).say(f"To keep or change this: slipstream serve{model} --write my.yaml\n")
-    return ConfigSource(path, str(target or chosen.model))
+    Console(sys.stdout).say(f"To keep or change this: slipstream serve{_as_arguments(target)} --write my.yaml\n")
+    return ConfigSource.of_chosen(path, target, chosen)
 
 
-def checked_config(target: Target, files: ModelFiles) -> ClusterConfig:
+def _as_arguments(target: ServeTarget | None) -> str:
+    """What the command was given, in a form to copy."""
+    if target is None:
+        return ""
+    given = target.arguments() if isinstance(target, RepositoryFlags) else [str(target)]
+    return f" {shlex.join(given)}"
+
+
+def checked_config(target: ServeTarget, files: ModelFiles) -> ClusterConfig:
     """The configuration of a file, or the one that would be chosen for a model, which is shown. Raises ConfigError."""
     load = partial(load_config, files=files)
     chosen = chosen_for(target, files)
@@ -81,10 +98,10 @@ def checked_config(target: Target, files: ModelFiles) -> ClusterConfig:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "chosen.yaml"
         chosen.write(path)
-        return ConfigSource(path, str(target)).load(load)
+        return ConfigSource.of_chosen(path, target, chosen).load(load)
 
 
-def write_chosen(target: Target | None, path: Path) -> int:
+def write_chosen(target: ServeTarget | None, path: Path) -> int:
     """Writes the configuration that is chosen for a model to a new file. Returns the exit code."""
     try:
         with Outlines() as files:  # a choice needs no weights

@@ -15,9 +15,12 @@ from slipstream.cluster.sizing.chosen_config import config_text, table
 from slipstream.cluster.sizing.machine_facts import read_machine
 from slipstream.cluster.sizing.model_size import ModelFacts
 from slipstream.cluster.sizing.pool_choice import CannotServe, choose
-from slipstream.cluster.sizing.target_type import Target
+from slipstream.cluster.sizing.target_type import ServeTarget, Target
+from slipstream.cluster.triton_flags.flag import FlagError
+from slipstream.cluster.triton_flags.flag_table import MODEL_REPOSITORY
+from slipstream.cluster.triton_flags.repository_flags import RepositoryFlags
 from slipstream.router.model_files.sources.weights_source import SourceError
-from slipstream.router.model_files.sources.weights_url import WeightsUrl
+from slipstream.router.model_files.sources.weights_url import WeightsUrl, WeightsUrlError
 from slipstream.workers.models.directory.json_keys import ModelError
 
 # In a checkout `models/` at its top; in a wheel `slipstream/models/`.
@@ -31,7 +34,7 @@ class ChosenConfig:
     """A configuration that was chosen for the model at a directory or an address. `text` is its file, `lines` say what
     is in it."""
 
-    model: Target
+    model: ServeTarget
     text: str
     lines: list[str]
 
@@ -44,12 +47,14 @@ class ChosenConfig:
             raise ConfigError([f"{path} cannot be written: {error.strerror or error}"]) from None
 
 
-def chosen_for(target: Target | None, files: ModelFiles) -> ChosenConfig | None:
+def chosen_for(target: ServeTarget | None, files: ModelFiles) -> ChosenConfig | None:
     """The configuration for a model, by default the demo model; None: the target is to be read as a configuration.
     `files` makes a directory for one that is elsewhere. Raises ConfigError if it is neither, or if the model cannot be
     served on this machine."""
     if target is None:
         return _choose(DEMO_MODEL)
+    if isinstance(target, RepositoryFlags):
+        return _of_flags(target)
     if isinstance(target, WeightsUrl):
         try:
             model_dir, _ = files.local(target, None, ModelCacheConfig())
@@ -58,6 +63,8 @@ def chosen_for(target: Target | None, files: ModelFiles) -> ChosenConfig | None:
         return _choose(target, model_dir)
     expanded = target.expanduser()
     try:
+        if is_repository(expanded):
+            return _of_flags(RepositoryFlags({MODEL_REPOSITORY.name: (str(expanded),)}))
         if expanded.is_dir():
             return _choose(expanded.absolute())
         is_there = expanded.exists()
@@ -72,6 +79,25 @@ def chosen_for(target: Target | None, files: ModelFiles) -> ChosenConfig | None:
             text += f" (for the model of the Hugging Face Hub: hf://{target})"
         raise ConfigError([text])
     return None
+
+
+def is_repository(path: Path) -> bool:
+    """Whether a directory is one of tensor models in Triton's layout, and not one of a model. Raises OSError."""
+    if not path.is_dir() or (path / "config.json").exists():
+        return False
+    return any(path.glob("*/config.pbtxt")) or any(path.glob("*/[1-9]*/model.*"))
+
+
+def _of_flags(flags: RepositoryFlags) -> ChosenConfig:
+    """The configuration that flags of Triton's server stand for."""
+    try:
+        settings = flags.settings()
+    except (FlagError, WeightsUrlError) as error:
+        raise ConfigError([str(error)]) from None
+    rows = [("models", path) for path in settings["repository"]["paths"]]
+    rows.append(("mode", settings["repository"].get("control_mode", "none")))
+    rows += [("note", remark) for remark in flags.remarks()]
+    return ChosenConfig(flags, flags.text(), [f"  {name:<9}{value}" for name, value in rows])
 
 
 def _choose(named: Target, path: Path | None = None) -> ChosenConfig:

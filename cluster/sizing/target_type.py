@@ -6,9 +6,11 @@ from pathlib import Path
 
 import click
 
+from slipstream.cluster.triton_flags.repository_flags import RepositoryFlags
 from slipstream.router.model_files.sources.weights_url import WeightsUrl, WeightsUrlError
 
 Target = Path | WeightsUrl
+ServeTarget = Target | RepositoryFlags
 
 
 class TargetType(click.ParamType[Target]):

@@ -1,2 +1,2 @@
 """When tensor requests run, and which of them together: queues, batchers, rate limits and the response cache, as state
-machines that are given events with a time. It imports only `protocol` and `tensors`."""
+machines that are given events with a time. It imports only `tensors`."""

@@ -55,8 +55,10 @@ class RepositoryConfig:
     hosts: int = 1
     num_gpus: int = 0  # that Ray reserves on each host; 0: instances see all GPUs
     instance_port: int = 0  # where instances on other nodes connect to; 0: any free port
+    download_folder: str | None = None  # of repositories that are elsewhere; null: that of a cluster's model_cache
+    download_max_gib: float | None = None  # how large it may grow; null: as model_cache says, or without limit
     cache_bytes: int = 0  # of the response cache; 0: none
-    rate_limit: Literal["off", "execution_count"] = "off"
+    rate_limit: Literal["off", "execution_count", False] = "off"  # False is what YAML makes of a bare `off`
     rate_limit_resources: tuple[RateLimitResource, ...] = ()
     # Backend -> setting -> value, as Triton's --backend-config. The backend "" has settings for all.
     backend_config: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -72,6 +74,8 @@ class RepositoryConfig:
         return bool(self.paths)
 
     def __post_init__(self) -> None:
+        if self.rate_limit is False:
+            object.__setattr__(self, "rate_limit", "off")
         if "" in self.paths:
             raise ValueError("paths must not have an empty path")
         if self.load_models and self.control_mode != "explicit":
@@ -95,5 +99,9 @@ class RepositoryConfig:
             raise ValueError(f"hosts must be 1 to {MAX_HOSTS}, got {self.hosts}")
         if not 0 <= self.instance_port < 65536:
             raise ValueError(f"instance_port must be a port number (0: a free one), got {self.instance_port}")
+        if self.download_folder == "":
+            raise ValueError("download_folder must name a folder or be null, got ''")
+        if self.download_max_gib is not None and not 0 < self.download_max_gib < float("inf"):
+            raise ValueError(f"download_max_gib must be over 0 and finite, or null, got {self.download_max_gib}")
         if self.log_verbose < 0:
             raise ValueError(f"log_verbose must not be negative, got {self.log_verbose}")

@@ -20,7 +20,7 @@ from slipstream.router.model_repository.load_plan import models_at_start
 from slipstream.router.model_repository.model_draft import ModelDraft
 from slipstream.router.model_repository.model_repository import ModelRepository
 from slipstream.router.model_repository.repository_error import LoadError, RepositoryError, load_failure
-from slipstream.router.model_repository.repository_watch import changes_between
+from slipstream.router.model_repository.repository_watch import ModelStamp, changes_between
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_service import IndexEntry
 from slipstream.router.tensors.model_spec import ModelPhase
@@ -56,7 +56,8 @@ class RepositoryService:
 
     async def start(self) -> None:
         """Loads the models of the start, `load_threads` at a time. Raises InferError for one that could not be loaded
-        if that is to end the server, ValueError for `load_models` that make no sense."""
+        if that is to end the server, RepositoryError if the repository cannot be read, ValueError for `load_models`
+        that make no sense."""
         config = self._config
         await self._look()
         names = models_at_start(config.control_mode, self._names, config.load_models)
@@ -78,14 +79,17 @@ class RepositoryService:
 
     async def poll(self) -> None:
         """Reads the repository again every `poll_s`, and loads what has changed. Runs until it is cancelled."""
-        loop = asyncio.get_running_loop()
-        before = await loop.run_in_executor(self._files, self._repository.stamps)
+        before = await self._stamps()
         while True:
             await asyncio.sleep(self._config.poll_s)
-            after = await loop.run_in_executor(self._files, self._repository.stamps)
+            try:
+                after = await self._stamps()
+                await self._look()
+            except RepositoryError as error:
+                log.error("the repository cannot be read: %s", error.cause)
+                continue
             changes = changes_between(before, after)
             before = after
-            await self._look()
             work = [self._load(name) for name in (*changes.added, *changes.changed)]
             work += [self._unload(name) for name in changes.removed]
             raise_unexpected(await asyncio.gather(*work, return_exceptions=True))
@@ -145,6 +149,9 @@ class RepositoryService:
         if self._config.control_mode != "explicit":
             message = "explicit model load / unload is not allowed if polling is enabled"
             raise InferError(message, InferErrorCode.UNAVAILABLE)
+
+    async def _stamps(self) -> dict[str, ModelStamp]:
+        return await asyncio.get_running_loop().run_in_executor(self._files, self._repository.stamps)
 
     async def _look(self) -> None:
         """Which models there are now."""

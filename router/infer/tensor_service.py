@@ -9,12 +9,13 @@ from slipstream.router.infer.model_versions import ModelVersions, unknown, versi
 from slipstream.router.infer.requests.active_request import ActiveRequest, release_inputs
 from slipstream.router.infer.requests.request_record import InferHistory, InferRecord
 from slipstream.router.infer.version_runtime import VersionRuntime
-from slipstream.router.tensors.infer_error import InferError
+from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferRequest, ResponseReceiver
 from slipstream.router.tensors.infer_service import ModelStatistics, Submission
 from slipstream.router.tensors.model_spec import ModelSpec
 
 NUM_RECORDS = 4096
+STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 
 
 class TensorService:
@@ -23,6 +24,11 @@ class TensorService:
     def __init__(self) -> None:
         self.models: dict[str, ModelVersions[VersionRuntime]] = {}
         self.history = InferHistory(NUM_RECORDS)
+        self._is_stopping = False
+
+    def stop_admission(self) -> None:
+        """Refuses requests from now on, except those that models make to serve others."""
+        self._is_stopping = True
 
     def spec_of(self, model: str, version: str = "") -> ModelSpec:
         return self._find(model, version).spec
@@ -36,6 +42,8 @@ class TensorService:
 
     def submit(self, request: InferRequest, receiver: ResponseReceiver) -> Submission:
         try:
+            if self._is_stopping and not request.parent_id:
+                raise InferError(STOPPING, InferErrorCode.UNAVAILABLE)
             runtime = self._find(request.model, request.model_version)
             batch_size = runtime.check.check(request)
             active = self._activate(request, receiver, runtime, batch_size)

@@ -29,7 +29,7 @@ class ModelFolder:
 
     def times_ns(self) -> dict[str, int]:
         """ "" -> when entries were added to or removed from the folder; each entry -> the last change of it and of
-        everything in it. What vanishes meanwhile counts as not changed."""
+        everything in it. Hidden files do not count, nor what vanishes meanwhile."""
         times = {"": _time_ns(self.path)}
         for entry in _entries(self.path):
             times[entry.name] = _newest_ns(Path(entry.path))
@@ -42,7 +42,7 @@ def _newest_ns(path: Path) -> int:
 
 def _entries(path: Path) -> list[os.DirEntry[str]]:
     try:
-        return sorted(os.scandir(path), key=lambda entry: entry.name)
+        return sorted((entry for entry in os.scandir(path) if entry.name[0] != "."), key=lambda entry: entry.name)
     except (NotADirectoryError, FileNotFoundError, PermissionError):
         return []
 

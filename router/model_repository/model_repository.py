@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from slipstream.router.model_repository.config.backends import complete_backend
+from slipstream.router.model_files.cache.host_cache import HostCache
+from slipstream.router.model_files.sources.weights_source import SourceError
+from slipstream.router.model_files.sources.weights_url import WeightsUrl
 from slipstream.router.model_repository.config.config_fault import ConfigError, raise_first
-from slipstream.router.model_repository.config.config_text import parse_json, parse_text
-from slipstream.router.model_repository.config.defaults import set_defaults
-from slipstream.router.model_repository.config.model_checks import model_faults
+from slipstream.router.model_repository.config.model_checks import model_faults, name_faults
 from slipstream.router.model_repository.config.tensor_checks import tensor_faults
+from slipstream.router.model_repository.config_reader import read_config
 from slipstream.router.model_repository.model_draft import ModelDraft
 from slipstream.router.model_repository.model_folder import ModelFolder
 from slipstream.router.model_repository.override_files import write_override
 from slipstream.router.model_repository.read_options import ReadOptions
+from slipstream.router.model_repository.remote_source import RemoteSource
 from slipstream.router.model_repository.repository_error import LoadError, RepositoryError
+from slipstream.router.model_repository.repository_source import LocalSource, RepositorySource
 from slipstream.router.model_repository.repository_watch import ModelStamp
 from slipstream.router.model_repository.version_policy import served_versions, versions_in
 
@@ -29,16 +32,18 @@ DEFAULT_OPTIONS = ReadOptions()
 class ModelRepository:
     """One or more folders of models. Every method reads files and blocks: call it in a thread."""
 
-    def __init__(self, folders: Sequence[Path], options: ReadOptions = DEFAULT_OPTIONS) -> None:
-        self.folders = tuple(folders)
+    def __init__(self, folders: Sequence[str | Path], options: ReadOptions = DEFAULT_OPTIONS) -> None:
+        """`folders` are local ones or addresses (s3://, gs://, az://, hf://). Raises ValueError for others."""
+        self.sources = [_source_of(folder, options.cache) for folder in folders]
         self.options = options
 
     def names(self) -> list[str]:
-        """All models of the repository, sorted, those that cannot be read included: the index without states."""
+        """All models of the repository, sorted, those that cannot be read included: the index without states. Raises
+        RepositoryError if a folder cannot be read."""
         return sorted(self._places())
 
     def ambiguous(self) -> list[str]:
-        """The models that are in several folders, sorted: none of them can be read."""
+        """The models that are in several folders, sorted: none of them can be read. Raises RepositoryError."""
         return sorted(name for name, count in self._places().items() if count > 1)
 
     def read(self, model: str, config_json: str = "", files: Mapping[str, bytes] | None = None) -> ModelDraft:
@@ -58,20 +63,25 @@ class ModelRepository:
 
     def stamps(self) -> dict[str, ModelStamp]:
         """Of all models, for `changes_between`. Those that are in several folders are left out, as they cannot be
-        served."""
+        served. Raises RepositoryError if a folder cannot be read, so that none of its models counts as gone."""
         places = self._places()
-        return {
-            name: ModelStamp(ModelFolder(folder / name).times_ns())
-            for folder in self.folders
-            for name in _models_in(folder)
-            if places[name] == 1
-        }
+        stamps: dict[str, ModelStamp] = {}
+        for source in self.sources:
+            with _readable():
+                stamps |= {name: stamp for name, stamp in source.stamps().items() if places[name] == 1}
+        return stamps
 
     def _places(self) -> Counter[str]:
-        return Counter(name for folder in self.folders for name in _models_in(folder))
+        places = Counter[str]()
+        for source in self.sources:
+            with _readable():
+                places.update(source.names())
+        return places
 
     def _folder_of(self, model: str) -> Path:
-        found = [folder / model for folder in self.folders if (folder / model).is_dir()]
+        with _readable():
+            folders = [source.folder_of(model) for source in self.sources]
+        found = [folder for folder in folders if folder is not None]
         if not found:
             raise RepositoryError(f"failed to poll model '{model}': model not found in any model repository.")
         if len(found) > 1:
@@ -82,31 +92,17 @@ class ModelRepository:
         folder = ModelFolder(path)
         stamp = ModelStamp(folder.times_ns())
         try:
-            existing = versions_in(folder.subfolders())
-            config = parse_json(config_json) if config_json else self._read_config(folder)
-            config.name = config.name or model
-            complete_backend(config, folder.files_of_first_version(existing))
-            set_defaults(config)
+            config = read_config(model, folder, self.options, config_json)
             raise_first(model_faults(config))
             if not self.options.auto_complete:
                 raise_first(tensor_faults(config))
-        except (ConfigError, OSError) as error:
+            raise_first(name_faults(config, model))
+            versions = served_versions(config, versions_in(folder.subfolders()))
+        except (ConfigError, OSError, UnicodeDecodeError) as error:
             raise RepositoryError(str(error)) from None
-        if config.name != model:
-            raise RepositoryError(
-                f"unexpected directory name '{model}' for model '{config.name}', directory name must equal model name"
-            )
-        versions = served_versions(config, existing)
         if not versions:
             raise LoadError(f"at least one version must be available under the version policy of model '{model}'")
         return ModelDraft(model, path, config, versions, self.options, is_temporary, stamp)
-
-    def _read_config(self, folder: ModelFolder) -> ModelConfig:
-        """An empty one if there is no file, and the model is to complete it. Raises ConfigError and OSError."""
-        path = folder.config_file(self.options.config_name)
-        if self.options.auto_complete and not path.exists():
-            return ModelConfig()
-        return parse_text(path.read_text(encoding="utf-8"))
 
 
 def _check_name(model: str) -> None:
@@ -116,6 +112,14 @@ def _check_name(model: str) -> None:
         raise RepositoryError(f"invalid model name '{model}', model name must not contain path traversal characters")
 
 
-def _models_in(folder: Path) -> list[str]:
-    """Raises OSError."""
-    return [entry.name for entry in os.scandir(folder) if entry.is_dir()]
+@contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SourceError) as error:
+        raise RepositoryError(f"failed to poll model repository: {error}") from None
+
+
+def _source_of(folder: str | Path, cache: HostCache) -> RepositorySource:
+    url = WeightsUrl.parse(str(folder)) if isinstance(folder, str) else None
+    return LocalSource(Path(folder)) if url is None else RemoteSource(url, cache)

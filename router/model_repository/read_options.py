@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from slipstream.router.model_files.cache.host_cache import HostCache
+
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
@@ -13,11 +15,13 @@ class ReadOptions:
     `auto_complete` False: the configuration is used as it stands (`--disable-auto-complete-config`). `devices` are the
     GPUs that instances may run on. `backend_config` is backend -> key -> value (`--backend-config`). Files that come
     with a load are written below `override_folder`; None: the system's folder for temporary files.
-    `backends` are those that can be served; "" stands for ensembles."""
+    `backends` are those that can be served; "" stands for ensembles. Models of remote repositories are fetched into
+    `cache`."""
 
     config_name: str = ""
     auto_complete: bool = True
     devices: tuple[int, ...] = ()
     backend_config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     override_folder: Path | None = None
+    cache: HostCache = field(default_factory=HostCache)
     backends: frozenset[str] = frozenset({"python"})

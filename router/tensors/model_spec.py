@@ -120,6 +120,8 @@ class InstanceGroup:
 
 @dataclass(frozen=True, slots=True)
 class WarmupInput:
+    """`file` is a path in the folder `warmup` of the model's folder."""
+
     name: str
     datatype: str
     dims: tuple[int, ...]

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class InstanceHostConfig:
-    """`router` is the router's instance port: `unix:PATH` or `HOST:PORT`. `logs` is the folder for the output of
-    instances ("": that of the host). `cache` is where packed environments are unpacked ("": the user's cache). `python`
-    is the interpreter of models that name none ("": this one). `node_ip` "": the address by which it reaches the
-    router."""
+    """`router` is the router's instance port: `unix:PATH` or `HOST:PORT`. `name` is unique in the cluster. `logs` is
+    the folder for the output of instances ("": that of the host). `cache` is where packed environments are unpacked
+    ("": the user's cache). `python` is the interpreter of models that name none ("": this one). `node_ip` is what the
+    router shows of it."""
 
     router: str
     token: str = field(default="", repr=False)
@@ -19,3 +19,32 @@ class InstanceHostConfig:
     logs: str = ""
     cache: str = ""
     python: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("name must not be empty")
+        if not self.token:
+            raise ValueError("token must not be empty")
+        router_address(self.router)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterAddress:
+    """A Unix socket's path, or a TCP endpoint."""
+
+    path: str = ""
+    host: str = ""
+    port: int = 0
+
+
+def router_address(text: str) -> RouterAddress:
+    """`unix:PATH` or `HOST:PORT`. Raises ValueError."""
+    if text.startswith("unix:"):
+        path = text.removeprefix("unix:")
+        if path:
+            return RouterAddress(path=path)
+    else:
+        host, _, port = text.rpartition(":")
+        if host and port.isdecimal() and 0 < int(port) < 65536:
+            return RouterAddress(host=host.strip("[]"), port=int(port))
+    raise ValueError(f"router must be unix:PATH or HOST:PORT, got {text!r}")

@@ -1,26 +1,133 @@
-"""The instance host as a class, for the Ray actor and for the plain program."""
+"""The instance host: it obeys the router."""
 
 from __future__ import annotations
 
-from slipstream.workers.instances.host_config import InstanceHostConfig
+import asyncio
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from slipstream.router.instances.host_messages import HostHello, HostWelcome, end_head, host_hello_head
+from slipstream.router.instances.messages import InstanceEnd, StartInstance
+from slipstream.router.tensor_memory.shared_file import memory_id
+from slipstream.router.tensor_memory.stale_files import remove_files_of_the_dead
+from slipstream.workers.instances.host_config import InstanceHostConfig, router_address
+from slipstream.workers.instances.instance_table import InstanceTable
+from slipstream.workers.instances.launch_command import Launcher
+from slipstream.workers.instances.python_launcher import PythonLauncher
+from slipstream.workers.instances.router_session import RouterSession, connect
+
+FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 1.0
+
+log = logging.getLogger(__name__)
 
 
 class InstanceHost:
-    """Starts and watches the instances of one machine. `run` returns after `stop`, or raises HostRefused if the router
-    does not accept its token or protocol."""
+    """Starts and watches the instances of one machine. `is_connected` is set while a router has welcomed it. While the
+    router is away, instances go on, and what has ended meanwhile is reported to the next one.
 
-    def __init__(self, config: InstanceHostConfig) -> None:
-        raise NotImplementedError
+    `launcher` makes the instances' commands; None: that of the Python backend."""
+
+    def __init__(self, config: InstanceHostConfig, launcher: Launcher | None = None) -> None:
+        self._config = config
+        logs = Path(config.logs) if config.logs else None
+        self._table = InstanceTable(launcher or PythonLauncher(config.python, config.cache), logs, self._report)
+        self._session: RouterSession | None = None
+        self._unreported: dict[str, tuple[StartInstance, InstanceEnd]] = {}
+        self._instances_address = config.router
+        self._grace_s = 0.0
+        self._stopping = asyncio.Event()
+        self.is_connected = asyncio.Event()
+
+    @property
+    def num_instances(self) -> int:
+        return len(self._table)
 
     async def run(self) -> None:
-        """Connects to the router, again and again, and obeys it. Before it returns all instances have ended."""
-        raise NotImplementedError
+        """Connects to the router, again and again, and obeys it until `stop`. Before it returns all instances have
+        ended. Raises HostRefused, and OSError if the folder for logs cannot be made."""
+        await asyncio.to_thread(self._prepare)
+        try:
+            await self._obey()
+        finally:
+            self._table.stop_all(self._grace_s)
+            await self._table.wait_empty()
+            if self._session is not None:
+                self._session.connection.close()
 
     def stop(self, grace_s: float = 10.0) -> None:
         """Lets the instances finalize, kills those that have not ended after `grace_s`, and ends `run`. For the event
         loop's thread; a second call kills at once."""
-        raise NotImplementedError
+        if self._stopping.is_set():
+            self._table.stop_all(0.0)
+        self._grace_s = grace_s
+        self._stopping.set()
 
-    @property
-    def num_instances(self) -> int:
-        raise NotImplementedError
+    def welcomed(self, welcome: HostWelcome) -> None:
+        """For the session."""
+        log.info("router %d has welcomed instance host %s", welcome.epoch, self._config.name)
+        self._instances_address = welcome.address
+        self.is_connected.set()
+        unreported, self._unreported = self._unreported, {}
+        for start, end in unreported.values():
+            self._report(start, end)
+
+    def start(self, start: StartInstance, secret: str) -> None:
+        """For the session."""
+        if not self._stopping.is_set():
+            self._table.start(start, secret, self._instances_address)
+
+    def stop_instance(self, launch: str, grace_s: float) -> None:
+        """For the session."""
+        self._table.stop(launch, grace_s)
+
+    def _prepare(self) -> None:
+        if self._config.logs:
+            Path(self._config.logs).mkdir(parents=True, exist_ok=True)
+        num_removed = remove_files_of_the_dead()
+        if num_removed:
+            log.info("removed %d files of dead processes from shared memory", num_removed)
+
+    async def _obey(self) -> None:
+        stopping = asyncio.create_task(self._stopping.wait(), name="stop of the instance host")
+        retry_s = FIRST_RETRY_S
+        try:
+            while not stopping.done():
+                if await self._serve(stopping):
+                    retry_s = FIRST_RETRY_S
+                await asyncio.wait([stopping], timeout=retry_s)
+                retry_s = min(2 * retry_s, LONGEST_RETRY_S)
+        finally:
+            stopping.cancel()
+
+    async def _serve(self, stopping: asyncio.Future[Any]) -> bool:
+        """One connection, until it is lost or the host stops. Returns whether a router has welcomed the host. Raises
+        HostRefused."""
+        try:
+            session = await connect(router_address(self._config.router), self)
+        except OSError as error:
+            log.debug("no router at %s: %s", self._config.router, error)
+            return False
+        self._session = session
+        session.connection.send(host_hello_head(self._hello()))
+        waited: list[asyncio.Future[Any]] = [session.ended, stopping]
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if not session.ended.done():
+            return True  # the host stops; the router hears of its instances' ends
+        self._session = None
+        self.is_connected.clear()
+        log.warning("the router was lost: %s", session.ended.result())
+        return session.is_welcome
+
+    def _hello(self) -> HostHello:
+        config = self._config
+        ended = (start for start, _ in self._unreported.values())
+        running = (*self._table.running, *ended)
+        return HostHello(config.token, config.name, config.node_ip, memory_id(), os.getpid(), running)
+
+    def _report(self, start: StartInstance, end: InstanceEnd) -> None:
+        if self._session is not None and self._session.is_welcome:
+            self._session.connection.send(end_head(start.launch, end))
+        else:
+            self._unreported[start.launch] = start, end

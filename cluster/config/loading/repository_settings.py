@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from slipstream.cluster.config.settings_file import Key
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.model_files.sources.weights_url import WeightsUrl, WeightsUrlError
 
+PACKAGES = ("grpc", "tritonclient")
 TLS_FILES = ("cert_file", "key_file", "client_ca_file")
 
 
@@ -24,7 +26,8 @@ def with_absolute_files(config: RepositoryConfig, folder: Path) -> RepositoryCon
     files = {key: absolute(name) for key in TLS_FILES if (name := getattr(tls, key)) is not None}
     grpc = dataclasses.replace(config.grpc, tls=dataclasses.replace(tls, **files))
     paths = tuple(path if is_address(path) else absolute(path) for path in config.paths)
-    return dataclasses.replace(config, paths=paths, grpc=grpc)
+    downloads = absolute(config.download_folder) if config.download_folder is not None else None
+    return dataclasses.replace(config, paths=paths, grpc=grpc, download_folder=downloads)
 
 
 def is_address(path: str) -> bool:
@@ -38,6 +41,9 @@ def is_address(path: str) -> bool:
 def repository_problems(config: RepositoryConfig) -> Iterator[tuple[Key, str]]:
     """What is wrong with the files that the configuration names, with their keys. What is in the repositories is not
     looked at: a broken model does not keep the others from being served."""
+    missing = [name for name in PACKAGES if config.is_on and importlib.util.find_spec(name) is None]
+    if missing:
+        yield ("repository",), f"needs the extra `kserve` (pip install 'slipstream[kserve]'): no {', '.join(missing)}"
     for position, path in enumerate(config.paths):
         problem = _why_no_repository(path)
         if problem is not None:

@@ -14,6 +14,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from slipstream.cluster.config.cluster_config import ROUTER_CPUS, ClusterConfig
+from slipstream.cluster.config.model_cache_config import ModelCacheConfig
 from slipstream.cluster.config.model_entry import ServedModelConfig
 from slipstream.cluster.config.settings_by_name import ByName, by_name
 from slipstream.cluster.state.run_state import instances_path, store_folder
@@ -27,6 +28,7 @@ from slipstream.cluster.supervisor.members.actor_handles import (
 from slipstream.cluster.supervisor.members.actors import ProcessLocation, ServingRouter
 from slipstream.cluster.supervisor.members.deployment import Deployment, reachable
 from slipstream.cluster.supervisor.members.routed_model import RoutedModel, RoutedText
+from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.model_files.manifest import Manifest
 from slipstream.router.process.addresses import Addresses, Endpoint, RepositoryAddresses
@@ -65,7 +67,7 @@ class RouterMember:
         deployment = deployments[0]
         self._deployment = deployment  # for what all models have in common
         self._models = {one.model.name: RoutedModel.of(one) for one in deployments if one.config.has_model}
-        self._repository = deployment.config.repository
+        self._repository = with_downloads(deployment.config.repository, deployment.config.model_cache)
         self._node_id = node_id
         self._holder = holder
         self._config: RouterConfig = with_store(deployment.config.router, deployment.config.name)
@@ -343,6 +345,15 @@ def with_store(config: RouterConfig, name: str) -> RouterConfig:
     if config.store.directory is not None or folder is None:
         return config
     return dataclasses.replace(config, store=dataclasses.replace(config.store, directory=str(folder)))
+
+
+def with_downloads(config: RepositoryConfig, model_cache: ModelCacheConfig) -> RepositoryConfig:
+    """The settings of a repository, with those of downloads that only the cluster's models have."""
+    return dataclasses.replace(
+        config,
+        download_folder=config.download_folder or model_cache.path,
+        download_max_gib=config.download_max_gib or model_cache.max_gib,
+    )
 
 
 async def _result(reference: Any) -> Any:

@@ -40,6 +40,13 @@ def model_faults(config: ModelConfig) -> Iterator[ConfigFault]:
     yield from _metrics_faults(config)
 
 
+def name_faults(config: ModelConfig, folder: str) -> Iterator[ConfigFault]:
+    """`folder` is the name of the model's folder."""
+    if config.name != folder:
+        text = f"unexpected directory name '{folder}' for model '{config.name}', directory name must equal model name"
+        yield ConfigFault("name", text)
+
+
 def instance_faults(config: ModelConfig, devices: Sequence[int]) -> Iterator[ConfigFault]:
     """After the defaults of `set_instance_groups`. `devices` are the GPUs that instances may run on."""
     if config.HasField("ensemble_scheduling"):
@@ -55,7 +62,10 @@ def instance_faults(config: ModelConfig, devices: Sequence[int]) -> Iterator[Con
         elif group.kind == ModelInstanceGroup.KIND_GPU:
             for device in sorted(set(group.gpus) - set(devices)):
                 known = ", ".join(map(str, devices))
-                text = f"{subject} specifies invalid or unsupported gpu id {device}. The GPUs are: {known}"
+                text = (
+                    f"{subject} specifies invalid or unsupported gpu id {device}. GPUs with at least the minimum required "
+                    f"CUDA compute compatibility are: {known}"
+                )
                 yield ConfigFault(f"{field}.gpus", text)
         if group.profile and config.platform != "tensorrt_plan":
             text = f"{subject} and platform {config.platform}specifies profile field which is only supported for "

@@ -31,9 +31,9 @@ class ModelFiles:
         """Raises ConfigError."""
         return _read(self._inside(STATE_FOLDER, name), "sequence_batching.state.initial_state.data_file")
 
-    def warmup_file(self, name: str) -> Path:
-        """Raises ConfigError if it is outside the model's folder."""
-        return self._inside(WARMUP_FOLDER, name)
+    def check_warmup_file(self, name: str) -> None:
+        """Raises ConfigError if it is outside its folder. It is read when an instance is warmed up."""
+        self._inside(WARMUP_FOLDER, name)
 
     def _inside(self, folder: str, name: str) -> Path:
         path = self.folder / folder / name

@@ -118,7 +118,7 @@ def _read_warmup_input(name: str, value: ModelWarmup.Input, files: ModelFiles) -
     if -1 in value.dims:
         text = f"warmup setting expects all variable-size dimensions are specified for input '{name}'"
         raise files.refusal("model_warmup", text)
-    file = str(files.warmup_file(value.input_data_file)) if choice == "input_data_file" else ""
-    return WarmupInput(
-        name, datatype_of(value.data_type, "model_warmup"), tuple(value.dims), WARMUP_SOURCES[choice], file
-    )
+    if choice == "input_data_file":
+        files.check_warmup_file(value.input_data_file)
+    datatype = datatype_of(value.data_type, "model_warmup")
+    return WarmupInput(name, datatype, tuple(value.dims), WARMUP_SOURCES[choice], value.input_data_file)

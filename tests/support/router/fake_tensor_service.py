@@ -149,8 +149,14 @@ class FakeTensorService:
             raise
         self.submitted.append(submission)
         self.running.add(submission)
-        asyncio.get_running_loop().call_soon(self.answers[request.model], submission)
+        asyncio.get_running_loop().call_soon(self._answer, submission)
         return submission
+
+    def _answer(self, submission: FakeSubmission) -> None:
+        try:
+            self.answers[submission.request.model](submission)
+        except (StopIteration, ValueError) as error:  # as a model fails whose inputs it does not expect
+            submission.fail(InferError(f"{error}", InferErrorCode.INTERNAL))
 
     def statistics(self, model: str = "", version: str = "") -> Sequence[ModelStatistics]:
         if model and model not in self.specs:

@@ -9,8 +9,8 @@ import grpc
 import grpc.aio
 
 from slipstream.router.access.access import Access
-from slipstream.router.api.kserve.grpc.infer_acceptor import InferAcceptor
-from slipstream.router.api.kserve.grpc.rpc_access import RpcAccess
+from slipstream.router.api.kserve.grpc.calls.rpc_access import RpcAccess
+from slipstream.router.api.kserve.grpc.inference.infer_acceptor import InferAcceptor
 from slipstream.router.api.kserve.grpc.rpc_table import RpcTable
 from slipstream.router.api.kserve.kserve_server import KServeServer
 from slipstream.router.config.kserve_config import GrpcTlsConfig, KServeGrpcConfig

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import grpc.aio
 
-from slipstream.router.api.kserve.grpc.rpc_access import RpcAccess, RpcRights
-from slipstream.router.api.kserve.grpc.rpc_error import RpcError
+from slipstream.router.api.kserve.grpc.calls.rpc_access import RpcAccess, RpcRights
+from slipstream.router.api.kserve.grpc.calls.rpc_error import RpcError
 from slipstream.router.tensors.infer_service import RepositoryControl
 
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"  # `HealthCheckResponse.status`
@@ -22,7 +22,7 @@ class HealthRpc:
         self._rights = rights
         self._access = access
 
-    async def __call__(self, _: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+    async def handle(self, _: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         try:
             self._access.caller(self._rights, context.invocation_metadata() or ())
         except RpcError as error:

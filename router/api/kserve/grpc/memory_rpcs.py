@@ -38,7 +38,7 @@ class MemoryRpcs:
     def cuda_register(
         self, request: service_pb2.CudaSharedMemoryRegisterRequest
     ) -> service_pb2.CudaSharedMemoryRegisterResponse:
-        raise InferError(f"failed to register CUDA shared memory region '{request.name}': not supported")
+        raise InferError(f"failed to register shared memory region '{request.name}': CUDA memory is not supported")
 
     def cuda_unregister(
         self, _: service_pb2.CudaSharedMemoryUnregisterRequest

@@ -8,16 +8,16 @@ import grpc
 from google.protobuf.message import Message
 from tritonclient.grpc import service_pb2
 
+from slipstream.router.api.kserve.grpc.calls.rpc_access import RpcAccess, RpcRights
+from slipstream.router.api.kserve.grpc.calls.unary_rpc import Answer, UnaryRpc
 from slipstream.router.api.kserve.grpc.health_rpc import HealthRpc
-from slipstream.router.api.kserve.grpc.infer_acceptor import InferAcceptor
-from slipstream.router.api.kserve.grpc.infer_stream import StreamInfer
+from slipstream.router.api.kserve.grpc.inference.infer_acceptor import InferAcceptor
+from slipstream.router.api.kserve.grpc.inference.infer_stream import StreamInfer
+from slipstream.router.api.kserve.grpc.inference.unary_infer import UnaryInfer
 from slipstream.router.api.kserve.grpc.memory_rpcs import MemoryRpcs
 from slipstream.router.api.kserve.grpc.model_rpcs import ModelRpcs
 from slipstream.router.api.kserve.grpc.repository_rpcs import RepositoryRpcs
-from slipstream.router.api.kserve.grpc.rpc_access import RpcAccess, RpcRights
 from slipstream.router.api.kserve.grpc.settings_rpcs import SettingsRpcs
-from slipstream.router.api.kserve.grpc.unary_infer import UnaryInfer
-from slipstream.router.api.kserve.grpc.unary_rpc import Answer, UnaryRpc
 from slipstream.router.api.kserve.kserve_server import KServeServer
 
 SERVICE = "/inference.GRPCInferenceService/"
@@ -38,17 +38,19 @@ class RpcTable(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def __init__(self, server: KServeServer, acceptor: InferAcceptor, access: RpcAccess) -> None:
         self._handlers: dict[str, grpc.RpcMethodHandler] = {
-            f"{SERVICE}{name}": grpc.unary_unary_rpc_method_handler(UnaryRpc(request_type, answer, rights, access))
+            f"{SERVICE}{name}": grpc.unary_unary_rpc_method_handler(
+                UnaryRpc(request_type, answer, rights, access).handle
+            )
             for name, (request_type, answer, rights) in _unary(server).items()
         }
         self._handlers[f"{SERVICE}ModelInfer"] = grpc.unary_unary_rpc_method_handler(
-            UnaryInfer(acceptor, INFERENCE, access)
+            UnaryInfer(acceptor, INFERENCE, access).handle
         )
         self._handlers[f"{SERVICE}ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
-            StreamInfer(acceptor, INFERENCE, access)
+            StreamInfer(acceptor, INFERENCE, access).handle
         )
         self._handlers["/grpc.health.v1.Health/Check"] = grpc.unary_unary_rpc_method_handler(
-            HealthRpc(server.repository, HEALTH, access)
+            HealthRpc(server.repository, HEALTH, access).handle
         )
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:

@@ -77,7 +77,7 @@ def contents_data(tensor: InferInput, model: str) -> bytes:
 
 
 def _length_prefixed(elements: Iterable[bool | int | float | bytes]) -> bytes:
-    parts = []
+    parts: list[bytes] = []
     for element in elements:
         assert isinstance(element, bytes)
         parts += (struct.pack("<I", len(element)), element)

@@ -8,7 +8,10 @@ from collections import deque
 import grpc.aio
 
 from slipstream.router.access.caller import Caller
-from slipstream.router.api.kserve.grpc.infer_acceptor import AcceptedRequest, InferAcceptor
+from slipstream.router.api.kserve.grpc.calls.rpc_access import RpcAccess, RpcRights
+from slipstream.router.api.kserve.grpc.calls.rpc_error import RpcError
+from slipstream.router.api.kserve.grpc.calls.rpc_metadata import RpcMetadata
+from slipstream.router.api.kserve.grpc.inference.infer_acceptor import AcceptedRequest, InferAcceptor
 from slipstream.router.api.kserve.grpc.messages.infer_request_message import InferRequestMessage
 from slipstream.router.api.kserve.grpc.messages.infer_response_message import (
     encoded_end,
@@ -16,9 +19,6 @@ from slipstream.router.api.kserve.grpc.messages.infer_response_message import (
     encoded_in_stream,
     encoded_refusal,
 )
-from slipstream.router.api.kserve.grpc.rpc_access import RpcAccess, RpcRights
-from slipstream.router.api.kserve.grpc.rpc_error import RpcError
-from slipstream.router.api.kserve.grpc.rpc_metadata import RpcMetadata
 from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.infer_request import InferResponse
 
@@ -211,7 +211,7 @@ class StreamInfer:
         self._rights = rights
         self._access = access
 
-    async def __call__(self, _: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+    async def handle(self, _: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         given = context.invocation_metadata() or ()
         try:
             caller = self._access.caller(self._rights, given)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
+from slipstream.router.api.kserve.grpc.calls.rpc_access import RpcAccess, RpcRights
+from slipstream.router.api.kserve.grpc.calls.rpc_error import RpcError
 from slipstream.router.api.kserve.grpc.messages.infer_request_message import UNPARSABLE_TEXT
-from slipstream.router.api.kserve.grpc.rpc_access import RpcAccess, RpcRights
-from slipstream.router.api.kserve.grpc.rpc_error import RpcError
 from slipstream.router.tensors.infer_error import InferError
 
-Answer = Callable[[Any], Message | Awaitable[Message]]
+Answer = Callable[[Any], Message | Coroutine[Any, Any, Message]]
 
 
 class UnaryRpc:
@@ -28,12 +28,11 @@ class UnaryRpc:
         self._rights = rights
         self._access = access
 
-    async def __call__(self, data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+    async def handle(self, data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         try:
             self._access.caller(self._rights, context.invocation_metadata() or ())
             answer = self._answer(self._request_type.FromString(data))
-            if not isinstance(answer, Message):
-                answer = await answer
+            message = answer if isinstance(answer, Message) else await answer
         except DecodeError:
             await context.abort(grpc.StatusCode.INTERNAL, UNPARSABLE_TEXT)
         except RpcError as error:
@@ -41,4 +40,5 @@ class UnaryRpc:
         except InferError as error:
             refused = RpcError.of(error)
             await context.abort(refused.code, refused.message)
-        return answer.SerializeToString()
+        encoded: bytes = message.SerializeToString()
+        return encoded

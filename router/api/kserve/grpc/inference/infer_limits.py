@@ -5,7 +5,7 @@ from __future__ import annotations
 from slipstream.router.access.access import Access, Permit
 from slipstream.router.access.caller import Caller
 from slipstream.router.access.usage import UsageCounts
-from slipstream.router.api.kserve.grpc.rpc_error import RpcError
+from slipstream.router.api.kserve.grpc.calls.rpc_error import RpcError
 from slipstream.router.http.http_error import HttpError
 
 

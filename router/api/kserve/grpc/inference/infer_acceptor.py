@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from slipstream.router.access.access import Access, Permit
 from slipstream.router.access.caller import Caller
 from slipstream.router.api.kserve.client_outputs import ClientOutputs
-from slipstream.router.api.kserve.grpc.infer_limits import InferLimits
+from slipstream.router.api.kserve.grpc.calls.rpc_metadata import RpcMetadata
+from slipstream.router.api.kserve.grpc.inference.infer_limits import InferLimits
 from slipstream.router.api.kserve.grpc.messages.infer_request_message import InferRequestMessage, InferRequestReader
-from slipstream.router.api.kserve.grpc.rpc_metadata import RpcMetadata
 from slipstream.router.api.kserve.kserve_server import KServeServer
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode

@@ -10,7 +10,7 @@ import grpc
 
 from slipstream.router.access.caller import ANYBODY, Caller
 from slipstream.router.access.key_ring import KeyRing
-from slipstream.router.api.kserve.grpc.rpc_error import RpcError
+from slipstream.router.api.kserve.grpc.calls.rpc_error import RpcError
 from slipstream.router.config.kserve_config import RestrictedApis, RestrictedName
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import authorization_of

@@ -6,11 +6,11 @@ import asyncio
 
 import grpc.aio
 
-from slipstream.router.api.kserve.grpc.infer_acceptor import AcceptedRequest, InferAcceptor
+from slipstream.router.api.kserve.grpc.calls.rpc_access import RpcAccess, RpcRights
+from slipstream.router.api.kserve.grpc.calls.rpc_error import RpcError
+from slipstream.router.api.kserve.grpc.inference.infer_acceptor import AcceptedRequest, InferAcceptor
 from slipstream.router.api.kserve.grpc.messages.infer_request_message import InferRequestMessage
 from slipstream.router.api.kserve.grpc.messages.infer_response_message import encoded_response
-from slipstream.router.api.kserve.grpc.rpc_access import RpcAccess, RpcRights
-from slipstream.router.api.kserve.grpc.rpc_error import RpcError
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferResponse
 
@@ -53,7 +53,7 @@ class UnaryInfer:
         self._rights = rights
         self._access = access
 
-    async def __call__(self, data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+    async def handle(self, data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         try:
             return await self._infer(data, context)
         except RpcError as error:

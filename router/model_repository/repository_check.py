@@ -1,0 +1,165 @@
+"""Everything that is wrong with a repository, found without loading a model."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from slipstream.router.model_files.sources.weights_source import SourceError
+from slipstream.router.model_repository.config.backends import model_file_of
+from slipstream.router.model_repository.config.config_fault import ConfigError, ConfigFault
+from slipstream.router.model_repository.config.defaults import set_instance_groups
+from slipstream.router.model_repository.config.model_checks import instance_faults, model_faults, name_faults
+from slipstream.router.model_repository.config.model_files import WARMUP_FOLDER, ModelFiles
+from slipstream.router.model_repository.config.model_spec_reader import read_spec
+from slipstream.router.model_repository.config.tensor_checks import tensor_faults
+from slipstream.router.model_repository.config_reader import read_config
+from slipstream.router.model_repository.model_draft import PYTHON
+from slipstream.router.model_repository.model_folder import ModelFolder
+from slipstream.router.model_repository.model_repository import ModelRepository
+from slipstream.router.model_repository.read_options import ReadOptions
+from slipstream.router.model_repository.version_policy import served_versions, versions_in
+
+COMPLETES = "auto_complete_config"
+PYTHON_CLASS = "TritonPythonModel"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """`file` is a file, a folder or an address. `field` is a path in a configuration, or "" if the fault has none."""
+
+    file: str
+    field: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.field}: {self.text}" if self.field else f"{self.file}: {self.text}"
+
+
+def check_repository(folders: Sequence[str | Path], options: ReadOptions) -> list[Problem]:
+    """All problems, in the order of models. Remote models are fetched."""
+    problems = []
+    places: dict[str, list[Path]] = {}
+    for source in ModelRepository(folders, options).sources:
+        try:
+            for name in source.names():
+                places.setdefault(name, []).extend(filter(None, [source.folder_of(name)]))
+        except (OSError, SourceError) as error:
+            problems.append(Problem(str(source.place), "", str(error)))
+    for name, paths in sorted(places.items()):
+        if len(paths) > 1:
+            text = f"model '{name}' appears in two or more repositories"
+            problems += [Problem(str(path), "", text) for path in paths]
+        else:
+            problems += ModelCheck(name, ModelFolder(paths[0]), options, frozenset(places)).problems()
+    return problems
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCheck:
+    """`models` are all names of the repository, which an ensemble may refer to."""
+
+    name: str
+    folder: ModelFolder
+    options: ReadOptions
+    models: frozenset[str]
+
+    def problems(self) -> list[Problem]:
+        try:
+            config = read_config(self.name, self.folder, self.options)
+            set_instance_groups(config, self.options.devices)
+        except ConfigError as error:
+            return [self._of(error.fault)]
+        except (OSError, UnicodeDecodeError) as error:
+            return [Problem(str(self._file), "", str(error))]
+        found = [self._of(fault) for fault in self._config_faults(config)]
+        return [*found, *self._version_problems(config)]
+
+    @property
+    def _file(self) -> Path:
+        return self.folder.config_file(self.options.config_name)
+
+    def _of(self, fault: ConfigFault) -> Problem:
+        return Problem(str(self._file), fault.field, fault.text)
+
+    def _config_faults(self, config: ModelConfig) -> Iterator[ConfigFault]:
+        faults = [*name_faults(config, self.name), *model_faults(config)]
+        faults += instance_faults(config, self.options.devices)
+        if not self._may_complete_tensors(config):
+            faults += tensor_faults(config)
+        yield from faults
+        if config.backend not in self.options.backends and not faults:
+            yield ConfigFault("backend", f"backend '{config.backend or 'ensemble'}' is not served")
+        if not faults:
+            yield from self._named_file_faults(config)
+        for index, step in enumerate(config.ensemble_scheduling.step):
+            if step.model_name not in self.models:
+                text = f"ensemble {self.name} contains models that are not available or ambiguous: {step.model_name}"
+                yield ConfigFault(f"ensemble_scheduling.step[{index}].model_name", text)
+
+    def _may_complete_tensors(self, config: ModelConfig) -> bool:
+        """Whether a Python model may set what its inputs and outputs lack."""
+        if config.backend != PYTHON or not self.options.auto_complete:
+            return False
+        return any(
+            COMPLETES in path.read_text(encoding="utf-8", errors="replace")
+            for path in self.folder.path.glob(f"*/{model_file_of(config)}")
+        )
+
+    def _named_file_faults(self, config: ModelConfig) -> Iterator[ConfigFault]:
+        """Of files with labels, initial states and inputs of the warm-up. Tensors without a type, which the model
+        completes, are left out."""
+        known = ModelConfig()
+        known.CopyFrom(config)
+        for tensors in (known.input, known.output):
+            for index in reversed(range(len(tensors))):
+                if not tensors[index].data_type:
+                    del tensors[index]
+        try:
+            spec = read_spec(known, "1", ("1",), ModelFiles(self.name, self.folder.path))
+        except ConfigError as error:
+            yield error.fault
+            return
+        for sample in spec.warmup:
+            for one in sample.inputs:
+                path = self.folder.path / WARMUP_FOLDER / one.file
+                if one.source == "file" and not path.is_file():
+                    yield ConfigFault("model_warmup", f"there is no file {path}")
+
+    def _version_problems(self, config: ModelConfig) -> Iterable[Problem]:
+        versions = served_versions(config, versions_in(self.folder.subfolders()))
+        if not versions:
+            text = f"at least one version must be available under the version policy of model '{self.name}'"
+            yield Problem(str(self.folder.path), "version_policy", text)
+        name = model_file_of(config)
+        for version in versions:
+            path = self.folder.path / version / name
+            if name and not path.exists():
+                yield Problem(str(path), "", "the model's file is missing")
+            elif config.backend == PYTHON:
+                yield from _python_problems(path)
+
+
+def _python_problems(path: Path) -> Iterator[Problem]:
+    try:
+        module = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        yield Problem(str(path), f"line {line}" if line else "", str(getattr(error, "msg", error)))
+        return
+    names = {name for node in ast.walk(module) for name in _names_of(node)}
+    if PYTHON_CLASS not in names and "*" not in names:
+        yield Problem(str(path), "", f"has no class {PYTHON_CLASS}")
+
+
+def _names_of(node: ast.AST) -> list[str]:
+    """What a statement may name at the top of a module."""
+    if isinstance(node, ast.ClassDef):
+        return [node.name]
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [alias.asname or alias.name for alias in node.names]
+    return [node.id] if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else []

@@ -1,0 +1,118 @@
+"""Everything that serves a repository of tensor models in the router's process. Only a router that has one imports it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from slipstream.router.access.access import Access
+from slipstream.router.api.kserve.http.kserve_api import KServeApi
+from slipstream.router.api.kserve.kserve_server import KServeServer
+from slipstream.router.config.repository_config import RepositoryConfig
+from slipstream.router.frontends.api_front import ApiFront
+from slipstream.router.infer.repository_service import RepositoryService
+from slipstream.router.infer.tensor_service import TensorService
+from slipstream.router.instances.instance_owner import InstanceOwner
+from slipstream.router.instances.instance_port import BACKLOG, InstancePort, InstancePortConfig
+from slipstream.router.instances.messages import StartInstance
+from slipstream.router.model_files.cache.host_cache import HostCache
+from slipstream.router.model_repository.model_repository import ModelRepository
+from slipstream.router.model_repository.read_options import ReadOptions
+from slipstream.router.model_repository.repository_error import RepositoryError
+from slipstream.router.process.addresses import Endpoint, RepositoryAddresses
+from slipstream.router.process.listening import close_all, listening_at
+from slipstream.router.router_models import cancel_and_wait
+from slipstream.router.tensor_memory.region_pool import RegionPool
+from slipstream.router.tensors.infer_error import InferError
+
+GRPC_GRACE_S = 2.0  # for the RPCs that still run when the router stops
+GPUS = Path("/proc/driver/nvidia/gpus")
+
+
+class TensorModels:
+    """Life cycle: `start`, which begins to load the models; `stop_admission`; and what `start` left in its `cleanup`.
+    `instances_path` is the Unix socket for instances on this host, `instance_host` the address for others; `host` is
+    where all else listens."""
+
+    def __init__(
+        self, config: RepositoryConfig, host: str, instance_host: str, token: str, instances_path: Path | None
+    ) -> None:
+        self._config = config
+        self._instance_host = instance_host
+        self._host = host
+        self._token = token
+        self._instances_path = instances_path
+        self.service = TensorService()
+        self.server: KServeServer
+        self.repository: RepositoryService
+        self.port: InstancePort
+        self._is_loaded = asyncio.Event()
+        self._failure: Exception | None = None
+
+    async def start(self, front: ApiFront, access: Access, cleanup: AsyncExitStack) -> RepositoryAddresses:
+        """Listens for instances and clients, and serves at `front`. Raises OSError if it cannot."""
+        config = self._config
+        pool = cleanup.enter_context(RegionPool())
+        sockets = listening_at(self._instance_host, config.instance_port, BACKLOG)
+        cleanup.callback(close_all, sockets)
+        unix_path = "" if self._instances_path is None else str(self._instances_path)
+        self.port = InstancePort(InstancePortConfig(self._token, unix_path), pool, self, sockets)
+        await self.port.start()
+        cleanup.push_async_callback(self.port.stop)
+        models = ModelRepository(config.paths, options_of(config))
+        self.repository = RepositoryService(config, models, self.service, self.port)
+        cleanup.push_async_callback(self.repository.close)
+        self.server = KServeServer(self.service, self.repository)
+        if config.http.enabled:
+            front.serve_tensors(KServeApi(self.server, pool, config.http))
+        cleanup.push_async_callback(cancel_and_wait, asyncio.create_task(self._load()))
+        instances = Endpoint(self._instance_host, sockets[0].getsockname()[1])
+        return RepositoryAddresses(unix_path or None, instances, await self._serve_grpc(access, pool, cleanup))
+
+    async def wait_loaded(self) -> None:
+        """Until all models of the start have been tried. Raises InferError if one has failed and that is to end the
+        server, RepositoryError if the repository cannot be read, ValueError for `load_models` that make no sense."""
+        await self._is_loaded.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def has_loaded(self) -> bool:
+        """Whether all models of the start have been tried."""
+        return self._is_loaded.is_set()
+
+    def stop_admission(self) -> None:
+        self.service.stop_admission()
+
+    def hosts_changed(self) -> None:
+        """PortObserver: instances that wait for a host are started by the port itself."""
+
+    def found_running(self, start: StartInstance) -> InstanceOwner | None:
+        """PortObserver: an instance of an earlier router."""
+        return None
+
+    async def _serve_grpc(self, access: Access, pool: RegionPool, cleanup: AsyncExitStack) -> Endpoint | None:
+        if self._config.grpc.port is None:
+            return None
+        from slipstream.router.api.kserve.grpc.grpc_server import GrpcServer  # and with it grpcio
+
+        server = GrpcServer(self._config.grpc, self.server, access, pool, host=self._host)
+        port = await server.start()
+        cleanup.push_async_callback(server.stop, GRPC_GRACE_S)
+        return Endpoint(self._config.grpc.host or self._host, port)
+
+    async def _load(self) -> None:
+        try:
+            await self.repository.start()
+        except (InferError, RepositoryError, ValueError) as error:
+            self._failure = error
+        self._is_loaded.set()
+        if self._config.control_mode == "poll":
+            await self.repository.poll()
+
+
+def options_of(config: RepositoryConfig) -> ReadOptions:
+    devices = tuple(range(len(list(GPUS.iterdir())))) if GPUS.is_dir() else ()
+    cache = HostCache(config.download_folder, config.download_max_gib)
+    return ReadOptions(config.config_name, config.auto_complete, devices, config.backend_config, cache=cache)

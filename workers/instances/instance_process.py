@@ -1,0 +1,88 @@
+"""The process of one instance."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from slipstream.workers.instances.launch_command import LaunchCommand
+
+LOG_TAIL_BYTES = 4096
+
+
+class InstanceProcess:
+    """Started by the constructor, in a session of its own, so that the processes that a model starts are killed with
+    it. `ended` is called once with the exit code, on the event loop. Raises OSError if it cannot be started.
+
+    The kernel ends an instance with the thread that started it: construct it on a thread that lasts."""
+
+    def __init__(self, command: LaunchCommand, log: Path | None, ended: Callable[[int], None]) -> None:
+        self._log = log
+        self._ended = ended
+        self._kill_timer: asyncio.TimerHandle | None = None
+        with _opened(log) as output:
+            self._process = subprocess.Popen(
+                command.argv,
+                env=command.environment,
+                cwd=command.folder or None,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self._descriptor = os.pidfd_open(self._process.pid)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._descriptor, self._on_exit)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def log_tail(self) -> str:
+        """The end of its output; "" if that is not in a file."""
+        if self._log is None:
+            return ""
+        with contextlib.suppress(OSError), self._log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
+            return file.read().decode(errors="replace")
+        return ""
+
+    def terminate(self) -> None:
+        """Asks it to finalize its model and end."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGTERM)
+
+    def kill_after(self, grace_s: float) -> None:
+        """Kills it if it has not ended by then. A second call may only shorten that."""
+        timer = self._loop.call_later(grace_s, self.kill)
+        if self._kill_timer is not None and self._kill_timer.when() <= timer.when():
+            timer.cancel()
+            return
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
+        self._kill_timer = timer
+
+    def kill(self) -> None:
+        """Kills it and the processes that it has started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def _on_exit(self) -> None:
+        self._loop.remove_reader(self._descriptor)
+        os.close(self._descriptor)
+        self.kill()  # its children: the group's number is not used again before the process is waited for
+        returncode = self._process.wait()
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
+        self._ended(returncode)
+
+
+def _opened(log: Path | None) -> contextlib.AbstractContextManager[IO[bytes] | None]:
+    return contextlib.nullcontext() if log is None else log.open("ab")

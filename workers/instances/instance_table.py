@@ -1,0 +1,113 @@
+"""The instances of a host, from the router's command until the router knows of their end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from slipstream.router.instances.messages import InstanceEnd, StartInstance
+from slipstream.router.tensor_memory.shared_file import memory_id
+from slipstream.router.tensor_memory.stale_files import remove_files_of
+from slipstream.workers.instances.instance_process import InstanceProcess
+from slipstream.workers.instances.launch_command import InstanceContact, Launcher
+
+log = logging.getLogger(__name__)
+
+
+class InstanceTable:
+    """Each launch ends with exactly one `report`.
+
+    start -> (command is made) -> process -> ended -> reported
+                   +-- cannot be started ------^
+    """
+
+    def __init__(
+        self, launcher: Launcher, logs: Path | None, report: Callable[[StartInstance, InstanceEnd], None]
+    ) -> None:
+        self._launcher = launcher
+        self._logs = logs
+        self._report = report
+        self._starts: dict[str, StartInstance] = {}
+        self._making: dict[str, asyncio.Task[None]] = {}  # commands
+        self._processes: dict[str, InstanceProcess] = {}
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @property
+    def running(self) -> list[StartInstance]:
+        return list(self._starts.values())
+
+    def start(self, start: StartInstance, secret: str, address: str) -> None:
+        """Starts an instance that is to connect to `address`."""
+        launch = start.launch
+        if launch in self._starts:
+            return
+        self._starts[launch] = start
+        self._is_empty.clear()
+        contact = InstanceContact(address, launch, secret, memory_id(), os.getpid())
+        self._making[launch] = asyncio.create_task(self._start(start, contact), name=f"start {start.name}")
+
+    def stop(self, launch: str, grace_s: float) -> None:
+        """Kills it after `grace_s`, unless it has ended by then. Unknown launches have ended."""
+        making = self._making.get(launch)
+        if making is not None:
+            making.cancel()
+        elif launch in self._processes:
+            self._processes[launch].kill_after(grace_s)
+
+    def stop_all(self, grace_s: float) -> None:
+        """Asks all to end, and kills them after `grace_s`."""
+        for launch in list(self._starts):
+            self.stop(launch, grace_s)
+        for process in self._processes.values():
+            process.terminate()
+
+    async def wait_empty(self) -> None:
+        await self._is_empty.wait()
+
+    async def _start(self, start: StartInstance, contact: InstanceContact) -> None:
+        launch = start.launch
+        try:
+            command = await asyncio.to_thread(self._launcher, start, contact)
+            log_file = None if self._logs is None else self._logs / f"{start.name}-{launch}.log"
+            process = InstanceProcess(command, log_file, lambda returncode: self._on_exit(launch, returncode))
+        except (OSError, ValueError) as error:
+            self._end(launch, InstanceEnd(f"{start.name} could not be started: {error}"))
+        except asyncio.CancelledError:
+            self._end(launch, InstanceEnd(f"{start.name} was stopped before it was started"))
+        else:
+            log.info("instance %s of model %s: process %d", start.name, start.model, process.pid)
+            self._processes[launch] = process
+        finally:
+            del self._making[launch]
+
+    def _on_exit(self, launch: str, returncode: int) -> None:
+        process = self._processes.pop(launch)
+        remove_files_of(launch)
+        reason = exit_reason(self._starts[launch].name, returncode)
+        log.info("%s", reason)
+        self._end(launch, InstanceEnd(reason, returncode, process.log_tail))
+
+    def _end(self, launch: str, end: InstanceEnd) -> None:
+        start = self._starts.pop(launch)
+        if not self._starts:
+            self._is_empty.set()
+        self._report(start, end)
+
+
+def exit_reason(name: str, returncode: int) -> str:
+    """A sentence."""
+    if returncode >= 0:
+        return f"the process of {name} has ended with exit code {returncode}"
+    try:
+        cause = signal.Signals(-returncode).name
+    except ValueError:
+        cause = f"signal {-returncode}"
+    return f"the process of {name} was killed by {cause}"
