@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from slipstream.router.access.access import Access
 from slipstream.router.api.admin.cluster_pages import ClusterPages, ObservedService, UnreadyBecause
@@ -101,6 +101,10 @@ class Front(ApiFront):
     def serve_tensor_metrics(self, render: Callable[[], bytes]) -> None:
         """Puts Triton's metrics behind the others from now on."""
         self._render_tensor_metrics = render
+
+    def show_repository(self, status: Callable[[], dict[str, Any]]) -> None:
+        """Shows the state of a repository in that of the cluster."""
+        self._cluster.show_repository(status)
 
     def status_body(self) -> bytes:
         """The JSON of `/cluster/status`."""
