@@ -157,7 +157,11 @@ class InstancePort:
     def _link(self, start: StartInstance, owner: InstanceOwner) -> InstanceLink:
         return InstanceLink(start, owner, self._launches, self._pool, self._files)
 
-    def _on_beat(self) -> None:
+    def check_absent(self) -> None:
+        """Ends instances that have been away for too long. The port does so every few seconds by itself."""
         self._launches.check_absent(time.monotonic())
+
+    def _on_beat(self) -> None:
+        self.check_absent()
         self._pool.trim()
         self._beat = asyncio.get_running_loop().call_later(BEAT_S, self._on_beat)
