@@ -121,9 +121,6 @@ class VersionDispatch:
         if work is None:
             return
         self._free.pop(name, None)
-        running, work.running = work.running, None
-        if running is not None:
-            self._scheduler.executed(running.batch, name, now)
         rejected = self._scheduler.remove_instance(name, now)
         for active in list(work.open.values()):
             self._lost(active, error, now)
@@ -291,7 +288,11 @@ class VersionDispatch:
         if active.has_ended:
             active.release_inputs()
             return
-        self._scheduler.reschedule(active, now)
+        try:
+            self._scheduler.reschedule(active, now)
+        except InferError as error:  # its sequence has ended meanwhile
+            self._leave(active, error, now)
+            return
         self._waiting[active] = None
 
     def _lost(self, active: ActiveRequest, error: InferError, now: float) -> None:

@@ -88,5 +88,3 @@ class RequestChannel:
         mappings, self.mappings = self.mappings, []
         for mapping in mappings:
             end_of_loan(mapping)
-
-

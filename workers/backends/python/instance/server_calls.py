@@ -64,9 +64,7 @@ class ServerCalls:
         if self._link is None or self._link.is_lost:
             print(f"{level}: {file}:{line}: {text}", file=sys.stderr)
             return
-        self._link.send(
-            encode_head({"type": "log", "level": level, "text": text, "file": file, "line": line}), [], 0
-        )
+        self._link.send(encode_head({"type": "log", "level": level, "text": text, "file": file, "line": line}), [], 0)
 
     def call(self, request: InferenceRequest) -> InferenceResponse:
         calls = self._usable()

@@ -7,7 +7,10 @@ from typing import Any
 
 INPUT_PROPERTIES = ("name", "data_type", "dims", "optional")
 OUTPUT_PROPERTIES = ("name", "data_type", "dims")
-LISTED = {INPUT_PROPERTIES: "'name', 'data_type', 'dims' and 'optional'", OUTPUT_PROPERTIES: "'name', 'data_type' and 'dims'"}
+LISTED = {
+    INPUT_PROPERTIES: "'name', 'data_type', 'dims' and 'optional'",
+    OUTPUT_PROPERTIES: "'name', 'data_type' and 'dims'",
+}
 
 
 class ModelConfig:
