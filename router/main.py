@@ -188,7 +188,7 @@ async def serve(program: RouterProgram) -> None:
     if addresses.repository is not None:
         listening |= listening_for(addresses.repository)
     print(json.dumps(listening), flush=True)
-    if await ended == signal.SIGTERM and program.drain_grace_s:
+    if await router.serve_until(ended) == signal.SIGTERM and program.drain_grace_s:
         router.leave()
         await asyncio.sleep(program.drain_grace_s)
     await router.drain(program.drain_s)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from slipstream.router.access.access import Access
 from slipstream.router.api.exchange_context import ExchangeContext
@@ -36,12 +36,15 @@ from slipstream.router.process.listening import listening_at_path, remove_path
 from slipstream.router.process.open_files import allow_all_files
 from slipstream.router.protocol.generation import SHUTTING_DOWN
 from slipstream.router.router_models import RouterModels, cancel_and_wait
+from slipstream.router.status.repository_status import repository_status
 from slipstream.router.text.encoding import encode_pool
 
 if TYPE_CHECKING:
     from slipstream.router.tensor_models import TensorModels
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Router:
@@ -150,15 +153,34 @@ class Router:
         if self.tensors is not None:
             await self.tensors.wait_loaded()
 
+    async def serve_until(self, stopped: Awaitable[T]) -> T:
+        """The result of `stopped`. Raises what `wait_loaded` raises, if that comes first."""
+        waiting, loading = asyncio.ensure_future(stopped), asyncio.ensure_future(self.wait_loaded())
+        try:
+            await asyncio.wait([waiting, loading], return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                loading.result()
+            return await waiting
+        finally:
+            waiting.cancel()
+            loading.cancel()
+
     async def _serve_repository(self, access: Access, cleanup: AsyncExitStack) -> RepositoryAddresses | None:
         """Serves the tensor models, if there is a repository. Raises OSError."""
         if not self._repository.is_on:
             return None
         from slipstream.router.tensor_models import TensorModels  # and with it protobuf, which others need not have
 
-        host = self._config.http.host
-        self.tensors = TensorModels(self._repository, host, self._worker_token, self._instances_path)
-        return await self.tensors.start(self.front, access, cleanup)
+        hosts = (self._config.http.host, self._config.worker_host)
+        self.tensors = TensorModels(self._repository, *hosts, self._worker_token, self._instances_path)
+        addresses = await self.tensors.start(self.front, access, cleanup)
+        self.front.show_repository(self._repository_status)
+        return addresses
+
+    def _repository_status(self) -> dict[str, Any]:
+        assert self.tensors is not None
+        repository = self.tensors.repository
+        return repository_status(repository.index(), is_ready=repository.is_server_ready())
 
     def _find_session(self) -> FailoverSession | None:
         """The session with the previous router's clients; None without a socket holder. Blocks."""
@@ -281,7 +303,11 @@ class Router:
     def _unready_because(self, model: str = "") -> str | None:
         if self._is_leaving or self._is_draining:
             return SHUTTING_DOWN.message
-        return self.models.readiness[model].unready_because() if model else self.models.readiness.unready_because()
+        if model:
+            return self.models.readiness[model].unready_because()
+        if self.tensors is not None and not self.tensors.has_loaded:
+            return "models of the repository are being loaded"
+        return self.models.readiness.unready_because()
 
 
 def open_access(config: AccessConfig, cleanup: AsyncExitStack) -> Access:

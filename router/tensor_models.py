@@ -7,13 +7,16 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from slipstream.router.access.access import Access
+from slipstream.router.api.kserve.http.kserve_api import KServeApi
 from slipstream.router.api.kserve.kserve_server import KServeServer
 from slipstream.router.config.repository_config import RepositoryConfig
+from slipstream.router.frontends.api_front import ApiFront
 from slipstream.router.infer.repository_service import RepositoryService
 from slipstream.router.infer.tensor_service import TensorService
 from slipstream.router.instances.instance_owner import InstanceOwner
 from slipstream.router.instances.instance_port import BACKLOG, InstancePort, InstancePortConfig
 from slipstream.router.instances.messages import StartInstance
+from slipstream.router.model_files.cache.host_cache import HostCache
 from slipstream.router.model_repository.model_repository import ModelRepository
 from slipstream.router.model_repository.read_options import ReadOptions
 from slipstream.router.model_repository.repository_error import RepositoryError
@@ -29,10 +32,14 @@ GPUS = Path("/proc/driver/nvidia/gpus")
 
 class TensorModels:
     """Life cycle: `start`, which begins to load the models; `stop_admission`; and what `start` left in its `cleanup`.
-    `instances_path` is the Unix socket for instances on this host; `host` is where all else listens."""
+    `instances_path` is the Unix socket for instances on this host, `instance_host` the address for others; `host` is
+    where all else listens."""
 
-    def __init__(self, config: RepositoryConfig, host: str, token: str, instances_path: Path | None) -> None:
+    def __init__(
+        self, config: RepositoryConfig, host: str, instance_host: str, token: str, instances_path: Path | None
+    ) -> None:
         self._config = config
+        self._instance_host = instance_host
         self._host = host
         self._token = token
         self._instances_path = instances_path
@@ -43,11 +50,11 @@ class TensorModels:
         self._is_loaded = asyncio.Event()
         self._failure: Exception | None = None
 
-    async def start(self, access: Access, cleanup: AsyncExitStack) -> RepositoryAddresses:
-        """Listens for instances and clients. Raises OSError if it cannot."""
+    async def start(self, front: ApiFront, access: Access, cleanup: AsyncExitStack) -> RepositoryAddresses:
+        """Listens for instances and clients, and serves at `front`. Raises OSError if it cannot."""
         config = self._config
         pool = cleanup.enter_context(RegionPool())
-        sockets = listening_at(self._host, config.instance_port, BACKLOG)
+        sockets = listening_at(self._instance_host, config.instance_port, BACKLOG)
         cleanup.callback(close_all, sockets)
         unix_path = "" if self._instances_path is None else str(self._instances_path)
         self.port = InstancePort(InstancePortConfig(self._token, unix_path), pool, self, sockets)
@@ -57,8 +64,10 @@ class TensorModels:
         self.repository = RepositoryService(config, models, self.service, self.port)
         cleanup.push_async_callback(self.repository.close)
         self.server = KServeServer(self.service, self.repository)
+        if config.http.enabled:
+            front.serve_tensors(KServeApi(self.server, pool, config.http))
         cleanup.push_async_callback(cancel_and_wait, asyncio.create_task(self._load()))
-        instances = Endpoint(self._host, sockets[0].getsockname()[1])
+        instances = Endpoint(self._instance_host, sockets[0].getsockname()[1])
         return RepositoryAddresses(unix_path or None, instances, await self._serve_grpc(access, pool, cleanup))
 
     async def wait_loaded(self) -> None:
@@ -67,6 +76,11 @@ class TensorModels:
         await self._is_loaded.wait()
         if self._failure is not None:
             raise self._failure
+
+    @property
+    def has_loaded(self) -> bool:
+        """Whether all models of the start have been tried."""
+        return self._is_loaded.is_set()
 
     def stop_admission(self) -> None:
         self.service.stop_admission()
@@ -100,4 +114,5 @@ class TensorModels:
 
 def options_of(config: RepositoryConfig) -> ReadOptions:
     devices = tuple(range(len(list(GPUS.iterdir())))) if GPUS.is_dir() else ()
-    return ReadOptions(config.config_name, config.auto_complete, devices, config.backend_config)
+    cache = HostCache(config.download_folder, config.download_max_gib)
+    return ReadOptions(config.config_name, config.auto_complete, devices, config.backend_config, cache=cache)

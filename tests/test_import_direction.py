@@ -36,6 +36,7 @@ router/registry router/requests router/status router/tensor_memory
 router/model_repository/config router/model_repository router/instances/frames router/instances
 router/infer/requests router/infer
 router/observability/explain router/observability/tracing router/observability
+router/observability/tensor_metrics
 router/text/template router/text/memory router/text
 router/parsers/description router/parsers/formats router/parsers/readers
 router/parsers/grammar router/parsers router/catalog
@@ -46,7 +47,8 @@ router/beam_search router/api router/api/generation/answer router/api/openai/ans
 router/api/openai/body router/api/generation router/api/openai
 router/api/openai/responses/body router/api/openai/responses/answer router/api/openai/responses
 router/api/openai/files router/api/openai/batches
-router/api/kserve router/api/kserve/http/bodies router/api/kserve/http router/api/kserve/grpc/messages router/api/kserve/grpc router/api/kserve/grpc/calls router/api/kserve/grpc/inference
+router/api/kserve router/api/kserve/http/bodies router/api/kserve/http router/api/kserve/grpc/messages
+router/api/kserve/grpc/calls router/api/kserve/grpc/inference router/api/kserve/grpc
 router/api/anthropic router/api/admin
 router/api/pages
 router/frontends router
@@ -60,8 +62,7 @@ workers/engine/limits workers/engine/structured_output workers/engine/processors
 workers/engine/sampling
 workers/engine/execution workers/engine/execution/gpu
 workers/interface workers/retention workers/engine/kv_cache workers/engine/scheduling workers/engine
-workers/process workers/instances workers/transfers workers/telemetry workers/group workers/roles workers
-workers/mock/script workers/mock
+workers/process workers/instances workers/transfers workers/telemetry workers/group workers/roles workers workers/mock/script workers/mock workers/backends workers/backends/python/model_api workers/backends/python/import_path workers/backends/python/instance workers/backends/python
 
 cluster/processes cluster/terminal cluster/config cluster/access cluster/fleet cluster/state cluster/history
 cluster/repository

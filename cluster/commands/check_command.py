@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from slipstream.cluster.commands.repository_problems import problems_in_repository
 from slipstream.cluster.commands.start_check import refusals_here
 from slipstream.cluster.config.cluster_config import ClusterConfig
 from slipstream.cluster.config.loading.config_warnings import Machine, warnings_about
@@ -75,18 +76,20 @@ def _checked_with(files: Outlines, path: Target, elsewhere: bool) -> list[str]:
             refusals.append(f"{'.'.join(key)}.{of_text.removeprefix('model.')}" if key else of_text)
         elif found.outputs:
             outputs.append(f"{path}: {alone.model.name}: {found.outputs}")
-    if not refusals:
+    problems = list(map(str, problems_in_repository(config.repository)))
+    if not refusals and not problems:
         for warning in warnings_about(config, machine):
             console.warning(files.named(f"{path}: {warning}"))
-        models = "; ".join(map(_models_line, config.each()))
-        click.echo(f"{path}: ok: {models}, HTTP port {config.router.http.port}")
+        models = [_models_line(alone) for alone in config.each()]
+        models += [f"the models in {folder}" for folder in config.repository.paths]
+        click.echo(f"{path}: ok: {'; '.join(models)}, HTTP port {config.router.http.port}")
         for line in outputs:
             click.echo(line)
         if isinstance(path, Path) and path.is_file():  # for a model directory, the chosen settings list these notes
             for alone in config.each():
                 for note in model_notes(alone):
                     click.echo(f"{path}: {alone.model.name}: {note}")
-    return [f"{path}: {refusal}" for refusal in refusals]
+    return [*(f"{path}: {refusal}" for refusal in refusals), *problems]
 
 
 def _models_line(config: ClusterConfig) -> str:

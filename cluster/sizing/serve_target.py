@@ -17,6 +17,7 @@ from slipstream.cluster.sizing.model_size import ModelFacts
 from slipstream.cluster.sizing.pool_choice import CannotServe, choose
 from slipstream.cluster.sizing.target_type import ServeTarget, Target
 from slipstream.cluster.triton_flags.flag import FlagError
+from slipstream.cluster.triton_flags.flag_table import MODEL_REPOSITORY
 from slipstream.cluster.triton_flags.repository_flags import RepositoryFlags
 from slipstream.router.model_files.sources.weights_source import SourceError
 from slipstream.router.model_files.sources.weights_url import WeightsUrl, WeightsUrlError
@@ -62,6 +63,8 @@ def chosen_for(target: ServeTarget | None, files: ModelFiles) -> ChosenConfig | 
         return _choose(target, model_dir)
     expanded = target.expanduser()
     try:
+        if is_repository(expanded):
+            return _of_flags(RepositoryFlags({MODEL_REPOSITORY.name: (str(expanded),)}))
         if expanded.is_dir():
             return _choose(expanded.absolute())
         is_there = expanded.exists()
@@ -76,6 +79,13 @@ def chosen_for(target: ServeTarget | None, files: ModelFiles) -> ChosenConfig | 
             text += f" (for the model of the Hugging Face Hub: hf://{target})"
         raise ConfigError([text])
     return None
+
+
+def is_repository(path: Path) -> bool:
+    """Whether a directory is one of tensor models in Triton's layout, and not one of a model. Raises OSError."""
+    if not path.is_dir() or (path / "config.json").exists():
+        return False
+    return any(path.glob("*/config.pbtxt")) or any(path.glob("*/[1-9]*/model.*"))
 
 
 def _of_flags(flags: RepositoryFlags) -> ChosenConfig:

@@ -122,7 +122,8 @@ class SequenceBatcher:
                 self._rejected.append(Rejected(each, error))
         self._close(sequence)
         if not sequence.has_requests:
-            self._release(sequence, now)
+            self._slots.release(sequence)
+            self._fill(now)
         return True
 
     def take(self, instance: str, now: float) -> Batch | None:
@@ -135,7 +136,8 @@ class SequenceBatcher:
         if batches.frees_at_once:
             for sequence in places:
                 if sequence is not None and not sequence.is_open and not sequence.waiting:
-                    self._release(sequence, now)
+                    self._slots.release(sequence)
+            self._fill(now)
         return batch
 
     def store_states(self, request: QueuedRequest, outputs: Iterable[Tensor]) -> None:
@@ -155,6 +157,7 @@ class SequenceBatcher:
             if self._batching.is_iterative and request not in self._waiting:
                 self._close(sequence)
             self._go_on(sequence, now)
+        self._fill(now)
 
     def due(self, now: float) -> Sequence[Rejected]:
         while self._idle:
@@ -162,7 +165,8 @@ class SequenceBatcher:
             if sequence.idle_since_s + self._idle_limit_s > now:
                 break
             self._close(sequence)
-            self._release(sequence, now)
+            self._slots.release(sequence)
+        self._fill(now)
         for sequence in self._slots.backlog.pop_expired(now):
             self._close(sequence)
             self._rejected += self._withdraw_all(sequence, sequence_timed_out())
@@ -199,7 +203,8 @@ class SequenceBatcher:
         sequence.waiting.append(request)
         self._waiting[request] = sequence
         if sequence.slot is not None:
-            self._tell_if_ready(sequence, now)
+            if len(sequence.waiting) == 1:
+                self._tell_if_ready(sequence, now)
         elif request.request.timeout_us:
             self._slots.backlog.set_expiry(sequence, now + request.request.timeout_us / 1e6)
 
@@ -231,10 +236,11 @@ class SequenceBatcher:
             sequence.idle_since_s = now
             self._idle[sequence] = None
         elif not sequence.num_running:
-            self._release(sequence, now)
+            self._slots.release(sequence)
 
     def _tell_if_ready(self, sequence: RequestSequence, now: float) -> None:
-        if sequence.slot is not None and not sequence.num_running and len(sequence.waiting) > 0:
+        """The first of its waiting requests has become the first just now."""
+        if sequence.slot is not None and not sequence.num_running:
             self._instances[sequence.slot.instance].ready(sequence, now)
 
     def _close(self, sequence: RequestSequence) -> None:
@@ -244,11 +250,8 @@ class SequenceBatcher:
         if self._by_id.get(sequence.correlation_id) is sequence:
             del self._by_id[sequence.correlation_id]
 
-    def _release(self, sequence: RequestSequence, now: float) -> None:
-        self._slots.release(sequence)
-        self._fill(now)
-
     def _fill(self, now: float) -> None:
+        """The backlog gets the slots that are free."""
         for sequence in self._slots.fill():
             self._tell_if_ready(sequence, now)
 

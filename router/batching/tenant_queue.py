@@ -46,7 +46,13 @@ class TenantQueue:
 
     @property
     def num_tenants(self) -> int:
+        """That wait."""
         return len(self._active)
+
+    @property
+    def num_known_tenants(self) -> int:
+        """That wait, or whose tags are kept."""
+        return len(self._flows)
 
     def push(self, request: QueuedRequest) -> None:
         tenant = request.request.tenant

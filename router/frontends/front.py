@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from slipstream.router.access.access import Access
 from slipstream.router.api.admin.cluster_pages import ClusterPages, ObservedService, UnreadyBecause
@@ -93,6 +93,10 @@ class Front(ApiFront):
     async def metrics(self, request: Request, exchange: ApiExchange) -> None:
         """What Prometheus collects."""
         exchange.respond(200, await self._page.render(), CONTENT_TYPE)
+
+    def show_repository(self, status: Callable[[], dict[str, Any]]) -> None:
+        """Shows the state of a repository in that of the cluster."""
+        self._cluster.show_repository(status)
 
     def status_body(self) -> bytes:
         """The JSON of `/cluster/status`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from slipstream.cluster.config.settings_file import Key
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.model_files.sources.weights_url import WeightsUrl, WeightsUrlError
 
+PACKAGES = ("grpc", "tritonclient")
 TLS_FILES = ("cert_file", "key_file", "client_ca_file")
 
 
@@ -39,6 +41,9 @@ def is_address(path: str) -> bool:
 def repository_problems(config: RepositoryConfig) -> Iterator[tuple[Key, str]]:
     """What is wrong with the files that the configuration names, with their keys. What is in the repositories is not
     looked at: a broken model does not keep the others from being served."""
+    missing = [name for name in PACKAGES if config.is_on and importlib.util.find_spec(name) is None]
+    if missing:
+        yield ("repository",), f"needs the extra `kserve` (pip install 'slipstream[kserve]'): no {', '.join(missing)}"
     for position, path in enumerate(config.paths):
         problem = _why_no_repository(path)
         if problem is not None:

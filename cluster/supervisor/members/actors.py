@@ -31,12 +31,14 @@ from slipstream.cluster.processes.process_log import redirect_output
 from slipstream.cluster.supervisor.members.routed_model import RoutedModel, RoutedText
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.config.router_config import DispatchConfig, RouterConfig
+from slipstream.router.model_repository.repository_error import RepositoryError
 from slipstream.router.process.addresses import Addresses
 from slipstream.router.process.gc_tuning import spare_garbage_collector
 from slipstream.router.protocol.messages import Role
 from slipstream.router.registry.expected_workers import ExpectedWorkers
 from slipstream.router.status.load_signals import Signals
 from slipstream.router.status.version_status import VersionStatus
+from slipstream.router.tensors.infer_error import InferError
 from slipstream.workers.config.worker_config import WorkerConfig
 from slipstream.workers.instances.host_config import InstanceHostConfig
 from slipstream.workers.telemetry.worker_report import WorkerReport
@@ -49,6 +51,10 @@ if TYPE_CHECKING:
     from slipstream.workers.worker import Worker
 
 T = TypeVar("T")
+
+
+class ModelsNotLoaded(Exception):  # noqa: N818 - reads as the sentence it carries
+    """Models of the repository cannot be loaded, and that is to end the router."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,14 +336,18 @@ class ServingState:
 async def serve_until_stopped(
     router: Router, expected: Mapping[str, ExpectedWorkers], serving: concurrent.futures.Future[ServingState]
 ) -> None:
-    """Sets the result of `serving` when the router listens."""
+    """Sets the result of `serving` when the router listens. Raises ModelsNotLoaded."""
     addresses, stopped = await router.start(), asyncio.Event()
     router.models.expect(expected)
     await router.take_over()
     spare_garbage_collector()
     serving.set_result(ServingState(router, asyncio.get_running_loop(), addresses, stopped))
-    await stopped.wait()
-    await router.stop()
+    try:
+        await router.serve_until(stopped.wait())
+    except (InferError, RepositoryError, ValueError) as error:
+        raise ModelsNotLoaded(f"a model of the repository cannot be served: {error}") from None
+    finally:
+        await router.stop()
 
 
 class InstancesHost(ProcessHost):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import orjson
@@ -42,11 +42,17 @@ class UnreadyBecause(Protocol):
 
 class ClusterPages:
     """With one model, `/cluster/status` has its fields; with several it has their sums, and those of each model below
-    `models`. The other pages are about one model, which the query names if there are several."""
+    `models`. A repository of tensor models has its state below `repository`. The other pages are about one model, which
+    the query names if there are several."""
 
     def __init__(self, service: ObservedService, unready_because: UnreadyBecause) -> None:
         self._service = service
         self._unready_because = unready_because
+        self._repository: Callable[[], Json] | None = None
+
+    def show_repository(self, status: Callable[[], Json]) -> None:
+        """Shows what `status` returns from now on."""
+        self._repository = status
 
     def add_to(self, routes: ApiRoutes) -> None:
         """Register the pages."""
@@ -71,13 +77,15 @@ class ClusterPages:
 
     def status_body(self) -> bytes:
         """What `/cluster/status` answers, for `slipstream status`."""
+        repository = {} if self._repository is None else {"repository": self._repository()}
         names = self._service.models
         if len(names) == 1:
-            return as_json(self._status_of(names[0]))
+            return as_json(self._status_of(names[0]) | repository)
         unready = self._unready_because()
         models = {name: self._status_of(name) for name in names}
         ready = {"ready": unready is None, "unready_because": unready}
-        return as_json({**ready, **summed(models.values()), "slipstream": __version__, "models": models})
+        status = {**ready, **summed(models.values()), "slipstream": __version__, "models": models}
+        return as_json(status | repository)
 
     def _status_of(self, model: str) -> Json:
         snapshot = self._service.snapshot_of(model)

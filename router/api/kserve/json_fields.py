@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
@@ -18,18 +17,18 @@ def refuse(text: str, prefix: str = "") -> NoReturn:
 
 def member(fields: object, name: str, prefix: str = "") -> Any:
     """A field that must be there."""
-    if not isinstance(fields, Mapping) or name not in fields:
+    if not isinstance(fields, dict) or name not in fields:
         refuse(f"attempt to access non-existing object member '{name}'", prefix)
     return fields[name]
 
 
 def found(fields: object, name: str) -> Any:
     """A field, or None."""
-    return fields.get(name) if isinstance(fields, Mapping) else None
+    return fields.get(name) if isinstance(fields, dict) else None
 
 
 def has(fields: object, name: str) -> bool:
-    return isinstance(fields, Mapping) and name in fields
+    return isinstance(fields, dict) and name in fields
 
 
 def as_text(value: object, prefix: str = "") -> str:
@@ -56,7 +55,7 @@ def as_list(value: object, prefix: str = "") -> list[Any]:
     return value
 
 
-def members(value: object, prefix: str = "") -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
+def members(value: object, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
         refuse("attempt to get members for non-object", prefix)
     return value

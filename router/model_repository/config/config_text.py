@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from google.protobuf import json_format, text_format
+from google.protobuf.message import Message
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from slipstream.router.model_repository.config.config_fault import ConfigError, ConfigFault
+from slipstream.router.model_repository.config.config_fault import ConfigError, ConfigFault, raise_first
 
 POSITION = re.compile(r"^(\d+):(\d+) : ")
 UNKNOWN_FIELD = re.compile(r'Message type "inference\.(\w+)" has no field named "(\w+)"')
@@ -28,25 +29,52 @@ OTHER_NAMES = {
 def parse_text(text: str) -> ModelConfig:
     """Raises ConfigError with the line, and what to write instead for mistakes that guides print."""
     try:
-        return text_format.Parse(text, ModelConfig())
-    except text_format.ParseError as error:
+        return _with_known_values(text_format.Parse(text, ModelConfig()))
+    except (text_format.ParseError, ValueError, RecursionError) as error:  # ValueError: a number out of range
         raise ConfigError(ConfigFault(_field_of(str(error)), _explained(str(error), text))) from None
 
 
 def parse_json(text: str | bytes) -> ModelConfig:
     """The `config` of a load request. Raises ConfigError."""
     try:
-        return json_format.Parse(text, ModelConfig())
-    except (json_format.ParseError, UnicodeDecodeError) as error:
+        return _with_known_values(json_format.Parse(text, ModelConfig()))
+    except (json_format.ParseError, ValueError, RecursionError) as error:
         raise ConfigError(ConfigFault("", f"Invalid config override: {first_line(error)}")) from None
 
 
 def from_dict(config: Mapping[str, Any]) -> ModelConfig:
     """What a model has completed. Raises ConfigError."""
     try:
-        return json_format.ParseDict(dict(config), ModelConfig())
-    except (json_format.ParseError, TypeError, ValueError) as error:
+        return _with_known_values(json_format.ParseDict(dict(config), ModelConfig()))
+    except (json_format.ParseError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(ConfigFault("", first_line(error))) from None
+
+
+def _with_known_values(config: ModelConfig) -> ModelConfig:
+    """The configuration itself. Raises ConfigError for the number of an enumeration that stands for nothing, which
+    protobuf takes for one of a later version."""
+    raise_first(_unknown_values(config, ""))
+    return config
+
+
+def _unknown_values(message: Message, path: str) -> Iterator[ConfigFault]:
+    for field, value in message.ListFields():
+        name = f"{path}{field.name}"
+        many = _values_of(value)
+        if field.enum_type is not None:
+            for number in many:
+                if number not in field.enum_type.values_by_number:
+                    yield ConfigFault(name, f"{field.enum_type.full_name} has no value {number}")
+        for part in many if field.message_type is not None else ():
+            if isinstance(part, Message):  # else a text, the value of a map
+                yield from _unknown_values(part, f"{name}.")
+
+
+def _values_of(value: Any) -> list[Any]:
+    """Of a field: its one value, those of a list, or those of a map."""
+    if isinstance(value, str | bytes | int | float | Message):
+        return [value]
+    return list(value.values() if isinstance(value, Mapping) else value)
 
 
 def first_line(error: object) -> str:

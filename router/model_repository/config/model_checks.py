@@ -62,7 +62,10 @@ def instance_faults(config: ModelConfig, devices: Sequence[int]) -> Iterator[Con
         elif group.kind == ModelInstanceGroup.KIND_GPU:
             for device in sorted(set(group.gpus) - set(devices)):
                 known = ", ".join(map(str, devices))
-                text = f"{subject} specifies invalid or unsupported gpu id {device}. The GPUs are: {known}"
+                text = (
+                    f"{subject} specifies invalid or unsupported gpu id {device}. GPUs with at least the minimum required "
+                    f"CUDA compute compatibility are: {known}"
+                )
                 yield ConfigFault(f"{field}.gpus", text)
         if group.profile and config.platform != "tensorrt_plan":
             text = f"{subject} and platform {config.platform}specifies profile field which is only supported for "

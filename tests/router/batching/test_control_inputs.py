@@ -11,7 +11,7 @@ from slipstream.router.batching.scheduler import BatchItem
 from slipstream.router.batching.sequence_batcher import SequenceBatcher
 from slipstream.router.tensors.model_spec import InitialState, SequenceBatching, SequenceControl, SequenceState
 from slipstream.router.tensors.tensor import Tensor
-from tests.support.router.batching import spec_of, step
+from tests.support.router.batching.made_requests import spec_of, step
 
 INSTANCE = "m_0_0"
 CONTROLS = (

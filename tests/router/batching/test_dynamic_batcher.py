@@ -7,7 +7,7 @@ import pytest
 from slipstream.router.batching.dynamic_batcher import DynamicBatcher
 from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode
 from slipstream.router.tensors.model_spec import DynamicBatching, QueuePolicy, TensorSpec
-from tests.support.router.batching import ids, queued, spec_of
+from tests.support.router.batching.made_requests import ids, queued, spec_of
 
 DELAY_US = 500_000
 INSTANCE = "m_0_0"

@@ -8,7 +8,7 @@ from slipstream.router.batching.sequence_batcher import SequenceBatcher
 from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import SequenceFlags
 from slipstream.router.tensors.model_spec import SequenceBatching, TensorSpec
-from tests.support.router.batching import places, queued, spec_of, step
+from tests.support.router.batching.made_requests import places, queued, spec_of, step
 
 INSTANCE = "m_0_0"
 OTHER = "m_0_1"

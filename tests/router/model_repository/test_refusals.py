@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from slipstream.router.model_repository.model_repository import ModelRepository
 from slipstream.router.model_repository.read_options import ReadOptions
+from slipstream.router.model_repository.repository_check import check_repository
 from slipstream.router.model_repository.repository_error import LoadError, RepositoryError, load_failure
 from slipstream.router.tensors.infer_error import InferErrorCode
 from tests.support.router.model_folders import TENSORS, write_model
@@ -15,6 +19,25 @@ from tests.support.router.model_folders import TENSORS, write_model
 PYTHON = f'backend: "python" max_batch_size: 8 {TENSORS}'
 STEP = 'step { model_name: "X" input_map { key: "I" value: "A" } output_map { key: "O" value: "B" } }'
 SEQUENCE = "sequence_batching { control_input { name: %r control { kind: CONTROL_SEQUENCE_%s } } }"
+
+
+PIECES = [
+    "",
+    "{",
+    "}",
+    "[",
+    '"',
+    "\\777",
+    "\0",
+    "-1",
+    "9" * 20,
+    "1e309",
+    "TYPE_INVALID",
+    "kind: 77",
+    "é",
+    "#",
+    "dims: 0",
+]
 
 
 def ensemble(steps: str = STEP, more: str = "") -> str:
@@ -232,6 +255,9 @@ def test_a_load_that_fails_names_each_version_with_its_cause() -> None:
         ("max_batch_size: 1\nmax_batch_size: 2", 'line 2: .* should not have multiple "max_batch_size" fields'),
         ("dynamic_batching {}\nsequence_batching {}", "line 2: .*another member of oneof"),
         ("input { name: ", "line"),
+        ("max_batch_size: 99999999999999999999", "99999999999999999999"),
+        ('input { name: "X" data_type: 99 }', r"inference\.DataType has no value 99"),
+        ("sequence_batching { control_input { control { kind: 9 } } }", "has no value 9"),
     ],
 )
 def test_a_mistake_in_the_text_is_named_with_its_line_and_what_to_write(tmp_path: Path, config: str, text: str) -> None:
@@ -252,3 +278,21 @@ def test_a_backend_that_is_not_served_fails_the_load_as_in_triton(tmp_path: Path
     write_model(tmp_path, "E", ensemble().replace("'M'", "'E'"))
     with pytest.raises(LoadError, match="Unsupported: ensemble 'E': ensembles are not served"):
         ModelRepository([tmp_path]).read("E").complete("1")
+
+
+@pytest.mark.filterwarnings("ignore:.*escape sequence:DeprecationWarning")  # of protobuf's reader of strings
+@given(edits=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 30), st.sampled_from(PIECES)), max_size=3))
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_stands_in_a_configuration_it_is_read_or_refused(
+    tmp_path: Path, edits: list[tuple[int, int, str]]
+) -> None:
+    text = f"{PYTHON} {control('S kind: CONTROL_SEQUENCE_START int32_false_true: [0, 1]')[len(PYTHON) :]}"
+    for begin, length, piece in edits:
+        text = text[:begin] + piece + text[begin + length :]
+    (tmp_path / "M" / "1").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "M" / "config.pbtxt").write_text(text)
+    repository = ModelRepository([tmp_path])
+    with suppress(RepositoryError, LoadError):
+        draft = repository.read("M")
+        draft.complete("1", draft.config_to_complete())
+    check_repository([tmp_path], repository.options)

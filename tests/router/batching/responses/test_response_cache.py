@@ -10,7 +10,7 @@ from slipstream.router.batching.responses.response_cache import ENTRY_BYTES, Res
 from slipstream.router.tensors.infer_request import InferRequest, InferResponse, RequestedOutput
 from slipstream.router.tensors.model_spec import SequenceBatching
 from slipstream.router.tensors.tensor import Tensor
-from tests.support.router.batching import spec_of
+from tests.support.router.batching.made_requests import spec_of
 
 SPEC = spec_of()
 OUTPUT_BYTES = 100

@@ -31,7 +31,7 @@ def fill_from_fields(
             continue
         if name in inputs:
             raise InferError(f"Keyword '{name}' for nested schema also given as input tensor name")
-        if not isinstance(value, Mapping):
+        if not isinstance(value, dict):
             refuse("attempt to access JSON non-object as object", f"Expected JSON object for keyword: '{name}'")
         for inner, inner_value in value.items():
             _add(request, inner, inner_value, inputs, spec, places, max_bytes)

@@ -191,7 +191,7 @@ def check_one_source(given: object, parameters: object) -> None:
     names = []
     if has(given, "data"):
         names.append("'data'")
-    if isinstance(parameters, Mapping):
+    if isinstance(parameters, dict):
         names += [f"'{name}'" for name in ("binary_data_size", "shared_memory_region") if name in parameters]
     if len(names) != 1:
         problem = f"set {' '.join(names)}" if names else "no field is set"

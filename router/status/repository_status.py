@@ -1,0 +1,22 @@
+"""The state of a repository of tensor models, as `/cluster/status` shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from slipstream.router.tensors.infer_service import IndexEntry
+
+
+def repository_status(index: Iterable[IndexEntry], *, is_ready: bool) -> dict[str, Any]:
+    """The versions of all models, and whether the server is ready as KServe means it."""
+    models = [
+        {
+            "name": entry.name,
+            "version": entry.version,
+            "state": entry.phase.value if entry.phase is not None else "",
+            "reason": entry.reason,
+        }
+        for entry in index
+    ]
+    return {"ready": is_ready, "models": models}

@@ -1,0 +1,1 @@
+"""The programs that execute tensor models, one folder a backend. Nothing stands here itself."""

@@ -1,0 +1,210 @@
+"""Executes batches: from `execute` to `executed`."""
+
+from __future__ import annotations
+
+from time import perf_counter_ns
+from types import CoroutineType
+from typing import Any, Callable
+
+from slipstream.workers.backends.python.instance.failure_text import BackendFailure, failure_text
+from slipstream.workers.backends.python.instance.frames import Message
+from slipstream.workers.backends.python.instance.input_memory import OpenFiles
+from slipstream.workers.backends.python.instance.open_requests import RequestChannel
+from slipstream.workers.backends.python.instance.router_link import RouterLink
+from slipstream.workers.backends.python.instance.tensor_reader import read_tensors
+from slipstream.workers.backends.python.instance.tensor_writer import Payload, TensorWriter, quote
+from slipstream.workers.backends.python.model_api.errors import TritonModelException
+from slipstream.workers.backends.python.model_api.infer_request import RELEASE_ALL, InferenceRequest
+from slipstream.workers.backends.python.model_api.infer_response import InferenceResponse
+
+RESCHEDULE = 2  # TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+
+
+class BatchExecutor:
+    """Calls `execute` of a model. `run_coroutine` takes what an `async` one returns: it waits for the result, or, for a
+    model that is decoupled, returns None at once."""
+
+    def __init__(
+        self,
+        model: Any,
+        name: str,
+        model_file: str,
+        outputs: dict[str, str],
+        is_decoupled: bool,
+        writer: TensorWriter,
+        files: OpenFiles,
+        run_coroutine: Callable[[Any, bool], Any],
+    ) -> None:
+        self._model = model
+        self._name = name
+        self._model_file = model_file
+        self._outputs = frozenset(outputs)
+        self._is_decoupled = is_decoupled
+        self._writer = writer
+        self._files = files
+        self._run_coroutine = run_coroutine
+        self.opened: dict[int, RequestChannel] = {}
+
+    def execute(self, message: Message, link: RouterLink) -> None:
+        """Executes a batch and sends `executed`."""
+        begun = perf_counter_ns()
+        head = message.head
+        requests: list[InferenceRequest] = []
+        channels: list[RequestChannel] = []
+        payload = Payload()
+        texts: list[str] = []
+        rescheduled: list[int] = []
+        error = "null"
+        prepared = finished = 0
+        try:
+            for fields in head["requests"]:
+                self._open_request(fields, message.payload, link, requests, channels)
+            prepared = perf_counter_ns()
+            returned = self._call(requests)
+            finished = perf_counter_ns()
+            if returned is not None:
+                texts = self._responses(requests, channels, returned, payload, rescheduled)
+            self._keep_unanswered(requests, texts)
+            returned = None
+        except BaseException as exception:  # SystemExit and the like are failures of the model, too
+            error = quote(self._failure(exception))
+            self._writer.discard(payload)
+            texts, payload = [], Payload()
+            for request, channel in zip(requests, channels):
+                close(request, channel)
+        del requests
+        for channel in channels:
+            if channel.n not in self.opened:
+                channel.end_loans()
+        prepared = prepared or perf_counter_ns()
+        finished = finished or perf_counter_ns()
+        resumed = f',"rescheduled":{rescheduled}' if rescheduled else ""
+        link.send(
+            f'{{"type":"executed","batch":{head["batch"]},"responses":[{",".join(texts)}],"error":{error}{resumed},'
+            f'"compute_ns":{finished - prepared},"input_ns":{prepared - begun},'
+            f'"output_ns":{perf_counter_ns() - finished}}}',
+            payload.pieces,
+            payload.num_bytes,
+        )
+
+    def cancel(self, n: int) -> None:
+        """The client does not want this request any more; the model may ask for that."""
+        channel = self.opened.get(n)
+        if channel is not None:
+            channel.cancel()
+
+    def drop_all(self) -> None:
+        """The connection is lost: nothing that is open will be answered."""
+        while self.opened:
+            _, channel = self.opened.popitem()
+            channel.end_loans()
+
+    def _open_request(
+        self,
+        fields: dict[str, Any],
+        payload: bytearray,
+        link: RouterLink,
+        requests: list[InferenceRequest],
+        channels: list[RequestChannel],
+    ) -> None:
+        get = fields.get
+        names = get("outputs")
+        wanted = self._outputs if names is None else names
+        channel = RequestChannel(fields["n"], wanted, get("into"), self._is_decoupled, link, self._writer, self.opened)
+        channels.append(channel)
+        request = InferenceRequest.__new__(InferenceRequest)
+        request._channel = channel
+        request._sender = None
+        requests.append(request)
+        request._inputs = read_tensors(fields["inputs"], payload, self._files, channel.mappings)
+        request._request_id = get("id", "")
+        request._correlation_id = get("correlation_id", 0)
+        request._requested_output_names = wanted
+        request._model_name = ""
+        request._model_version = -1
+        request._flags = get("flags", 0)
+        request._timeout = get("timeout_us", 0)
+        request._preferred_memory = None
+        request._trace = None
+        request._parameters = get("parameters") or "{}"
+        request._release_flags = RELEASE_ALL
+
+    def _call(self, requests: list[InferenceRequest]) -> Any:
+        execute = getattr(self._model, "execute", None)
+        if execute is None:
+            raise BackendFailure(f"Python model {self._model_file} does not implement `execute` method.")
+        returned = execute(requests)
+        return self._run_coroutine(returned, self._is_decoupled) if type(returned) is CoroutineType else returned
+
+    def _responses(
+        self,
+        requests: list[InferenceRequest],
+        channels: list[RequestChannel],
+        returned: Any,
+        payload: Payload,
+        rescheduled: list[int],
+    ) -> list[str]:
+        """The responses, one for each request; "null" where it comes in another way. Raises BackendFailure."""
+        if self._is_decoupled:
+            raise BackendFailure(
+                f"Python model '{self._name}' is using the decoupled mode and the execute function must return None."
+            )
+        if not isinstance(returned, list):
+            raise BackendFailure(f"Expected a list in the execute return, found type '{type(returned)}'.")
+        if len(returned) != len(requests):
+            raise BackendFailure(
+                "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+                f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(returned)}\n"
+            )
+        is_copied = any(channel.mappings for channel in channels)
+        texts = []
+        for request, channel, response in zip(requests, channels, returned):
+            is_rescheduled = request._release_flags == RESCHEDULE
+            if response is None:
+                texts.append("null")
+                if is_rescheduled:
+                    rescheduled.append(channel.n)
+                    close(request, channel)
+                continue
+            check_response(response, is_rescheduled)
+            count_response(request)
+            texts.append(self._writer.response(response, channel.names, channel.into, payload, is_copied))
+            channel.close()
+        return texts
+
+    def _keep_unanswered(self, requests: list[InferenceRequest], texts: list[str]) -> None:
+        """Requests that `execute` has not answered have senders, which end with them."""
+        for index, request in enumerate(requests):
+            if not texts or texts[index] == "null":
+                request.get_response_sender()
+
+    def _failure(self, exception: BaseException) -> str:
+        return f"Failed to process the request(s) for model '{self._name}', message: {failure_text(exception)}"
+
+
+def close(request: InferenceRequest, channel: RequestChannel) -> None:
+    """No more responses, not even of a sender that the model has kept."""
+    request.get_response_sender().close()
+    channel.close()
+
+
+def check_response(response: Any, is_rescheduled: bool) -> None:
+    if is_rescheduled:
+        raise BackendFailure(
+            "Expected a None object in the execute function return list for reschduled request, found type "
+            f"'{type(response)}'."
+        )
+    if not isinstance(response, InferenceResponse):
+        raise BackendFailure(
+            "Expected an 'InferenceResponse' object in the execute function return list, found type "
+            f"'{type(response)}'."
+        )
+
+
+def count_response(request: InferenceRequest) -> None:
+    """A response that `execute` returns is the last; the sender, if the model has asked for one, must know of it."""
+    if request._sender is not None:
+        try:
+            request._sender.count(True, True)
+        except TritonModelException as error:
+            raise BackendFailure(str(error)) from None

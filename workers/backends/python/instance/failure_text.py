@@ -1,0 +1,38 @@
+"""The text of an exception of a model, in the form that Triton's clients know."""
+
+from __future__ import annotations
+
+import os
+from types import FrameType, TracebackType
+
+OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+class BackendFailure(Exception):
+    """A failure that this program has found, not the model's code. Its text stands alone."""
+
+
+def failure_text(exception: BaseException) -> str:
+    """`ValueError: text`, and where it was raised: the innermost function first, without functions of this program."""
+    if isinstance(exception, BackendFailure):
+        return str(exception)
+    kind = type(exception)
+    name = f"{kind.__module__}.{kind.__name__}" if kind.__module__ == "c_python_backend_utils" else kind.__name__
+    lines = [f"  {file}({line}): {function}" for file, line, function in frames_of(exception.__traceback__)]
+    text = f"{name}: {exception}"
+    return text + "\n\nAt:\n" + "\n".join(lines) + "\n" if lines else text
+
+
+def frames_of(traceback: TracebackType | None) -> list[tuple[str, int, str]]:
+    if traceback is None:
+        return []
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    frame: FrameType | None = traceback.tb_frame
+    found = []
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith(OURS):
+            found.append((code.co_filename, frame.f_lineno or 0, code.co_name))
+        frame = frame.f_back
+    return found

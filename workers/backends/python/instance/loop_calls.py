@@ -1,0 +1,62 @@
+"""Calls of other models from an event loop, which reads the connection while no thread does."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from slipstream.workers.backends.python.instance.model_calls import Call, ModelCalls, result_of
+from slipstream.workers.backends.python.instance.router_link import RouterLink
+
+
+class LoopCalls:
+    """Those of one loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, link: RouterLink, calls: ModelCalls) -> None:
+        self._loop = loop
+        self._link = link
+        self._calls = calls
+        self._waiting: set[int] = set()  # numbers of calls
+        self._is_reading = False
+
+    def future_of(self, call: Call) -> asyncio.Future[Any]:
+        """A future for the response of a call that has just begun."""
+        future = self._loop.create_future()
+        self._waiting.add(call.number)
+
+        def finish() -> None:
+            self._waiting.discard(call.number)
+            if not self._waiting:
+                self._stop_reading()
+            if not future.done():
+                future.set_result(result_of(call))
+
+        call.when_over = lambda: self._call_soon(finish)
+        if call.is_over:  # another thread has read the response before `when_over` was set, or just after
+            self._call_soon(finish)
+        else:
+            self._read()
+        return future
+
+    def _call_soon(self, callback: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            """The loop is closed, and with it whoever waited."""
+
+    def _read(self) -> None:
+        """Takes in what has come; then reads on when there is more, unless a thread reads or nobody waits."""
+        self._link.poll()
+        if self._link.is_lost:
+            self._stop_reading()
+            self._calls.fail_all()
+        elif self._link.call_when_reader_leaves(lambda: self._call_soon(self._read)):
+            self._stop_reading()
+        elif self._waiting and not self._is_reading:
+            self._is_reading = True
+            self._loop.add_reader(self._link.fileno(), self._read)
+
+    def _stop_reading(self) -> None:
+        if self._is_reading:
+            self._is_reading = False
+            self._loop.remove_reader(self._link.fileno())

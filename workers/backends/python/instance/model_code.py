@@ -1,0 +1,40 @@
+"""The code of a model: its import, and the completion of its configuration."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from typing import Any
+
+from slipstream.workers.backends.python.instance.failure_text import BackendFailure
+from slipstream.workers.backends.python.model_api.model_config import ModelConfig
+
+
+def import_model(model_file: str, version: str) -> Any:
+    """The module `<version>.<file>`, as models and what they pickle know themselves. The folders of the version and of
+    the model are on `sys.path`, behind everything else. Raises what the code raises."""
+    if not os.path.exists(model_file):
+        raise BackendFailure(f"Python model file not found in '{model_file}'")
+    folder, file = os.path.split(model_file)
+    name, extension = os.path.splitext(file)
+    if extension != ".py":
+        raise BackendFailure(f"Model name must end with '.py'. Model name is \"{file}\".")
+    for path in (folder, os.path.dirname(folder)):
+        if path not in sys.path:
+            sys.path.append(path)
+    return importlib.import_module(f"{version}.{name}")
+
+
+def complete_config(module: Any, name: str, config: dict[str, Any]) -> dict[str, Any]:
+    """What the model makes of its configuration. Raises what its code raises."""
+    model_class = module.TritonPythonModel
+    if not hasattr(model_class, "auto_complete_config"):
+        return config
+    completed = model_class.auto_complete_config(ModelConfig(json.dumps(config)))
+    if not isinstance(completed, ModelConfig):
+        raise BackendFailure(
+            f"auto_complete_config function in model '{name}' must return a valid pb.ModelConfig object."
+        )
+    return completed.as_dict()

@@ -1,0 +1,225 @@
+"""The life of an instance: it connects, completes and initialises its model, executes batches, and finalises."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import sys
+import time
+from collections import deque
+from typing import Any
+
+from slipstream.workers.backends.python.instance.batch_execution import BatchExecutor
+from slipstream.workers.backends.python.instance.failure_text import failure_text
+from slipstream.workers.backends.python.instance.frames import ConnectionLost, Message, encode_head
+from slipstream.workers.backends.python.instance.input_memory import OpenFiles
+from slipstream.workers.backends.python.instance.model_calls import ModelCalls
+from slipstream.workers.backends.python.instance.model_code import complete_config, import_model
+from slipstream.workers.backends.python.instance.output_memory import OutputMemory
+from slipstream.workers.backends.python.instance.parent_death import end_with_parent
+from slipstream.workers.backends.python.instance.router_link import RouterLink, connect
+from slipstream.workers.backends.python.instance.server_calls import ServerCalls
+from slipstream.workers.backends.python.instance.settings import Settings, take_settings
+from slipstream.workers.backends.python.instance.tensor_writer import TensorWriter
+from slipstream.workers.backends.python.model_api.server_link import PROCESS, NoServer
+
+PROTOCOL = 1
+FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 1.0
+
+
+class Instance:
+    """One instance of one model. The main thread runs all of it: it waits for commands, and executes them."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._commands: deque[Message] = deque()
+        self._memory = OutputMemory(f"slipstream-instance-{settings.launch}")
+        self._files = OpenFiles()
+        self._writer = TensorWriter(self._memory, self._files)
+        self._server = ServerCalls(settings.model_file)
+        self._module: Any = None
+        self._model: Any = None
+        self._executor: BatchExecutor | None = None
+        self._background: Any = None  # a BackgroundLoop, once a coroutine has come
+        self._num_connections = 0
+
+    def run(self) -> int:
+        """Until the router finalises it; the exit code."""
+        PROCESS.link = self._server
+        while True:
+            link = self._connect()
+            try:
+                while True:
+                    link.wait_until(self._has_command)
+                    code = self._handle(self._commands.popleft(), link)
+                    if code is not None:
+                        return code
+            except ConnectionLost as error:
+                print(f"connection to the router lost: {error}", file=sys.stderr)
+            self._end_connection(link)
+
+    def _has_command(self) -> bool:
+        return bool(self._commands)
+
+    def _handle(self, message: Message, link: RouterLink) -> int | None:
+        """Executes a command; the exit code, if it was the last."""
+        if message.type == "execute":
+            self._execute(message, link)
+            return None
+        if message.type == "finalize":
+            self._finalize()
+            return 0
+        try:
+            if message.type == "complete_config":
+                self._complete_config(message, link)
+            else:
+                self._initialize(message, link)
+        except BaseException as exception:  # SystemExit and the like are failures of the model, too
+            text = failure_text(exception)
+            print(text, file=sys.stderr)
+            link.send(encode_head({"type": "failed", "error": text}), [], 0)
+            return 1
+        return None
+
+    def _complete_config(self, message: Message, link: RouterLink) -> None:
+        completed = complete_config(self._imported(), self._settings.name, message.head["config"])
+        link.send(encode_head({"type": "completed", "config": completed}), [], 0)
+
+    def _initialize(self, message: Message, link: RouterLink) -> None:
+        head = message.head
+        self._writer.configure(head["inline_bytes"], head["shares_memory"])
+        model = self._imported().TritonPythonModel()
+        if hasattr(model, "initialize"):
+            model.initialize(dict(head["args"]))
+        self._model = model
+        self._executor = BatchExecutor(
+            model,
+            self._settings.name,
+            self._settings.model_file,
+            head["outputs"],
+            head["is_decoupled"],
+            self._writer,
+            self._files,
+            self._run_coroutine,
+        )
+        self._server.may_call_models = True
+        link.send('{"type":"ready"}', [], 0)
+
+    def _imported(self) -> Any:
+        if self._module is None:
+            self._module = import_model(self._settings.model_file, self._settings.version)
+        return self._module
+
+    def _execute(self, message: Message, link: RouterLink) -> None:
+        assert self._executor is not None, "execute before initialize"
+        server = self._server
+        requests = message.head["requests"]
+        server.parent_n = requests[0]["n"] if requests else None
+        server.defers_metrics = True
+        self._executor.execute(message, link)
+        server.defers_metrics = False
+        server.send_metrics()
+
+    def _run_coroutine(self, coroutine: Any, in_background: bool) -> Any:
+        if self._background is None:
+            # asyncio costs every process milliseconds and memory; only models that are asynchronous pay it.
+            from slipstream.workers.backends.python.instance.background_loop import BackgroundLoop
+
+            self._background = BackgroundLoop(lambda text: self._server.log("error", text, __file__, 0))
+        return self._background.run(coroutine, in_background)
+
+    def _finalize(self) -> None:
+        self._server.may_call_models = False
+        if self._background is not None:
+            self._background.stop()
+        if self._model is not None and hasattr(self._model, "finalize"):
+            try:
+                self._model.finalize()
+            except Exception as exception:
+                print(failure_text(exception), file=sys.stderr)
+        self._memory.begin_again()
+
+    def _connect(self) -> RouterLink:
+        """Tries until the router is there: for as long as the instance host lives, whose end is this process's."""
+        wait_s = FIRST_RETRY_S
+        while True:
+            try:
+                connection = connect(self._settings.address)
+                break
+            except OSError as error:
+                print(f"no connection to the router at {self._settings.address}: {error}", file=sys.stderr)
+                time.sleep(wait_s)
+                wait_s = min(2 * wait_s, LONGEST_RETRY_S)
+        link = RouterLink(connection, self._dispatch)
+        self._link = link
+        self._calls = ModelCalls(link, self._writer, self._memory, self._files)
+        self._server.connected(link, self._calls)
+        link.send(encode_head(self._hello()), [], 0)
+        self._num_connections += 1
+        return link
+
+    def _hello(self) -> dict[str, Any]:
+        settings = self._settings
+        return {
+            "type": "hello",
+            "protocol": PROTOCOL,
+            "launch": settings.launch,
+            "secret": settings.secret,
+            "pid": os.getpid(),
+            "memory_id": settings.memory_id,
+            "state": "new" if self._executor is None else "ready",
+        }
+
+    def _end_connection(self, link: RouterLink) -> None:
+        """What was not answered never will be."""
+        link.close()
+        self._calls.fail_all()
+        if self._executor is not None:
+            self._executor.drop_all()
+        self._commands.clear()
+        self._memory.begin_again()
+
+    def _dispatch(self, message: Message) -> None:
+        """Takes a message in the thread that has read it."""
+        kind = message.type
+        if kind in COMMANDS:
+            self._commands.append(message)
+        elif kind == "release":
+            for key, offset in message.head["places"]:
+                self._memory.release(key, offset)
+        elif kind in ("call_response", "control_result"):
+            self._calls.received(message)
+        elif kind == "cancel":
+            if self._executor is not None:
+                self._executor.cancel(message.head["n"])
+        else:
+            raise ConnectionLost(f"an unknown message, {kind!r}")
+
+
+COMMANDS = frozenset(("execute", "complete_config", "initialize", "finalize"))
+
+
+def forget_server() -> None:
+    """In a child that the model forks: the connection is the parent's."""
+    PROCESS.link = NoServer()
+
+
+def ignore_signal(*_: Any) -> None:
+    """The router ends instances, so that their models are finalised; what it ends with is SIGKILL."""
+
+
+def run(import_path: str) -> int:
+    """Runs the instance that the environment describes; the exit code."""
+    settings = take_settings()
+    end_with_parent(settings.parent_pid)
+    signal.signal(signal.SIGINT, ignore_signal)
+    signal.signal(signal.SIGTERM, ignore_signal)
+    os.register_at_fork(after_in_child=forget_server)
+    sys.path.append(import_path)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    if importlib.util.find_spec("numpy") is None:
+        print("the interpreter of this model has no numpy", file=sys.stderr)
+        return 1
+    return Instance(settings).run()

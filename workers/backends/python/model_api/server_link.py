@@ -1,0 +1,88 @@
+"""The server, as the API for models needs it. `instance` implements it; a process has one, because models call
+functions of modules."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Protocol
+
+from slipstream.workers.backends.python.model_api.errors import TritonModelException
+
+if TYPE_CHECKING:
+    from asyncio import Future
+
+    from slipstream.workers.backends.python.model_api.infer_request import InferenceRequest
+    from slipstream.workers.backends.python.model_api.infer_response import InferenceResponse
+    from slipstream.workers.backends.python.model_api.metrics import MetricFamily
+    from slipstream.workers.backends.python.model_api.response_iterator import ResponseIterator
+
+
+class ServerLink(Protocol):
+    """All methods may be called from any thread."""
+
+    def log(self, level: str, text: str, file: str, line: int) -> None:
+        """`level` is "info", "warn", "error" or "verbose"."""
+
+    def call(self, request: InferenceRequest) -> InferenceResponse:
+        """Executes another model, and waits for its response. A failure is a response with an error."""
+
+    def call_decoupled(self, request: InferenceRequest) -> ResponseIterator:
+        """Starts the execution of another model."""
+
+    def call_async(self, request: InferenceRequest, is_decoupled: bool) -> Future[Any]:
+        """Starts the execution of another model; a future of the running event loop for what `call` or
+        `call_decoupled` returns."""
+
+    def control(self, action: str, model: str, **fields: Any) -> Any:
+        """Loads or unloads a model, or asks whether one is ready. Raises TritonModelException."""
+
+    def metrics_changed(self, family: MetricFamily) -> None: ...
+
+    def model_dir(self) -> str:
+        """The folder of the model's version."""
+
+    def poll(self) -> None:
+        """Takes in what the server has sent, without waiting."""
+
+
+class NoServer:
+    """A process without a server: one that a model has started, or a model's own test."""
+
+    def log(self, level: str, text: str, file: str, line: int) -> None:
+        print(f"{level}: {file}:{line}: {text}", file=sys.stderr)
+
+    def call(self, request: InferenceRequest) -> InferenceResponse:
+        raise self._error()
+
+    def call_decoupled(self, request: InferenceRequest) -> ResponseIterator:
+        raise self._error()
+
+    def call_async(self, request: InferenceRequest, is_decoupled: bool) -> Future[Any]:
+        raise self._error()
+
+    def control(self, action: str, model: str, **fields: Any) -> Any:
+        raise self._error()
+
+    def metrics_changed(self, family: MetricFamily) -> None:
+        """There is nothing to show them to."""
+
+    def model_dir(self) -> str:
+        raise self._error()
+
+    def poll(self) -> None:
+        """There is nothing to read."""
+
+    def _error(self) -> TritonModelException:
+        return TritonModelException("This process has no connection to the server.")
+
+
+class Process:
+    """What this process has."""
+
+    __slots__ = ("link",)
+
+    def __init__(self) -> None:
+        self.link: ServerLink = NoServer()
+
+
+PROCESS = Process()
