@@ -10,7 +10,7 @@ from pathlib import Path
 
 from slipstream.router.tensor_memory.shared_file import PREFIX, SHM
 
-MIN_AGE_S = 10.0  # a younger file may not have been locked yet by its process
+MIN_AGE_S = 2.0  # a younger file may not have been locked yet by its process
 
 
 def remove_files_of(launch: str, folder: Path = SHM) -> int:
