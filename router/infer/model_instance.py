@@ -9,8 +9,8 @@ from typing import Protocol
 from slipstream.router.infer.model_calls import CallTarget, ModelCalls
 from slipstream.router.infer.requests.active_request import ActiveRequest
 from slipstream.router.infer.warm_up import WarmUp
-from slipstream.router.instances.instance_link import InstanceLink
 from slipstream.router.instances.frames.frame_reader import Json
+from slipstream.router.instances.instance_link import InstanceLink
 from slipstream.router.instances.messages import (
     ControlCall,
     Executed,

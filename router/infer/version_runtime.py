@@ -19,10 +19,10 @@ from slipstream.router.infer.requests.request_runner import RequestRunner
 from slipstream.router.infer.requests.statistics_recorder import StatisticsRecorder
 from slipstream.router.infer.version_life import Action, Do, VersionLife
 from slipstream.router.infer.warm_up_samples import warm_up_requests
+from slipstream.router.instances.frames.frame_reader import Json
 from slipstream.router.instances.instance_link import InstanceLink
 from slipstream.router.instances.instance_owner import InstanceOwner
 from slipstream.router.instances.launches import new_launch_id
-from slipstream.router.instances.frames.frame_reader import Json
 from slipstream.router.instances.messages import ControlCall, InitializeInstance, StartInstance
 from slipstream.router.model_repository.model_draft import ModelDraft
 from slipstream.router.model_repository.repository_error import LoadError

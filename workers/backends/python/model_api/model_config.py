@@ -7,7 +7,10 @@ from typing import Any
 
 INPUT_PROPERTIES = ("name", "data_type", "dims", "optional")
 OUTPUT_PROPERTIES = ("name", "data_type", "dims")
-LISTED = {INPUT_PROPERTIES: "'name', 'data_type', 'dims' and 'optional'", OUTPUT_PROPERTIES: "'name', 'data_type' and 'dims'"}
+LISTED = {
+    INPUT_PROPERTIES: "'name', 'data_type', 'dims' and 'optional'",
+    OUTPUT_PROPERTIES: "'name', 'data_type' and 'dims'",
+}
 
 
 class ModelConfig:
@@ -56,7 +59,7 @@ class ModelConfig:
             )
         policy["decoupled"] = wanted
 
-    def add_input(self, input: dict[str, Any]) -> None:  # noqa: A002 - the API's name
+    def add_input(self, input: dict[str, Any]) -> None:
         self._add("input", input, INPUT_PROPERTIES)
 
     def add_output(self, output: dict[str, Any]) -> None:
