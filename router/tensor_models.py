@@ -115,4 +115,4 @@ class TensorModels:
 def options_of(config: RepositoryConfig) -> ReadOptions:
     devices = tuple(range(len(list(GPUS.iterdir())))) if GPUS.is_dir() else ()
     cache = HostCache(config.download_folder, config.download_max_gib)
-    return ReadOptions(config.config_name, config.auto_complete, devices, config.backend_config, cache=cache)
+    return ReadOptions(config.config_name, config.auto_complete, devices, cache=cache)

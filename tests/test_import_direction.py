@@ -62,7 +62,12 @@ workers/engine/limits workers/engine/structured_output workers/engine/processors
 workers/engine/sampling
 workers/engine/execution workers/engine/execution/gpu
 workers/interface workers/retention workers/engine/kv_cache workers/engine/scheduling workers/engine
-workers/process workers/instances workers/transfers workers/telemetry workers/group workers/roles workers workers/mock/script workers/mock workers/backends workers/backends/python/model_api workers/backends/python/import_path workers/backends/python/instance workers/backends/python
+workers/process
+workers/backends workers/backends/python/model_api/tensors workers/backends/python/model_api
+workers/backends/python/import_path workers/backends/python/instance/memory workers/backends/python/instance/wire
+workers/backends/python/instance workers/backends/python workers/instances
+workers/transfers workers/telemetry workers/group workers/roles workers workers/mock/script
+workers/mock
 
 cluster/processes cluster/terminal cluster/config cluster/access cluster/fleet cluster/state cluster/history
 cluster/repository

@@ -15,8 +15,8 @@ class ExecutionEnvironmentError(Exception):
 
 
 def unpacked_environment(archive: Path, cache: Path) -> Path:
-    """The folder of an environment. A folder stands for itself; an archive is unpacked below `cache` unless it has been,
-    in this version, by this process or another one. Blocks for as long as that takes. Raises
+    """The folder of an environment. A folder stands for itself. An archive is unpacked below `cache`, unless this
+    process or another one has done that with this version of it. Blocks for as long as it takes. Raises
     ExecutionEnvironmentError."""
     try:
         status = archive.stat()

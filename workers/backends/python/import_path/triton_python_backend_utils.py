@@ -1,4 +1,4 @@
-"""The module that models import: functions around requests, responses and configurations, and the classes of the API."""
+"""The module that models import: the classes of the API, and functions for requests, responses and configurations."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.workers.backends.python.model_api import bytes_elements
-from slipstream.workers.backends.python.model_api.datatypes import NUMBERS, NUMPY_TYPES
-from slipstream.workers.backends.python.model_api.errors import TritonError, TritonModelException
 from slipstream.workers.backends.python.model_api.infer_request import InferenceRequest
 from slipstream.workers.backends.python.model_api.infer_response import InferenceResponse
 from slipstream.workers.backends.python.model_api.logger import Logger
@@ -21,7 +18,10 @@ from slipstream.workers.backends.python.model_api.model_control import (
     unload_model,
 )
 from slipstream.workers.backends.python.model_api.preferences import MemoryType, PreferredMemory
-from slipstream.workers.backends.python.model_api.tensor import Tensor
+from slipstream.workers.backends.python.model_api.tensors import bytes_elements
+from slipstream.workers.backends.python.model_api.tensors.datatypes import NUMBERS, NUMPY_TYPES
+from slipstream.workers.backends.python.model_api.tensors.errors import TritonError, TritonModelException
+from slipstream.workers.backends.python.model_api.tensors.tensor import Tensor
 
 __all__ = [
     "TRITONSERVER_MEMORY_CPU",

@@ -6,16 +6,16 @@ from time import perf_counter_ns
 from types import CoroutineType
 from typing import Any, Callable
 
-from slipstream.workers.backends.python.instance.failure_text import BackendFailure, failure_text
-from slipstream.workers.backends.python.instance.frames import Message
-from slipstream.workers.backends.python.instance.input_memory import OpenFiles
+from slipstream.workers.backends.python.instance.failure_text import BackendError, failure_text
+from slipstream.workers.backends.python.instance.memory.input_memory import OpenFiles
 from slipstream.workers.backends.python.instance.open_requests import RequestChannel
-from slipstream.workers.backends.python.instance.router_link import RouterLink
-from slipstream.workers.backends.python.instance.tensor_reader import read_tensors
-from slipstream.workers.backends.python.instance.tensor_writer import Payload, TensorWriter, quote
-from slipstream.workers.backends.python.model_api.errors import TritonModelException
+from slipstream.workers.backends.python.instance.wire.frames import Message
+from slipstream.workers.backends.python.instance.wire.router_link import RouterLink
+from slipstream.workers.backends.python.instance.wire.tensor_reader import read_tensors
+from slipstream.workers.backends.python.instance.wire.tensor_writer import Payload, TensorWriter, quote
 from slipstream.workers.backends.python.model_api.infer_request import RELEASE_ALL, InferenceRequest
 from slipstream.workers.backends.python.model_api.infer_response import InferenceResponse
+from slipstream.workers.backends.python.model_api.tensors.errors import TritonModelException
 
 RESCHEDULE = 2  # TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
@@ -67,7 +67,7 @@ class BatchExecutor:
             self._keep_unanswered(requests, texts)
             returned = None
         except BaseException as exception:  # SystemExit and the like are failures of the model, too
-            error = quote(self._failure(exception))
+            error = quote(failure_text(exception))
             self._writer.discard(payload)
             texts, payload = [], Payload()
             for request, channel in zip(requests, channels):
@@ -132,7 +132,7 @@ class BatchExecutor:
     def _call(self, requests: list[InferenceRequest]) -> Any:
         execute = getattr(self._model, "execute", None)
         if execute is None:
-            raise BackendFailure(f"Python model {self._model_file} does not implement `execute` method.")
+            raise BackendError(f"Python model {self._model_file} does not implement `execute` method.")
         returned = execute(requests)
         return self._run_coroutine(returned, self._is_decoupled) if type(returned) is CoroutineType else returned
 
@@ -144,15 +144,15 @@ class BatchExecutor:
         payload: Payload,
         rescheduled: list[int],
     ) -> list[str]:
-        """The responses, one for each request; "null" where it comes in another way. Raises BackendFailure."""
+        """The responses, one for each request; "null" where it comes in another way. Raises BackendError."""
         if self._is_decoupled:
-            raise BackendFailure(
+            raise BackendError(
                 f"Python model '{self._name}' is using the decoupled mode and the execute function must return None."
             )
         if not isinstance(returned, list):
-            raise BackendFailure(f"Expected a list in the execute return, found type '{type(returned)}'.")
+            raise BackendError(f"Expected a list in the execute return, found type '{type(returned)}'.")
         if len(returned) != len(requests):
-            raise BackendFailure(
+            raise BackendError(
                 "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
                 f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(returned)}\n"
             )
@@ -178,9 +178,6 @@ class BatchExecutor:
             if not texts or texts[index] == "null":
                 request.get_response_sender()
 
-    def _failure(self, exception: BaseException) -> str:
-        return f"Failed to process the request(s) for model '{self._name}', message: {failure_text(exception)}"
-
 
 def close(request: InferenceRequest, channel: RequestChannel) -> None:
     """No more responses, not even of a sender that the model has kept."""
@@ -190,12 +187,12 @@ def close(request: InferenceRequest, channel: RequestChannel) -> None:
 
 def check_response(response: Any, is_rescheduled: bool) -> None:
     if is_rescheduled:
-        raise BackendFailure(
+        raise BackendError(
             "Expected a None object in the execute function return list for reschduled request, found type "
             f"'{type(response)}'."
         )
     if not isinstance(response, InferenceResponse):
-        raise BackendFailure(
+        raise BackendError(
             "Expected an 'InferenceResponse' object in the execute function return list, found type "
             f"'{type(response)}'."
         )
@@ -207,4 +204,4 @@ def count_response(request: InferenceRequest) -> None:
         try:
             request._sender.count(True, True)
         except TritonModelException as error:
-            raise BackendFailure(str(error)) from None
+            raise BackendError(str(error)) from None

@@ -8,13 +8,13 @@ from types import FrameType, TracebackType
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
-class BackendFailure(Exception):
+class BackendError(Exception):
     """A failure that this program has found, not the model's code. Its text stands alone."""
 
 
 def failure_text(exception: BaseException) -> str:
     """`ValueError: text`, and where it was raised: the innermost function first, without functions of this program."""
-    if isinstance(exception, BackendFailure):
+    if isinstance(exception, BackendError):
         return str(exception)
     kind = type(exception)
     name = f"{kind.__module__}.{kind.__name__}" if kind.__module__ == "c_python_backend_utils" else kind.__name__

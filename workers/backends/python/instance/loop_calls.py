@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from slipstream.workers.backends.python.instance.model_calls import Call, ModelCalls, result_of
-from slipstream.workers.backends.python.instance.router_link import RouterLink
+from slipstream.workers.backends.python.instance.wire.router_link import RouterLink
 
 
 class LoopCalls:

@@ -7,16 +7,16 @@ import json
 from collections import deque
 from typing import Any, Callable
 
-from slipstream.workers.backends.python.instance.frames import ConnectionLost, Message, encode_head
-from slipstream.workers.backends.python.instance.input_memory import OpenFiles
-from slipstream.workers.backends.python.instance.output_memory import OutputMemory
-from slipstream.workers.backends.python.instance.router_link import RouterLink
-from slipstream.workers.backends.python.instance.tensor_reader import read_borrowed_tensors
-from slipstream.workers.backends.python.instance.tensor_writer import Payload, TensorWriter, quote
-from slipstream.workers.backends.python.model_api.errors import CODES, TritonError, TritonModelException
+from slipstream.workers.backends.python.instance.memory.input_memory import OpenFiles
+from slipstream.workers.backends.python.instance.memory.output_memory import OutputMemory
+from slipstream.workers.backends.python.instance.wire.frames import ConnectionLostError, Message, encode_head
+from slipstream.workers.backends.python.instance.wire.router_link import RouterLink
+from slipstream.workers.backends.python.instance.wire.tensor_reader import read_borrowed_tensors
+from slipstream.workers.backends.python.instance.wire.tensor_writer import Payload, TensorWriter, quote
 from slipstream.workers.backends.python.model_api.infer_request import InferenceRequest
 from slipstream.workers.backends.python.model_api.infer_response import InferenceResponse
 from slipstream.workers.backends.python.model_api.parameters import parameters_text
+from slipstream.workers.backends.python.model_api.tensors.errors import CODES, TritonError, TritonModelException
 
 LOST = "The connection to the router was lost."
 
@@ -73,7 +73,7 @@ class ModelCalls:
         """The response of a call that has only one."""
         try:
             self._link.wait_until(lambda: call.is_over)
-        except ConnectionLost:
+        except ConnectionLostError:
             return lost()
         return result_of(call)
 
@@ -81,7 +81,7 @@ class ModelCalls:
         """The next one, and whether it was the last."""
         try:
             self._link.wait_until(lambda: bool(call.responses))
-        except ConnectionLost:
+        except ConnectionLostError:
             return lost(), True
         response = call.responses.popleft()
         return response, call.is_over and not call.responses
@@ -102,7 +102,7 @@ class ModelCalls:
         self._send(call, f'{head[:-1]},"files":{{{places}}}}}', payload)
         try:
             self._link.wait_until(lambda: call.is_over)
-        except ConnectionLost:
+        except ConnectionLostError:
             raise TritonModelException(LOST) from None
         if call.result.get("error") is not None:
             raise TritonModelException(call.result["error"])

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any
 
-from slipstream.workers.backends.python.instance.failure_text import BackendFailure
+from slipstream.workers.backends.python.instance.failure_text import BackendError
 from slipstream.workers.backends.python.model_api.model_config import ModelConfig
 
 
@@ -16,11 +16,11 @@ def import_model(model_file: str, version: str) -> Any:
     """The module `<version>.<file>`, as models and what they pickle know themselves. The folders of the version and of
     the model are on `sys.path`, behind everything else. Raises what the code raises."""
     if not os.path.exists(model_file):
-        raise BackendFailure(f"Python model file not found in '{model_file}'")
+        raise BackendError(f"Python model file not found in '{model_file}'")
     folder, file = os.path.split(model_file)
     name, extension = os.path.splitext(file)
     if extension != ".py":
-        raise BackendFailure(f"Model name must end with '.py'. Model name is \"{file}\".")
+        raise BackendError(f"Model name must end with '.py'. Model name is \"{file}\".")
     for path in (folder, os.path.dirname(folder)):
         if path not in sys.path:
             sys.path.append(path)
@@ -34,7 +34,7 @@ def complete_config(module: Any, name: str, config: dict[str, Any]) -> dict[str,
         return config
     completed = model_class.auto_complete_config(ModelConfig(json.dumps(config)))
     if not isinstance(completed, ModelConfig):
-        raise BackendFailure(
+        raise BackendError(
             f"auto_complete_config function in model '{name}' must return a valid pb.ModelConfig object."
         )
     return completed.as_dict()

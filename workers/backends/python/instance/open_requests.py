@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from slipstream.workers.backends.python.instance.input_memory import Mapping, end_of_loan
-from slipstream.workers.backends.python.instance.tensor_writer import Payload, TensorWriter
-from slipstream.workers.backends.python.model_api.errors import TritonError
+from slipstream.workers.backends.python.instance.memory.input_memory import Mapping, end_of_loan
+from slipstream.workers.backends.python.instance.wire.tensor_writer import Payload, TensorWriter
 from slipstream.workers.backends.python.model_api.infer_response import InferenceResponse
+from slipstream.workers.backends.python.model_api.tensors.errors import TritonError
 
 if TYPE_CHECKING:
-    from slipstream.workers.backends.python.instance.router_link import RouterLink
+    from slipstream.workers.backends.python.instance.wire.router_link import RouterLink
 
 NO_RESPONSE = "The model has dropped the request without a response."
 

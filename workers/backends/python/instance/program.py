@@ -12,20 +12,24 @@ from typing import Any
 
 from slipstream.workers.backends.python.instance.batch_execution import BatchExecutor
 from slipstream.workers.backends.python.instance.failure_text import failure_text
-from slipstream.workers.backends.python.instance.frames import ConnectionLost, Message, encode_head
-from slipstream.workers.backends.python.instance.input_memory import OpenFiles
+from slipstream.workers.backends.python.instance.memory.input_memory import OpenFiles
+from slipstream.workers.backends.python.instance.memory.output_memory import OutputMemory
 from slipstream.workers.backends.python.instance.model_calls import ModelCalls
 from slipstream.workers.backends.python.instance.model_code import complete_config, import_model
-from slipstream.workers.backends.python.instance.output_memory import OutputMemory
 from slipstream.workers.backends.python.instance.parent_death import end_with_parent
-from slipstream.workers.backends.python.instance.router_link import RouterLink, connect
 from slipstream.workers.backends.python.instance.server_calls import ServerCalls
 from slipstream.workers.backends.python.instance.settings import Settings, take_settings
-from slipstream.workers.backends.python.instance.tensor_writer import TensorWriter
+from slipstream.workers.backends.python.instance.wire.frames import ConnectionLostError, Message, encode_head
+from slipstream.workers.backends.python.instance.wire.router_link import RouterLink, connect
+from slipstream.workers.backends.python.instance.wire.tensor_writer import TensorWriter
 from slipstream.workers.backends.python.model_api.server_link import PROCESS, NoServer
 
 PROTOCOL = 1
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 1.0
+
+
+class Terminated(BaseException):
+    """SIGTERM, while nothing is executed."""
 
 
 class Instance:
@@ -34,15 +38,15 @@ class Instance:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._commands: deque[Message] = deque()
-        self._memory = OutputMemory(f"slipstream-instance-{settings.launch}")
+        self._memory = OutputMemory(f"slipstream-{settings.launch}")
         self._files = OpenFiles()
         self._writer = TensorWriter(self._memory, self._files)
         self._server = ServerCalls(settings.model_file)
         self._module: Any = None
         self._model: Any = None
         self._executor: BatchExecutor | None = None
+        self._is_idle = False
         self._background: Any = None  # a BackgroundLoop, once a coroutine has come
-        self._num_connections = 0
 
     def run(self) -> int:
         """Until the router finalises it; the exit code."""
@@ -51,13 +55,24 @@ class Instance:
             link = self._connect()
             try:
                 while True:
+                    self._is_idle = True
                     link.wait_until(self._has_command)
+                    self._is_idle = False
                     code = self._handle(self._commands.popleft(), link)
                     if code is not None:
                         return code
-            except ConnectionLost as error:
+            except Terminated:
+                self._finalize()
+                return 0
+            except ConnectionLostError as error:
                 print(f"connection to the router lost: {error}", file=sys.stderr)
             self._end_connection(link)
+
+    def terminate(self, *_: Any) -> None:
+        """The handler of SIGTERM: the model is finalised, after what it executes now."""
+        if self._is_idle:
+            raise Terminated
+        self._commands.append(Message({"type": "finalize"}, bytearray()))
 
     def _has_command(self) -> bool:
         return bool(self._commands)
@@ -70,6 +85,9 @@ class Instance:
         if message.type == "finalize":
             self._finalize()
             return 0
+        if message.type == "refused":
+            print(f"the router refuses this instance: {message.head['reason']}", file=sys.stderr)
+            return 1
         try:
             if message.type == "complete_config":
                 self._complete_config(message, link)
@@ -152,11 +170,9 @@ class Instance:
                 time.sleep(wait_s)
                 wait_s = min(2 * wait_s, LONGEST_RETRY_S)
         link = RouterLink(connection, self._dispatch)
-        self._link = link
         self._calls = ModelCalls(link, self._writer, self._memory, self._files)
         self._server.connected(link, self._calls)
         link.send(encode_head(self._hello()), [], 0)
-        self._num_connections += 1
         return link
 
     def _hello(self) -> dict[str, Any]:
@@ -194,10 +210,10 @@ class Instance:
             if self._executor is not None:
                 self._executor.cancel(message.head["n"])
         else:
-            raise ConnectionLost(f"an unknown message, {kind!r}")
+            raise ConnectionLostError(f"an unknown message, {kind!r}")
 
 
-COMMANDS = frozenset(("execute", "complete_config", "initialize", "finalize"))
+COMMANDS = frozenset(("execute", "complete_config", "initialize", "finalize", "refused"))
 
 
 def forget_server() -> None:
@@ -206,7 +222,7 @@ def forget_server() -> None:
 
 
 def ignore_signal(*_: Any) -> None:
-    """The router ends instances, so that their models are finalised; what it ends with is SIGKILL."""
+    """Ctrl-C reaches all processes of a terminal; the router ends its instances in order."""
 
 
 def run(import_path: str) -> int:
@@ -214,7 +230,6 @@ def run(import_path: str) -> int:
     settings = take_settings()
     end_with_parent(settings.parent_pid)
     signal.signal(signal.SIGINT, ignore_signal)
-    signal.signal(signal.SIGTERM, ignore_signal)
     os.register_at_fork(after_in_child=forget_server)
     sys.path.append(import_path)
     for stream in (sys.stdout, sys.stderr):
@@ -222,4 +237,6 @@ def run(import_path: str) -> int:
     if importlib.util.find_spec("numpy") is None:
         print("the interpreter of this model has no numpy", file=sys.stderr)
         return 1
-    return Instance(settings).run()
+    instance = Instance(settings)
+    signal.signal(signal.SIGTERM, instance.terminate)
+    return instance.run()

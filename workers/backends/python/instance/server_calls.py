@@ -7,14 +7,14 @@ import sys
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from slipstream.workers.backends.python.instance.frames import encode_head
 from slipstream.workers.backends.python.instance.model_calls import Call, ModelCalls
-from slipstream.workers.backends.python.instance.router_link import RouterLink
-from slipstream.workers.backends.python.model_api.errors import TritonModelException
+from slipstream.workers.backends.python.instance.wire.frames import encode_head
+from slipstream.workers.backends.python.instance.wire.router_link import RouterLink
 from slipstream.workers.backends.python.model_api.infer_request import InferenceRequest
 from slipstream.workers.backends.python.model_api.infer_response import InferenceResponse
 from slipstream.workers.backends.python.model_api.metrics import MetricFamily
 from slipstream.workers.backends.python.model_api.response_iterator import ResponseIterator
+from slipstream.workers.backends.python.model_api.tensors.errors import TritonModelException
 
 if TYPE_CHECKING:
     from asyncio import Future

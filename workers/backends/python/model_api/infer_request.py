@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from slipstream.workers.backends.python.model_api.errors import TritonModelException
 from slipstream.workers.backends.python.model_api.parameters import parameters_text
 from slipstream.workers.backends.python.model_api.preferences import InferenceTrace, PreferredMemory
 from slipstream.workers.backends.python.model_api.response_sender import InferenceResponseSender, ResponseChannel
 from slipstream.workers.backends.python.model_api.server_link import PROCESS
-from slipstream.workers.backends.python.model_api.tensor import Tensor
+from slipstream.workers.backends.python.model_api.tensors.errors import TritonModelException
+from slipstream.workers.backends.python.model_api.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
     from asyncio import Future

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from slipstream.workers.backends.python.model_api.errors import TritonError, TritonModelException
 from slipstream.workers.backends.python.model_api.parameters import parameters_text
-from slipstream.workers.backends.python.model_api.tensor import Tensor
+from slipstream.workers.backends.python.model_api.tensors.errors import TritonError, TritonModelException
+from slipstream.workers.backends.python.model_api.tensors.tensor import Tensor
 
 
 class InferenceResponse:

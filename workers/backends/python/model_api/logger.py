@@ -9,26 +9,26 @@ from typing import Any
 from slipstream.workers.backends.python.model_api.server_link import PROCESS
 
 
-class LogLevel(IntEnum):
+class Level(IntEnum):
     INFO = 0
     WARNING = 1
     ERROR = 2
     VERBOSE = 3
 
 
-NAMES = {LogLevel.INFO: "info", LogLevel.WARNING: "warn", LogLevel.ERROR: "error", LogLevel.VERBOSE: "verbose"}
+NAMES = {Level.INFO: "info", Level.WARNING: "warn", Level.ERROR: "error", Level.VERBOSE: "verbose"}
 
 
 class Logger:
-    LogLevel = LogLevel
-    INFO = LogLevel.INFO
-    WARNING = LogLevel.WARNING
-    ERROR = LogLevel.ERROR
-    VERBOSE = LogLevel.VERBOSE
+    LogLevel = Level
+    INFO = Level.INFO
+    WARNING = Level.WARNING
+    ERROR = Level.ERROR
+    VERBOSE = Level.VERBOSE
 
     @staticmethod
-    def log(message: str, level: LogLevel = LogLevel.INFO) -> None:
-        write(NAMES[LogLevel(level)], message)
+    def log(message: str, level: Level = Level.INFO) -> None:
+        write(NAMES[Level(level)], message)
 
     @staticmethod
     def log_info(message: str) -> None:

@@ -8,8 +8,8 @@ from enum import IntEnum
 from threading import Lock
 from typing import Any
 
-from slipstream.workers.backends.python.model_api.errors import TritonModelException
 from slipstream.workers.backends.python.model_api.server_link import PROCESS
+from slipstream.workers.backends.python.model_api.tensors.errors import TritonModelException
 
 
 class MetricKind(IntEnum):

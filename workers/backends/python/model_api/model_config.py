@@ -59,7 +59,7 @@ class ModelConfig:
             )
         policy["decoupled"] = wanted
 
-    def add_input(self, input: dict[str, Any]) -> None:  # noqa: A002 - the API's name
+    def add_input(self, input: dict[str, Any]) -> None:
         self._add("input", input, INPUT_PROPERTIES)
 
     def add_output(self, output: dict[str, Any]) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from slipstream.workers.backends.python.model_api.errors import TritonModelException
 from slipstream.workers.backends.python.model_api.server_link import PROCESS
+from slipstream.workers.backends.python.model_api.tensors.errors import TritonModelException
 
 
 def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None = None) -> None:

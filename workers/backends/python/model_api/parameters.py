@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from slipstream.workers.backends.python.model_api.errors import TritonModelException
+from slipstream.workers.backends.python.model_api.tensors.errors import TritonModelException
 
 
 def parameters_text(parameters: dict[str, Any] | None) -> str:

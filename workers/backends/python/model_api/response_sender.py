@@ -5,8 +5,8 @@ from __future__ import annotations
 from threading import Lock
 from typing import Protocol
 
-from slipstream.workers.backends.python.model_api.errors import TritonModelException
 from slipstream.workers.backends.python.model_api.infer_response import InferenceResponse
+from slipstream.workers.backends.python.model_api.tensors.errors import TritonModelException
 
 FINAL = 1  # TRITONSERVER_RESPONSE_COMPLETE_FINAL
 

@@ -6,37 +6,33 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
-from slipstream.workers.backends.python.model_api.errors import TritonModelException
+from slipstream.workers.backends.python.model_api.tensors.errors import TritonModelException
 
 if TYPE_CHECKING:
     from asyncio import Future
 
-    from slipstream.workers.backends.python.model_api.infer_request import InferenceRequest
-    from slipstream.workers.backends.python.model_api.infer_response import InferenceResponse
-    from slipstream.workers.backends.python.model_api.metrics import MetricFamily
-    from slipstream.workers.backends.python.model_api.response_iterator import ResponseIterator
-
 
 class ServerLink(Protocol):
-    """All methods may be called from any thread."""
+    """All methods may be called from any thread. `request` is an InferenceRequest, `family` a MetricFamily: their
+    modules import this one."""
 
     def log(self, level: str, text: str, file: str, line: int) -> None:
         """`level` is "info", "warn", "error" or "verbose"."""
 
-    def call(self, request: InferenceRequest) -> InferenceResponse:
-        """Executes another model, and waits for its response. A failure is a response with an error."""
+    def call(self, request: Any) -> Any:
+        """Executes another model, and waits for its InferenceResponse. A failure is one with an error."""
 
-    def call_decoupled(self, request: InferenceRequest) -> ResponseIterator:
-        """Starts the execution of another model."""
+    def call_decoupled(self, request: Any) -> Any:
+        """Starts the execution of another model; a ResponseIterator."""
 
-    def call_async(self, request: InferenceRequest, is_decoupled: bool) -> Future[Any]:
+    def call_async(self, request: Any, is_decoupled: bool) -> Future[Any]:
         """Starts the execution of another model; a future of the running event loop for what `call` or
         `call_decoupled` returns."""
 
     def control(self, action: str, model: str, **fields: Any) -> Any:
         """Loads or unloads a model, or asks whether one is ready. Raises TritonModelException."""
 
-    def metrics_changed(self, family: MetricFamily) -> None: ...
+    def metrics_changed(self, family: Any) -> None: ...
 
     def model_dir(self) -> str:
         """The folder of the model's version."""
@@ -51,19 +47,19 @@ class NoServer:
     def log(self, level: str, text: str, file: str, line: int) -> None:
         print(f"{level}: {file}:{line}: {text}", file=sys.stderr)
 
-    def call(self, request: InferenceRequest) -> InferenceResponse:
+    def call(self, request: Any) -> Any:
         raise self._error()
 
-    def call_decoupled(self, request: InferenceRequest) -> ResponseIterator:
+    def call_decoupled(self, request: Any) -> Any:
         raise self._error()
 
-    def call_async(self, request: InferenceRequest, is_decoupled: bool) -> Future[Any]:
+    def call_async(self, request: Any, is_decoupled: bool) -> Future[Any]:
         raise self._error()
 
     def control(self, action: str, model: str, **fields: Any) -> Any:
         raise self._error()
 
-    def metrics_changed(self, family: MetricFamily) -> None:
+    def metrics_changed(self, family: Any) -> None:
         """There is nothing to show them to."""
 
     def model_dir(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from slipstream.workers.backends.python.instance.output_memory import PAGE_BYTES, SHM, copy_bytes
+from slipstream.workers.backends.python.instance.memory.output_memory import PAGE_BYTES, SHM, copy_bytes
 
 MAX_OPEN_FILES = 64
 
@@ -53,9 +53,8 @@ class OpenFiles:
     def write(self, key: str, offset: int, num_bytes: int, data: Any) -> None:
         """Puts a tensor where a client wants it. Raises OSError or ValueError."""
         begin = offset // PAGE_BYTES * PAGE_BYTES
-        with mmap.mmap(self.file_of(key), offset - begin + num_bytes, offset=begin) as mapping:
-            with memoryview(mapping) as view:
-                copy_bytes(view[offset - begin :], data)
+        mapping = mmap.mmap(self.file_of(key), offset - begin + num_bytes, offset=begin)
+        copy_bytes(memoryview(mapping)[offset - begin :], data)
 
 
 def end_of_loan(mapping: Mapping) -> None:

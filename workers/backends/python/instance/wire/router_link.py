@@ -7,7 +7,12 @@ from collections import deque
 from threading import Condition, Lock
 from typing import Any, Callable
 
-from slipstream.workers.backends.python.instance.frames import ConnectionLost, FrameReader, Message, frame_parts
+from slipstream.workers.backends.python.instance.wire.frames import (
+    ConnectionLostError,
+    FrameReader,
+    Message,
+    frame_parts,
+)
 
 
 class RouterLink:
@@ -35,7 +40,7 @@ class RouterLink:
         return self._socket.fileno()
 
     def wait_until(self, is_done: Callable[[], bool]) -> None:
-        """Returns when `is_done`. Raises ConnectionLost."""
+        """Returns when `is_done`. Raises ConnectionLostError."""
         condition = self._condition
         with condition:
             while self._is_reading:
@@ -52,7 +57,7 @@ class RouterLink:
                 self._dispatch(message)
                 with condition:
                     condition.notify_all()
-        except ConnectionLost:
+        except ConnectionLostError:
             self.is_lost = True
             raise
         finally:
@@ -70,7 +75,7 @@ class RouterLink:
                 if message is None:
                     return
                 self._dispatch(message)
-        except ConnectionLost:
+        except ConnectionLostError:
             self.is_lost = True
         finally:
             self._leave()

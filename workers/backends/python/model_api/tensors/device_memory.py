@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from slipstream.workers.backends.python.model_api.errors import TritonModelException
+from slipstream.workers.backends.python.model_api.tensors.errors import TritonModelException
 
 
 def driver(device_id: int) -> ctypes.CDLL:

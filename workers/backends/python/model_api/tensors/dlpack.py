@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.workers.backends.python.model_api import device_memory
-from slipstream.workers.backends.python.model_api.datatypes import DLPACK_TYPES, NAMES_OF_DLPACK_TYPES
-from slipstream.workers.backends.python.model_api.errors import TritonModelException
+from slipstream.workers.backends.python.model_api.tensors import device_memory
+from slipstream.workers.backends.python.model_api.tensors.datatypes import DLPACK_TYPES, NAMES_OF_DLPACK_TYPES
+from slipstream.workers.backends.python.model_api.tensors.errors import TritonModelException
 
 CPU, CUDA, CUDA_HOST = 1, 2, 3
 NAME, USED_NAME = b"dltensor", b"used_dltensor"
@@ -69,16 +69,18 @@ dying_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_cha
 LENT: dict[int, tuple[Any, ...]] = {}
 
 
-@DELETER
-def end_of_loan(managed: Any) -> None:
+def end_loan(managed: Any) -> None:
     LENT.pop(ctypes.addressof(managed.contents), None)
 
 
-@DESTRUCTOR
-def end_of_capsule(capsule: int) -> None:
+def end_capsule(capsule: int) -> None:
     """A capsule that nobody consumed takes its loan with it."""
     if dying_is_valid(capsule, NAME):
         LENT.pop(dying_pointer(capsule, NAME), None)
+
+
+end_of_loan = DELETER(end_loan)
+end_of_capsule = DESTRUCTOR(end_capsule)
 
 
 def capsule_of(memory: Any, datatype: str, shape: list[int]) -> Any:
@@ -200,6 +202,6 @@ def is_contiguous(shape: list[int], strides: list[int]) -> bool:
 def host_memory(address: int, num_bytes: int, borrowed: Borrowed) -> memoryview:
     if not num_bytes:
         return memoryview(b"")
-    memory = (ctypes.c_uint8 * num_bytes).from_address(address)
+    memory: Any = (ctypes.c_uint8 * num_bytes).from_address(address)
     memory.borrowed = borrowed  # lives as long as any view of the memory
     return memoryview(memory).cast("B")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from slipstream.workers.backends.python.instance.input_memory import Mapping, OpenFiles
-from slipstream.workers.backends.python.model_api.tensor import Tensor
+from slipstream.workers.backends.python.instance.memory.input_memory import Mapping, OpenFiles
+from slipstream.workers.backends.python.model_api.tensors.tensor import Tensor
 
 
 def read_tensors(described: list[Any], payload: bytearray, files: OpenFiles, mappings: list[Mapping]) -> list[Tensor]:
@@ -37,7 +37,7 @@ def read_borrowed_tensors(
         place = one[3]
         if len(place) == 3:
             if mappings:
-                mappings[0].release = lambda key=place[0], offset=place[1]: release(key, offset)  # type: ignore[misc]
+                mappings[0].release = lambda key=place[0], offset=place[1]: release(key, offset)
             else:
                 release(place[0], place[1])
     return tensors

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.workers.backends.python.model_api import bytes_elements, dlpack
-from slipstream.workers.backends.python.model_api.datatypes import DTYPES, NAMES_OF_DTYPES, NUMBERS, datatype_of
-from slipstream.workers.backends.python.model_api.errors import TritonModelException
+from slipstream.workers.backends.python.model_api.tensors import bytes_elements, dlpack
+from slipstream.workers.backends.python.model_api.tensors.datatypes import DTYPES, NAMES_OF_DTYPES, NUMBERS, datatype_of
+from slipstream.workers.backends.python.model_api.tensors.errors import TritonModelException
 
 
 class Tensor:
@@ -19,7 +19,7 @@ class Tensor:
     that DLPack lent. A tensor with both has an array that shows this memory.
     """
 
-    __slots__ = ("_array", "_data", "_datatype", "_name", "_num_bytes", "_offset", "_owner", "_shape")
+    __slots__ = ("_array", "_data", "_datatype", "_name", "_num_bytes", "_offset", "_shape")
 
     def __init__(self, name: str, numpy_array: np.ndarray[Any, Any]) -> None:
         if type(name) is not str or not isinstance(numpy_array, np.ndarray):
@@ -39,14 +39,13 @@ class Tensor:
         self._datatype = datatype
         self._shape: Any = numpy_array.shape
         self._data: Any = None
-        self._owner: Any = None
+        self._offset = 0
+        self._num_bytes = 0
 
     @classmethod
-    def of_memory(
-        cls, name: str, datatype: str, shape: list[int], data: Any, offset: int, num_bytes: int, owner: Any = None
-    ) -> Tensor:
-        """A tensor whose elements lie in memory. The tensor, its array and what is made of it keep that memory;
-        `owner` lives as long as the tensor."""
+    def of_memory(cls, name: str, datatype: str, shape: list[int], data: Any, offset: int, num_bytes: int) -> Tensor:
+        """A tensor whose elements lie in memory. The tensor, its array and what is made of it keep that
+        memory."""
         tensor = cls.__new__(cls)
         tensor._name = name
         tensor._datatype = datatype
@@ -55,7 +54,6 @@ class Tensor:
         tensor._offset = offset
         tensor._num_bytes = num_bytes
         tensor._array = None
-        tensor._owner = owner
         return tensor
 
     def name(self) -> str:

@@ -10,13 +10,14 @@ from typing import Any
 PREFIX = struct.Struct("<IQ")  # bytes of the head, bytes of the payload
 BUFFER_BYTES = 256 * 1024
 MAX_HEAD_BYTES = 2**31
+ALIGNMENT = 8
 MAX_PIECES = 500  # of one call; the kernel takes 1024
 
 decode_head = json.JSONDecoder().raw_decode
 encode_head = json.JSONEncoder(separators=(",", ":")).encode
 
 
-class ConnectionLost(Exception):
+class ConnectionLostError(Exception):
     """The router is gone, or what it sent is no frame."""
 
 
@@ -46,7 +47,7 @@ class FrameReader:
         self._num_large = 0  # bytes of it that are here
 
     def read(self, flags: int = 0) -> Message | None:
-        """The next frame. With MSG_DONTWAIT: None if it has not arrived completely. Raises ConnectionLost."""
+        """The next frame. With MSG_DONTWAIT: None if it has not arrived completely. Raises ConnectionLostError."""
         while True:
             message = self._next_message()
             if message is not None:
@@ -62,7 +63,7 @@ class FrameReader:
             return None
         head_bytes, payload_bytes = PREFIX.unpack_from(self._buffer, self._start)
         if head_bytes > MAX_HEAD_BYTES:
-            raise ConnectionLost(f"a frame with {head_bytes} bytes of head")
+            raise ConnectionLostError(f"a frame with {head_bytes} bytes of head")
         size = PREFIX.size + head_bytes + payload_bytes
         if num_bytes < size:
             if size > BUFFER_BYTES:
@@ -93,9 +94,9 @@ class FrameReader:
         except BlockingIOError:
             return False
         except OSError as error:
-            raise ConnectionLost(str(error)) from error
+            raise ConnectionLostError(str(error)) from error
         if not num_bytes:
-            raise ConnectionLost("the router closed the connection")
+            raise ConnectionLostError("the router closed the connection")
         if self._large is not None:
             self._num_large += num_bytes
         else:
@@ -132,7 +133,7 @@ def parse(head: memoryview, payload: bytearray) -> Message:
         fields, _ = decode_head(str(head, "utf-8"))
         return Message(fields, payload)
     except (ValueError, KeyError, TypeError) as error:
-        raise ConnectionLost(f"a head that is no message: {error}") from error
+        raise ConnectionLostError(f"a head that is no message: {error}") from error
 
 
 def frame_parts(head: str, payload: list[Any], payload_bytes: int) -> tuple[list[Any], int]:

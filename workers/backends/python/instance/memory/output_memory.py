@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 from threading import Lock
@@ -29,6 +30,7 @@ class Region:
     def __init__(self, key: str, num_bytes: int) -> None:
         self.key = key
         self._file = os.open(SHM + key, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._file, fcntl.LOCK_EX)  # files that nobody has locked are removed by instance hosts
         os.ftruncate(self._file, num_bytes)
         self._map = mmap.mmap(self._file, num_bytes)
         self.view = memoryview(self._map)
@@ -78,7 +80,7 @@ class Region:
 
 
 class OutputMemory:
-    """Regions of one connection. A new connection has new ones: what an earlier router releases late is unknown here."""
+    """Regions of one connection. A new connection has new ones, so what an earlier router releases late is unknown."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.workers.backends.python.instance.frames import ALIGNMENT
-from slipstream.workers.backends.python.instance.input_memory import OpenFiles
-from slipstream.workers.backends.python.instance.output_memory import OutputMemory
-from slipstream.workers.backends.python.model_api.errors import CODE_NAMES
+from slipstream.workers.backends.python.instance.memory.input_memory import OpenFiles
+from slipstream.workers.backends.python.instance.memory.output_memory import OutputMemory
+from slipstream.workers.backends.python.instance.wire.frames import ALIGNMENT
 from slipstream.workers.backends.python.model_api.infer_response import InferenceResponse
-from slipstream.workers.backends.python.model_api.tensor import Tensor
+from slipstream.workers.backends.python.model_api.tensors.errors import CODE_NAMES
+from slipstream.workers.backends.python.model_api.tensors.tensor import Tensor
 
 quote = json.encoder.encode_basestring
 PADDING = bytes(ALIGNMENT)

@@ -11,8 +11,8 @@ LENGTH = struct.Struct("<I")
 
 
 def serialize(array: np.ndarray[Any, Any]) -> bytes:
-    """The bytes of an array of objects or of `bytes`, in row-major order. What is not `bytes` is encoded as the UTF-8 of
-    its text."""
+    """The bytes of an array of objects or of `bytes`, in row-major order. What is not `bytes` goes as the UTF-8 of its
+    text."""
     pack = LENGTH.pack
     parts = []
     for element in array.ravel().tolist():
