@@ -1,7 +1,7 @@
 """Runs the schedulers of tensor models beside plain models of their specification, for many seeds in virtual time.
 
-    .venv/bin/python scripts/batching_check.py                  # 10,000 seeds of each kind, on all cores
-    .venv/bin/python scripts/batching_check.py --seeds 100 --first 4711
+.venv/bin/python scripts/batching_check.py                  # 10,000 seeds of each kind, on all cores
+.venv/bin/python scripts/batching_check.py --seeds 100 --first 4711
 """
 
 from __future__ import annotations

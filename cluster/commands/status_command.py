@@ -96,7 +96,8 @@ def _elsewhere(admin: AdminPort, url: str) -> StatusView:
     try:
         state = ClusterState(**{key: value for key, value in reply.items() if key in known})
         state.members = [MemberStatus(**member) for member in reply["members"]]
-        state.further = [_model_state(model) for model in reply.get("models", ())[1:]]
+        first = 1 if state.model else 0  # the first model is the state itself
+        state.further = [_model_state(model) for model in reply.get("models", ())[first:]]
     except (TypeError, KeyError) as error:
         raise CommandError(f"{url} is of another version of Slipstream: {error}") from error
     return StatusView(state, reply.get("router"), reply.get("signals"), reply.get("signals_by_model"))

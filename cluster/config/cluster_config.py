@@ -162,7 +162,10 @@ class ClusterConfig:
         return map(self.alone, self.entries())
 
     def with_models(self, entries: Sequence[ModelEntry]) -> ClusterConfig:
-        """The same deployment with these models. Raises ValueError if two of them have a name in common."""
+        """The same deployment with these models, at least one unless there is a repository. Raises ValueError if two of
+        them have a name in common."""
+        if not entries:
+            return replace(self, models=(), model=NO_MODEL, prefill=PoolConfig(), decode=PoolConfig())
         first = entries[0]
         return replace(self, models=tuple(entries), model=first.served, prefill=first.prefill, decode=first.decode)
 

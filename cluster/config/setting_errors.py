@@ -47,6 +47,8 @@ def validated(file: SettingsFile) -> ClusterConfig:
             errors = [_as_listed(e) if "models" in file.settings else e for e in error.errors()]
             found = [e for e in _one_a_key(errors) if _key_of(e) not in left_out]
             found = list({_key_of(e): e for e in reversed(found)}.values())[::-1]  # the first one for each key
+            if any(key[0] == "repository" for key in left_out):  # then there may be one, so that no model is missing
+                found = [e for e in found if _key_of(e) != ("model",)]
             problems += [_sentence(file, e) for e in found]
             left_out.update(map(_key_of, found))
             rest = settings

@@ -40,6 +40,8 @@ from slipstream.cluster.supervisor.supervisor import StartFailed, Supervisor
 from slipstream.cluster.terminal.console import Console
 from slipstream.router.protocol.messages import Role
 
+REASON_S = 2.0  # in which the supervisor learns why a router is gone
+
 
 class Driver:
     """Runs one cluster in the calling thread, which must be the main thread, and reports at the terminal."""
@@ -168,7 +170,7 @@ class Driver:
                 await supervisor.start(groups, has_served=self._before is not None)
                 assert reporter.http is not None
                 self._console.pending("generating a first token" if self._state.models else "loading the models")
-                await supervisor.unless_failed(wait_until_ready(*reporter.http))
+                await supervisor.unless_failed(self._until_ready(reporter.http))
         except TimeoutError:
             late = [f"{m.name} is {m.state} ({m.detail})" for m in supervisor.members if m.state != "ready"]
             if not late and reporter.http is not None:
@@ -189,6 +191,14 @@ class Driver:
         self._phase("ready")
         self._guardian.ready()
         self._report_start()
+
+    async def _until_ready(self, http: tuple[str, int, bool]) -> None:
+        """Raises OSError if the router cannot be reached, but not before the supervisor can have learned why."""
+        try:
+            await wait_until_ready(*http)
+        except OSError:
+            await asyncio.sleep(REASON_S)
+            raise
 
     def _first_groups(self, fleet: ClusterFleet) -> Iterator[Group]:
         """The groups to begin with: of each model as many as the previous driver was to have, even none."""

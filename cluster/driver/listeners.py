@@ -27,6 +27,15 @@ def listeners(config: ClusterConfig) -> Iterator[ListenAddress]:
     yield ListenAddress("router", router.worker_host, router.worker_port)
     if router.admin.port is not None:
         yield ListenAddress("router.admin", router.admin.host, router.admin.port)
+    repository = config.repository
+    if repository.is_on:
+        yield ListenAddress("repository", router.worker_host, repository.instance_port)
+        if repository.grpc.port is not None:
+            host = repository.grpc.host or router.http.host
+            yield ListenAddress("repository.grpc", host, repository.grpc.port)
+        if repository.metrics.port is not None:
+            host = repository.metrics.host or router.http.host
+            yield ListenAddress("repository.metrics", host, repository.metrics.port)
     if admin_api.port is not None:
         yield ListenAddress("admin_api", admin_api.host, admin_api.port)
 
@@ -34,7 +43,7 @@ def listeners(config: ClusterConfig) -> Iterator[ListenAddress]:
 def why_not_there(listener: ListenAddress) -> str | None:
     """Why this machine cannot listen there now, as one sentence that begins with the key; None if it can."""
     section, host, port = listener
-    prefix = "worker_" if section == "router" else ""
+    prefix = {"router": "worker_", "repository": "instance_"}.get(section, "")
     try:
         close_all(bound_at(host, port))
     except OSError as error:

@@ -187,7 +187,8 @@ class ModelAdmin:
             raise FleetError("conflict", "model", f"{name} is being removed already")
         if fleet.is_held:
             raise FleetError("conflict", "model", f"an update of {name} is under way")
-        if sum(not one.is_leaving for one in self._state.models) == 1:
+        is_only = sum(not one.is_leaving for one in self._state.models) == 1
+        if is_only and not self._models.config.repository.is_on:
             raise FleetError("conflict", "model", f"{name} is the only model; `slipstream down` ends the cluster")
         self._changes.note(by, "model", name, "", "removed", model=name)
         await asyncio.shield(self._begin_removal(name))

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slipstream.cluster.state.model_lines import model_lines
+from slipstream.cluster.state.repository_lines import repository_lines
 from slipstream.cluster.state.router_probe import unverified
 from slipstream.cluster.state.run_state import ClusterState
 from slipstream.cluster.terminal.table import aligned
@@ -58,13 +59,15 @@ def describe(
     has_models = bool(state.further)
     load = f", {router['num_running']} running, {router['num_waiting']} waiting" if router else ""
     phase = "starting again" if state.phase == "down" else state.phase
-    what = f"{len(state.models)} models" if has_models else state.model
+    what = f"{len(state.models)} models" if has_models else state.model or "a model repository"
     yield f"{state.name}: {phase}, {what} at {state.url or '(not listening yet)'}{'' if has_models else load}"
     if has_models:
         yield from model_lines(state, by_model)
-    for role in ("prefill", "decode") if not has_models else ():
+    for role in ("prefill", "decode") if state.model and not has_models else ():
         states = Counter(member.state for member in state.members if member.role == role)
         yield f"  {role}: {', '.join(f'{count} {what}' for what, count in sorted(states.items())) or 'none'}"
+    if router is not None and "repository" in router:
+        yield from repository_lines(state, router["repository"])
     if signals is not None:
         yield from _service(signals)
     loads = {worker["peer"]["name"]: worker for worker in router["workers"]} if router else {}

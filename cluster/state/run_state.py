@@ -125,9 +125,9 @@ class ClusterState:
         raise KeyError(name)
 
     def forget_model(self, name: str) -> None:
-        """Removes a model that is not the only one. If it was the first, the next one is in its place."""
+        """Removes a model. If it was the first, the next one is in its place, if there is one."""
         if name == self.model:
-            first = self.further.pop(0)
+            first = self.further.pop(0) if self.further else ModelState("")
             for one in fields(ModelState):
                 setattr(self, one.name, getattr(first, one.name))
         self.further = [model for model in self.further if model.model != name]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,12 +12,13 @@ NEVER_S = float("inf")
 
 
 class BatchChoice(NamedTuple):
-    """The first `num_requests` of the queue run now. 0: none before `wait_until_s`, unless the queue comes to
-    `needed_rows` rows, or its order changes."""
+    """The first `num_requests` of the queue run now. 0: none before `wait_until_s`, unless the queue, whose requests
+    all have the batch key `key`, comes to `needed_rows` rows, or to one with another key, or its order changes."""
 
     num_requests: int
     wait_until_s: float = NEVER_S
     needed_rows: int = 0
+    key: Hashable = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,4 +66,4 @@ class BatchRule:
             return BatchChoice(num_marked)
         if is_complete or num_rows >= largest or is_late or self.delay_s == 0:
             return BatchChoice(num_requests)
-        return BatchChoice(0, wait_until_s, next(size for size in preferred if size > num_rows))
+        return BatchChoice(0, wait_until_s, next(size for size in preferred if size > num_rows), key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from slipstream.router.batching.batch_keys import BatchKeys, batch_keys_of
 from slipstream.router.batching.batch_rule import NEVER_S, BatchRule
@@ -20,7 +20,8 @@ def timed_out() -> InferError:
 
 class DynamicBatcher:
     """A batch forms when an instance takes it, so it grows for as long as all are busy. While an idle instance waits
-    for a larger batch, `_wait_until_s` says how long, and no batch is looked for before `_needed_rows` rows wait."""
+    for a larger batch, `_wait_until_s` says how long; no batch is looked for before `_needed_rows` rows wait, or one
+    whose key is not `_waiting_key`."""
 
     def __init__(self, queue: RequestQueue, rule: BatchRule, keys: BatchKeys | None) -> None:
         self._queue = queue
@@ -29,6 +30,7 @@ class DynamicBatcher:
         self._rejected: list[Rejected] = []
         self._wait_until_s = NEVER_S
         self._needed_rows = 0
+        self._waiting_key: Hashable = None
 
     @classmethod
     def of(cls, spec: ModelSpec) -> DynamicBatcher:
@@ -61,7 +63,7 @@ class DynamicBatcher:
         if self._keys is not None:
             request.batch_key = self._keys.of(request.request)
         self._queue.push(request, now)
-        if self._needed_rows and (self._keys is not None or not self._queue.is_in_order_of_arrival):
+        if self._needed_rows and (request.batch_key != self._waiting_key or not self._queue.is_in_order_of_arrival):
             self._needed_rows = 0
 
     def retry(self, request: QueuedRequest, now: float) -> bool:
@@ -85,7 +87,8 @@ class DynamicBatcher:
         if not queue.num_requests:
             return None
         choice = self._rule.choose(queue, now)
-        self._wait_until_s, self._needed_rows = choice.wait_until_s, choice.needed_rows
+        self._wait_until_s = choice.wait_until_s
+        self._needed_rows, self._waiting_key = choice.needed_rows, choice.key
         if not choice.num_requests:
             return None
         return Batch(tuple([BatchItem(request) for request in queue.take(choice.num_requests)]))

@@ -58,6 +58,7 @@ class Front(ApiFront):
             traces=self.trace_counts,
             store=self.store,
         )
+        self._render_tensor_metrics: Callable[[], bytes] | None = None
         cluster = self._cluster = ClusterPages(service, unready_because)
         self._admin_routes = ApiRoutes()
         self._admin_routes.add("GET", "/health/live", self.live)
@@ -92,7 +93,14 @@ class Front(ApiFront):
 
     async def metrics(self, request: Request, exchange: ApiExchange) -> None:
         """What Prometheus collects."""
-        exchange.respond(200, await self._page.render(), CONTENT_TYPE)
+        page = await self._page.render()
+        if self._render_tensor_metrics is not None:
+            page += self._render_tensor_metrics()
+        exchange.respond(200, page, CONTENT_TYPE)
+
+    def serve_tensor_metrics(self, render: Callable[[], bytes]) -> None:
+        """Puts Triton's metrics behind the others from now on."""
+        self._render_tensor_metrics = render
 
     def show_repository(self, status: Callable[[], dict[str, Any]]) -> None:
         """Shows the state of a repository in that of the cluster."""

@@ -30,7 +30,7 @@ class ActiveRequest(QueuedRequest):
     started_s: float = 0.0
     num_responses: int = 0
     has_ended: bool = False
-    cache_key: bytes | None = None
+    cache_key: bytes = b""
     cache_ns: int = 0  # of the look-up that missed
 
     def cancel(self) -> None:

@@ -13,8 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from slipstream.router.batching.responses.response_cache import ResponseCache
 from slipstream.router.batching.scheduler import Batch, Rejected, Scheduler
 from slipstream.router.infer.requests.active_request import ActiveRequest
+from slipstream.router.infer.requests.cache_lookup import CacheLookup
+from slipstream.router.infer.requests.delivery import delivery_of
+from slipstream.router.infer.requests.execution_gate import ExecutionGate
 from slipstream.router.infer.requests.request_record import Execution, Outcome
 from slipstream.router.infer.requests.response_shapes import ResponseShapes
 from slipstream.router.infer.requests.statistics_recorder import ComputeTimes, StatisticsRecorder, nanoseconds
@@ -48,21 +52,38 @@ class InstanceWork:
     """What an instance has: at most one execution, and requests that await further responses."""
 
     name: str
+    key: str = ""
     running: RunningBatch | None = None
     open: dict[int, ActiveRequest] = field(default_factory=dict)
 
 
-class VersionDispatch:
-    """`max_retries` is how often a stateless request is executed again after its instance has died."""
+@dataclass(frozen=True, slots=True)
+class DispatchOptions:
+    """`max_retries` is how often a stateless request is executed again after its instance has died. `cache` and `gate`
+    are common to all models, and None where the configuration has none."""
 
+    max_retries: int = 1
+    cache: ResponseCache | None = None
+    gate: ExecutionGate | None = None
+
+
+class VersionDispatch:
     def __init__(
-        self, spec: ModelSpec, scheduler: Scheduler, executor: Executor, recorder: StatisticsRecorder, max_retries: int
+        self,
+        spec: ModelSpec,
+        scheduler: Scheduler,
+        executor: Executor,
+        recorder: StatisticsRecorder,
+        options: DispatchOptions,
     ) -> None:
         self._spec = spec
         self._scheduler = scheduler
         self._executor = executor
         self._recorder = recorder
-        self._max_retries = max_retries
+        self._max_retries = options.max_retries
+        self._gate = options.gate
+        self._cache = CacheLookup.of(spec, options.cache)
+        self._delivery = delivery_of(spec)
         self._shapes = ResponseShapes(spec)
         self._work: dict[str, InstanceWork] = {}
         self._free: dict[str, InstanceWork] = {}
@@ -90,13 +111,17 @@ class VersionDispatch:
         return None if work is None else work.open.get(n)
 
     def submit(self, active: ActiveRequest, now: float) -> None:
-        """Queues a request; `run` gives it to an instance. Raises InferError."""
+        """Queues a request; `run` gives it to an instance, or the response from the cache. Raises InferError."""
+        if self._cache is not None and self._cache.finds(active):
+            self._delivery.expect(active)
+            return
         try:
             self._scheduler.add(active, now)
         except InferError as error:
             self._count_failure(active, error, now)
             raise
         self._waiting[active] = None
+        self._delivery.expect(active)
 
     def cancel(self, active: ActiveRequest, now: float) -> None:
         if active.has_ended:
@@ -110,8 +135,9 @@ class VersionDispatch:
             self._executor.cancel_at(work.name, active.n)
         self._fail(active, error, now)
 
-    def add_instance(self, name: str, now: float) -> None:
-        work = self._work[name] = self._free[name] = InstanceWork(name)
+    def add_instance(self, name: str, now: float, key: str = "") -> None:
+        """`key` is its name at the gate."""
+        work = self._work[name] = self._free[name] = InstanceWork(name, key)
         self._scheduler.add_instance(work.name, now)
         self.run(now)
 
@@ -121,9 +147,6 @@ class VersionDispatch:
         if work is None:
             return
         self._free.pop(name, None)
-        running, work.running = work.running, None
-        if running is not None:
-            self._scheduler.executed(running.batch, name, now)
         rejected = self._scheduler.remove_instance(name, now)
         for active in list(work.open.values()):
             self._lost(active, error, now)
@@ -132,13 +155,20 @@ class VersionDispatch:
 
     def run(self, now: float) -> None:
         """Gives what waits to the instances that are free."""
-        scheduler = self._scheduler
+        if self._cache is not None:
+            self._answer_from_cache(self._cache, now)
         for work in list(self._free.values()):
-            if not scheduler.num_waiting:
-                return
-            batch = scheduler.take(work.name, now)
-            if batch is not None:
-                self._execute(work, batch, now)
+            if not self._scheduler.num_waiting:
+                break
+            if self._gate is None or self._gate.acquire(work.key):
+                batch = self._scheduler.take(work.name, now)
+                if batch is not None:
+                    self._execute(work, batch, now)
+                elif self._gate is not None:
+                    self._gate.release(work.key, has_executed=False)
+        if self._gate is not None and not self._scheduler.num_waiting:
+            for work in self._free.values():
+                self._gate.withdraw(work.key)
 
     def tick(self, now: float) -> None:
         """Time has passed: ends what is too late, and runs what has waited for company."""
@@ -152,6 +182,8 @@ class VersionDispatch:
             return
         running, work.running = work.running, None
         self._free[name] = work
+        if self._gate is not None:
+            self._gate.release(work.key)
         for n in result.rescheduled:
             self._reschedule(work, n, now)
         self._scheduler.executed(running.batch, name, now)
@@ -175,8 +207,9 @@ class VersionDispatch:
         self._count_response(active, response, now)
         if response is not None:
             self._deliver(active, response, is_final=is_final, now=now)
-        elif is_final and active.complete():
+        elif is_final and not active.has_ended:
             self._succeeded(active, None, now)
+            self._delivery.complete(active)
         if is_final:
             active.release_inputs()
 
@@ -247,7 +280,7 @@ class VersionDispatch:
         if error is not None and is_final:
             if not active.has_ended:
                 self._succeeded(active, times, now, error=error)  # Triton counts it as served
-                active.fail(error)
+                self._delivery.fail(active, error)
             return
         outputs = self._shapes.of(response.outputs)
         spec, request = self._spec, active.request
@@ -255,10 +288,20 @@ class VersionDispatch:
             active.record.first_response_s = now
         if is_final and not active.has_ended:
             self._succeeded(active, times, now)
-        active.respond(
-            InferResponse(spec.name, spec.version, request.id, outputs, response.parameters, response.release, error),
-            is_final=is_final,
-        )
+        release = response.release
+        answer = InferResponse(spec.name, spec.version, request.id, outputs, response.parameters, release, error)
+        if self._cache is not None and is_final and error is None and not active.has_ended:
+            self._recorder.missed_cache(self._cache.keep(active, answer))
+        self._delivery.respond(active, answer, is_final=is_final)
+
+    def _answer_from_cache(self, cache: CacheLookup, now: float) -> None:
+        for active, response, lookup_ns in cache.take_found():
+            if not active.has_ended:
+                active.record.is_cache_hit, active.record.num_responses = True, 1
+                active.record.ended(now, "success")
+                self._recorder.hit_cache(now - active.record.received_s, lookup_ns)
+                self._delivery.respond(active, response, is_final=True)
+            active.release_inputs()
 
     def _succeeded(
         self, active: ActiveRequest, times: ComputeTimes | None, now: float, *, error: InferError | None = None
@@ -267,12 +310,14 @@ class VersionDispatch:
         if times is None:  # by a response sender: the instance does not measure it
             times = ComputeTimes(infer_ns=nanoseconds(now - active.started_s))
         self._recorder.succeeded(active.batch_size, now - active.record.received_s, queue_s, times)
-        active.record.num_responses = active.num_responses + (error is None)
+        active.record.num_responses = active.num_responses + 1
         active.record.ended(now, "success" if error is None else "failed", error)
 
     def _count_response(self, active: ActiveRequest, response: InstanceResponse | None, now: float) -> None:
         if not self._spec.is_decoupled:
             return
+        if active.num_responses == 0:
+            self._recorder.responded_first(now - active.record.received_s)
         counts = self._recorder.response(active.num_responses)
         elapsed_ns = nanoseconds(now - active.started_s)
         counts.compute_infer.add(elapsed_ns)
@@ -291,7 +336,11 @@ class VersionDispatch:
         if active.has_ended:
             active.release_inputs()
             return
-        self._scheduler.reschedule(active, now)
+        try:
+            self._scheduler.reschedule(active, now)
+        except InferError as error:  # its sequence has ended meanwhile
+            self._leave(active, error, now)
+            return
         self._waiting[active] = None
 
     def _lost(self, active: ActiveRequest, error: InferError, now: float) -> None:
@@ -320,7 +369,7 @@ class VersionDispatch:
     def _fail(self, active: ActiveRequest, error: InferError, now: float) -> None:
         if not active.has_ended:
             self._count_failure(active, error, now)
-            active.fail(error)
+            self._delivery.fail(active, error)
 
     def _count_failure(self, active: ActiveRequest, error: InferError, now: float) -> None:
         self._recorder.failed(now - active.record.received_s, error.reason)

@@ -1,0 +1,29 @@
+"""The lines of `slipstream status` about a repository of tensor models."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from slipstream.cluster.state.run_state import ClusterState
+
+MAX_FAILED = 10  # models that are named
+
+
+def repository_lines(state: ClusterState, repository: dict[str, Any]) -> Iterator[str]:
+    """How many versions are in which state, where clients find them, and why some are not served. `repository` is what
+    the router says."""
+    versions = [model for model in repository["models"] if model["state"]]
+    states = Counter(model["state"].lower() for model in versions)
+    parts = [", ".join(f"{count} {what}" for what, count in sorted(states.items())) or "no model is loaded"]
+    if state.grpc_url:
+        parts.append(f"gRPC at {state.grpc_url.removeprefix('grpc://')}")
+    if state.tensor_metrics_url:
+        parts.append(f"metrics at {state.tensor_metrics_url}/metrics")
+    yield f"  repository: {'; '.join(parts)}"
+    failed = [model for model in versions if model["state"] == "UNAVAILABLE" and model["reason"] != "unloaded"]
+    for model in failed[:MAX_FAILED]:
+        yield f"    {model['name']} version {model['version']}: {model['reason']}"
+    if len(failed) > MAX_FAILED:
+        yield f"    and {len(failed) - MAX_FAILED} more"

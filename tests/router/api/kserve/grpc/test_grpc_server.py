@@ -1,0 +1,341 @@
+"""RPCs with one answer, over real connections."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc
+from tritonclient.grpc import service_pb2 as pb
+
+from slipstream.router.access.access import Access
+from slipstream.router.api.kserve.grpc.grpc_server import GrpcServer
+from slipstream.router.api.kserve.kserve_server import KServeServer
+from slipstream.router.config.access_config import AccessConfig
+from slipstream.router.config.kserve_config import KServeGrpcConfig, RestrictedApis
+from slipstream.router.tensor_memory.region_pool import RegionPool
+from slipstream.router.tensors.infer_error import InferError, InferErrorCode
+from tests.support.router.fake_tensor_service import fake_models
+from tests.support.router.grpc_lab import SERVICE, VECTOR, grpc_lab, infer_request, refused, repeat_request
+from tests.support.router.in_loop import in_loop
+from tests.support.router.until import until
+
+SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
+
+
+@in_loop
+async def test_an_inference_has_its_models_outputs_in_raw_bytes() -> None:
+    async with grpc_lab() as lab:
+        response = await lab.infer(infer_request(request_id="7"))
+    assert (response.model_name, response.model_version, response.id) == ("add_sub", "1", "7")
+    assert [(o.name, o.datatype, list(o.shape)) for o in response.outputs] == [
+        ("SUM", "FP32", [1, 4]),
+        ("DIFF", "FP32", [1, 4]),
+    ]
+    assert np.frombuffer(response.raw_output_contents[0], np.float32).tolist() == [0, 2, 4, 6]
+
+
+@in_loop
+async def test_tritons_own_client_is_served() -> None:
+    def infer(port: int) -> list[float]:
+        with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{port}") as client:
+            assert client.is_server_live()
+            assert client.get_model_metadata("add_sub").inputs[0].shape == [-1, 4]
+            inputs = [tritonclient.grpc.InferInput(name, [1, 4], "FP32") for name in "AB"]
+            for each in inputs:
+                each.set_data_from_numpy(VECTOR[None])
+            found: list[float] = client.infer("add_sub", inputs).as_numpy("SUM")[0].tolist()
+            return found
+
+    async with grpc_lab() as lab:
+        with ThreadPoolExecutor(1) as thread:
+            assert await asyncio.get_running_loop().run_in_executor(thread, infer, lab.port) == [0, 2, 4, 6]
+
+
+@in_loop
+async def test_messages_may_be_larger_than_4_mb_both_ways() -> None:
+    large = np.ones((8, 1_000_000), np.uint8)
+    async with grpc_lab() as lab:
+        lab.service.specs["add_sub"] = lab.service.specs["repeat"]  # whatever its shape
+        lab.service.specs["wide"] = lab.service.specs["kept"]
+        lab.service.checks["wide"] = _AcceptsAll()  # type: ignore[assignment]
+        lab.service.answers["wide"] = lambda submission: submission.respond({"SUM": submission.array("A")})
+        response = await lab.infer(infer_request("wide", ["A"], large, datatype="UINT8"))
+    assert response.raw_output_contents[0] == large.tobytes()
+
+
+class _AcceptsAll:
+    def check(self, request: object) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+@in_loop
+async def test_compressed_requests_are_served(compression: grpc.Compression) -> None:
+    async with grpc_lab(KServeGrpcConfig(port=0, compression="high")) as lab:
+        response = await lab.infer(infer_request(), compression=compression)
+    assert len(response.outputs) == 2
+
+
+@in_loop
+async def test_errors_have_the_status_of_their_code() -> None:
+    async with grpc_lab() as lab:
+        async with refused(grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'nope' is not found"):
+            await lab.infer(infer_request("nope"))
+        async with refused(grpc.StatusCode.INVALID_ARGUMENT, "expected 2 inputs but got 1 inputs for model 'add_sub'"):
+            await lab.infer(infer_request(inputs=["A"]))
+        async with refused(grpc.StatusCode.UNIMPLEMENTED, "ModelInfer RPC doesn't support models with decoupled"):
+            await lab.infer(repeat_request(1))
+        lab.service.answers["add_sub"] = lambda each: each.fail(InferError("no", InferErrorCode.UNAVAILABLE))
+        async with refused(grpc.StatusCode.UNAVAILABLE, "no"):
+            await lab.infer(infer_request())
+        broken = lab.channel.unary_unary(f"{SERVICE}ModelInfer")
+        async with refused(grpc.StatusCode.INTERNAL, "Unable to parse request"):
+            await broken(b"\xff\xff")
+        async with refused(grpc.StatusCode.UNIMPLEMENTED):
+            await lab.channel.unary_unary(f"{SERVICE}Nope")(b"")
+
+
+@in_loop
+async def test_a_cancelled_rpc_cancels_its_request() -> None:
+    async with grpc_lab() as lab:
+        call = asyncio.create_task(lab.infer(infer_request("kept")))
+        await until(lambda: bool(lab.service.running))
+        call.cancel()
+        await until(lambda: lab.service.submitted[0].is_cancelled)
+        await asyncio.wait([call])
+
+
+@in_loop
+async def test_a_passed_deadline_cancels_its_request() -> None:
+    async with grpc_lab() as lab:
+        async with refused(grpc.StatusCode.DEADLINE_EXCEEDED):
+            await lab.infer(infer_request("kept"), timeout=0.2)
+        await until(lambda: lab.service.submitted[0].is_cancelled)
+
+
+@in_loop
+async def test_a_response_that_comes_after_the_client_has_left_is_released() -> None:
+    async with grpc_lab() as lab:
+        call = asyncio.create_task(lab.infer(infer_request("kept")))
+        await until(lambda: bool(lab.service.running))
+        [submission] = lab.service.running
+        submission.is_over = True  # so that cancelling does not end it
+        call.cancel()
+        await until(lambda: submission.is_cancelled)
+        submission.is_over = False
+        submission.respond({"SUM": VECTOR[None]})
+        await asyncio.wait([call])
+
+
+@in_loop
+async def test_classes_are_given_instead_of_an_output() -> None:
+    request = infer_request()
+    request.outputs.add(name="SUM").parameters["classification"].int64_param = 2
+    async with grpc_lab() as lab:
+        response = await lab.infer(request)
+    assert (response.outputs[0].datatype, list(response.outputs[0].shape)) == ("BYTES", [1, 2])
+    assert response.raw_output_contents[0] == b"\n\x00\x00\x006.000000:3\n\x00\x00\x004.000000:2"
+
+
+@in_loop
+async def test_inputs_and_outputs_can_lie_in_the_clients_shared_memory() -> None:
+    name = f"kserve-test-{uuid.uuid4().hex}"
+    path = Path("/dev/shm") / name
+    path.write_bytes(VECTOR.tobytes() + bytes(48))
+    request = infer_request()
+    del request.raw_input_contents[:]
+    for each in request.inputs:
+        each.parameters["shared_memory_region"].string_param = "r"
+        each.parameters["shared_memory_byte_size"].int64_param = 16
+    output = request.outputs.add(name="SUM")
+    output.parameters["shared_memory_region"].string_param = "r"
+    output.parameters["shared_memory_byte_size"].int64_param = 16
+    output.parameters["shared_memory_offset"].int64_param = 32
+    try:
+        async with grpc_lab() as lab:
+            register = pb.SystemSharedMemoryRegisterRequest(name="r", key=f"/{name}", byte_size=64)
+            await lab.call("SystemSharedMemoryRegister", register)
+            async with refused(grpc.StatusCode.ALREADY_EXISTS, "shared memory region 'r' already in manager"):
+                await lab.call("SystemSharedMemoryRegister", register)
+            status = await lab.call("SystemSharedMemoryStatus", pb.SystemSharedMemoryStatusRequest())
+            assert [(each.key, each.byte_size) for each in status.regions.values()] == [(f"/{name}", 64)]
+            response = await lab.infer(request)
+            assert list(response.raw_output_contents) == [b""]
+            output.parameters["shared_memory_byte_size"].int64_param = 8
+            async with refused(grpc.StatusCode.INTERNAL, "output 'SUM' (8 bytes) should be at least 16 bytes"):
+                await lab.infer(request)
+            await lab.call("SystemSharedMemoryUnregister", pb.SystemSharedMemoryUnregisterRequest())
+            async with refused(grpc.StatusCode.NOT_FOUND, "Unable to find shared memory region: 'r'"):
+                await lab.infer(request)
+        assert np.frombuffer(path.read_bytes()[32:48], np.float32).tolist() == [0, 2, 4, 6]
+    finally:
+        path.unlink()
+
+
+@in_loop
+async def test_health_follows_the_readiness_of_the_server() -> None:
+    async with grpc_lab() as lab:
+        check = lab.channel.unary_unary("/grpc.health.v1.Health/Check")
+        assert await check(b"") == SERVING
+        assert (await lab.call("ServerReady", pb.ServerReadyRequest())).ready
+        lab.service.is_ready_now = False
+        assert await check(b"") == NOT_SERVING
+        assert not (await lab.call("ServerReady", pb.ServerReadyRequest())).ready
+        assert (await lab.call("ServerLive", pb.ServerLiveRequest())).live
+
+
+@in_loop
+async def test_models_are_described() -> None:
+    async with grpc_lab() as lab:
+        metadata = await lab.call("ModelMetadata", pb.ModelMetadataRequest(name="add_sub"))
+        assert (metadata.platform, list(metadata.versions)) == ("python", ["1"])
+        assert [list(each.shape) for each in metadata.outputs] == [[-1, 4], [-1, 4]]
+        config = await lab.call("ModelConfig", pb.ModelConfigRequest(name="add_sub"))
+        assert (config.config.name, config.config.max_batch_size) == ("add_sub", 8)
+        assert (await lab.call("ModelReady", pb.ModelReadyRequest(name="add_sub"))).ready
+        assert not (await lab.call("ModelReady", pb.ModelReadyRequest(name="nope"))).ready
+        server = await lab.call("ServerMetadata", pb.ServerMetadataRequest())
+        assert "system_shared_memory" in server.extensions
+        statistics = await lab.call("ModelStatistics", pb.ModelStatisticsRequest(name="add_sub"))
+        assert statistics.model_stats[0].inference_count == 3
+        assert statistics.model_stats[0].inference_stats.success.ns == 1000
+
+
+@in_loop
+async def test_the_repository_is_controlled() -> None:
+    async with grpc_lab() as lab:
+        index = await lab.call("RepositoryIndex", pb.RepositoryIndexRequest())
+        assert [(each.name, each.state) for each in index.models][-1] == ("never_loaded", "")
+        assert len((await lab.call("RepositoryIndex", pb.RepositoryIndexRequest(ready=True))).models) == 4
+        load = pb.RepositoryModelLoadRequest(model_name="m")
+        load.parameters["config"].string_param = "{}"
+        load.parameters["file:1/model.py"].bytes_param = b"x"
+        await lab.call("RepositoryModelLoad", load)
+        assert lab.service.loads == [("m", "{}", {"1/model.py": b"x"})]
+        unload = pb.RepositoryModelUnloadRequest(model_name="m")
+        unload.parameters["unload_dependents"].bool_param = True
+        await lab.call("RepositoryModelUnload", unload)
+        assert lab.service.unloads == [("m", True)]
+        async with refused(grpc.StatusCode.INTERNAL, "failed to load 'broken', failed to poll from model repository"):
+            await lab.call("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="broken"))
+        load.parameters["other"].string_param = "x"
+        async with refused(grpc.StatusCode.INVALID_ARGUMENT, "unrecognized load parameter 'other'."):
+            await lab.call("RepositoryModelLoad", load)
+        async with refused(grpc.StatusCode.UNIMPLEMENTED, "'repository_name' specification is not supported"):
+            await lab.call("RepositoryIndex", pb.RepositoryIndexRequest(repository_name="x"))
+
+
+@in_loop
+async def test_trace_and_log_settings_are_shown_and_changed() -> None:
+    async with grpc_lab() as lab:
+        change = pb.TraceSettingRequest(model_name="add_sub")
+        change.settings["trace_rate"].value.append("7")
+        shown = await lab.call("TraceSetting", change)
+        assert list(shown.settings["trace_rate"].value) == ["7"]
+        change.settings["trace_rate"].value.append("8")
+        async with refused(grpc.StatusCode.INVALID_ARGUMENT, "expect only 1 value for 'trace_rate'"):
+            await lab.call("TraceSetting", change)
+        async with refused(grpc.StatusCode.INVALID_ARGUMENT, "Request for unknown model : nope"):
+            await lab.call("TraceSetting", pb.TraceSettingRequest(model_name="nope"))
+        logs = await lab.call("LogSettings", pb.LogSettingsRequest())
+        assert logs.settings["log_info"].bool_param
+        wrong = pb.LogSettingsRequest()
+        wrong.settings["log_info"].string_param = "x"
+        async with refused(grpc.StatusCode.INVALID_ARGUMENT, "expect boolean for 'log_info'"):
+            await lab.call("LogSettings", wrong)
+
+
+@in_loop
+async def test_a_restricted_protocol_needs_its_header() -> None:
+    restricted = RestrictedApis(("model-repository",), "triton-grpc-protocol-admin", "secret")
+    async with grpc_lab(KServeGrpcConfig(port=0, restricted=(restricted,))) as lab:
+        index = pb.RepositoryIndexRequest()
+        expecting = "This protocol is restricted, expecting header 'triton-grpc-protocol-admin'"
+        async with refused(grpc.StatusCode.UNAVAILABLE, expecting):
+            await lab.call("RepositoryIndex", index)
+        async with refused(grpc.StatusCode.UNAVAILABLE, expecting):
+            await lab.call("RepositoryIndex", index, metadata=[("triton-grpc-protocol-admin", "wrong")])
+        await lab.call("RepositoryIndex", index, metadata=[("triton-grpc-protocol-admin", "secret")])
+        await lab.infer(infer_request())
+
+
+def access_with_keys(folder: Path) -> Access:
+    def entry(name: str, more: str) -> str:
+        return f"  - {{name: {name}, sha256: {hashlib.sha256(name.encode()).hexdigest()}, {more}}}\n"
+
+    keys = folder / "keys.yaml"
+    text = entry("user", "models: [add_sub], requests_per_minute: 2, tenant: lab") + entry("boss", "admin: true")
+    keys.write_text(f"keys:\n{text}")
+    keys.chmod(0o600)
+    return Access(AccessConfig(keys_file=str(keys)))
+
+
+@in_loop
+async def test_with_keys_a_caller_needs_one_that_allows_what_it_asks_for(tmp_path: Path) -> None:
+    access = access_with_keys(tmp_path)
+    access.open()
+    user, boss = [("authorization", "Bearer user")], [("authorization", "Bearer boss")]
+    async with grpc_lab(access=access) as lab:
+        assert (await lab.call("ServerLive", pb.ServerLiveRequest())).live
+        assert await lab.channel.unary_unary("/grpc.health.v1.Health/Check")(b"") == SERVING
+        async with refused(grpc.StatusCode.UNAUTHENTICATED, "No API key was given."):
+            await lab.infer(infer_request())
+        async with refused(grpc.StatusCode.UNAUTHENTICATED, "Incorrect API key provided."):
+            await lab.infer(infer_request(), metadata=[("authorization", "Bearer other")])
+        async with refused(grpc.StatusCode.PERMISSION_DENIED, "may not use the model 'kept'"):
+            await lab.infer(infer_request("kept"), metadata=user)
+        async with refused(grpc.StatusCode.PERMISSION_DENIED, "administrator"):
+            await lab.call("RepositoryIndex", pb.RepositoryIndexRequest(), metadata=user)
+        await lab.call("RepositoryIndex", pb.RepositoryIndexRequest(), metadata=boss)
+        for _ in range(2):
+            await lab.infer(infer_request(), metadata=user)
+        assert lab.service.submitted[0].request.tenant == "lab"
+        async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "Rate limit reached"):
+            await lab.infer(infer_request(), metadata=user)
+    assert [counts.num_requests for account, counts in access.usage if account.key == "user"] == [2]
+    await access.close()
+
+
+@in_loop
+async def test_ids_traces_and_chosen_headers_come_with_the_metadata() -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    metadata = [("x-request-id", "mine"), ("traceparent", trace), ("my-header", "v"), ("other", "w")]
+    async with grpc_lab(KServeGrpcConfig(port=0, forward_headers="my-.*")) as lab:
+        await lab.infer(infer_request(), metadata=metadata)
+        request = lab.service.submitted[0].request
+    assert (request.request_id, request.trace_id) == ("mine", "0af7651916cd43dd8448eb211c80319c")
+    assert request.parameters == {"my-header": "v"}
+
+
+@in_loop
+async def test_a_port_that_is_taken_is_an_error() -> None:
+    service = fake_models()
+    async with grpc_lab() as lab:
+        config = KServeGrpcConfig(port=lab.port)
+        second = GrpcServer(config, KServeServer(service, service), Access(), lab.pool, host="127.0.0.1")
+        with pytest.raises(OSError, match=f"cannot listen for gRPC at 127.0.0.1:{lab.port}"):
+            await second.start()
+
+
+@in_loop
+async def test_requests_that_run_at_the_stop_end_within_the_grace() -> None:
+    service = fake_models()
+    with RegionPool() as pool:
+        server = GrpcServer(KServeGrpcConfig(port=0), KServeServer(service, service), Access(), pool, host="127.0.0.1")
+        port = await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            infer = channel.unary_unary(f"{SERVICE}ModelInfer")
+            call = asyncio.ensure_future(infer(infer_request("kept").SerializeToString()))
+            await until(lambda: bool(service.running))
+            stopping = asyncio.create_task(server.stop(20.0))
+            [submission] = service.running
+            submission.respond({"SUM": VECTOR[None]})
+            assert pb.ModelInferResponse.FromString(await call).outputs[0].name == "SUM"
+            await stopping
