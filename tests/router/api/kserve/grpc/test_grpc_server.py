@@ -250,6 +250,10 @@ async def test_trace_and_log_settings_are_shown_and_changed() -> None:
         wrong.settings["log_info"].string_param = "x"
         async with refused(grpc.StatusCode.INVALID_ARGUMENT, "expect boolean for 'log_info'"):
             await lab.call("LogSettings", wrong)
+        wrong.settings["log_info"].bool_param = True
+        wrong.settings["log_format"].string_param = "x"
+        async with refused(grpc.StatusCode.INVALID_ARGUMENT, "invalid argument for log_format, got: x"):
+            await lab.call("LogSettings", wrong)
 
 
 @in_loop
