@@ -51,7 +51,7 @@ def test_the_default_interpreter_is_this_one_or_the_one_that_is_named(tmp_path: 
     assert command.argv[1].endswith("instance/main.py")
     assert command.env["OF_THE_MODEL"] == "1"
     assert not any("secret" in argument for argument in command.argv)
-    assert launch_command(start_of(tmp_path), tmp_path, "/other/python").argv[0] == "/other/python"
+    assert launch_command(start_of(tmp_path), tmp_path, python="/other/python").argv[0] == "/other/python"
 
 
 @pytest.mark.parametrize("activate", ["export ACTIVATED=yes\n", None])
