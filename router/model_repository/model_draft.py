@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from slipstream.router.model_repository.config.backends import model_file_of, not_served
+from slipstream.router.model_repository.config.backends import not_served
 from slipstream.router.model_repository.config.completion import completed_config
 from slipstream.router.model_repository.config.config_fault import ConfigError, raise_first
 from slipstream.router.model_repository.config.config_json import to_dict
@@ -20,6 +19,7 @@ from slipstream.router.model_repository.config.model_checks import instance_faul
 from slipstream.router.model_repository.config.model_files import ModelFiles
 from slipstream.router.model_repository.config.model_spec_reader import read_groups, read_parameters, read_spec
 from slipstream.router.model_repository.config.tensor_checks import tensor_faults
+from slipstream.router.model_repository.override_files import remove_override
 from slipstream.router.model_repository.read_options import ReadOptions
 from slipstream.router.model_repository.repository_error import LoadError
 from slipstream.router.model_repository.repository_watch import ModelStamp
@@ -45,7 +45,7 @@ class ModelDraft:
 
     @property
     def backend(self) -> str:
-        """ "" for an ensemble."""
+        """Empty for an ensemble."""
         return str(self.message.backend)
 
     @property
@@ -64,7 +64,7 @@ class ModelDraft:
     @property
     def model_file(self) -> str:
         """The name of the model's file in its version's folder: `model.py`."""
-        return model_file_of(self.message)
+        return str(self.message.default_model_filename)
 
     @property
     def is_completed_by_model(self) -> bool:
@@ -104,7 +104,7 @@ class ModelDraft:
     def remove(self) -> None:
         """Removes the folder if it is temporary."""
         if self.is_temporary:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            remove_override(self.folder)
 
     def _with_instances(self) -> ModelConfig:
         if self.backend not in self.options.backends:
