@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
+from xxhash import xxh3_128
 
 from slipstream.router.model_repository.config.backends import not_served
 from slipstream.router.model_repository.config.completion import completed_config
@@ -95,11 +96,19 @@ class ModelDraft:
     def keeps_version(self, version: str, before: ModelDraft) -> bool:
         """Whether a version that was loaded from an earlier draft can go on: its files are the same, and nothing has
         changed in the configuration but, perhaps, the instance groups and which versions are served."""
-        return (
-            self.folder == before.folder
-            and self.stamp.of_version(version) == before.stamp.of_version(version)
-            and _of_all_instances(self.message) == _of_all_instances(before.message)
-        )
+        revision = self.revision_of(version)
+        return revision != "" and revision == before.revision_of(version)
+
+    def revision_of(self, version: str) -> str:
+        """Stands for the files and the configuration that instances of a version are made from, but for the instance
+        groups. "" for a temporary folder, which no other router reads again."""
+        if self.is_temporary:
+            return ""
+        digest = xxh3_128(_of_all_instances(self.message).SerializeToString(deterministic=True))
+        for name, time_ns in sorted(self.stamp.of_version(version).items()):
+            digest.update(f"{name}\0{time_ns}\n".encode())
+        digest.update(f"{self.folder}\0{version}".encode())
+        return digest.hexdigest()
 
     def remove(self) -> None:
         """Removes the folder if it is temporary."""

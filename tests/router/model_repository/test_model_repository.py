@@ -125,6 +125,8 @@ def test_a_load_may_bring_the_files_which_are_then_all_of_the_model(tmp_path: Pa
     repository = ModelRepository([tmp_path / "repository"], ReadOptions(override_folder=overrides))
     files = {"7/model.py": b"x = 1", "7/more/data.bin": b"\x00"}
     draft = repository.read("M", '{"backend": "python"}', files)
+    assert draft.revision_of("7") == ""
+    assert not draft.keeps_version("7", draft)
     assert (draft.versions, draft.message.max_batch_size) == (("7",), 0)
     assert {name: (draft.folder / name).read_bytes() for name in files} == files
     draft.remove()
@@ -200,6 +202,7 @@ def test_a_version_is_kept_if_only_instances_or_other_versions_change(tmp_path: 
         (folder / "config.pbtxt").write_text(config)
 
     assert repository.read("M").keeps_version("1", before)
+    assert ModelRepository([tmp_path]).read("M").revision_of("1") == before.revision_of("1")
     write(f"{PYTHON} instance_group {{ count: 3 }} version_policy {{ all {{}} }}")
     (folder / "2").mkdir()
     assert repository.read("M").keeps_version("1", before)
