@@ -65,7 +65,8 @@ class RemoteSource:
         return self._fetch(source, plan)
 
     def stamps(self) -> dict[str, ModelStamp]:
-        return {name: ModelStamp({"": int(_version(files), 16)}) for name, files in self._models()[1].items()}
+        """There are no times, only a number for all files of a model."""
+        return {name: ModelStamp({".": int(_version(files), 16)}) for name, files in self._models()[1].items()}
 
     def _models(self) -> tuple[WeightsSource, dict[str, list[SourceFile]]]:
         """The files of each model by their names below the repository, and the source that has listed them. A driver

@@ -170,24 +170,29 @@ def test_models_to_load_at_the_start() -> None:
 
 
 def test_poll_sees_what_has_changed(tmp_path: Path) -> None:
-    for name in ("same", "code", "config", "version", "deep", "gone", "older"):
+    for name in ("same", "code", "config", "version", "deep", "gone", "older", "fewer"):
         write_model(tmp_path, name)
         (tmp_path / name / "1" / "data").mkdir()
         (tmp_path / name / "1" / "data" / "file").write_text("")
     for path in tmp_path.rglob("*"):
         os.utime(path, ns=(2 * OLD_NS, 2 * OLD_NS))
+    (tmp_path / "same" / "1" / "back").symlink_to(tmp_path / "same")
     repository = ModelRepository([tmp_path])
     before = repository.stamps()
+    (tmp_path / "same" / "1" / "__pycache__").mkdir()
+    (tmp_path / "same" / "1" / "__pycache__" / "model.pyc").write_text("")
+    (tmp_path / "same" / "1" / ".model.py.swp").write_text("")
     assert not changes_between(before, repository.stamps())
     (tmp_path / "code" / "1" / "model.py").write_text("x")
     (tmp_path / "config" / "config.pbtxt").write_text(PYTHON)
     (tmp_path / "version" / "2").mkdir()
     (tmp_path / "deep" / "1" / "data" / "file").write_text("x")
+    (tmp_path / "fewer" / "1" / "data" / "file").unlink()
     (tmp_path / "gone").rename(tmp_path / "new")
     os.utime(tmp_path / "older" / "1" / "model.py", ns=(OLD_NS, OLD_NS))
     os.utime(tmp_path / "older" / "config.pbtxt", ns=(OLD_NS, OLD_NS))
     assert changes_between(before, repository.stamps()) == RepositoryChanges(
-        added=("new",), changed=("code", "config", "deep", "older", "version"), removed=("gone",)
+        added=("new",), changed=("code", "config", "deep", "fewer", "older", "version"), removed=("gone",)
     )
 
 
