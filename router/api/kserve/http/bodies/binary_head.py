@@ -54,9 +54,12 @@ class BinaryHeads:
         """`request` was read from `fields`."""
         if request.id or len(head) > MAX_HEAD_BYTES or any(output.into is not None for output in request.requested):
             return
-        sizes = [(given.get("parameters") or {}).get("binary_data_size") for given in fields["inputs"]]
-        if None in sizes:
-            return
+        sizes: list[int] = []
+        for given in fields["inputs"]:
+            size = (given.get("parameters") or {}).get("binary_data_size")
+            if size is None:
+                return
+            sizes.append(size)
         if len(self._heads) >= MAX_HEADS:
             self._heads.clear()
         self._heads[head.tobytes()] = BinaryHead(
