@@ -112,7 +112,7 @@ class TensorModels:
 
     async def _serve_metrics(self, front: Front, pool: RegionPool, cleanup: AsyncExitStack) -> Endpoint | None:
         config = self._config.metrics
-        page = TensorMetricsPage(ServiceMetrics(self.service), pool, config)
+        page = TensorMetricsPage(ServiceMetrics(self.service, self.repository.cache), pool, config)
         await page.start()
         cleanup.push_async_callback(page.stop)
         front.serve_tensor_metrics(page.render)
