@@ -1,4 +1,4 @@
-"""Everything that serves a repository of tensor models in the router's process. Only a router that has one imports it."""
+"""What serves a repository of tensor models in the router's process. Only a router that has one imports it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class TensorModels:
         models = ModelRepository(config.paths, options_of(config))
         self.repository = RepositoryService(config, models, self.service, self.port)
         cleanup.push_async_callback(self.repository.close)
-        self.server = KServeServer(self.service, self.repository)
+        self.server = KServeServer(self.service, self.repository, loaded=self._is_loaded)
         if config.http.enabled:
             front.serve_tensors(KServeApi(self.server, pool, config.http))
         cleanup.push_async_callback(cancel_and_wait, asyncio.create_task(self._load()))
