@@ -15,8 +15,12 @@ class PlannedInstance:
     """`name` is Triton's: `M_0_1` is the second instance of the first group. On further GPUs it has the device, too."""
 
     name: str
-    kind: InstanceKind
+    group: InstanceGroup
     device: int = 0
+
+    @property
+    def kind(self) -> InstanceKind:
+        return self.group.kind
 
     @property
     def kind_name(self) -> str:
@@ -33,4 +37,4 @@ def planned_instances(groups: Sequence[InstanceGroup]) -> Iterator[PlannedInstan
             name = f"{group.name}_{index}"
             for device in group.devices or (0,):
                 is_first = not group.devices or device == group.devices[0]
-                yield PlannedInstance(name if is_first else f"{name}_gpu{device}", group.kind, device)
+                yield PlannedInstance(name if is_first else f"{name}_gpu{device}", group, device)

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from slipstream.router.batching.resources.rate_limiter import RateLimiter
+from slipstream.router.batching.resources.resource_pool import counts_by_device
+from slipstream.router.batching.responses.response_cache import ResponseCache
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.infer.model_versions import ModelVersions
+from slipstream.router.infer.requests.execution_gate import ExecutionGate
 from slipstream.router.infer.requests.statistics_recorder import StatisticsRecorder
+from slipstream.router.infer.requests.version_dispatch import DispatchOptions
 from slipstream.router.infer.tensor_service import TensorService
 from slipstream.router.infer.version_runtime import Launcher, RuntimeContext, VersionRuntime
 from slipstream.router.instances.instance_link import InstanceLink
@@ -40,7 +45,9 @@ class RepositoryService:
         self._config = config
         self._repository = repository
         self._service = service
-        self._context = RuntimeContext(launcher, service, self, config.request_retries)
+        self._cache = ResponseCache(config.cache_bytes) if config.cache_bytes else None
+        options = DispatchOptions(config.request_retries, self._cache, gate_of(config))
+        self._context = RuntimeContext(launcher, service, self, options)
         self._files = ThreadPoolExecutor(config.load_threads, thread_name_prefix="repository")
         self._locks: dict[str, asyncio.Lock] = {}
         self._names: list[str] = []
@@ -212,10 +219,18 @@ class RepositoryService:
             runtime.recorder.load_s = time.monotonic() - begun_s
         for before in versions.serve(runtimes):
             before.unload()
+        self._forget_responses(draft.name, runtimes)
         log.info("model %r serves version %s", draft.name, ", ".join(runtimes))
 
     def _new_runtime(self, draft: ModelDraft, version: str) -> VersionRuntime:
-        return VersionRuntime(draft, version, self._context, StatisticsRecorder(draft.name, version), self._ended)
+        metrics = self._config.metrics
+        recorder = StatisticsRecorder(
+            draft.name,
+            version,
+            keeps_summaries=metrics.summary_latencies,
+            keeps_first_responses=metrics.histogram_latencies,
+        )
+        return VersionRuntime(draft, version, self._context, recorder, self._ended)
 
     async def _unload(self, model: str, *, wait: bool = True) -> None:
         async with self._lock(model):
@@ -226,8 +241,14 @@ class RepositoryService:
         if wait:
             await asyncio.gather(*(runtime.wait_for_end() for runtime in leaving))
 
+    def _forget_responses(self, model: str, versions: Iterable[str]) -> None:
+        if self._cache is not None:
+            for version in versions:
+                self._cache.forget(model, version)
+
     def _ended(self, runtime: VersionRuntime) -> None:
         draft = runtime.draft
+        self._forget_responses(draft.name, (runtime.version,))
         self._service.models[draft.name].ended(runtime.version, runtime)
         self._running.discard(runtime)
         if draft.is_temporary and all(other.draft is not draft for other in self._running):
@@ -246,3 +267,11 @@ def raise_unexpected(results: Sequence[BaseException | None]) -> None:
     for result in results:
         if result is not None and not isinstance(result, InferError):
             raise result
+
+
+def gate_of(config: RepositoryConfig) -> ExecutionGate | None:
+    """None where executions need no resources."""
+    if config.rate_limit == "off":
+        return None
+    resources = [(one.name, one.count, one.device) for one in config.rate_limit_resources]
+    return ExecutionGate(RateLimiter(counts_by_device(resources)), asyncio.get_running_loop().call_soon)

@@ -17,6 +17,7 @@ from slipstream.router.infer.requests.active_request import ActiveRequest
 from slipstream.router.infer.requests.request_check import RequestCheck
 from slipstream.router.infer.requests.request_runner import RequestRunner
 from slipstream.router.infer.requests.statistics_recorder import StatisticsRecorder
+from slipstream.router.infer.requests.version_dispatch import DispatchOptions
 from slipstream.router.infer.version_life import Action, Do, VersionLife
 from slipstream.router.infer.warm_up_samples import warm_up_requests
 from slipstream.router.instances.frames.frame_reader import Json
@@ -52,7 +53,7 @@ class RuntimeContext:
     launcher: Launcher
     calls: CallTarget
     controls: Controls
-    max_retries: int = 1
+    options: DispatchOptions
     stop_grace_s: float = 30.0
 
 
@@ -151,7 +152,9 @@ class VersionRuntime:
         self._perform(self._life.failed(name, cause))
 
     def instance_ended(self, name: str, cause: str) -> None:
-        del self._instances[name]
+        launch, gate = self._instances.pop(name).link.start.launch, self._context.options.gate
+        if gate is not None:
+            gate.remove(launch)
         text = f"Internal: {unhealthy(name).message} ({cause})"
         self._perform(self._life.ended(name, text, self._loop.time()))
         if self._life.is_down:
@@ -176,7 +179,7 @@ class VersionRuntime:
         except (OSError, ValueError) as error:
             raise LoadError(f"Invalid argument: {error}") from error
         self.spec, self.check = spec, RequestCheck(spec)
-        self.runner = RequestRunner(spec, self.recorder, self._context.max_retries, self._idle)
+        self.runner = RequestRunner(spec, self.recorder, self._context.options, self._idle)
         self._is_complete = True
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
@@ -247,6 +250,13 @@ class VersionRuntime:
 
     def _initialize(self, name: str) -> None:
         spec, planned, instance = self.spec, self._plan[name], self._instances[name]
+        gate = self._context.options.gate
+        if gate is not None:
+            try:
+                gate.add(instance.link.start.launch, planned.group, planned.device, self.runner.turn_soon)
+            except InferError as error:
+                self.instance_failed(name, f"Invalid argument: {error.message}")
+                return
         args = {
             "model_config": spec.config_json.decode(),
             "model_instance_kind": planned.kind_name,
@@ -262,7 +272,7 @@ class VersionRuntime:
     def _serve(self, name: str) -> None:
         instance = self._instances[name]
         instance.results = self.runner
-        self.runner.add_instance(name, instance.link)
+        self.runner.add_instance(name, instance.link, instance.link.start.launch)
 
     def _end(self) -> None:
         """All instances are gone."""

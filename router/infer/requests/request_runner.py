@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from slipstream.router.batching.scheduler_choice import scheduler_of
 from slipstream.router.infer.requests.active_request import ActiveRequest
 from slipstream.router.infer.requests.statistics_recorder import StatisticsRecorder
-from slipstream.router.infer.requests.version_dispatch import VersionDispatch
+from slipstream.router.infer.requests.version_dispatch import DispatchOptions, VersionDispatch
 from slipstream.router.instances.instance_link import InstanceLink
 from slipstream.router.instances.messages import Executed, ExecuteRequest, InstanceResponse
 from slipstream.router.tensors.infer_error import InferError
@@ -19,10 +19,10 @@ class RequestRunner:
     """The shell of a VersionDispatch. `on_idle` is called when the last request has ended."""
 
     def __init__(
-        self, spec: ModelSpec, recorder: StatisticsRecorder, max_retries: int, on_idle: Callable[[], None]
+        self, spec: ModelSpec, recorder: StatisticsRecorder, options: DispatchOptions, on_idle: Callable[[], None]
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._dispatch = VersionDispatch(spec, scheduler_of(spec), self, recorder, max_retries)
+        self._dispatch = VersionDispatch(spec, scheduler_of(spec), self, recorder, options)
         self._links: dict[str, InstanceLink] = {}
         self._on_idle = on_idle
         self._timer: asyncio.TimerHandle | None = None
@@ -39,7 +39,11 @@ class RequestRunner:
     def submit(self, active: ActiveRequest) -> None:
         """Queues a request. Raises InferError."""
         self._dispatch.submit(active, self._loop.time())
-        if not self._is_turn_due:  # requests that come in the same turn of the event loop may share a batch
+        self.turn_soon()
+
+    def turn_soon(self) -> None:
+        """Runs what waits in the next turn of the event loop: requests that come in the same turn may share a batch."""
+        if not self._is_turn_due:
             self._is_turn_due = True
             self._loop.call_soon(self._turn)
 
@@ -47,9 +51,9 @@ class RequestRunner:
         self._dispatch.cancel(active, self._loop.time())
         self._after_event()
 
-    def add_instance(self, name: str, link: InstanceLink) -> None:
+    def add_instance(self, name: str, link: InstanceLink, gate_key: str) -> None:
         self._links[name] = link
-        self._dispatch.add_instance(name, self._loop.time())
+        self._dispatch.add_instance(name, self._loop.time(), gate_key)
         self._after_event()
 
     def remove_instance(self, name: str, error: InferError) -> None:

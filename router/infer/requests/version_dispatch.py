@@ -16,10 +16,10 @@ from typing import Protocol
 from slipstream.router.batching.responses.response_cache import ResponseCache
 from slipstream.router.batching.scheduler import Batch, Rejected, Scheduler
 from slipstream.router.infer.requests.active_request import ActiveRequest
-from slipstream.router.infer.requests.request_record import Execution, Outcome
 from slipstream.router.infer.requests.cache_lookup import CacheLookup
 from slipstream.router.infer.requests.delivery import delivery_of
 from slipstream.router.infer.requests.execution_gate import ExecutionGate
+from slipstream.router.infer.requests.request_record import Execution, Outcome
 from slipstream.router.infer.requests.response_shapes import ResponseShapes
 from slipstream.router.infer.requests.statistics_recorder import ComputeTimes, StatisticsRecorder, nanoseconds
 from slipstream.router.instances.messages import Executed, ExecuteRequest, InstanceResponse
@@ -316,6 +316,8 @@ class VersionDispatch:
     def _count_response(self, active: ActiveRequest, response: InstanceResponse | None, now: float) -> None:
         if not self._spec.is_decoupled:
             return
+        if active.num_responses == 0:
+            self._recorder.responded_first(now - active.record.received_s)
         counts = self._recorder.response(active.num_responses)
         elapsed_ns = nanoseconds(now - active.started_s)
         counts.compute_infer.add(elapsed_ns)

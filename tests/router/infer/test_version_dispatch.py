@@ -15,7 +15,7 @@ from slipstream.router.infer.model_instance import unhealthy
 from slipstream.router.infer.requests.active_request import ActiveRequest
 from slipstream.router.infer.requests.request_record import InferRecord
 from slipstream.router.infer.requests.statistics_recorder import StatisticsRecorder
-from slipstream.router.infer.requests.version_dispatch import VersionDispatch
+from slipstream.router.infer.requests.version_dispatch import DispatchOptions, VersionDispatch
 from slipstream.router.instances.messages import Executed, ExecuteRequest, InstanceResponse
 from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferRequest, InferResponse
@@ -71,10 +71,10 @@ class Answer:
 class World:
     """A dispatch whose instances do what the test says."""
 
-    def __init__(self, spec: ModelSpec | None = None, *, max_retries: int = 1) -> None:
+    def __init__(self, spec: ModelSpec | None = None, options: DispatchOptions = DispatchOptions()) -> None:  # noqa: B008
         self.spec = spec or spec_of()
         self.recorder = StatisticsRecorder("M", "1")
-        self.dispatch = VersionDispatch(self.spec, scheduler_of(self.spec), self, self.recorder, max_retries)
+        self.dispatch = VersionDispatch(self.spec, scheduler_of(self.spec), self, self.recorder, options)
         self.running: dict[str, tuple[int, Sequence[ExecuteRequest]]] = {}
         self.cancelled: list[tuple[str, int]] = []
         self.now = 100.0
