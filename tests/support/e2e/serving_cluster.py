@@ -31,7 +31,7 @@ LOOK_EVERY_S = 0.5
 class ServingCluster:
     """A cluster on a free port that is started by `with` and gone afterwards, whatever happened.
 
-    `settings` is what the YAML file will say; `router.http.port` (0) and, where there are no others, `model` are filled in.
+    `settings` is what the YAML file will say; `router.http.port` (0) and, unless there are others, `model` are added.
     It is the guardian of its drivers. Pids and states come from the state file that these write. Clusters of one `home`
     (by default the folder) know of each other, as those of one user do.
     """
