@@ -144,7 +144,7 @@ async def kserve_site(
     service = FakeService(lambda _: Script([]))
     with RegionPool(pool_bytes) as pool:
         kserve = KServeServer(models, models, regions)
-        api = KServeApi(kserve, pool, config or KServeHttpConfig())
+        api = KServeApi(kserve, pool, config or KServeHttpConfig(), access)
         http = http or HttpConfig(port=0)
         front = Front(Catalog(), service, lambda *_: None, lambda: 0, RouterConfig(http), access)
         front.serve_tensors(api)
