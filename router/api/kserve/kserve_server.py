@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 
 from slipstream.router.api.kserve.log_control import LogControl
@@ -11,9 +12,16 @@ from slipstream.router.tensor_memory.client_regions import ClientRegions
 from slipstream.router.tensors.infer_service import InferService, RepositoryControl
 
 
+def event_that_is_set() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
+
+
 @dataclass(frozen=True, slots=True)
 class KServeServer:
-    """One for a router process. `name` is that of the server in its metadata."""
+    """One for a router process. Calls about models wait until those of the start are `loaded`. `name` is that of the
+    server in its metadata."""
 
     service: InferService
     repository: RepositoryControl
@@ -21,3 +29,4 @@ class KServeServer:
     traces: TraceControl = field(default_factory=TraceControl)
     logs: LogControl = field(default_factory=LogControl)
     name: str = SERVER_NAME
+    loaded: asyncio.Event = field(default_factory=event_that_is_set)

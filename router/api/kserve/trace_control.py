@@ -58,11 +58,14 @@ class TraceControl:
     @classmethod
     def of_settings(cls, settings: Mapping[str, str]) -> TraceControl:
         """Of the settings that a server starts with, named as in the extension; several levels are separated by commas.
-        Raises InferError."""
+        Raises ValueError."""
         given = {name: value for name, value in settings.items() if name in CHANGEABLE}
         levels = {} if "trace_level" not in given else {"trace_level": given["trace_level"].split(",")}
         file, mode = settings.get("trace_file", ""), settings.get("trace_mode", "triton")
-        setting = changed(TraceSetting(), {**given, **levels}, has_file=bool(file))
+        try:
+            setting = changed(TraceSetting(), {**given, **levels}, has_file=bool(file))
+        except InferError as error:
+            raise ValueError(f"repository.trace: {error.message}") from error
         return cls(ActiveTracing().with_changes(setting), file, mode)
 
     def active(self, model: str = "") -> ActiveTracing:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from slipstream.router.api.kserve.trace_control import TraceControl
-from slipstream.router.tensors.infer_error import InferError
 
 SETTINGS = {"trace_file": "t.json", "trace_level": "TIMESTAMPS,TENSORS", "trace_rate": "3", "trace_count": "2"}
 
@@ -21,7 +20,7 @@ def test_a_server_starts_with_its_settings() -> None:
         "trace_mode": ["triton"],
     }
     assert TraceControl.of_settings({}).shown()["trace_level"] == ["OFF"]
-    with pytest.raises(InferError, match="trace file name is not given"):
+    with pytest.raises(ValueError, match="trace file name is not given"):
         TraceControl.of_settings({"trace_level": "TIMESTAMPS"})
 
 
