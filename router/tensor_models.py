@@ -1,4 +1,4 @@
-"""Everything that serves a repository of tensor models in the router's process. Only a router that has one imports it."""
+"""Everything that serves a repository of tensor models in the router. Only a process that has one imports it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from slipstream.router.access.access import Access
 from slipstream.router.api.kserve.http.kserve_api import KServeApi
 from slipstream.router.api.kserve.kserve_server import KServeServer
 from slipstream.router.config.repository_config import RepositoryConfig
-from slipstream.router.frontends.api_front import ApiFront
+from slipstream.router.frontends.front import Front
 from slipstream.router.infer.repository_service import RepositoryService
+from slipstream.router.infer.service_metrics import ServiceMetrics
 from slipstream.router.infer.tensor_service import TensorService
 from slipstream.router.instances.instance_owner import InstanceOwner
 from slipstream.router.instances.instance_port import BACKLOG, InstancePort, InstancePortConfig
@@ -20,6 +21,8 @@ from slipstream.router.model_files.cache.host_cache import HostCache
 from slipstream.router.model_repository.model_repository import ModelRepository
 from slipstream.router.model_repository.read_options import ReadOptions
 from slipstream.router.model_repository.repository_error import RepositoryError
+from slipstream.router.observability.tensor_metrics.tensor_metrics_page import TensorMetricsPage
+from slipstream.router.observability.tensor_metrics.tensor_metrics_server import TensorMetricsServer
 from slipstream.router.process.addresses import Endpoint, RepositoryAddresses
 from slipstream.router.process.listening import close_all, listening_at
 from slipstream.router.router_models import cancel_and_wait
@@ -50,7 +53,7 @@ class TensorModels:
         self._is_loaded = asyncio.Event()
         self._failure: Exception | None = None
 
-    async def start(self, front: ApiFront, access: Access, cleanup: AsyncExitStack) -> RepositoryAddresses:
+    async def start(self, front: Front, access: Access, cleanup: AsyncExitStack) -> RepositoryAddresses:
         """Listens for instances and clients, and serves at `front`. Raises OSError if it cannot."""
         config = self._config
         pool = cleanup.enter_context(RegionPool())
@@ -68,7 +71,12 @@ class TensorModels:
             front.serve_tensors(KServeApi(self.server, pool, config.http))
         cleanup.push_async_callback(cancel_and_wait, asyncio.create_task(self._load()))
         instances = Endpoint(self._instance_host, sockets[0].getsockname()[1])
-        return RepositoryAddresses(unix_path or None, instances, await self._serve_grpc(access, pool, cleanup))
+        return RepositoryAddresses(
+            unix_path or None,
+            instances,
+            await self._serve_grpc(access, pool, cleanup),
+            await self._serve_metrics(front, pool, cleanup),
+        )
 
     async def wait_loaded(self) -> None:
         """Until all models of the start have been tried. Raises InferError if one has failed and that is to end the
@@ -102,6 +110,19 @@ class TensorModels:
         cleanup.push_async_callback(server.stop, GRPC_GRACE_S)
         return Endpoint(self._config.grpc.host or self._host, port)
 
+    async def _serve_metrics(self, front: Front, pool: RegionPool, cleanup: AsyncExitStack) -> Endpoint | None:
+        config = self._config.metrics
+        page = TensorMetricsPage(ServiceMetrics(self.service), pool, config)
+        await page.start()
+        cleanup.push_async_callback(page.stop)
+        front.serve_tensor_metrics(page.render)
+        if config.port is None:
+            return None
+        server = TensorMetricsServer(config, page, host=self._host)
+        port = await server.start()
+        cleanup.push_async_callback(server.stop)
+        return Endpoint(config.host or self._host, port)
+
     async def _load(self) -> None:
         try:
             await self.repository.start()
@@ -115,4 +136,4 @@ class TensorModels:
 def options_of(config: RepositoryConfig) -> ReadOptions:
     devices = tuple(range(len(list(GPUS.iterdir())))) if GPUS.is_dir() else ()
     cache = HostCache(config.download_folder, config.download_max_gib)
-    return ReadOptions(config.config_name, config.auto_complete, devices, config.backend_config, cache=cache)
+    return ReadOptions(config.config_name, config.auto_complete, devices, cache=cache)

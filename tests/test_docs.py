@@ -128,11 +128,13 @@ def definitions(file: Path) -> set[str]:
 
 
 def rows_of_where() -> list[tuple[str, str]]:
-    rows = re.findall(r"^\| .* \| `(\S+\.py)` \| (`.*`) \|$", WHERE.read_text("utf-8"), re.MULTILINE)
+    """Those of that page, and of such tables on the pages of single parts."""
+    text = "\n".join(page.read_text("utf-8") for page in sorted(WHERE.parent.glob("*.md")))
+    rows = re.findall(r"^\| .* \| `(\S+\.py)` \| (`.*`) \|$", text, re.MULTILINE)
     return [(file, name) for file, names in rows for name in re.findall(r"`([\w.]+)`", names)]
 
 
-def test_the_page_where_is_what_names_functions_that_exist() -> None:
+def test_tables_of_where_is_what_name_functions_that_exist() -> None:
     rows = rows_of_where()
     assert len(rows) > 50
     assert [(file, name) for file, name in rows if name not in definitions(ROOT / file)] == []

@@ -196,7 +196,7 @@ class ApiFront:
                 context.caller = self._access.keys.authenticate(request)
                 if request.path.startswith(ADMIN_PATHS) and not context.caller.is_admin:
                     raise forbidden(f"{request.path} needs an API key of an administrator.", None, "admin_only")
-            if b"content-encoding" in request.headers and request.method != "OPTIONS":  # which needs no key
+            if decodes and b"content-encoding" in request.headers and request.method != "OPTIONS":  # which needs no key
                 await decode_body(request, self._max_body_bytes)
             await routes(request, exchange)
             status = exchange.status

@@ -19,6 +19,7 @@ from slipstream.router.instances.messages import (
     LogLine,
     ModelCall,
 )
+from slipstream.router.tensors.custom_metrics import CustomFamily
 from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferRequest
 
@@ -56,7 +57,7 @@ class ModelInstance:
         self._events = events
         self._call_target = calls
         self._warm_up: WarmUp | None = None
-        self.metrics: dict[str, Json] = {}
+        self.metrics: dict[str, CustomFamily] = {}
         self.results: InstanceResults | None = None
         self.link: InstanceLink
         self.calls: ModelCalls
@@ -116,7 +117,13 @@ class ModelInstance:
         log.log(LEVELS.get(line.level, logging.INFO), "%s: %s", self._name, line.text)
 
     def metrics_changed(self, families: list[Json]) -> None:
-        self.metrics.update((family["name"], family) for family in families)
+        for family in families:
+            try:
+                custom = CustomFamily.of_wire(family)
+            except (ValueError, KeyError, TypeError) as error:
+                log.warning("%s: a family of metrics is left out: %s", self._name, error)
+            else:
+                self.metrics[custom.name] = custom
 
     def ended(self, end: InstanceEnd) -> None:
         self.calls.cancel_all()

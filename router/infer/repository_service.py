@@ -223,7 +223,14 @@ class RepositoryService:
         log.info("model %r serves version %s", draft.name, ", ".join(runtimes))
 
     def _new_runtime(self, draft: ModelDraft, version: str) -> VersionRuntime:
-        return VersionRuntime(draft, version, self._context, StatisticsRecorder(draft.name, version), self._ended)
+        metrics = self._config.metrics
+        recorder = StatisticsRecorder(
+            draft.name,
+            version,
+            keeps_summaries=metrics.summary_latencies,
+            keeps_first_responses=metrics.histogram_latencies,
+        )
+        return VersionRuntime(draft, version, self._context, recorder, self._ended)
 
     async def _unload(self, model: str, *, wait: bool = True) -> None:
         async with self._lock(model):

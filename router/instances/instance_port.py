@@ -20,6 +20,7 @@ from slipstream.router.process.listening import listening_at_path, remove_path
 from slipstream.router.tensor_memory.mapped_files import MappedFiles
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensor_memory.shared_file import memory_id
+from slipstream.router.tensor_memory.stale_files import remove_files_of_the_dead
 
 BACKLOG = 512
 BEAT_S = 5.0
@@ -82,7 +83,8 @@ class InstancePort:
         self._is_stopped = False
 
     async def start(self) -> None:
-        """Raises OSError if it cannot listen."""
+        """Removes what killed processes have left in shared memory, and listens. Raises OSError if it cannot."""
+        await asyncio.to_thread(remove_files_of_the_dead)
         loop = asyncio.get_running_loop()
         if self._config.unix_path:
             sock = listening_at_path(self._config.unix_path, BACKLOG)

@@ -10,9 +10,9 @@ from typing import Any
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from slipstream.router.model_repository.config.backends import model_file_of
+from slipstream.router.model_repository.config.backends import model_file_of, not_served
 from slipstream.router.model_repository.config.completion import completed_config
-from slipstream.router.model_repository.config.config_fault import ConfigError, ConfigFault, raise_first
+from slipstream.router.model_repository.config.config_fault import ConfigError, raise_first
 from slipstream.router.model_repository.config.config_json import to_dict
 from slipstream.router.model_repository.config.config_text import from_dict
 from slipstream.router.model_repository.config.defaults import set_instance_groups
@@ -23,11 +23,9 @@ from slipstream.router.model_repository.config.tensor_checks import tensor_fault
 from slipstream.router.model_repository.read_options import ReadOptions
 from slipstream.router.model_repository.repository_error import LoadError
 from slipstream.router.model_repository.repository_watch import ModelStamp
-from slipstream.router.tensors.infer_error import InferErrorCode
 from slipstream.router.tensors.model_spec import InstanceGroup, ModelSpec
 
 PYTHON = "python"
-UNSUPPORTED = InferErrorCode.UNSUPPORTED
 NO_STAMP = ModelStamp({})
 
 
@@ -110,21 +108,12 @@ class ModelDraft:
 
     def _with_instances(self) -> ModelConfig:
         if self.backend not in self.options.backends:
-            raise ConfigError(self._no_backend())
+            raise ConfigError(not_served(self.message))
         config = ModelConfig()
         config.CopyFrom(self.message)
         set_instance_groups(config, self.options.devices)
         raise_first(instance_faults(config, self.options.devices))
         return config
-
-    def _no_backend(self) -> ConfigFault:
-        if not self.backend:
-            return ConfigFault("platform", f"ensemble '{self.name}': ensembles are not served", UNSUPPORTED)
-        text = (
-            f"unable to find backend library for backend '{self.backend}', try specifying runtime on the model "
-            "configuration."
-        )
-        return ConfigFault("backend", text)
 
 
 def _of_all_instances(config: ModelConfig) -> ModelConfig:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,15 +12,13 @@ from slipstream.router.model_files.cache.host_cache import HostCache
 class ReadOptions:
     """`config_name` "X": `configs/X.pbtxt` of a model is read instead of its `config.pbtxt`, where there is one.
     `auto_complete` False: the configuration is used as it stands (`--disable-auto-complete-config`). `devices` are the
-    GPUs that instances may run on. `backend_config` is backend -> key -> value (`--backend-config`). Files that come
-    with a load are written below `override_folder`; None: the system's folder for temporary files.
-    `backends` are those that can be served; "" stands for ensembles. Models of remote repositories are fetched into
-    `cache`."""
+    GPUs that instances may run on. Files that come with a load are written below `override_folder`; None: the system's
+    folder for temporary files. Models of remote repositories are fetched into `cache`. `backends` are those that can
+    be served; "" stands for ensembles."""
 
     config_name: str = ""
     auto_complete: bool = True
     devices: tuple[int, ...] = ()
-    backend_config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     override_folder: Path | None = None
     cache: HostCache = field(default_factory=HostCache)
     backends: frozenset[str] = frozenset({"python"})

@@ -10,7 +10,7 @@ from pathlib import Path
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from slipstream.router.model_files.sources.weights_source import SourceError
-from slipstream.router.model_repository.config.backends import model_file_of
+from slipstream.router.model_repository.config.backends import model_file_of, not_served
 from slipstream.router.model_repository.config.config_fault import ConfigError, ConfigFault
 from slipstream.router.model_repository.config.defaults import set_instance_groups
 from slipstream.router.model_repository.config.model_checks import instance_faults, model_faults, name_faults
@@ -22,6 +22,7 @@ from slipstream.router.model_repository.model_draft import PYTHON
 from slipstream.router.model_repository.model_folder import ModelFolder
 from slipstream.router.model_repository.model_repository import ModelRepository
 from slipstream.router.model_repository.read_options import ReadOptions
+from slipstream.router.model_repository.repository_error import AMBIGUOUS
 from slipstream.router.model_repository.version_policy import served_versions, versions_in
 
 COMPLETES = "auto_complete_config"
@@ -52,8 +53,7 @@ def check_repository(folders: Sequence[str | Path], options: ReadOptions) -> lis
             problems.append(Problem(str(source.place), "", str(error)))
     for name, paths in sorted(places.items()):
         if len(paths) > 1:
-            text = f"model '{name}' appears in two or more repositories"
-            problems += [Problem(str(path), "", text) for path in paths]
+            problems += [Problem(str(path), "", AMBIGUOUS) for path in paths]
         else:
             problems += ModelCheck(name, ModelFolder(paths[0]), options, frozenset(places)).problems()
     return problems
@@ -93,7 +93,7 @@ class ModelCheck:
             faults += tensor_faults(config)
         yield from faults
         if config.backend not in self.options.backends and not faults:
-            yield ConfigFault("backend", f"backend '{config.backend or 'ensemble'}' is not served")
+            yield not_served(config)
         if not faults:
             yield from self._named_file_faults(config)
         for index, step in enumerate(config.ensemble_scheduling.step):

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 
+AMBIGUOUS = "model appears in two or more repositories"  # the reason of UNAVAILABLE in the index
+
 
 class RepositoryError(Exception):
     """A model cannot be read: its configuration is refused at reading, or it is in no or in two repositories. `cause`

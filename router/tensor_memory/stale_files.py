@@ -10,7 +10,7 @@ from pathlib import Path
 
 from slipstream.router.tensor_memory.shared_file import PREFIX, SHM
 
-MIN_AGE_S = 10.0  # a younger file may not have been locked yet by its process
+MIN_AGE_S = 2.0  # a younger file may not have been locked yet by its process
 
 
 def remove_files_of(launch: str, folder: Path = SHM) -> int:
@@ -32,13 +32,14 @@ def remove_files_of_the_dead(folder: Path = SHM, min_age_s: float = MIN_AGE_S) -
     num_removed = 0
     for path in folder.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # another user's, or another process removes it
-            if time.time() - path.stat().st_ctime >= min_age_s and not _is_locked(path):
+            if time.time() - path.stat().st_ctime >= min_age_s and not is_locked(path):
                 path.unlink()
                 num_removed += 1
     return num_removed
 
 
-def _is_locked(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
+    """Whether the process that has made the file lives. Raises OSError."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 @dataclass(frozen=True, slots=True)
 class InstanceHostConfig:
     """`router` is the router's instance port: `unix:PATH` or `HOST:PORT`. `name` is unique in the cluster. `logs` is
-    the folder for the output of instances ("": that of the host). `cache` is where packed environments are unpacked
-    ("": the user's cache). `python` is the interpreter of models that name none ("": this one). `node_ip` is what the
-    router shows of it."""
+    the folder for the output of instances, a file for each name and version ("": it is the host's). `cache` is where
+    packed environments are unpacked ("": the user's cache). `node_ip` is what the router shows of it."""
 
     router: str
     token: str = field(default="", repr=False)
@@ -18,7 +17,6 @@ class InstanceHostConfig:
     node_ip: str = ""
     logs: str = ""
     cache: str = ""
-    python: str = ""
 
     def __post_init__(self) -> None:
         if not self.name:

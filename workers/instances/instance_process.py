@@ -9,11 +9,11 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
 
 from slipstream.workers.instances.launch_command import LaunchCommand
 
 LOG_TAIL_BYTES = 4096
+MAX_LOG_BYTES = 16 << 20  # then a new file is begun, and the old one kept
 
 
 class InstanceProcess:
@@ -24,18 +24,10 @@ class InstanceProcess:
 
     def __init__(self, command: LaunchCommand, log: Path | None, ended: Callable[[int], None]) -> None:
         self._log = log
+        self._log_start = 0
         self._ended = ended
         self._kill_timer: asyncio.TimerHandle | None = None
-        with _opened(log) as output:
-            self._process = subprocess.Popen(
-                command.argv,
-                env=command.environment,
-                cwd=command.folder or None,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        self._process = self._started(command)
         self._descriptor = os.pidfd_open(self._process.pid)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._descriptor, self._on_exit)
@@ -50,7 +42,7 @@ class InstanceProcess:
         if self._log is None:
             return ""
         with contextlib.suppress(OSError), self._log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
+            file.seek(max(self._log_start, file.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
             return file.read().decode(errors="replace")
         return ""
 
@@ -74,6 +66,24 @@ class InstanceProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
+    def _started(self, command: LaunchCommand) -> subprocess.Popen[bytes]:
+        output = None if self._log is None else _opened(self._log)
+        if output is not None:
+            self._log_start = os.fstat(output).st_size
+        try:
+            return subprocess.Popen(
+                command.argv,
+                env=command.environment,
+                cwd=command.folder or None,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        finally:
+            if output is not None:
+                os.close(output)
+
     def _on_exit(self) -> None:
         self._loop.remove_reader(self._descriptor)
         os.close(self._descriptor)
@@ -84,5 +94,9 @@ class InstanceProcess:
         self._ended(returncode)
 
 
-def _opened(log: Path | None) -> contextlib.AbstractContextManager[IO[bytes] | None]:
-    return contextlib.nullcontext() if log is None else log.open("ab")
+def _opened(log: Path) -> int:
+    """A descriptor that appends to the file, which other instances with this name may have written."""
+    with contextlib.suppress(FileNotFoundError):
+        if log.stat().st_size > MAX_LOG_BYTES:
+            log.replace(log.with_suffix(".old.log"))
+    return os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)

@@ -76,7 +76,7 @@ class InstanceTable:
         launch = start.launch
         try:
             command = await asyncio.to_thread(self._launcher, start, contact)
-            log_file = None if self._logs is None else self._logs / f"{start.name}-{launch}.log"
+            log_file = None if self._logs is None else self._logs / f"{start.name}-version-{start.version}.log"
             process = InstanceProcess(command, log_file, lambda returncode: self._on_exit(launch, returncode))
         except (OSError, ValueError) as error:
             self._end(launch, InstanceEnd(f"{start.name} could not be started: {error}"))

@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from pathlib import Path
 
-import slipstream.workers
 from slipstream.router.instances.messages import StartInstance
+from slipstream.router.process.cache_folder import cache_folder
+from slipstream.workers.backends.python.execution_environment import ExecutionEnvironmentError
+from slipstream.workers.backends.python.launch import InstanceLaunch, launch_command
 from slipstream.workers.instances.launch_command import InstanceContact, LaunchCommand
-
-PROGRAM = Path(next(iter(slipstream.workers.__path__))) / "backends" / "python" / "instance" / "main.py"
 
 
 class PythonLauncher:
-    """`python` is the interpreter of models that name none, `cache` the folder for packed environments."""
+    """`cache` is the folder below which packed environments are unpacked; None: the user's cache."""
 
-    def __init__(self, python: str, cache: str) -> None:
-        self._python = python or sys.executable
+    def __init__(self, cache: Path | None = None) -> None:
         self._cache = cache
 
     def __call__(self, start: StartInstance, contact: InstanceContact) -> LaunchCommand:
-        settings = {
-            "address": contact.address,
-            "launch": contact.launch,
-            "secret": contact.secret,
-            "memory_id": contact.memory_id,
-            "name": start.name,
-            "version": start.version,
-            "model_file": str(Path(start.version_folder) / start.model_file),
-            "parent_pid": contact.parent_pid,
-        }
-        environment = {**os.environ, **start.environment, "SLIPSTREAM_INSTANCE": json.dumps(settings)}
-        return LaunchCommand([self._python, str(PROGRAM)], environment)
+        cache = self._cache or cache_folder()
+        if cache is None:
+            raise ValueError("there is no folder for Python environments: this user has no home")
+        launch = InstanceLaunch(
+            contact.launch,
+            contact.secret,
+            contact.address,
+            contact.memory_id,
+            start.name,
+            start.version,
+            Path(start.folder),
+            Path(start.version_folder) / start.model_file,
+            start.parameters,
+            start.environment,
+        )
+        try:
+            command = launch_command(launch, cache / "python_environments", contact.parent_pid)
+        except ExecutionEnvironmentError as error:
+            raise ValueError(str(error)) from error
+        return LaunchCommand(list(command.argv), command.env, str(command.cwd or ""))

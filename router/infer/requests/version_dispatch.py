@@ -316,6 +316,8 @@ class VersionDispatch:
     def _count_response(self, active: ActiveRequest, response: InstanceResponse | None, now: float) -> None:
         if not self._spec.is_decoupled:
             return
+        if active.num_responses == 0:
+            self._recorder.responded_first(now - active.record.received_s)
         counts = self._recorder.response(active.num_responses)
         elapsed_ns = nanoseconds(now - active.started_s)
         counts.compute_infer.add(elapsed_ns)

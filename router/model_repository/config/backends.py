@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from slipstream.router.model_repository.config.config_fault import ConfigError, ConfigFault
+from slipstream.router.tensors.infer_error import InferErrorCode
 
 ENSEMBLE = "ensemble"  # a platform without a backend
 
@@ -66,6 +67,18 @@ def backend_faults(config: ModelConfig) -> Iterator[ConfigFault]:
     if backend is not None and backend.platforms and config.platform not in backend.platforms:
         text = f"unexpected 'platform' and 'backend' pair, got:{config.platform}, {config.backend}"
         yield ConfigFault("platform", text)
+
+
+def not_served(config: ModelConfig) -> ConfigFault:
+    """Of a model for whose backend there is no program here."""
+    if config.platform == ENSEMBLE:
+        text = f"ensemble '{config.name}': ensembles are not served"
+        return ConfigFault("platform", text, InferErrorCode.UNSUPPORTED)
+    text = (
+        f"unable to find backend library for backend '{config.backend}', try specifying runtime on the model "
+        "configuration."
+    )
+    return ConfigFault("backend", text)
 
 
 def model_file_of(config: ModelConfig) -> str:

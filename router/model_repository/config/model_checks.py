@@ -63,8 +63,8 @@ def instance_faults(config: ModelConfig, devices: Sequence[int]) -> Iterator[Con
             for device in sorted(set(group.gpus) - set(devices)):
                 known = ", ".join(map(str, devices))
                 text = (
-                    f"{subject} specifies invalid or unsupported gpu id {device}. GPUs with at least the minimum required "
-                    f"CUDA compute compatibility are: {known}"
+                    f"{subject} specifies invalid or unsupported gpu id {device}. GPUs with at least the minimum "
+                    f"required CUDA compute compatibility are: {known}"
                 )
                 yield ConfigFault(f"{field}.gpus", text)
         if group.profile and config.platform != "tensorrt_plan":

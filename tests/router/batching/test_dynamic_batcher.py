@@ -253,3 +253,37 @@ def test_fairness_counts_rows() -> None:
     for number in range(8):
         scheduler.add(queued(f"b{number}", tenant="b"), 0.0)
     assert ids(scheduler.take(INSTANCE, 0.0)) == ["a0", "b0", "b1", "b2", "b3"]
+
+
+def test_a_waiting_instance_notices_that_a_cancelled_request_has_changed_the_sums() -> None:
+    scheduler = batcher(preferred_batch_sizes=(3, 8), max_queue_delay_us=DELAY_US)
+    first = queued("0", 2)
+    scheduler.add(first, 0.0)
+    scheduler.add(queued("1", 2), 0.0)
+    assert scheduler.take(INSTANCE, 0.0) is None
+    scheduler.cancel(first, 0.0)
+    scheduler.add(queued("2", 1), 0.0)
+    assert ids(scheduler.take(INSTANCE, 0.0)) == ["1", "2"]
+
+
+def test_a_waiting_instance_notices_a_request_that_goes_before_the_others() -> None:
+    scheduler = batcher(
+        preferred_batch_sizes=(4, 8), max_queue_delay_us=DELAY_US, priority_levels=2, default_priority_level=2
+    )
+    scheduler.add(queued("0", 3), 0.0)
+    scheduler.add(queued("1", 2), 0.0)
+    assert scheduler.take(INSTANCE, 0.0) is None
+    scheduler.add(queued("2", 1, priority=1), 0.0)
+    assert ids(scheduler.take(INSTANCE, 0.0)) == ["2", "0"]
+
+
+def test_a_waiting_instance_notices_a_request_that_comes_back() -> None:
+    scheduler = batcher(preferred_batch_sizes=(1, 4, 8), max_queue_delay_us=DELAY_US)
+    scheduler.add(queued("lost", 1), 0.0)
+    batch = scheduler.take(INSTANCE, 0.0)
+    assert batch is not None
+    scheduler.add(queued("0", 3), 0.0)
+    scheduler.add(queued("1", 2), 0.0)
+    assert scheduler.take(INSTANCE, 0.0) is None
+    scheduler.retry(batch.requests[0], 0.0)
+    assert ids(scheduler.take(INSTANCE, 0.0)) == ["lost", "0"]

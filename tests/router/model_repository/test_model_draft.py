@@ -210,7 +210,7 @@ def test_instances_go_to_the_gpus_that_are_there(tmp_path: Path) -> None:
         groups("c", "instance_group { gpus: 1 }", 0)
     with pytest.raises(
         LoadError,
-        match="specifies invalid or unsupported gpu id 3. GPUs with at least the minimum required CUDA compute compatibility are: 0, 1",
+        match=r"specifies invalid or unsupported gpu id 3.* compatibility are: 0, 1",
     ):
         groups("d", "instance_group { kind: KIND_GPU gpus: [ 0, 3 ] }", 0, 1)
 

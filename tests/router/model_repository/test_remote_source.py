@@ -17,6 +17,7 @@ from slipstream.router.model_repository.remote_source import RemoteSource
 from slipstream.router.model_repository.repository_error import RepositoryError
 from slipstream.router.model_repository.repository_watch import RepositoryChanges, changes_between
 from tests.support.router.model_folders import write_model
+from tests.support.router.s3_server import ACCOUNT, s3_client, s3_server, upload
 
 
 @pytest.fixture
@@ -121,3 +122,20 @@ def test_a_name_that_leads_out_of_the_cache_is_refused(
     scripted(monkeypatch, name)
     with pytest.raises(SourceRefused, match="is no name of a file in the repository"):
         RemoteSource(WeightsUrl("s3", "bucket/models"), HostCache(str(tmp_path))).names()
+
+
+def test_a_repository_lies_in_an_object_store(remote: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with s3_server() as url:
+        for name, value in {**ACCOUNT, "AWS_ENDPOINT_URL": url}.items():
+            monkeypatch.setenv(name, value)
+        client = s3_client(url)
+        client.create_bucket(Bucket="models")
+        upload(client, remote, "models", "team/repository")
+        repository = ModelRepository(["s3://models/team/repository"], ReadOptions(cache=HostCache(str(tmp_path / "c"))))
+        monkeypatch.setattr(remote_source, "LISTING_AGE_S", -1.0)
+        before, stamps = repository.read("M"), repository.stamps()
+        assert before.complete("1").inputs[0].name == "A"
+        client.put_object(Bucket="models", Key="team/repository/M/1/model.py", Body=b"changed")
+        assert changes_between(stamps, repository.stamps()).changed == ("M",)
+        assert (repository.read("M").folder / "1" / "model.py").read_bytes() == b"changed"
+        assert repository.names() == ["M", "N"]

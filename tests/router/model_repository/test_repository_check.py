@@ -71,7 +71,13 @@ def test_every_fault_is_named_with_its_field(tmp_path: Path) -> None:
     [
         ("bogus: 1", CLASS, "config.pbtxt", "bogus", 'has no field named "bogus"'),
         ('name: "N"', CLASS, "config.pbtxt", "name", "unexpected directory name 'M' for model 'N'"),
-        (f'backend: "own" {TENSORS}', CLASS, "config.pbtxt", "backend", "backend 'own' is not served"),
+        (
+            f'backend: "own" {TENSORS}',
+            CLASS,
+            "config.pbtxt",
+            "backend",
+            "unable to find backend library for backend 'own'",
+        ),
         (PYTHON, "def f(:\n", "1/model.py", "line 1", "invalid syntax"),
         (PYTHON, "x = 1\n", "1/model.py", "", "has no class TritonPythonModel"),
         (f'{PYTHON} default_model_filename: "no.py"', CLASS, "1/no.py", "", "the model's file is missing"),
@@ -121,7 +127,7 @@ def test_a_model_in_two_folders_and_a_folder_that_is_missing_are_named(tmp_path:
     write(tmp_path / "b", "M")
     found = check_repository([tmp_path / "a", tmp_path / "b"], OPTIONS)
     assert [str(one) for one in found] == [
-        f"{tmp_path / folder / 'M'}: model 'M' appears in two or more repositories" for folder in ("a", "b")
+        f"{tmp_path / folder / 'M'}: model appears in two or more repositories" for folder in ("a", "b")
     ]
     (missing,) = check_repository([tmp_path / "a", tmp_path / "no"], OPTIONS)
     assert missing.file == str(tmp_path / "no")

@@ -78,7 +78,9 @@ class FakeSubmission:
         return response
 
     def respond(self, outputs: Mapping[str, np.ndarray], *, is_final: bool = True, **changes: object) -> None:
-        response = self.response(outputs, **changes)
+        self.respond_with(self.response(outputs, **changes), is_final=is_final)
+
+    def respond_with(self, response: InferResponse, *, is_final: bool = True) -> None:
         if is_final:
             self._end()
         self.receiver.respond(response, is_final=is_final)

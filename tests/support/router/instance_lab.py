@@ -131,8 +131,8 @@ class Lab:
         return link, owner, peer
 
 
-def start_of(name: str = "m_0_0", launch: str = "") -> StartInstance:
-    return StartInstance(launch or new_launch_id(), name, "m", "1", "python", "/models/m", "/models/m/1", "model.py")
+def start_of(name: str = "m_0_0", folder: Path = Path("/models/m")) -> StartInstance:
+    return StartInstance(new_launch_id(), name, "m", "1", "python", str(folder), str(folder / "1"), "model.py")
 
 
 @asynccontextmanager

@@ -103,6 +103,21 @@ async def test_a_process_that_dies_is_reported_with_the_end_of_its_log(tmp_path:
         assert not files_of(link)
 
 
+@in_loop
+async def test_instances_of_one_name_share_a_log_that_does_not_grow_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipstream.workers.instances.instance_process.MAX_LOG_BYTES", 30)
+    log, old = tmp_path / "m_0_0-version-1.log", tmp_path / "m_0_0-version-1.old.log"
+    async with instance_lab(tmp_path) as lab, running_host(lab.path, EchoLauncher("fail"), str(tmp_path)):
+        for expected in (1, 2, 3, 1):
+            owner = RecordingOwner()
+            lab.port.launch(start_of(), owner)
+            assert (await owner.next("ended")).log_tail == "no such model\n"  # of this process alone
+            assert log.read_text() == "no such model\n" * expected
+        assert old.read_text() == "no such model\n" * 3
+
+
 @pytest.mark.parametrize(
     ("behaviour", "returncode", "text"),
     [("no interpreter", None, "there is no Python 2.3"), ("fail", 1, "no such model")],

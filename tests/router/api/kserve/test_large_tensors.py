@@ -1,0 +1,156 @@
+"""Large tensors over HTTP: they arrive in shared memory and leave from memory of the instances."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+
+import numpy as np
+
+from slipstream.router.config.router_config import HttpConfig
+from slipstream.router.tensors.tensor import RegionSlice
+from tests.support.router.fake_cluster import run
+from tests.support.router.kserve_site import KServeSite, binary_body, given, kserve_site, request_bytes
+from tests.support.router.raw_client import Client
+
+RAW = "/v2/models/raw/infer"
+NUM_ELEMENTS = 500_000
+SMALL_BODIES = HttpConfig(port=0, max_body_mib=1)
+
+
+def large_request(num_elements: int = NUM_ELEMENTS) -> tuple[bytes, dict[str, str], bytes]:
+    """Body, headers and the bytes of the only input, of which the answer is a copy."""
+    data = np.arange(num_elements, dtype=np.float32).tobytes()
+    head = {
+        "inputs": [given("X", "FP32", [num_elements], binary_data_size=len(data))],
+        "parameters": {"binary_data_output": True},
+    }
+    body, headers = binary_body(head, data)
+    return body, headers, data
+
+
+def test_a_large_tensor_arrives_in_shared_memory_whatever_the_limit_for_other_bodies() -> None:
+    async def main() -> None:
+        async with kserve_site(http=SMALL_BODIES) as site:
+            body, headers, data = large_request()
+            status, answered, answer = await site.post(RAW, body, headers)
+            assert status == 200
+            assert answer[int(answered["inference-header-content-length"]) :] == data
+            place = site.models.submitted[-1].request.inputs[0].data
+            assert isinstance(place, RegionSlice)
+            assert place.offset % 64 == 0
+            assert (await site.post("/v1/completions", bytes(2 << 20)))[0] == 413
+
+    run(main)
+
+
+def test_requests_follow_a_large_one_on_the_same_connection() -> None:
+    async def main() -> None:
+        async with kserve_site() as site:
+            body, headers, data = large_request()
+            client = await Client.connect(site.port)
+            for _ in range(3):
+                client.send(request_bytes("POST", RAW, body, headers))
+                _, _, answer = await client.response()
+                assert answer.endswith(data)
+                client.send(request_bytes("GET", "/v2/models/raw"))
+                assert (await client.response())[0] == 200
+            await client.close()
+
+    run(main)
+
+
+def test_a_large_body_may_come_in_pieces_of_any_size() -> None:
+    async def main() -> None:
+        async with kserve_site() as site:
+            body, headers, data = large_request(40_000)
+            sent = request_bytes("POST", RAW, body, headers) + request_bytes("GET", "/v2")
+            cuts = [0, 30, 150, 400, 70_000, 70_001, len(sent) - 60, len(sent) - 20, len(sent)]
+            client = await Client.connect(site.port)
+            for begin, end in pairwise(cuts):
+                client.send(sent[begin:end])
+                await client.writer.drain()
+                await asyncio.sleep(0.002)  # so that the pieces are read one by one
+            assert (await client.response())[2].endswith(data)
+            assert (await client.response())[0] == 200
+            await client.close()
+
+    run(main)
+
+
+def test_large_json_and_chunked_bodies_are_moved_to_shared_memory() -> None:
+    async def main() -> None:
+        async with kserve_site() as site:
+            numbers = list(range(20_000))
+            answer = await site.json("POST", RAW, {"inputs": [given("X", "FP32", [20_000], numbers)]})
+            assert answer["outputs"][0]["data"] == numbers
+            assert isinstance(site.models.submitted[-1].request.inputs[0].data, RegionSlice)
+            body, headers, data = large_request(20_000)
+            lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+            client = await Client.connect(site.port)
+            head = f"POST {RAW} HTTP/1.1\r\nHost: x\r\n{lines}Transfer-Encoding: chunked\r\n\r\n".encode()
+            client.send(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+            assert (await client.response())[2].endswith(data)
+            assert isinstance(site.models.submitted[-1].request.inputs[0].data, RegionSlice)
+            await client.close()
+
+    run(main)
+
+
+async def nothing_leased(site: KServeSite) -> None:
+    while site.pool.usage.num_leases:
+        await asyncio.sleep(0)
+
+
+def test_memory_comes_back_from_clients_that_leave() -> None:
+    async def main() -> None:
+        async with kserve_site() as site:
+            body, headers, _ = large_request()
+            whole = request_bytes("POST", RAW.replace("raw", "kept"), body, headers)
+            client = await Client.connect(site.port)
+            client.send(whole[:300_000])
+            while not site.pool.usage.num_leases:
+                await asyncio.sleep(0)
+            await client.close()
+            await nothing_leased(site)
+            status, text = await site.error("/v2/models/nope/infer", body, headers)
+            assert (status, text) == (404, "Request for unknown model: 'nope' is not found")
+            assert (await site.error("/v2/models/add_sub/infer", body, headers))[0] == 400
+            await nothing_leased(site)
+            client = await Client.connect(site.port)
+            client.send(request_bytes("POST", RAW, body, headers))
+            await client.reader.readexactly(100)  # of a long answer
+            client.writer.transport.abort()
+            await nothing_leased(site)
+
+    run(main)
+
+
+def test_a_body_that_finds_no_memory_is_refused() -> None:
+    async def main() -> None:
+        async with kserve_site(pool_bytes=1 << 20) as site:
+            body, headers, _ = large_request()
+            status, text = await site.error(RAW, body, headers)
+            assert status == 503
+            assert "2000" in text  # the number of bytes that it needs
+
+    run(main)
+
+
+def test_a_reader_that_is_slow_gets_all_of_a_large_answer() -> None:
+    async def main() -> None:
+        async with kserve_site() as site:
+            body, headers, data = large_request(2_000_000)
+            client = await Client.connect(site.port)
+            client.send(request_bytes("POST", RAW, body, headers))
+            head = await client.reader.readuntil(b"\r\n\r\n")
+            assert b"content-length: 80001" in head
+            received = bytearray()
+            while len(received) < len(data):
+                part = await client.reader.read(100_000)
+                received += part
+                await asyncio.sleep(0)
+            assert bytes(received).endswith(data)
+            await client.close()
+
+    run(main)
