@@ -69,6 +69,7 @@ class TensorModels:
         self.server = KServeServer(self.service, self.repository)
         if config.http.enabled:
             front.serve_tensors(KServeApi(self.server, pool, config.http))
+        front.show_tensor_requests(self.service.history)
         cleanup.push_async_callback(cancel_and_wait, asyncio.create_task(self._load()))
         instances = Endpoint(self._instance_host, sockets[0].getsockname()[1])
         return RepositoryAddresses(
@@ -112,7 +113,7 @@ class TensorModels:
 
     async def _serve_metrics(self, front: Front, pool: RegionPool, cleanup: AsyncExitStack) -> Endpoint | None:
         config = self._config.metrics
-        page = TensorMetricsPage(ServiceMetrics(self.service), pool, config)
+        page = TensorMetricsPage(ServiceMetrics(self.service, self.repository.cache), pool, config)
         await page.start()
         cleanup.push_async_callback(page.stop)
         front.serve_tensor_metrics(page.render)
