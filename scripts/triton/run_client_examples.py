@@ -94,7 +94,8 @@ def main() -> int:
         write_models(all_models, MODELS | FURTHER_MODELS)
         write_models(counted_models, MODELS)
         explicit = ("--model-control-mode=explicit",)
-        for repository, programs, options in ((all_models, PROGRAMS, ()), (counted_models, CONTROL, explicit)):
+        runs = [(all_models, PROGRAMS, ()), *((counted_models, [program], explicit) for program in CONTROL)]
+        for repository, programs, options in runs:
             chosen = [program for program in programs if args.only in program[0]]
             if not chosen:
                 continue
