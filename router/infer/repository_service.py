@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -55,8 +56,10 @@ class RepositoryService:
         self._context = RuntimeContext(launcher, service, self, options)
         self._files = ThreadPoolExecutor(config.load_threads, thread_name_prefix="repository")
         self._locks: dict[str, asyncio.Lock] = {}
+        self._is_local = not any("://" in path for path in config.paths)
         self._names: list[str] = []
         self._ambiguous: list[str] = []  # models that are in several folders, so that none of them is served
+        self._stamped: dict[str, ModelStamp] = {}  # when the repository was read last
         self._num_loading = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: set[VersionRuntime] = set()
@@ -72,6 +75,7 @@ class RepositoryService:
         that make no sense."""
         config = self._config
         try:
+            self._stamped = await self._stamps()
             await self._look()
         except RepositoryError as error:
             if config.exit_on_error:
@@ -96,7 +100,6 @@ class RepositoryService:
 
     async def poll(self) -> None:
         """Reads the repository again every `poll_s`, and loads what has changed. Runs until it is cancelled."""
-        before = await self._stamps()
         while True:
             await asyncio.sleep(self._config.poll_s)
             try:
@@ -105,8 +108,7 @@ class RepositoryService:
             except RepositoryError as error:
                 log.error("the repository cannot be read: %s", error.cause)
                 continue
-            changes = changes_between(before, after)
-            before = after
+            changes, self._stamped = changes_between(self._stamped, after), after
             work = [self._load(name) for name in (*changes.added, *changes.changed)]
             work += [self._unload(name) for name in changes.removed]
             raise_unexpected(await asyncio.gather(*work, return_exceptions=True))
@@ -116,6 +118,7 @@ class RepositoryService:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*(self._unload(name) for name in list(self._service.models)))
+        await asyncio.gather(*(runtime.wait_for_end() for runtime in self._running))
         self._files.shutdown(wait=False)
 
     def is_server_ready(self) -> bool:
@@ -125,9 +128,13 @@ class RepositoryService:
         return not self._config.strict_readiness or not any(versions.has_failed for versions in models)
 
     def index(self, *, only_ready: bool = False) -> Sequence[IndexEntry]:
+        if self._is_local:  # a few directories are read faster than a thread is asked
+            with contextlib.suppress(RepositoryError):
+                self._names = self._repository.names()
         entries = []
-        for name in sorted({*self._names, *self._service.models}):
-            versions = self._service.models.get(name)
+        models = self._service.models
+        for name in sorted({*self._names, *(name for name, versions in models.items() if not versions.is_idle)}):
+            versions = models.get(name)
             if name in self._ambiguous:
                 entries.append(IndexEntry(name, "", ModelPhase.UNAVAILABLE, AMBIGUOUS))
             elif versions is not None:
@@ -142,7 +149,7 @@ class RepositoryService:
 
     async def unload(self, model: str, *, with_dependents: bool = False) -> None:
         self._check_explicit()
-        await self._unload(model, wait=False)
+        await self._unload(model)
 
     def control(self, call: ControlCall, link: InstanceLink) -> None:
         """What a model asks for (`load_model`, `unload_model`, `is_model_ready`)."""
@@ -250,14 +257,12 @@ class RepositoryService:
         )
         return VersionRuntime(draft, version, self._context, recorder, self._ended)
 
-    async def _unload(self, model: str, *, wait: bool = True) -> None:
+    async def _unload(self, model: str) -> None:
+        """Returns before the requests of its versions have ended."""
         async with self._lock(model):
             versions = self._service.models.get(model)
-            leaving = [] if versions is None else versions.unload()
-            for runtime in leaving:
+            for runtime in () if versions is None else versions.unload():
                 runtime.unload()
-        if wait:
-            await asyncio.gather(*(runtime.wait_for_end() for runtime in leaving))
 
     def _forget_responses(self, model: str, versions: Iterable[str]) -> None:
         if self.cache is not None:

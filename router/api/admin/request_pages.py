@@ -64,8 +64,8 @@ class RequestPages:
         routes.add_item("GET", "/v1/requests/", "/explain", self.explain, query=EXPLAIN_FIELDS)
 
     async def list(self, request: Request, exchange: ApiExchange) -> None:
-        """The latest requests, newest first; `limit`, `tenant`, `model` and `outcome` (or phase) select among them. Those
-        to tensor models are listed by `kind=infer`."""
+        """The latest requests, newest first; `limit`, `tenant`, `model` and `outcome` (or phase) select among them.
+        `kind=infer` lists those to tensor models."""
         fields = query_fields(request, LIST_FIELDS)
         if is_infer(fields.get("kind")):
             self._list_tensor_requests(request, exchange, fields)
