@@ -33,6 +33,7 @@ COMMANDS = {
     "scale": "slipstream.cluster.commands.fleet_commands:scale_command",
     "serve": "slipstream.cluster.serve:serve_command",
     "sim": "slipstream.cluster.tools.sim.sim_command:sim_command",
+    "sim-batching": "slipstream.cluster.tools.sim.batching.batching_command:sim_batching_command",
     "split": "slipstream.cluster.commands.update_commands:split_command",
     "status": "slipstream.cluster.commands.status_command:status_command",
     "tokens": "slipstream.cluster.commands.tokens_command:tokens_command",

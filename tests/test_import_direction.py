@@ -76,7 +76,8 @@ cluster/admin_api/client cluster/update cluster/admin_api cluster/triton_flags c
 cluster/supervisor/members cluster/supervisor cluster/models cluster/driver cluster/commands
 cluster/tools/workload cluster/tools/report cluster/tools/batch
 cluster/tools/bench/client cluster/tools/bench/load cluster/tools/sim/hardware cluster/tools/bench/profiling
-cluster/tools/bench cluster/tools/sim/engine cluster/tools/sim/worker cluster/tools/sim cluster/tools/plan cluster
+cluster/tools/bench cluster/tools/sim/engine cluster/tools/sim/worker cluster/tools/sim
+cluster/tools/sim/batching cluster/tools/plan cluster
 """
 FOLDERS = FLOORS.split()
 MAX_MODULES = 14  # in a folder

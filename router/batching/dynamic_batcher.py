@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 
 from slipstream.router.batching.batch_keys import BatchKeys, batch_keys_of
 from slipstream.router.batching.batch_rule import NEVER_S, BatchRule
+from slipstream.router.batching.level_queue import queue_full
 from slipstream.router.batching.request_queue import RequestQueue
 from slipstream.router.batching.scheduler import Batch, BatchItem, QueuedRequest, Rejected
 from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode
@@ -62,7 +63,10 @@ class DynamicBatcher:
         request.queued_s = request.ready_s = now
         if self._keys is not None:
             request.batch_key = self._keys.of(request.request)
-        self._queue.push(request, now)
+        pushed_out = self._queue.push(request, now)
+        if pushed_out is not None:
+            self._rejected.append(Rejected(pushed_out, queue_full()))
+            self._needed_rows = 0
         if self._needed_rows and (request.batch_key != self._waiting_key or not self._queue.is_in_order_of_arrival):
             self._needed_rows = 0
 

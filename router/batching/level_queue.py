@@ -53,14 +53,16 @@ class LevelQueue:
             heapq.heappop(deadlines)
         return deadlines[0][0] if deadlines else NO_TIMEOUT_S
 
-    def push(self, request: QueuedRequest, now: float) -> None:
-        """Raises InferError if the queue is full."""
+    def push(self, request: QueuedRequest, now: float) -> QueuedRequest | None:
+        """Returns the request that is pushed out for it, if the queue is full. Raises InferError if there is none."""
         max_size = self._policy.max_queue_size
+        pushed_out = None
         if max_size and len(self._in_time) + len(self._delayed) >= max_size:
-            raise queue_full()
+            pushed_out = self._push_out_for(request.request.tenant)
         self._in_time.push(request)
         if self._has_timeouts:
             self._set_deadline(request, now)
+        return pushed_out
 
     def push_returned(self, request: QueuedRequest) -> None:
         """Puts back a request that was taken. It has no time-out any more."""
@@ -94,6 +96,18 @@ class LevelQueue:
             else:
                 rejected.append(request)
         return rejected
+
+    def _push_out_for(self, tenant: str) -> QueuedRequest:
+        """A tenant does not fill the queue against others: its newest request makes room for one of a tenant that has
+        fewer."""
+        newest = self._in_time.last_of_longest()
+        if newest is None:
+            raise queue_full()
+        num_most = self._in_time.num_waiting_of(newest.request.tenant)
+        if num_most <= self._in_time.num_waiting_of(tenant) + 1:
+            raise queue_full()
+        self._in_time.discard(newest)
+        return newest
 
     def _set_deadline(self, request: QueuedRequest, now: float) -> None:
         """The time-out of a request counts if it is shorter than that of the policy."""

@@ -50,6 +50,8 @@ class RequestQueue:
 
     @property
     def next_timeout_s(self) -> float:
+        if len(self._in_order) == 1:
+            return self._in_order[0].next_timeout_s
         return min((level.next_timeout_s for level in self._in_order), default=NO_TIMEOUT_S)
 
     def __iter__(self) -> Iterator[QueuedRequest]:
@@ -57,11 +59,15 @@ class RequestQueue:
             return iter(self._in_order[0])
         return chain.from_iterable(self._in_order)
 
-    def push(self, request: QueuedRequest, now: float) -> None:
-        """Raises InferError if the queue of its level is full."""
-        self._level_of(request).push(request, now)
+    def push(self, request: QueuedRequest, now: float) -> QueuedRequest | None:
+        """Returns the request of another tenant that is pushed out for it. Raises InferError if the queue of its level
+        is full, and no request can be."""
+        pushed_out = self._level_of(request).push(request, now)
         self.num_requests += 1
         self.num_rows += request.batch_size
+        if pushed_out is not None:
+            self._count_out(pushed_out)
+        return pushed_out
 
     def push_returned(self, request: QueuedRequest) -> None:
         """Puts back a request that was taken, before all others of its level."""

@@ -54,6 +54,15 @@ class TenantQueue:
         """That wait, or whose tags are kept."""
         return len(self._flows)
 
+    def num_waiting_of(self, tenant: str) -> int:
+        flow = self._active.get(tenant)
+        return len(flow.waiting) if flow is not None else 0
+
+    def last_of_longest(self) -> QueuedRequest | None:
+        """The newest request of the tenant that has most of them."""
+        longest = max(self._active.values(), key=lambda flow: len(flow.waiting), default=None)
+        return next(reversed(longest.waiting)) if longest is not None else None
+
     def push(self, request: QueuedRequest) -> None:
         tenant = request.request.tenant
         flow = self._active.get(tenant)

@@ -132,9 +132,11 @@ class HttpConnection(asyncio.BufferedProtocol, Generic[C]):
     def get_buffer(self, sizehint: int) -> memoryview:
         room = self._reader.body_room
         self._fills_body = room is not None and not self._discards_input and not self._is_ahead
-        self._buffer = self._observer.read_buffer(into_body=self._fills_body)
         if room is not None and self._fills_body:
+            self._observer.read_buffer(into_body=True)
             self._buffer = room
+        else:
+            self._buffer = self._observer.read_buffer()
         return self._buffer
 
     @property

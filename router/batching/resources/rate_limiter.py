@@ -1,9 +1,10 @@
 """Which instance may execute next, where executions need resources (`--rate-limit=execution_count`).
 
 An instance that wants to execute stands in line. The first of the line is the one with the lowest number of executions
-times its priority; nobody overtakes it while it waits for its resources, so an instance that needs much is not starved
-by those that need little. This is the rule of Triton's rate limiter. Unlike there, an instance that is added later
-starts at the lowest rank of the others, and does not run before all others until it has executed as often.
+times its priority; nobody takes what it waits for meanwhile, so an instance that needs much is not starved by those
+that need little. This is the rule of Triton's rate limiter but for two points: an instance that shares no resource with
+those before it does not wait for them, and one that is added later starts at the lowest rank of the others (so it does
+not run before all others until it has executed as often).
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class RateLimiter:
         if instance.asked is None:
             instance.asked = next(self._numbers)
             self._line.add(key)
-        if not self._pool.has_room(key) or any(self._instances[each].rank < instance.rank for each in self._line):
+        if not self._pool.has_room(key) or any(self._is_before(each, key) for each in self._line):
             return False
         self._leave_line(key)
         instance.taken = self._pool.allocate(key)
@@ -96,6 +97,10 @@ class RateLimiter:
             return ()
         self._leave_line(key)
         return self._in_line()
+
+    def _is_before(self, other: str, key: str) -> bool:
+        """Whether another of the line needs something that this instance needs too, and is to have it first."""
+        return self._instances[other].rank < self._instances[key].rank and self._pool.shares(other, key)
 
     def _leave_line(self, key: str) -> None:
         self._line.discard(key)

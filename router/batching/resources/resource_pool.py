@@ -58,6 +58,10 @@ class ResourcePool:
         needs = self._needs[instance]
         return all(self._in_use[key] + count <= self._limits[key] for key, count in needs.items())
 
+    def shares(self, one: str, other: str) -> bool:
+        """Whether two instances need the same resource."""
+        return not self._needs[one].keys().isdisjoint(self._needs[other].keys())
+
     def allocate(self, instance: str) -> Counter[ResourceKey]:
         """Returns what it has taken, which `free` gives back."""
         needs = self._needs[instance]

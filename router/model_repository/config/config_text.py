@@ -78,8 +78,8 @@ def _values_of(value: Any) -> list[Any]:
 
 
 def first_line(error: object) -> str:
-    """Without the list of all fields that protobuf adds."""
-    return str(error).partition("\n")[0]
+    """Without the list of all fields, and the full stops, that protobuf adds."""
+    return str(error).partition("\n")[0].removesuffix(".").removesuffix(".")
 
 
 def _field_of(error: str) -> str:

@@ -287,3 +287,19 @@ def test_a_waiting_instance_notices_a_request_that_comes_back() -> None:
     assert scheduler.take(INSTANCE, 0.0) is None
     scheduler.retry(batch.requests[0], 0.0)
     assert ids(scheduler.take(INSTANCE, 0.0)) == ["lost", "0"]
+
+
+def test_a_tenant_does_not_fill_the_queue_against_another() -> None:
+    scheduler = batcher(max_batch_size=1, default_queue_policy=QueuePolicy(max_queue_size=4))
+    for number in range(4):
+        scheduler.add(queued(f"a{number}", tenant="a"), 0.0)
+    for number in range(2):
+        scheduler.add(queued(f"b{number}", tenant="b"), 0.0)
+    assert scheduler.next_time == 0.0
+    rejected = scheduler.due(0.0)
+    assert [each.request.request.id for each in rejected] == ["a3", "a2"]
+    assert rejected[0].error.message == "Exceeds maximum queue size"
+    for tenant in "ab":
+        with pytest.raises(InferError, match="Exceeds maximum queue size"):
+            scheduler.add(queued("more", tenant=tenant), 0.0)
+    assert [ids(scheduler.take(INSTANCE, 0.0)) for _ in range(5)] == [["a0"], ["b0"], ["a1"], ["b1"], []]

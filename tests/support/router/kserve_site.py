@@ -142,7 +142,7 @@ async def kserve_site(
     access.open()
     service = FakeService(lambda _: Script([]))
     with RegionPool(pool_bytes) as pool:
-        api = KServeApi(KServeServer(models, models, regions), pool, config or KServeHttpConfig())
+        api = KServeApi(KServeServer(models, models, regions), pool, config or KServeHttpConfig(), access)
         http = http or HttpConfig(port=0)
         front = Front(Catalog(), service, lambda *_: None, lambda: 0, RouterConfig(http), access)
         front.serve_tensors(api)

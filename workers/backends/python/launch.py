@@ -47,18 +47,18 @@ class LaunchCommand:
     cwd: Path | None = None
 
 
-def launch_command(start: InstanceLaunch, environments: Path, parent_pid: int | None = None) -> LaunchCommand:
-    """The command of an instance. An environment that the model brings along is unpacked below `environments`, which
-    may take long: call it in a thread. Raises ExecutionEnvironmentError.
+def launch_command(start: InstanceLaunch, environments: Path, python: str = "") -> LaunchCommand:
+    """The command of an instance. `python` is the interpreter for models that bring none along, by default this one. An
+    environment that a model brings along is unpacked below `environments`, which may take long: call it in a thread.
+    Raises ExecutionEnvironmentError.
 
-    The process must be started by a thread that lives as long as the instance may: it is killed when that thread ends.
-    `parent_pid` is the process that starts it, by default this one.
+    A thread that lives as long as the instance may must start the process: the kernel kills it when that thread ends.
     """
     program = (str(MAIN),)
-    env = {**os.environ, **start.environment, SETTINGS_VARIABLE: settings_text(start, parent_pid or os.getpid())}
+    env = {**os.environ, **start.environment, SETTINGS_VARIABLE: settings_text(start)}
     wanted = start.parameters.get(ENVIRONMENT_PARAMETER)
     if not wanted:
-        return LaunchCommand((sys.executable, *program), env)
+        return LaunchCommand((python or sys.executable, *program), env)
     folder = unpacked_environment(Path(wanted.replace(MODEL_DIRECTORY, str(start.folder))), environments)
     for name in ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV"):
         env.pop(name, None)
@@ -68,7 +68,7 @@ def launch_command(start: InstanceLaunch, environments: Path, parent_pid: int | 
     return LaunchCommand((str(folder / "bin" / "python"), *program), env)
 
 
-def settings_text(start: InstanceLaunch, parent_pid: int) -> str:
+def settings_text(start: InstanceLaunch) -> str:
     """What `instance/settings.py` reads."""
     return json.dumps(
         {
@@ -79,6 +79,6 @@ def settings_text(start: InstanceLaunch, parent_pid: int) -> str:
             "name": start.name,
             "version": start.version,
             "model_file": str(start.model_file),
-            "parent_pid": parent_pid,
+            "parent_pid": os.getpid(),
         }
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tritonclient.grpc import service_pb2
 
 from slipstream.router.api.kserve.kserve_server import KServeServer
+from slipstream.router.api.kserve.log_control import FORMATS
 from slipstream.router.tensors.infer_error import InferError
 
 LOG_TYPES = {
@@ -63,4 +64,7 @@ def _log_value(name: str, setting: service_pb2.LogSettingsRequest.SettingValue) 
     kind, expected = LOG_TYPES[name]
     if setting.WhichOneof("parameter_choice") != kind:
         raise InferError(f"expect {expected} for '{name}'")
-    return getattr(setting, kind)
+    value: object = getattr(setting, kind)
+    if name == "log_format" and value not in FORMATS:  # over HTTP it has other words
+        raise InferError(f"invalid argument for {name}, got: {value}")
+    return value

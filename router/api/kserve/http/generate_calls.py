@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from slipstream.router.access.caller import forbidden
 from slipstream.router.api.exchange_context import ApiExchange
 from slipstream.router.api.kserve.http.bodies.body_compression import IDENTITY
 from slipstream.router.api.kserve.http.bodies.generate_body import fields_of, fill_from_fields
 from slipstream.router.api.kserve.http.bodies.json_tensors import as_json, from_json
 from slipstream.router.api.kserve.http.call_target import CallTarget
 from slipstream.router.api.kserve.http.infer_calls import RequestMaker
+from slipstream.router.api.kserve.http.infer_limits import InferLimits
 from slipstream.router.api.kserve.http.large_bodies import body_of
 from slipstream.router.api.kserve.http.response_waiter import ResponseWaiter, release
 from slipstream.router.api.kserve.kserve_server import KServeServer
@@ -32,16 +32,26 @@ class GenerateCalls:
     """`POST .../generate` and `.../generate_stream`."""
 
     def __init__(
-        self, server: KServeServer, pool: RegionPool | None, config: KServeHttpConfig, maker: RequestMaker
+        self,
+        server: KServeServer,
+        pool: RegionPool | None,
+        config: KServeHttpConfig,
+        maker: RequestMaker,
+        limits: InferLimits,
     ) -> None:
         self._service = server.service
+        self._limits = limits
         self._pool = pool
         self._max_input_bytes = config.max_input_bytes
         self._maker = maker
 
     async def generate(self, request: Request, exchange: ApiExchange, target: CallTarget) -> None:
         """Raises InferError, HttpError."""
-        waiter = self._submitted(request, exchange, target)
+        spec = self._service.spec_of(target.name, target.version)
+        with self._limits.admit(exchange, target.name):
+            await self._generate(self._submitted(request, exchange, target, spec), exchange)
+
+    async def _generate(self, waiter: ResponseWaiter, exchange: ApiExchange) -> None:
         try:
             response = await waiter.next()
             if response is None:
@@ -63,7 +73,11 @@ class GenerateCalls:
     async def generate_stream(self, request: Request, exchange: ApiExchange, target: CallTarget) -> None:
         """Each response is an event, and so is an error; one that comes first gives the answer its status. Raises
         InferError, HttpError for a request that is refused."""
-        waiter = self._submitted(request, exchange, target)
+        spec = self._service.spec_of(target.name, target.version)
+        with self._limits.admit(exchange, target.name):
+            await self._stream(self._submitted(request, exchange, target, spec), exchange)
+
+    async def _stream(self, waiter: ResponseWaiter, exchange: ApiExchange) -> None:
         try:
             try:
                 response = await waiter.next()
@@ -94,10 +108,9 @@ class GenerateCalls:
         finally:
             release(response)
 
-    def _submitted(self, request: Request, exchange: ApiExchange, target: CallTarget) -> ResponseWaiter:
-        spec = self._service.spec_of(target.name, target.version)
-        if not exchange.context.caller.may_use(target.name):
-            raise forbidden(f"This API key may not use the model {target.name!r}.", "model", "model_not_allowed")
+    def _submitted(
+        self, request: Request, exchange: ApiExchange, target: CallTarget, spec: ModelSpec
+    ) -> ResponseWaiter:
         if request.headers.get(b"content-encoding", b"identity") != IDENTITY.encode():
             raise InferError("Unsupported content-encoding, only 'identity' is supported.")
         infer = self._maker.new(target, exchange)

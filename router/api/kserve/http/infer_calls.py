@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import time
 
-from slipstream.router.access.caller import forbidden
 from slipstream.router.api.exchange_context import ApiExchange
 from slipstream.router.api.kserve.client_outputs import ClientOutputs
 from slipstream.router.api.kserve.http.bodies.body_compression import IDENTITY, coding_of_answer, decoded, encoded
 from slipstream.router.api.kserve.http.bodies.infer_answer import InferAnswer, infer_answer
 from slipstream.router.api.kserve.http.bodies.infer_body import InferBodyReader, OutputForm
 from slipstream.router.api.kserve.http.call_target import CallTarget
+from slipstream.router.api.kserve.http.infer_limits import InferLimits
 from slipstream.router.api.kserve.http.large_bodies import HEAD_LENGTH, body_of
 from slipstream.router.api.kserve.http.response_waiter import ResponseWaiter, release
 from slipstream.router.api.kserve.kserve_server import KServeServer
@@ -21,7 +21,7 @@ from slipstream.router.config.kserve_config import KServeHttpConfig
 from slipstream.router.http.reader import Request
 from slipstream.router.tensor_memory.region_pool import RegionLease, RegionPool
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
-from slipstream.router.tensors.infer_request import InferRequest
+from slipstream.router.tensors.infer_request import InferRequest, InferResponse
 from slipstream.router.tensors.model_spec import ModelSpec
 
 AT_ONCE_BYTES = 64 * 1024  # of an answer are joined and given to the socket in one piece
@@ -65,9 +65,15 @@ class InferCalls:
     """`POST .../infer`."""
 
     def __init__(
-        self, server: KServeServer, pool: RegionPool | None, config: KServeHttpConfig, maker: RequestMaker
+        self,
+        server: KServeServer,
+        pool: RegionPool | None,
+        config: KServeHttpConfig,
+        maker: RequestMaker,
+        limits: InferLimits,
     ) -> None:
         self._service = server.service
+        self._limits = limits
         self._pool = pool
         self._reader = InferBodyReader(server.client_regions, config.max_input_bytes)
         self._max_input_bytes = config.max_input_bytes
@@ -76,28 +82,39 @@ class InferCalls:
     async def infer(self, request: Request, exchange: ApiExchange, target: CallTarget) -> None:
         """Raises InferError, HttpError."""
         spec = self._service.spec_of(target.name, target.version)
-        if not exchange.context.caller.may_use(target.name):
-            raise forbidden(f"This API key may not use the model {target.name!r}.", "model", "model_not_allowed")
         if spec.is_decoupled:
             raise InferError(DECOUPLED, InferErrorCode.UNSUPPORTED)
-        infer = self._maker.new(target, exchange)
-        form = await self._read(request, infer, spec)
-        if infer.sequence is not None:
-            self._refuse_repeated(exchange, infer)
-        waiter = ResponseWaiter()
-        try:
-            waiter.submit(infer, self._service)
-            response = await waiter.next()
-            if response is None:
-                raise InferError("expected a single response, got 0", InferErrorCode.INTERNAL)
+        with self._limits.admit(exchange, target.name):
+            infer = self._maker.new(target, exchange)
+            form = await self._read(request, infer, spec)
+            if infer.sequence is not None:
+                self._refuse_repeated(exchange, infer)
+            waiter = ResponseWaiter()
             try:
-                outputs, placed = ClientOutputs(infer.requested, spec).of(response)
-                answer = infer_answer(response, outputs, placed, form)
-                await self._send(answer, request, exchange)
+                waiter.submit(infer, self._service)
+                response = await waiter.next()
+                if response is None:
+                    raise InferError("expected a single response, got 0", InferErrorCode.INTERNAL)
+                await self._answer(response, infer, spec, form, request, exchange)
             finally:
-                release(response)
+                waiter.close()
+
+    async def _answer(
+        self,
+        response: InferResponse,
+        infer: InferRequest,
+        spec: ModelSpec,
+        form: OutputForm,
+        request: Request,
+        exchange: ApiExchange,
+    ) -> None:
+        try:
+            if response.error is not None:
+                raise response.error
+            outputs, placed = ClientOutputs(infer.requested, spec).of(response)
+            await self._send(infer_answer(response, outputs, placed, form), request, exchange)
         finally:
-            waiter.close()
+            release(response)
 
     @staticmethod
     def _refuse_repeated(exchange: ApiExchange, infer: InferRequest) -> None:

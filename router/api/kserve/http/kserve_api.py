@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from slipstream.router.access.access import Access
 from slipstream.router.access.caller import forbidden
 from slipstream.router.api.exchange_context import ApiExchange
 from slipstream.router.api.kserve.http.call_target import CallTarget, target_of
 from slipstream.router.api.kserve.http.generate_calls import GenerateCalls
 from slipstream.router.api.kserve.http.infer_calls import InferCalls, RequestMaker
+from slipstream.router.api.kserve.http.infer_limits import InferLimits
 from slipstream.router.api.kserve.http.kserve_error import (
     http_error,
     is_of_kserve,
@@ -50,10 +52,12 @@ class KServeApi:
 
     open_paths = OPEN_PATHS
 
-    def __init__(self, server: KServeServer, pool: RegionPool | None, config: KServeHttpConfig) -> None:
-        maker = RequestMaker(config.forward_headers)
-        infer = InferCalls(server, pool, config, maker)
-        generate = GenerateCalls(server, pool, config, maker)
+    def __init__(
+        self, server: KServeServer, pool: RegionPool | None, config: KServeHttpConfig, access: Access | None = None
+    ) -> None:
+        maker, limits = RequestMaker(config.forward_headers), InferLimits(access or Access())
+        infer = InferCalls(server, pool, config, maker, limits)
+        generate = GenerateCalls(server, pool, config, maker, limits)
         pages, repository = ModelPages(server), RepositoryCalls(server)
         memory, settings = MemoryCalls(server), SettingCalls(server)
         self.body_places = LargeBodies(pool, config.max_input_bytes) if pool is not None else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from typing import Any
 
 import orjson
@@ -88,5 +87,5 @@ def decoded_file(name: str, text: str) -> bytes:
     """Raises INVALID_ARG."""
     try:
         return base64.b64decode(text, validate=True)
-    except binascii.Error as error:
+    except ValueError as error:
         raise InferError(f"Unable to decode base64 of '{name}': {error}") from error

@@ -215,10 +215,11 @@ def test_settings_of_the_log_change_one_by_one() -> None:
 
 def key_file(folder: Path) -> Path:
     path = folder / "keys.yaml"
-    digest = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("admin", "user", "other")}
+    digest = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("admin", "user", "other", "limited")}
     path.write_text(
         f"keys:\n- {{name: a, sha256: {digest['admin']}, admin: true}}\n- {{name: u, sha256: {digest['user']}}}\n"
         f"- {{name: o, sha256: {digest['other']}, models: [another]}}\n"
+        f"- {{name: l, sha256: {digest['limited']}, requests_per_minute: 1}}\n"
     )
     return path
 
@@ -232,6 +233,10 @@ def test_with_keys_health_is_open_and_repositories_are_the_administrators(tmp_pa
             assert (await site.post(ADD_SUB, {"inputs": AB}, user))[0] == 200
             assert site.models.submitted[-1].request.tenant == "u"
             assert (await site.error(ADD_SUB, {"inputs": AB}, {"Authorization": "Bearer other"}))[0] == 403
+            limited = {"Authorization": "Bearer limited"}
+            status, answered, _ = await site.post(ADD_SUB, {"inputs": AB}, limited)
+            assert (status, answered["x-ratelimit-remaining-requests"]) == (200, "0")
+            assert (await site.error(ADD_SUB, {"inputs": AB}, limited))[0] == 429
             for path in ("/v2/repository/index", f"{MEMORY}/unregister", TRACE, LOGGING):
                 assert (await site.error(path, {}, user))[0] == 403
                 assert (await site.post(path, {}, admin))[0] == 200

@@ -36,10 +36,23 @@ def test_an_instance_runs_only_when_its_resources_are_free() -> None:
 
 
 def test_instances_without_resources_run_whenever_they_want() -> None:
-    limits = limiter("a")
+    limits = limiter("a", "b")
     limits.add("free", group())
+    for _ in range(3):
+        assert limits.acquire("free")
+        limits.release("free")
     assert limits.acquire("a")
+    assert not limits.acquire("b")
     assert limits.acquire("free")
+
+
+def test_who_waits_for_one_resource_holds_up_no_one_who_needs_another() -> None:
+    limits = RateLimiter(counts_by_device([("R", 1, None), ("Q", 1, None)]))
+    for name, resource in (("a", "R"), ("b", "R"), ("other", "Q")):
+        limits.add(name, group(RateResource(resource, 1)))
+    assert limits.acquire("a")
+    assert not limits.acquire("b")
+    assert limits.acquire("other")
 
 
 def test_who_has_executed_least_is_next() -> None:

@@ -16,7 +16,7 @@ from slipstream.workers.backends.python.instance.wire.tensor_writer import Paylo
 from slipstream.workers.backends.python.model_api.infer_request import InferenceRequest
 from slipstream.workers.backends.python.model_api.infer_response import InferenceResponse
 from slipstream.workers.backends.python.model_api.parameters import parameters_text
-from slipstream.workers.backends.python.model_api.tensors.errors import CODES, TritonError, TritonModelException
+from slipstream.workers.backends.python.model_api.tensors.errors import ErrorCode, TritonError, TritonModelException
 
 LOST = "The connection to the router was lost."
 
@@ -148,7 +148,7 @@ class ModelCalls:
     def _response(self, described: dict[str, Any], payload: bytearray) -> InferenceResponse:
         error = described.get("error")
         if error is not None:
-            return InferenceResponse(error=TritonError(error[1], CODES.get(error[0], TritonError.INTERNAL)))
+            return InferenceResponse(error=TritonError(error[1], ErrorCode[error[0]]))
         outputs = read_borrowed_tensors(described["outputs"], payload, self._files, self._release)
         response = InferenceResponse(outputs)
         response._parameters = parameters_text(described.get("parameters"))

@@ -41,7 +41,7 @@ class Instance:
         self._memory = OutputMemory(f"slipstream-{settings.launch}")
         self._files = OpenFiles()
         self._writer = TensorWriter(self._memory, self._files)
-        self._server = ServerCalls(settings.model_file)
+        self._server = ServerCalls(settings.name, settings.model_file)
         self._module: Any = None
         self._model: Any = None
         self._executor: BatchExecutor | None = None

@@ -12,8 +12,9 @@ from slipstream.workers.backends.python.instance.wire.frames import encode_head
 from slipstream.workers.backends.python.instance.wire.router_link import RouterLink
 from slipstream.workers.backends.python.model_api.infer_request import InferenceRequest
 from slipstream.workers.backends.python.model_api.infer_response import InferenceResponse
-from slipstream.workers.backends.python.model_api.metrics import MetricFamily
+from slipstream.workers.backends.python.model_api.metrics import families_as_dicts
 from slipstream.workers.backends.python.model_api.response_iterator import ResponseIterator
+from slipstream.workers.backends.python.model_api.server_link import PROCESS
 from slipstream.workers.backends.python.model_api.tensors.errors import TritonModelException
 
 if TYPE_CHECKING:
@@ -42,12 +43,12 @@ class ServerCalls:
     """`parent_n` is the request that is being executed: the one of which a call is made. While `defers_metrics`,
     metrics that change wait for `send_metrics`."""
 
-    def __init__(self, model_file: str) -> None:
+    def __init__(self, name: str, model_file: str) -> None:
+        self._name = name
         self._model_dir = os.path.dirname(model_file)
         self._link: RouterLink | None = None
         self._calls: ModelCalls | None = None
         self._loops: dict[Any, LoopCalls] = {}
-        self._families: dict[str, MetricFamily] = {}
         self._changed: set[str] = set()
         self._metrics_lock = Lock()
         self.may_call_models = False
@@ -58,7 +59,7 @@ class ServerCalls:
         self._link = link
         self._calls = calls
         self._loops = {}
-        self._changed = set(self._families)
+        self._changed = set(PROCESS.families)
 
     def log(self, level: str, text: str, file: str, line: int) -> None:
         if self._link is None or self._link.is_lost:
@@ -96,10 +97,9 @@ class ServerCalls:
             raise TritonModelException("There is no connection to the router.")
         return self._calls.control(action, model, fields)
 
-    def metrics_changed(self, family: MetricFamily) -> None:
+    def metrics_changed(self, name: str) -> None:
         with self._metrics_lock:
-            self._families[family.name] = family
-            self._changed.add(family.name)
+            self._changed.add(name)
         if not self.defers_metrics:
             self.send_metrics()
 
@@ -108,12 +108,15 @@ class ServerCalls:
         if not self._changed or self._link is None:
             return
         with self._metrics_lock:
-            families = [self._families[name].as_dict() for name in sorted(self._changed)]
+            families = families_as_dicts(sorted(self._changed))
             self._changed.clear()
         self._link.send(encode_head({"type": "metrics", "families": families}), [], 0)
 
     def model_dir(self) -> str:
         return self._model_dir
+
+    def refusal(self, text: str) -> str:
+        return f"Failed to process the request for model '{self._name}', message: {text}"
 
     def poll(self) -> None:
         if self._link is not None:

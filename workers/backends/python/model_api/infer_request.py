@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from slipstream.workers.backends.python.model_api.parameters import parameters_text
@@ -20,6 +21,7 @@ RELEASE_ALL = 1  # TRITONSERVER_REQUEST_RELEASE_ALL
 class InferenceRequest:
     """The constructor is for requests that a model makes."""
 
+    __module__ = "c_python_backend_utils"
     __slots__ = (
         "_channel",
         "_correlation_id",
@@ -105,7 +107,7 @@ class InferenceRequest:
     def parameters(self) -> str:
         """JSON."""
         if type(self._parameters) is not str:
-            self._parameters = parameters_text(self._parameters)
+            self._parameters = json.dumps(self._parameters, ensure_ascii=False, separators=(",", ":"))
         return str(self._parameters)
 
     def requested_output_names(self) -> set[str]:

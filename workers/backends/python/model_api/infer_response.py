@@ -10,6 +10,7 @@ from slipstream.workers.backends.python.model_api.tensors.tensor import Tensor
 
 
 class InferenceResponse:
+    __module__ = "c_python_backend_utils"
     __slots__ = ("_error", "_output_tensors", "_parameters")
 
     def __init__(

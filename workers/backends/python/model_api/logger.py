@@ -9,26 +9,26 @@ from typing import Any
 from slipstream.workers.backends.python.model_api.server_link import PROCESS
 
 
-class Level(IntEnum):
+class LogLevel(IntEnum):
     INFO = 0
     WARNING = 1
     ERROR = 2
     VERBOSE = 3
 
 
-NAMES = {Level.INFO: "info", Level.WARNING: "warn", Level.ERROR: "error", Level.VERBOSE: "verbose"}
+NAMES = {LogLevel.INFO: "info", LogLevel.WARNING: "warn", LogLevel.ERROR: "error", LogLevel.VERBOSE: "verbose"}
 
 
 class Logger:
-    LogLevel = Level
-    INFO = Level.INFO
-    WARNING = Level.WARNING
-    ERROR = Level.ERROR
-    VERBOSE = Level.VERBOSE
+    LogLevel = LogLevel
+    INFO = LogLevel.INFO
+    WARNING = LogLevel.WARNING
+    ERROR = LogLevel.ERROR
+    VERBOSE = LogLevel.VERBOSE
 
     @staticmethod
-    def log(message: str, level: Level = Level.INFO) -> None:
-        write(NAMES[Level(level)], message)
+    def log(message: str, level: int = LogLevel.INFO) -> None:
+        write(NAMES[LogLevel(level)], message)
 
     @staticmethod
     def log_info(message: str) -> None:

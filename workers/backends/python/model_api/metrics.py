@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_left
 from enum import IntEnum
 from threading import Lock
@@ -11,6 +12,8 @@ from typing import Any
 from slipstream.workers.backends.python.model_api.server_link import PROCESS
 from slipstream.workers.backends.python.model_api.tensors.errors import TritonModelException
 
+NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+
 
 class MetricKind(IntEnum):
     COUNTER = 0
@@ -18,68 +21,67 @@ class MetricKind(IntEnum):
     HISTOGRAM = 2
 
 
-KIND_NAMES = {MetricKind.COUNTER: "counter", MetricKind.GAUGE: "gauge", MetricKind.HISTOGRAM: "histogram"}
-
-
 class Metric:
-    """One line of a family. `value` is a counter's or gauge's; `bucket_counts` are those of a histogram up to each of
-    `buckets`, and beyond the last."""
+    """One line of a family. A counter or gauge has a value. A histogram counts what is at most each of its `buckets`,
+    and what is beyond the last."""
 
-    def __init__(self, family: MetricFamily, labels: dict[str, str], buckets: list[float] | None) -> None:
-        self._family = family
+    __module__ = "c_python_backend_utils"
+
+    def __init__(self, kind: MetricKind, labels: dict[str, str], buckets: list[float] | None, changed: Any) -> None:
+        self._kind = kind
+        self._labels = labels
+        self._buckets = buckets
+        self._changed = changed
         self._lock = Lock()
-        self._value = 0.0
-        self.labels = labels
-        self.buckets = buckets
-        self.bucket_counts = [0] * (len(buckets) + 1) if buckets is not None else []
-        self.sum = 0.0
+        self._value = 0.0  # of a histogram: the sum
+        self._counts = [0] * (len(buckets) + 1) if buckets is not None else []
 
     def increment(self, value: float) -> None:
-        if self._family.kind is MetricKind.HISTOGRAM:
-            raise self._unsupported("increment", "Histogram")
-        if self._family.kind is MetricKind.COUNTER and value < 0:
-            raise TritonModelException(
-                "Failed to increment metric value: TRITONSERVER_METRIC_KIND_COUNTER can only be incremented "
-                "monotonically by non-negative values."
+        self._check("increment", "Increment", self._kind is not MetricKind.HISTOGRAM)
+        if self._kind is MetricKind.COUNTER and value < 0:
+            raise refused(
+                "Failed to increment metric value",
+                "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by non-negative values.",
             )
         with self._lock:
             self._value += value
-        self._family.changed()
+        self._changed()
 
     def set(self, value: float) -> None:
-        if self._family.kind is not MetricKind.GAUGE:
-            raise self._unsupported("set", "Counter" if self._family.kind is MetricKind.COUNTER else "Histogram")
+        self._check("set", "Set", self._kind is MetricKind.GAUGE)
         self._value = float(value)
-        self._family.changed()
+        self._changed()
 
     def observe(self, value: float) -> None:
-        if self.buckets is None:
-            raise self._unsupported("observe", "Counter" if self._family.kind is MetricKind.COUNTER else "Gauge")
+        self._check("observe", "Observe", self._kind is MetricKind.HISTOGRAM)
+        assert self._buckets is not None
         with self._lock:
-            self.bucket_counts[bisect_left(self.buckets, value)] += 1
-            self.sum += value
-        self._family.changed()
+            self._counts[bisect_left(self._buckets, value)] += 1
+            self._value += value
+        self._changed()
 
     def value(self) -> float:
-        if self.buckets is not None:
-            raise self._unsupported("get", "Histogram")
+        self._check("get", "Value", self._kind is not MetricKind.HISTOGRAM)
         return self._value
 
-    def as_dict(self) -> dict[str, Any]:
+    def _as_dict(self) -> dict[str, Any]:
         """As it travels to the server."""
         with self._lock:
-            if self.buckets is None:
-                return {"labels": self.labels, "value": self._value}
-            counts = list(self.bucket_counts)
-            return {"labels": self.labels, "buckets": self.buckets, "counts": counts, "sum": self.sum}
+            if self._buckets is None:
+                return {"labels": self._labels, "value": self._value}
+            counts = list(self._counts)
+            return {"labels": self._labels, "buckets": self._buckets, "counts": counts, "sum": self._value}
 
-    def _unsupported(self, action: str, kind: str) -> TritonModelException:
-        what = "observe metric" if action == "observe" else f"{action} metric value"
-        kind_name = f"TRITONSERVER_METRIC_KIND_{kind.upper()}"
-        return TritonModelException(f"Failed to {what}: {kind_name} does not support {action.capitalize()}")
+    def _check(self, action: str, name: str, is_supported: bool) -> None:
+        if not is_supported:
+            kind = f"TRITONSERVER_METRIC_KIND_{self._kind.name}"
+            raise refused(f"Failed to {action} metric value", f"{kind} does not support {name}")
 
 
 class MetricFamily:
+    """Metrics of one name. Families of the same name are the same."""
+
+    __module__ = "c_python_backend_utils"
     COUNTER = MetricKind.COUNTER
     GAUGE = MetricKind.GAUGE
     HISTOGRAM = MetricKind.HISTOGRAM
@@ -87,11 +89,16 @@ class MetricFamily:
     def __init__(self, name: str, description: str, kind: MetricKind) -> None:
         if not isinstance(name, str) or not isinstance(description, str):
             raise TypeError(f"MetricFamily(): name and description must be str, got {name!r} and {description!r}")
-        self.name = name
-        self.description = description
-        self.kind = MetricKind(kind)
-        self._metrics: dict[str, Metric] = {}
-        PROCESS.link.metrics_changed(self)
+        if NAME.fullmatch(name) is None:
+            raise refused("Error when creating MetricFamily", "Invalid metric name")
+        self._name = name
+        self._description = description
+        self._kind = MetricKind(kind)
+        same = PROCESS.families.setdefault(name, self)
+        if same._kind is not self._kind:
+            raise refused("Error when creating MetricFamily", "Family name already exists with different type")
+        self._metrics: dict[str, Metric] = {} if same is self else same._metrics
+        PROCESS.link.metrics_changed(name)
 
     def Metric(  # noqa: N802 - the API's name
         self, labels: dict[str, str] | None = None, buckets: list[float] | None = None
@@ -100,32 +107,42 @@ class MetricFamily:
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
         self._check_buckets(buckets)
-        key = json.dumps(labels, sort_keys=True)
+        if any(not isinstance(value, str) for value in (labels or {}).values()):
+            raise refused("Error when creating Metric", "attempt to access JSON non-string as string")
+        key = json.dumps(labels or {}, sort_keys=True)
         if key not in self._metrics:
             limits = None if buckets is None else [float(limit) for limit in buckets]
-            texts = {name: str(value) for name, value in (labels or {}).items()}
-            self._metrics[key] = Metric(self, texts, limits)
-            self.changed()
+            self._metrics[key] = Metric(self._kind, labels or {}, limits, self._changed)
+            self._changed()
         return self._metrics[key]
 
-    def changed(self) -> None:
-        PROCESS.link.metrics_changed(self)
+    def _changed(self) -> None:
+        PROCESS.link.metrics_changed(self._name)
 
-    def as_dict(self) -> dict[str, Any]:
+    def _as_dict(self) -> dict[str, Any]:
         """As it travels to the server."""
         return {
-            "name": self.name,
-            "description": self.description,
-            "kind": KIND_NAMES[self.kind],
-            "metrics": [metric.as_dict() for metric in list(self._metrics.values())],
+            "name": self._name,
+            "description": self._description,
+            "kind": self._kind.name.lower(),
+            "metrics": [metric._as_dict() for metric in list(self._metrics.values())],
         }
 
     def _check_buckets(self, buckets: list[float] | None) -> None:
         if buckets is None:
-            if self.kind is MetricKind.HISTOGRAM:
+            if self._kind is MetricKind.HISTOGRAM:
                 raise TritonModelException("Failed to create metric. Missing required buckets.")
             return
         if not isinstance(buckets, list):
             raise TritonModelException("Failed to create metric. Buckets must be a list.")
-        if self.kind is not MetricKind.HISTOGRAM:
+        if self._kind is not MetricKind.HISTOGRAM:
             raise TritonModelException("Failed to create metric. Unexpected buckets found.")
+
+
+def families_as_dicts(names: list[str]) -> list[dict[str, Any]]:
+    """Families of this process, as they travel to the server."""
+    return [PROCESS.families[name]._as_dict() for name in names]
+
+
+def refused(what: str, reason: str) -> TritonModelException:
+    return TritonModelException(f"{what}: {PROCESS.link.refusal(reason)}")

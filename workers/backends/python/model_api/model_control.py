@@ -15,21 +15,21 @@ def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None
     try:
         PROCESS.link.control("load", model_name, config=config, files=files or {})
     except TritonModelException as error:
-        raise TritonModelException(f"Failed to load model: {error}") from None
+        raise TritonModelException(f"Failed to load model: {PROCESS.link.refusal(str(error))}") from None
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
     try:
         PROCESS.link.control("unload", model_name, unload_dependents=unload_dependents)
     except TritonModelException as error:
-        raise TritonModelException(f"Failed to unload model: {error}") from None
+        raise TritonModelException(f"Failed to unload model: {PROCESS.link.refusal(str(error))}") from None
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
     try:
         return bool(PROCESS.link.control("is_ready", model_name, model_version=model_version))
     except TritonModelException as error:
-        raise TritonModelException(f"Failed to check model readiness: {error}") from None
+        raise TritonModelException(f"Failed to check model readiness: {PROCESS.link.refusal(str(error))}") from None
 
 
 def get_model_dir() -> str:

@@ -13,6 +13,7 @@ class MemoryType(IntEnum):
 class PreferredMemory:
     """Outputs lie in host memory whatever is preferred; the server need not follow it."""
 
+    __module__ = "c_python_backend_utils"
     __slots__ = ("device_id", "memory_type")
 
     def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
@@ -23,6 +24,7 @@ class PreferredMemory:
 class InferenceTrace:
     """`context` is the trace context of OpenTelemetry, as JSON; "": none."""
 
+    __module__ = "c_python_backend_utils"
     __slots__ = ("_context",)
 
     def __init__(self, context: str = "") -> None:

@@ -19,6 +19,7 @@ class ResponseSource(Protocol):
 class ResponseIterator:
     """The last response is empty if the model ended without one. When all have come, a second loop gives them again."""
 
+    __module__ = "c_python_backend_utils"
     __slots__ = ("_is_finished", "_position", "_responses", "_source")
 
     def __init__(self, source: ResponseSource) -> None:

@@ -28,6 +28,7 @@ class ResponseChannel(Protocol):
 class InferenceResponseSender:
     """Checks the order of responses: it ends once, and a model that is not decoupled sends exactly one."""
 
+    __module__ = "c_python_backend_utils"
     __slots__ = ("_channel", "_is_closed", "_lock", "_num_sent")
 
     def __init__(self, channel: ResponseChannel | None) -> None:

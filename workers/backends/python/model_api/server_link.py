@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 class ServerLink(Protocol):
-    """All methods may be called from any thread. `request` is an InferenceRequest, `family` a MetricFamily: their
-    modules import this one."""
+    """All methods may be called from any thread. `request` is an InferenceRequest, whose module
+    imports this one."""
 
     def log(self, level: str, text: str, file: str, line: int) -> None:
         """`level` is "info", "warn", "error" or "verbose"."""
@@ -32,10 +32,14 @@ class ServerLink(Protocol):
     def control(self, action: str, model: str, **fields: Any) -> Any:
         """Loads or unloads a model, or asks whether one is ready. Raises TritonModelException."""
 
-    def metrics_changed(self, family: Any) -> None: ...
+    def metrics_changed(self, name: str) -> None:
+        """A family of metrics."""
 
     def model_dir(self) -> str:
         """The folder of the model's version."""
+
+    def refusal(self, text: str) -> str:
+        """What the server has against a call of this process, as models know it."""
 
     def poll(self) -> None:
         """Takes in what the server has sent, without waiting."""
@@ -59,11 +63,14 @@ class NoServer:
     def control(self, action: str, model: str, **fields: Any) -> Any:
         raise self._error()
 
-    def metrics_changed(self, family: Any) -> None:
+    def metrics_changed(self, name: str) -> None:
         """There is nothing to show them to."""
 
     def model_dir(self) -> str:
         raise self._error()
+
+    def refusal(self, text: str) -> str:
+        return text
 
     def poll(self) -> None:
         """There is nothing to read."""
@@ -73,12 +80,13 @@ class NoServer:
 
 
 class Process:
-    """What this process has."""
+    """What this process has: the server, and the families of metrics by name."""
 
-    __slots__ = ("link",)
+    __slots__ = ("families", "link")
 
     def __init__(self) -> None:
         self.link: ServerLink = NoServer()
+        self.families: dict[str, Any] = {}
 
 
 PROCESS = Process()

@@ -12,7 +12,6 @@ from slipstream.router.tensors.infer_request import InferRequest, ParameterValue
 
 FINAL_RESPONSE_PARAMETER = "triton_enable_empty_final_response"
 RESERVED = "triton_"
-MemoryName = str
 
 
 @dataclass(frozen=True, slots=True)

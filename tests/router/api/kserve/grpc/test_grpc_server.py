@@ -18,11 +18,12 @@ from slipstream.router.access.access import Access
 from slipstream.router.api.kserve.grpc.grpc_server import GrpcServer
 from slipstream.router.api.kserve.kserve_server import KServeServer
 from slipstream.router.config.access_config import AccessConfig
-from slipstream.router.config.kserve_config import KServeGrpcConfig, RestrictedApis
+from slipstream.router.config.kserve_config import GrpcTlsConfig, KServeGrpcConfig, RestrictedApis
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from tests.support.router.fake_tensor_service import fake_models
 from tests.support.router.grpc_lab import SERVICE, VECTOR, grpc_lab, infer_request, refused, repeat_request
+from tests.support.router.hub_server import own_certificate
 from tests.support.router.in_loop import in_loop
 from tests.support.router.until import until
 
@@ -250,6 +251,10 @@ async def test_trace_and_log_settings_are_shown_and_changed() -> None:
         wrong.settings["log_info"].string_param = "x"
         async with refused(grpc.StatusCode.INVALID_ARGUMENT, "expect boolean for 'log_info'"):
             await lab.call("LogSettings", wrong)
+        wrong.settings["log_info"].bool_param = True
+        wrong.settings["log_format"].string_param = "x"
+        async with refused(grpc.StatusCode.INVALID_ARGUMENT, "invalid argument for log_format, got: x"):
+            await lab.call("LogSettings", wrong)
 
 
 @in_loop
@@ -312,6 +317,31 @@ async def test_ids_traces_and_chosen_headers_come_with_the_metadata() -> None:
         request = lab.service.submitted[0].request
     assert (request.request_id, request.trace_id) == ("mine", "0af7651916cd43dd8448eb211c80319c")
     assert request.parameters == {"my-header": "v"}
+
+
+@in_loop
+async def test_with_a_certificate_clients_need_tls(tmp_path: Path) -> None:
+    cert, key = own_certificate(tmp_path)
+    service = fake_models()
+    config = KServeGrpcConfig(port=0, tls=GrpcTlsConfig(cert_file=str(cert), key_file=str(key)))
+    with RegionPool() as pool:
+        server = GrpcServer(config, KServeServer(service, service), Access(), pool, host="127.0.0.1")
+        port = await server.start()
+        trusted = grpc.ssl_channel_credentials(cert.read_bytes())
+        async with grpc.aio.secure_channel(f"localhost:{port}", trusted) as channel:
+            assert await channel.unary_unary("/grpc.health.v1.Health/Check")(b"") == SERVING
+        async with grpc.aio.insecure_channel(f"localhost:{port}") as channel, refused(grpc.StatusCode.UNAVAILABLE):
+            await channel.unary_unary("/grpc.health.v1.Health/Check")(b"")
+        await server.stop()
+
+
+@in_loop
+async def test_a_certificate_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    service = fake_models()
+    missing = str(tmp_path / "none.pem")
+    config = KServeGrpcConfig(port=0, tls=GrpcTlsConfig(cert_file=missing, key_file=missing))
+    with RegionPool() as pool, pytest.raises(FileNotFoundError, match=r"none\.pem"):
+        await GrpcServer(config, KServeServer(service, service), Access(), pool, host="127.0.0.1").start()
 
 
 @in_loop

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 from typing import Any, Callable
@@ -55,6 +56,13 @@ class OpenFiles:
         begin = offset // PAGE_BYTES * PAGE_BYTES
         mapping = mmap.mmap(self.file_of(key), offset - begin + num_bytes, offset=begin)
         copy_bytes(memoryview(mapping)[offset - begin :], data)
+
+
+def held_memory(mapping: Mapping) -> np.ndarray[Any, Any]:
+    """The bytes of a mapping. It cannot be closed while they, or arrays made of them, are in use: a ctypes array holds
+    the mapping's buffer, which numpy's arrays alone would not do in all versions."""
+    memory: Any = (ctypes.c_uint8 * len(mapping)).from_buffer(mapping)
+    return np.frombuffer(memory, dtype=np.uint8)
 
 
 def end_of_loan(mapping: Mapping) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from slipstream.workers.backends.python.instance.memory.input_memory import Mapping, OpenFiles
+from slipstream.workers.backends.python.instance.memory.input_memory import Mapping, OpenFiles, held_memory
 from slipstream.workers.backends.python.model_api.tensors.tensor import Tensor
 
 
@@ -22,7 +22,7 @@ def read_tensors(described: list[Any], payload: bytearray, files: OpenFiles, map
             continue
         mapping, begin = files.map_privately(key, offset, num_bytes)
         mappings.append(mapping)
-        tensors.append(of_memory(name, datatype, shape, memoryview(mapping), begin, num_bytes))
+        tensors.append(of_memory(name, datatype, shape, held_memory(mapping), begin, num_bytes))
     return tensors
 
 

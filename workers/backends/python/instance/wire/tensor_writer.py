@@ -11,7 +11,6 @@ from slipstream.workers.backends.python.instance.memory.input_memory import Open
 from slipstream.workers.backends.python.instance.memory.output_memory import OutputMemory
 from slipstream.workers.backends.python.instance.wire.frames import ALIGNMENT
 from slipstream.workers.backends.python.model_api.infer_response import InferenceResponse
-from slipstream.workers.backends.python.model_api.tensors.errors import CODE_NAMES
 from slipstream.workers.backends.python.model_api.tensors.tensor import Tensor
 
 quote = json.encoder.encode_basestring
@@ -63,7 +62,7 @@ class TensorWriter:
         memory of the request, because that ends before the frame is sent."""
         error = response._error
         if error is not None:
-            return f'{{"outputs":[],"error":["{CODE_NAMES[error.code()]}",{quote(error.message())}],"parameters":null}}'
+            return f'{{"outputs":[],"error":["{error.code().name}",{quote(error.message())}],"parameters":null}}'
         outputs = ",".join(
             [
                 self.tensor(tensor, payload, into.get(tensor._name) if into else None, is_copied)

@@ -23,7 +23,7 @@ def serialize(array: np.ndarray[Any, Any]) -> bytes:
 
 
 def deserialize(data: Any) -> list[bytes]:
-    """The elements. Raises ValueError if an element ends behind the data."""
+    """The elements. Raises struct.error if an element ends behind the data."""
     view = memoryview(data)
     end = len(view)
     unpack_from = LENGTH.unpack_from
@@ -31,11 +31,11 @@ def deserialize(data: Any) -> list[bytes]:
     position = 0
     while position < end:
         if position + 4 > end:
-            raise ValueError(f"BYTES tensor: the length at byte {position} is not complete")
+            raise struct.error(f"BYTES tensor: the length at byte {position} is not complete")
         start = position + 4
         position = start + unpack_from(view, position)[0]
         if position > end:
-            raise ValueError(f"BYTES tensor: the element at byte {start} ends {position - end} bytes behind the data")
+            raise struct.error(f"BYTES tensor: the element at byte {start} ends {position - end} bytes behind the data")
         elements.append(bytes(view[start:position]))
     return elements
 

@@ -139,7 +139,7 @@ class DeviceMemory:
 
 
 def memory_of(tensor: Any) -> tuple[str, list[int], Any]:
-    """The datatype, shape and memory of a capsule or of an object with `__dlpack__`: a memoryview, or DeviceMemory."""
+    """The datatype, shape and memory of a capsule or object with `__dlpack__`: an array of bytes, or DeviceMemory."""
     capsule = tensor if type(tensor).__name__ == "PyCapsule" else exported(tensor)
     managed = ctypes.cast(capsule_pointer(capsule, NAME), ctypes.POINTER(ManagedTensor))
     described = managed.contents.dl_tensor
@@ -199,9 +199,9 @@ def is_contiguous(shape: list[int], strides: list[int]) -> bool:
     return True
 
 
-def host_memory(address: int, num_bytes: int, borrowed: Borrowed) -> memoryview:
+def host_memory(address: int, num_bytes: int, borrowed: Borrowed) -> np.ndarray[Any, Any]:
     if not num_bytes:
-        return memoryview(b"")
+        return np.empty(0, dtype=np.uint8)
     memory: Any = (ctypes.c_uint8 * num_bytes).from_address(address)
     memory.borrowed = borrowed  # lives as long as any view of the memory
-    return memoryview(memory).cast("B")
+    return np.frombuffer(memory, dtype=np.uint8)

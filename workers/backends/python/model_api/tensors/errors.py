@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 
 class TritonModelException(Exception):  # noqa: N818 - models catch it by this name
     """What the API raises when it is used wrongly, or when the server refuses something."""
 
 
-# Models find it under this name in the texts of errors.
+# It stands under this name in the texts of errors.
 TritonModelException.__module__ = "c_python_backend_utils"
 
 
-class TritonError:
-    """Why a request failed, as a model says it in its response. `code` is one of Triton's error codes."""
-
+class ErrorCode(IntEnum):
     UNKNOWN = 0
     INTERNAL = 1
     NOT_FOUND = 2
@@ -23,31 +23,30 @@ class TritonError:
     ALREADY_EXISTS = 6
     CANCELLED = 7
 
+
+class TritonError:
+    """Why a request failed, as a model says it in its response. `code` is one of Triton's error codes."""
+
+    __module__ = "c_python_backend_utils"
+    UNKNOWN = ErrorCode.UNKNOWN
+    INTERNAL = ErrorCode.INTERNAL
+    NOT_FOUND = ErrorCode.NOT_FOUND
+    INVALID_ARG = ErrorCode.INVALID_ARG
+    UNAVAILABLE = ErrorCode.UNAVAILABLE
+    UNSUPPORTED = ErrorCode.UNSUPPORTED
+    ALREADY_EXISTS = ErrorCode.ALREADY_EXISTS
+    CANCELLED = ErrorCode.CANCELLED
+
     __slots__ = ("_code", "_message")
 
-    def __init__(self, message: str, code: int = INTERNAL) -> None:
+    def __init__(self, message: str, code: int = ErrorCode.INTERNAL) -> None:
         if not isinstance(message, str):
             raise TypeError(f"TritonError(): message must be a str, got {type(message).__name__}: {message!r}")
-        if code not in CODE_NAMES:
-            raise TypeError(f"TritonError(): code must be one of TritonError's codes, got {code!r}")
         self._message = message
-        self._code = code
+        self._code = ErrorCode(code)
 
-    def code(self) -> int:
+    def code(self) -> ErrorCode:
         return self._code
 
     def message(self) -> str:
         return self._message
-
-
-CODE_NAMES = {
-    TritonError.UNKNOWN: "UNKNOWN",
-    TritonError.INTERNAL: "INTERNAL",
-    TritonError.NOT_FOUND: "NOT_FOUND",
-    TritonError.INVALID_ARG: "INVALID_ARG",
-    TritonError.UNAVAILABLE: "UNAVAILABLE",
-    TritonError.UNSUPPORTED: "UNSUPPORTED",
-    TritonError.ALREADY_EXISTS: "ALREADY_EXISTS",
-    TritonError.CANCELLED: "CANCELLED",
-}
-CODES = {name: code for code, name in CODE_NAMES.items()}

@@ -19,6 +19,7 @@ class Tensor:
     that DLPack lent. A tensor with both has an array that shows this memory.
     """
 
+    __module__ = "c_python_backend_utils"
     __slots__ = ("_array", "_data", "_datatype", "_name", "_num_bytes", "_offset", "_shape")
 
     def __init__(self, name: str, numpy_array: np.ndarray[Any, Any]) -> None:
