@@ -76,6 +76,7 @@ class TensorModels:
         )
         if config.http.enabled:
             front.serve_tensors(KServeApi(self.server, pool, config.http, access))
+        front.show_tensor_requests(self.service.history)
         cleanup.push_async_callback(cancel_and_wait, asyncio.create_task(self._load()))
         instances = Endpoint(self._instance_host, sockets[0].getsockname()[1])
         return RepositoryAddresses(
