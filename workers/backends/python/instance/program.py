@@ -12,8 +12,9 @@ from typing import Any
 
 from slipstream.workers.backends.python.instance.batch_execution import BatchExecutor
 from slipstream.workers.backends.python.instance.failure_text import failure_text
-from slipstream.workers.backends.python.instance.memory.input_memory import OpenFiles
+from slipstream.workers.backends.python.instance.memory.input_memory import InputMemory
 from slipstream.workers.backends.python.instance.memory.output_memory import OutputMemory
+from slipstream.workers.backends.python.instance.memory.shared_files import SharedFiles
 from slipstream.workers.backends.python.instance.model_calls import ModelCalls
 from slipstream.workers.backends.python.instance.model_code import complete_config, import_model
 from slipstream.workers.backends.python.instance.parent_death import end_with_parent
@@ -39,8 +40,9 @@ class Instance:
         self._settings = settings
         self._commands: deque[Message] = deque()
         self._memory = OutputMemory(f"slipstream-{settings.launch}")
-        self._files = OpenFiles()
-        self._writer = TensorWriter(self._memory, self._files)
+        files = SharedFiles()
+        self._inputs = InputMemory(files)
+        self._writer = TensorWriter(self._memory, files)
         self._server = ServerCalls(settings.name, settings.model_file)
         self._module: Any = None
         self._model: Any = None
@@ -118,7 +120,7 @@ class Instance:
             head["outputs"],
             head["is_decoupled"],
             self._writer,
-            self._files,
+            self._inputs,
             self._run_coroutine,
         )
         self._server.may_call_models = True
@@ -170,7 +172,7 @@ class Instance:
                 time.sleep(wait_s)
                 wait_s = min(2 * wait_s, LONGEST_RETRY_S)
         link = RouterLink(connection, self._dispatch)
-        self._calls = ModelCalls(link, self._writer, self._memory, self._files)
+        self._calls = ModelCalls(link, self._writer, self._memory, self._inputs)
         self._server.connected(link, self._calls)
         link.send(encode_head(self._hello()), [], 0)
         return link
