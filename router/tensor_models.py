@@ -66,7 +66,7 @@ class TensorModels:
         models = ModelRepository(config.paths, options_of(config))
         self.repository = RepositoryService(config, models, self.service, self.port)
         cleanup.push_async_callback(self.repository.close)
-        self.server = KServeServer(self.service, self.repository, name=config.server_id)
+        self.server = KServeServer(self.service, self.repository, loaded=self._is_loaded, name=config.server_id)
         if config.http.enabled:
             front.serve_tensors(KServeApi(self.server, pool, config.http, access))
         cleanup.push_async_callback(cancel_and_wait, asyncio.create_task(self._load()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 
 from slipstream.router.api.kserve.log_control import LogControl
@@ -11,13 +12,21 @@ from slipstream.router.tensor_memory.client_regions import ClientRegions
 from slipstream.router.tensors.infer_service import InferService, RepositoryControl
 
 
+def event_that_is_set() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
+
+
 @dataclass(frozen=True, slots=True)
 class KServeServer:
-    """One for a router process. `name` is that of the server in its metadata."""
+    """One for a router process. Calls about models wait until those of the start are `loaded`. `name` is that of the
+    server in its metadata."""
 
     service: InferService
     repository: RepositoryControl
     client_regions: ClientRegions = field(default_factory=ClientRegions)
     traces: TraceControl = field(default_factory=TraceControl)
     logs: LogControl = field(default_factory=LogControl)
+    loaded: asyncio.Event = field(default_factory=event_that_is_set)
     name: str = SERVER_NAME
