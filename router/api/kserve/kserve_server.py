@@ -28,5 +28,5 @@ class KServeServer:
     client_regions: ClientRegions = field(default_factory=ClientRegions)
     traces: TraceControl = field(default_factory=TraceControl)
     logs: LogControl = field(default_factory=LogControl)
-    loaded: asyncio.Event = field(default_factory=event_that_is_set)
     name: str = SERVER_NAME
+    loaded: asyncio.Event = field(default_factory=event_that_is_set)
