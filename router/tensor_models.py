@@ -17,9 +17,7 @@ from slipstream.router.frontends.front import Front
 from slipstream.router.infer.repository_service import RepositoryService
 from slipstream.router.infer.service_metrics import ServiceMetrics
 from slipstream.router.infer.tensor_service import TensorService
-from slipstream.router.instances.instance_owner import InstanceOwner
 from slipstream.router.instances.instance_port import BACKLOG, InstancePort, InstancePortConfig
-from slipstream.router.instances.messages import StartInstance
 from slipstream.router.model_files.cache.host_cache import HostCache
 from slipstream.router.model_repository.model_repository import ModelRepository
 from slipstream.router.model_repository.read_options import ReadOptions
@@ -80,6 +78,7 @@ class TensorModels:
         self.service.traces = TraceFile(self.server.traces)
         if config.http.enabled:
             front.serve_tensors(KServeApi(self.server, pool, config.http, access))
+        front.show_tensor_requests(self.service.history)
         cleanup.push_async_callback(cancel_and_wait, asyncio.create_task(self._load()))
         instances = Endpoint(self._instance_host, sockets[0].getsockname()[1])
         return RepositoryAddresses(
@@ -106,10 +105,6 @@ class TensorModels:
 
     def hosts_changed(self) -> None:
         """PortObserver: instances that wait for a host are started by the port itself."""
-
-    def found_running(self, start: StartInstance) -> InstanceOwner | None:
-        """PortObserver: an instance of an earlier router."""
-        return None
 
     async def _serve_grpc(self, access: Access, pool: RegionPool, cleanup: AsyncExitStack) -> Endpoint | None:
         if self._config.grpc.port is None:
