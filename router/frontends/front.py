@@ -17,6 +17,7 @@ from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.frontends.api_front import DEFAULT_CONFIG, OPEN_PATHS, READY_PATHS, ApiFront
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
+from slipstream.router.infer.requests.request_record import InferHistory
 from slipstream.router.observability.metrics_page import CONTENT_TYPE, MetricsPage
 from slipstream.router.observability.tracing.tracer import Tracer
 
@@ -73,7 +74,7 @@ class Front(ApiFront):
         has_keys = self._access.keys.is_on
         if has_keys and not has_admin_port:  # only with keys: a stranger must not be able to drain workers
             workers.add_to(self._routes)
-        pages = RequestPages(service.history)
+        pages = self._request_pages = RequestPages(service.history)
         pages.add_to(self._admin_routes)
         if has_keys or not has_admin_port:  # with keys, each caller may ask about its own requests
             pages.add_to(self._routes)
@@ -101,6 +102,10 @@ class Front(ApiFront):
     def serve_tensor_metrics(self, render: Callable[[], bytes]) -> None:
         """Puts Triton's metrics behind the others from now on."""
         self._render_tensor_metrics = render
+
+    def show_tensor_requests(self, history: InferHistory) -> None:
+        """Shows the requests to tensor models beside the others."""
+        self._request_pages.show_tensor_requests(history)
 
     def show_repository(self, status: Callable[[], dict[str, Any]]) -> None:
         """Shows the state of a repository in that of the cluster, and its API on the home page."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import orjson
@@ -128,6 +128,10 @@ class VersionRuntime:
         """Lets requests end, then stops the instances."""
         has_requests = self._is_complete and self.runner.num_open > 0
         self._perform(self._life.unload(has_requests=has_requests))
+
+    def serve_beside(self, versions: tuple[str, ...]) -> None:
+        """It goes on, while these versions of its model are served from now on."""
+        self.spec = replace(self.spec, versions=versions)
 
     async def wait_for_end(self) -> None:
         """Until no process of it is left."""
