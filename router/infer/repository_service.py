@@ -69,11 +69,6 @@ class RepositoryService:
         """Versions that load, serve, or end their requests; 0 once everything is unloaded."""
         return len(self._running)
 
-    @property
-    def cache(self) -> ResponseCache | None:
-        """The response cache, if there is one."""
-        return self._cache
-
     async def start(self) -> None:
         """Loads the models of the start, `load_threads` at a time. Raises InferError for one that could not be loaded
         if that is to end the server, RepositoryError if the repository cannot be read, ValueError for `load_models`
