@@ -9,14 +9,14 @@ from pathlib import Path
 from slipstream.router.access.access import Access
 from slipstream.router.api.kserve.http.kserve_api import KServeApi
 from slipstream.router.api.kserve.kserve_server import KServeServer
+from slipstream.router.api.kserve.log_control import LogControl
+from slipstream.router.api.kserve.trace_control import TraceControl
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.frontends.front import Front
 from slipstream.router.infer.repository_service import RepositoryService
 from slipstream.router.infer.service_metrics import ServiceMetrics
 from slipstream.router.infer.tensor_service import TensorService
-from slipstream.router.instances.instance_owner import InstanceOwner
 from slipstream.router.instances.instance_port import BACKLOG, InstancePort, InstancePortConfig
-from slipstream.router.instances.messages import StartInstance
 from slipstream.router.model_files.cache.host_cache import HostCache
 from slipstream.router.model_repository.model_repository import ModelRepository
 from slipstream.router.model_repository.read_options import ReadOptions
@@ -66,7 +66,14 @@ class TensorModels:
         models = ModelRepository(config.paths, options_of(config))
         self.repository = RepositoryService(config, models, self.service, self.port)
         cleanup.push_async_callback(self.repository.close)
-        self.server = KServeServer(self.service, self.repository)
+        self.server = KServeServer(
+            self.service,
+            self.repository,
+            traces=TraceControl.of_settings(config.trace),
+            logs=LogControl.of_verbosity(config.log_verbose),
+            name=config.server_id,
+            loaded=self._is_loaded,
+        )
         if config.http.enabled:
             front.serve_tensors(KServeApi(self.server, pool, config.http, access))
         front.show_tensor_requests(self.service.history)
@@ -96,10 +103,6 @@ class TensorModels:
 
     def hosts_changed(self) -> None:
         """PortObserver: instances that wait for a host are started by the port itself."""
-
-    def found_running(self, start: StartInstance) -> InstanceOwner | None:
-        """PortObserver: an instance of an earlier router."""
-        return None
 
     async def _serve_grpc(self, access: Access, pool: RegionPool, cleanup: AsyncExitStack) -> Endpoint | None:
         if self._config.grpc.port is None:

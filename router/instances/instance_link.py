@@ -37,7 +37,7 @@ class LinkKeeper(Protocol):
 
 
 class InstanceLink:
-    """From `InstancePort.launch` (or `found_running`) until `InstanceOwner.ended`. Commands to an instance that is not
+    """From `InstancePort.launch` until `InstanceOwner.ended`. Commands to an instance that is not
     connected are dropped: its owner hears `connected` or `ended` next.
 
         launched -> connected <-> disconnected

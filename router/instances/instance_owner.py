@@ -12,7 +12,6 @@ from slipstream.router.instances.messages import (
     InstanceResponse,
     LogLine,
     ModelCall,
-    StartInstance,
 )
 
 
@@ -21,8 +20,8 @@ class InstanceOwner(Protocol):
     once, and nothing after it."""
 
     def connected(self, *, is_ready: bool) -> None:
-        """The process has connected. `is_ready`: it was initialised by an earlier router, or is connecting again; what
-        it was given before has failed."""
+        """The process has connected. `is_ready`: its model is initialised, by an earlier router or over an earlier
+        connection; what it was given before has failed."""
 
     def disconnected(self) -> None:
         """The connection is lost, but its host has not said that the process is gone. What it was given has failed.
@@ -54,11 +53,7 @@ class InstanceOwner(Protocol):
 
 
 class PortObserver(Protocol):
-    """Hears of hosts and of instances that this router did not start."""
+    """Hears of hosts."""
 
     def hosts_changed(self) -> None:
         """A host has connected or is lost."""
-
-    def found_running(self, start: StartInstance) -> InstanceOwner | None:
-        """A host says that it runs this instance, which an earlier router started. Returns who owns it now; None: the
-        port stops it."""

@@ -29,12 +29,14 @@ BEAT_S = 5.0
 @dataclass(frozen=True, slots=True)
 class InstancePortConfig:
     """`unix_path` "": no Unix socket. `token` is the cluster's worker token. An instance whose host and connection are
-    both away has ended after `away_s`."""
+    both away has ended after `away_s`. Instances of an earlier router that no launch wants are stopped after
+    `spare_s`."""
 
     token: str
     unix_path: str = ""
     max_frame_bytes: int = 1 << 34
     away_s: float = 10.0
+    spare_s: float = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +52,11 @@ class HostStatus:
 @dataclass(frozen=True, slots=True)
 class InstanceLedger:
     """All but `num_hosts` return to zero when no model is loaded; `num_requests` and `num_lent` when none runs.
-    `num_lent`: responses to calls that an instance has not released yet."""
+    `num_spares`: instances of an earlier router. `num_lent`: responses to calls that an instance has not released."""
 
     num_hosts: int
     num_launches: int
+    num_spares: int
     num_connected: int
     num_requests: int
     num_lent: int
@@ -76,7 +79,7 @@ class InstancePort:
         self._sockets = sockets
         self._epoch = time.time_ns()
         self._files = MappedFiles()
-        self._launches = Launches(observer, memory_id(), config.away_s)
+        self._launches = Launches(observer, memory_id(), config.away_s, config.spare_s)
         self._servers: list[asyncio.Server] = []
         self._connections: set[FrameConnection] = set()
         self._beat: asyncio.TimerHandle | None = None
@@ -124,15 +127,17 @@ class InstancePort:
         return InstanceLedger(
             len(self._launches.hosts),
             len(links),
+            len(self._launches.spares),
             sum(link.is_connected for link in links),
             sum(link.num_requests for link in links),
             sum(link.num_lent for link in links),
         )
 
     def launch(self, start: StartInstance, owner: InstanceOwner, host: str = "") -> InstanceLink:
-        """Starts an instance on this host; "": on the one with the fewest. Without such a host it waits for one.
-        `InstanceOwner.connected` or `ended` follows."""
-        link = self._link(start, owner)
+        """Starts an instance on this host; "": on the one with the fewest. Without such a host it waits for one. If an
+        instance runs already that an earlier router has started in the same way, with the same `revision`, this is
+        taken instead. `InstanceOwner.connected` or `ended` follows."""
+        link = InstanceLink(start, owner, self._launches, self._pool, self._files)
         self._launches.add(link, host)
         return link
 
@@ -143,7 +148,7 @@ class InstancePort:
         connection.receiver = host
         address = connection.local_address or f"unix:{self._config.unix_path}"
         connection.send(host_welcome_head(HostWelcome(address, self._epoch)))
-        self._launches.host_came(host, hello.running, self._link)
+        self._launches.host_came(host, hello.running, time.monotonic())
 
     def instance_came(self, hello: InstanceHello, connection: FrameConnection) -> None:
         """For `Greeting`."""
@@ -155,9 +160,6 @@ class InstancePort:
 
     def _greeting(self, connection: FrameConnection) -> Greeting:
         return Greeting(connection, self._config.token, self)
-
-    def _link(self, start: StartInstance, owner: InstanceOwner) -> InstanceLink:
-        return InstanceLink(start, owner, self._launches, self._pool, self._files)
 
     def check_absent(self) -> None:
         """Ends instances that have been away for too long. The port does so every few seconds by itself."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from slipstream.router.instances.frames.frame_connection import FrameConnection
-from slipstream.router.instances.lent_responses import LentResponses
 from slipstream.router.instances.open_requests import OpenRequests
+from slipstream.router.tensor_memory.lent_places import LentPlaces
 from slipstream.router.tensor_memory.region_pool import RegionPool
 
 
@@ -19,7 +19,7 @@ class InstanceSession:
     connection: FrameConnection
     shared_pool: RegionPool | None
     requests: OpenRequests = field(default_factory=OpenRequests)
-    lent: LentResponses = field(default_factory=LentResponses)
+    lent: LentPlaces = field(default_factory=LentPlaces)
     calls: set[int] = field(default_factory=set)
     batch: int | None = None
     batch_numbers: list[int] = field(default_factory=list)

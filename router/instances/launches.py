@@ -5,64 +5,46 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 
+from slipstream.router.instances.early_instance import EarlyInstance
 from slipstream.router.instances.frames.frame_connection import FrameConnection
-from slipstream.router.instances.frames.frame_reader import FrameError, Json, Payload
 from slipstream.router.instances.host_link import HostLink
 from slipstream.router.instances.host_messages import InstanceHello
 from slipstream.router.instances.instance_link import InstanceLink
-from slipstream.router.instances.instance_owner import InstanceOwner, PortObserver
+from slipstream.router.instances.instance_owner import PortObserver
 from slipstream.router.instances.messages import InstanceEnd, StartInstance
-from slipstream.router.instances.unowned_instance import UnownedInstance
+from slipstream.router.instances.spares import Spares
 
-UNOWNED_GRACE_S = 10.0  # for an instance that no one takes over from an earlier router
-
-MakeLink = Callable[[StartInstance, InstanceOwner], InstanceLink]
+SPARE_GRACE_S = 10.0  # to finalize an instance that no one wants any more
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class _Early:
-    """An instance that has connected before its host has said that it runs. It is the connection's receiver."""
-
-    hello: InstanceHello
-    connection: FrameConnection
-    early: dict[str, _Early]
-
-    def received(self, head: Json, payload: Payload) -> None:
-        raise FrameError(f"{head['type']!r} came before any command")
-
-    def lost(self, reason: str) -> None:
-        """It connects again by itself."""
-        if self.early.get(self.hello.launch) is self:
-            del self.early[self.hello.launch]
 
 
 class Launches:
     """The table of instances. An instance leaves it when its host says that its process has ended, when its host comes
     again without it, or when its host and its own connection are both away for `away_s`."""
 
-    def __init__(self, observer: PortObserver, memory_id: str, away_s: float) -> None:
+    def __init__(self, observer: PortObserver, memory_id: str, away_s: float, spare_s: float) -> None:
         self.hosts: dict[str, HostLink] = {}
         self.links: dict[str, InstanceLink] = {}  # by launch
+        self.spares = Spares(spare_s)
         self._observer = observer
         self._memory_id = memory_id
         self._away_s = away_s
         self._waiting: dict[str, str] = {}  # launches without a host: the name of the one they want, or ""
-        self._early: dict[str, _Early] = {}
+        self._early: dict[str, EarlyInstance] = {}
         self._away_since: dict[str, float] = {}
 
     def num_instances(self, host: str) -> int:
         return sum(link.host == host for link in self.links.values())
 
     def add(self, link: InstanceLink, host: str) -> None:
-        """Starts it on this host, or on that with the fewest; waits if there is none."""
+        """Takes an equal instance of an earlier router, or starts one on this host, or on that with the fewest; waits
+        if there is none."""
         self.links[link.start.launch] = link
         self._waiting[link.start.launch] = host
-        self._start_waiting()
+        self._place_waiting()
 
     def stop_instance(self, link: InstanceLink, grace_s: float) -> None:
         launch = link.start.launch
@@ -72,22 +54,21 @@ class Launches:
         elif link.host in self.hosts:
             self.hosts[link.host].stop(launch, grace_s)
 
-    def host_came(self, host: HostLink, running: Iterable[StartInstance], make_link: MakeLink) -> None:
+    def host_came(self, host: HostLink, running: Iterable[StartInstance], now: float) -> None:
         """A host has connected. `running` are its instances."""
         earlier = self.hosts.get(host.name)
         self.hosts[host.name] = host
         if earlier is not None:
             earlier.connection.abort("the host has connected again")
         starts = {start.launch: start for start in running}
+        self.spares.keep_only(host.name, starts)
         for launch, link in list(self.links.items()):
             if link.host == host.name and launch not in starts:
                 self.instance_ended(launch, InstanceEnd(f"host {host.name} does not run it any more"))
-        for launch, start in starts.items():
-            self._found(host, start, make_link)
-            early = self._early.pop(launch, None)
-            if early is not None:
-                self.instance_came(early.hello, early.connection)
-        self._start_waiting()
+        for start in starts.values():
+            self._found(host, start, now)
+        self._place_waiting()
+        self._stop_unwanted(now)
         self._observer.hosts_changed()
 
     def host_lost(self, host: HostLink, reason: str) -> None:
@@ -99,48 +80,84 @@ class Launches:
     def instance_came(self, hello: InstanceHello, connection: FrameConnection) -> None:
         link = self.links.get(hello.launch)
         if link is not None and link.host:
-            link.connect(connection, is_ready=hello.is_ready, shares_memory=hello.memory_id == self._memory_id)
-        else:
-            early = _Early(hello, connection, self._early)
-            connection.receiver = early
-            self._early[hello.launch] = early
+            self._connect(link, hello, connection)
+            return
+        early = EarlyInstance(hello, connection, self._early)
+        connection.receiver = early
+        self._early[hello.launch] = early
+        if self.spares.is_stopped(hello.launch):
+            early.finalize()
 
     def instance_ended(self, launch: str, end: InstanceEnd) -> None:
         link = self.links.pop(launch, None)
         self._waiting.pop(launch, None)
+        self.spares.drop(launch)
         if link is not None:
             link.end(end)
 
     def check_absent(self, now: float) -> None:
-        """Ends what has been away for too long. To be called every few seconds."""
+        """Ends what has been away for too long, and stops what no one wants. To be called every few seconds."""
         for launch, link in list(self.links.items()):
             if link.is_connected or not link.host or link.host in self.hosts:
                 self._away_since.pop(launch, None)
             elif now - self._away_since.setdefault(launch, now) >= self._away_s:
                 del self._away_since[launch]
                 self.instance_ended(launch, InstanceEnd(f"host {link.host} is gone"))
+        self._stop_unwanted(now)
 
-    def _found(self, host: HostLink, start: StartInstance, make_link: MakeLink) -> None:
+    def _found(self, host: HostLink, start: StartInstance, now: float) -> None:
         """The host runs this instance."""
-        launch = start.launch
-        link = self.links.get(launch)
+        link = self.links.get(start.launch)
         if link is None:
-            owner = self._observer.found_running(start)
-            link = make_link(start, owner or UnownedInstance())
-            link.stop_grace_s = None if owner is not None else UNOWNED_GRACE_S
-            self.links[launch] = link
+            self.spares.found(start, host.name, now)
+            return
         link.host = host.name
         if link.stop_grace_s is not None:
-            host.stop(launch, link.stop_grace_s)
+            host.stop(start.launch, link.stop_grace_s)
+        self._connect_early(start.launch)
 
-    def _start_waiting(self) -> None:
+    def _place_waiting(self) -> None:
         for launch, wanted in list(self._waiting.items()):
-            host = self.hosts.get(wanted) if wanted else self._emptiest()
-            if host is not None:
-                del self._waiting[launch]
-                link = self.links[launch]
-                link.host = host.name
-                host.start(link.start)
+            if not self._take_spare(self.links[launch]):
+                host = self.hosts.get(wanted) if wanted else self._emptiest()
+                if host is not None:
+                    del self._waiting[launch]
+                    link = self.links[launch]
+                    link.host = host.name
+                    host.start(link.start)
+
+    def _take_spare(self, link: InstanceLink) -> bool:
+        """Gives a launch an instance that runs already. It goes on under that one's launch id."""
+        spare = self.spares.take(link.start)
+        if spare is None:
+            return False
+        log.info("instance %s on host %s goes on", spare.start.name, spare.host)
+        del self._waiting[link.start.launch], self.links[link.start.launch]
+        link.start, link.host = spare.start, spare.host
+        self.links[spare.start.launch] = link
+        asyncio.get_running_loop().call_soon(self._connect_early, spare.start.launch)
+        return True
+
+    def _connect_early(self, launch: str) -> None:
+        early, link = self._early.get(launch), self.links.get(launch)
+        if early is None or link is None:
+            return
+        del self._early[launch]
+        self._connect(link, early.hello, early.connection)
+        for head, payload in early.frames:
+            early.connection.receiver.received(head, payload)
+
+    def _connect(self, link: InstanceLink, hello: InstanceHello, connection: FrameConnection) -> None:
+        link.connect(connection, is_ready=hello.is_ready, shares_memory=hello.memory_id == self._memory_id)
+
+    def _stop_unwanted(self, now: float) -> None:
+        for spare in self.spares.unwanted(now):
+            launch = spare.start.launch
+            log.info("instance %s on host %s is not wanted any more", spare.start.name, spare.host)
+            if launch in self._early:
+                self._early[launch].finalize()
+            if spare.host in self.hosts:
+                self.hosts[spare.host].stop(launch, SPARE_GRACE_S)
 
     def _emptiest(self) -> HostLink | None:
         return min(self.hosts.values(), key=lambda host: self.num_instances(host.name), default=None)

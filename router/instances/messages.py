@@ -20,7 +20,7 @@ class StartInstance:
     """What an instance host needs to start an instance, and what it tells the next router about one that runs.
     `launch` is unique. `folder` is the model's. `parameters` are those of the configuration. `environment` are further
     variables of the process. `revision` is the caller's own: by it a later router knows whether a running instance
-    still has the model's present files and configuration."""
+    has the present files and configuration of the model; "": it does not take the instance over."""
 
     launch: str
     name: str

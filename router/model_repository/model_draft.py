@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
+from xxhash import xxh3_128
 
-from slipstream.router.model_repository.config.backends import model_file_of, not_served
+from slipstream.router.model_repository.config.backends import not_served
 from slipstream.router.model_repository.config.completion import completed_config
 from slipstream.router.model_repository.config.config_fault import ConfigError, raise_first
 from slipstream.router.model_repository.config.config_json import to_dict
@@ -20,6 +20,7 @@ from slipstream.router.model_repository.config.model_checks import instance_faul
 from slipstream.router.model_repository.config.model_files import ModelFiles
 from slipstream.router.model_repository.config.model_spec_reader import read_groups, read_parameters, read_spec
 from slipstream.router.model_repository.config.tensor_checks import tensor_faults
+from slipstream.router.model_repository.override_files import remove_override
 from slipstream.router.model_repository.read_options import ReadOptions
 from slipstream.router.model_repository.repository_error import LoadError
 from slipstream.router.model_repository.repository_watch import ModelStamp
@@ -45,7 +46,7 @@ class ModelDraft:
 
     @property
     def backend(self) -> str:
-        """ "" for an ensemble."""
+        """Empty for an ensemble."""
         return str(self.message.backend)
 
     @property
@@ -64,7 +65,7 @@ class ModelDraft:
     @property
     def model_file(self) -> str:
         """The name of the model's file in its version's folder: `model.py`."""
-        return model_file_of(self.message)
+        return str(self.message.default_model_filename)
 
     @property
     def is_completed_by_model(self) -> bool:
@@ -95,16 +96,24 @@ class ModelDraft:
     def keeps_version(self, version: str, before: ModelDraft) -> bool:
         """Whether a version that was loaded from an earlier draft can go on: its files are the same, and nothing has
         changed in the configuration but, perhaps, the instance groups and which versions are served."""
-        return (
-            self.folder == before.folder
-            and self.stamp.of_version(version) == before.stamp.of_version(version)
-            and _of_all_instances(self.message) == _of_all_instances(before.message)
-        )
+        revision = self.revision_of(version)
+        return revision != "" and revision == before.revision_of(version)
+
+    def revision_of(self, version: str) -> str:
+        """Stands for the files and the configuration that instances of a version are made from, but for the instance
+        groups. "" for a temporary folder, which no other router reads again."""
+        if self.is_temporary:
+            return ""
+        digest = xxh3_128(_of_all_instances(self.message).SerializeToString(deterministic=True))
+        for name, time_ns in sorted(self.stamp.of_version(version).items()):
+            digest.update(f"{name}\0{time_ns}\n".encode())
+        digest.update(f"{self.folder}\0{version}".encode())
+        return digest.hexdigest()
 
     def remove(self) -> None:
         """Removes the folder if it is temporary."""
         if self.is_temporary:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            remove_override(self.folder)
 
     def _with_instances(self) -> ModelConfig:
         if self.backend not in self.options.backends:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 CONFIG_FILE = "config.pbtxt"
 CONFIGS_FOLDER = "configs"
+COMPILED_FOLDER = "__pycache__"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,27 +30,30 @@ class ModelFolder:
         return os.listdir(self.path / str(versions[0])) if versions else []
 
     def times_ns(self) -> dict[str, int]:
-        """ "" -> when entries were added to or removed from the folder; each entry -> the last change of it and of
-        everything in it. Hidden files do not count, nor what vanishes meanwhile."""
-        times = {"": _time_ns(self.path)}
-        for entry in _entries(self.path):
-            times[entry.name] = _newest_ns(Path(entry.path))
+        """Each file and folder below it -> when it was changed; 0 for folders, which also change when Python keeps
+        what it has compiled in them. Neither that nor hidden files count. What vanishes meanwhile is left out."""
+        times: dict[str, int] = {}
+        _add_times(self.path, "", times, set())
         return times
 
 
-def _newest_ns(path: Path) -> int:
-    return max([_time_ns(path), *(_newest_ns(Path(entry.path)) for entry in _entries(path))])
-
-
-def _entries(path: Path) -> list[os.DirEntry[str]]:
+def _add_times(folder: Path, prefix: str, times: dict[str, int], seen: set[tuple[int, int]]) -> None:
+    """`seen` are the folders above and before: links may lead back."""
     try:
-        return sorted((entry for entry in os.scandir(path) if entry.name[0] != "."), key=lambda entry: entry.name)
-    except (NotADirectoryError, FileNotFoundError, PermissionError):
-        return []
-
-
-def _time_ns(path: Path) -> int:
-    try:
-        return path.stat().st_mtime_ns
+        status = folder.stat()
+        entries = list(os.scandir(folder))
     except OSError:
-        return 0
+        return
+    if (status.st_dev, status.st_ino) in seen:
+        return
+    seen.add((status.st_dev, status.st_ino))
+    for entry in entries:
+        name = f"{prefix}{entry.name}"
+        if entry.name[0] == "." or entry.name == COMPILED_FOLDER:
+            continue
+        if entry.is_dir():
+            times[name] = 0
+            _add_times(folder / entry.name, f"{name}/", times, seen)
+        else:
+            with suppress(OSError):
+                times[name] = entry.stat().st_mtime_ns

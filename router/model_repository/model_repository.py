@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tritonclient.grpc.model_config_pb2 import ModelConfig
-
 from slipstream.router.model_files.cache.host_cache import HostCache
 from slipstream.router.model_files.sources.weights_source import SourceError
 from slipstream.router.model_files.sources.weights_url import WeightsUrl
@@ -18,7 +16,7 @@ from slipstream.router.model_repository.config.tensor_checks import tensor_fault
 from slipstream.router.model_repository.config_reader import read_config
 from slipstream.router.model_repository.model_draft import ModelDraft
 from slipstream.router.model_repository.model_folder import ModelFolder
-from slipstream.router.model_repository.override_files import write_override
+from slipstream.router.model_repository.override_files import remove_override, write_override
 from slipstream.router.model_repository.read_options import ReadOptions
 from slipstream.router.model_repository.remote_source import RemoteSource
 from slipstream.router.model_repository.repository_error import LoadError, RepositoryError
@@ -58,7 +56,7 @@ class ModelRepository:
         try:
             return self._read(model, path, config_json, is_temporary=True)
         except BaseException:
-            ModelDraft(model, path, ModelConfig(), (), self.options, is_temporary=True).remove()
+            remove_override(path)
             raise
 
     def stamps(self) -> dict[str, ModelStamp]:

@@ -23,9 +23,13 @@ def write_override(model: str, files: Mapping[str, bytes], parent: Path | None) 
         for name, contents in files.items():
             _write(folder, name, contents)
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_override(folder)
         raise
     return folder
+
+
+def remove_override(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write(folder: Path, name: str, contents: bytes) -> None:

@@ -27,13 +27,15 @@ from slipstream.router.model_files.sources.weights_url import WeightsUrl
 from slipstream.router.model_repository.repository_watch import ModelStamp
 
 LISTING_AGE_S = 2.0  # the models that are loaded at the start need one listing, not one each
+NUM_TRIES = 3  # to hold a folder that other processes remove
 NUM_HELD = 2  # folders of a model: what is served while the next one is loaded
 
 log = logging.getLogger(__name__)
 
 
 class RemoteSource:
-    """A `RepositorySource`. Its methods may be called from several threads."""
+    """A `RepositorySource`. Its methods may be called from several threads. The cache keeps the last `NUM_HELD` folders
+    of each model for as long as this object lives."""
 
     def __init__(self, url: WeightsUrl, cache: HostCache, clock: Callable[[], float] = time.monotonic) -> None:
         self._url = url
@@ -56,24 +58,15 @@ class RemoteSource:
             return None
         files = tuple(models[model])
         plan = VersionPlan(self._url, model, _version(files), files, {})
-        while True:  # another process may remove it before it is held
-            folder = self._cache.find(plan)
-            if folder is None:
-                log.info("fetching model %s of %s: %d files", model, self._url, len(files))
-                folder = self._cache.fetch(source, plan, _show_nothing)
+        for _ in range(NUM_TRIES - 1):
+            folder = self._fetch(source, plan)
             if self._hold(model, folder):
                 return folder
+        return self._fetch(source, plan)
 
     def stamps(self) -> dict[str, ModelStamp]:
-        return {name: ModelStamp({"": int(_version(files), 16)}) for name, files in self._models()[1].items()}
-
-    def close(self) -> None:
-        """The cache may remove what was fetched."""
-        with self._lock:
-            for held in self._held.values():
-                for _, stack in held:
-                    stack.close()
-            self._held.clear()
+        """There are no times, only a number for all files of a model."""
+        return {name: ModelStamp({".": int(_version(files), 16)}) for name, files in self._models()[1].items()}
 
     def _models(self) -> tuple[WeightsSource, dict[str, list[SourceFile]]]:
         """The files of each model by their names below the repository, and the source that has listed them. A driver
@@ -84,6 +77,13 @@ class RemoteSource:
                 source = open_source(self._url)
                 self._listed = now, source, _by_model(self._url, source.listing())
             return self._listed[1:]
+
+    def _fetch(self, source: WeightsSource, plan: VersionPlan) -> Path:
+        folder = self._cache.find(plan)
+        if folder is None:
+            log.info("fetching model %s of %s: %d files", plan.folder, self._url, len(plan.files))
+            folder = self._cache.fetch(source, plan, _show_nothing)
+        return folder
 
     def _hold(self, model: str, folder: Path) -> bool:
         """Keeps the cache from removing a folder while the model may be served from it. False if it is gone."""

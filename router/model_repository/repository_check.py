@@ -10,7 +10,7 @@ from pathlib import Path
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from slipstream.router.model_files.sources.weights_source import SourceError
-from slipstream.router.model_repository.config.backends import model_file_of, not_served
+from slipstream.router.model_repository.config.backends import not_served
 from slipstream.router.model_repository.config.config_fault import ConfigError, ConfigFault
 from slipstream.router.model_repository.config.defaults import set_instance_groups
 from slipstream.router.model_repository.config.model_checks import instance_faults, model_faults, name_faults
@@ -50,7 +50,7 @@ def check_repository(folders: Sequence[str | Path], options: ReadOptions) -> lis
             for name in source.names():
                 places.setdefault(name, []).extend(filter(None, [source.folder_of(name)]))
         except (OSError, SourceError) as error:
-            problems.append(Problem(str(source.place), "", str(error)))
+            problems.append(Problem(source.place, "", str(error)))
     for name, paths in sorted(places.items()):
         if len(paths) > 1:
             problems += [Problem(str(path), "", AMBIGUOUS) for path in paths]
@@ -107,7 +107,7 @@ class ModelCheck:
             return False
         return any(
             COMPLETES in path.read_text(encoding="utf-8", errors="replace")
-            for path in self.folder.path.glob(f"*/{model_file_of(config)}")
+            for path in self.folder.path.glob(f"*/{config.default_model_filename}")
         )
 
     def _named_file_faults(self, config: ModelConfig) -> Iterator[ConfigFault]:
@@ -135,7 +135,7 @@ class ModelCheck:
         if not versions:
             text = f"at least one version must be available under the version policy of model '{self.name}'"
             yield Problem(str(self.folder.path), "version_policy", text)
-        name = model_file_of(config)
+        name = config.default_model_filename
         for version in versions:
             path = self.folder.path / version / name
             if name and not path.exists():
@@ -147,9 +147,11 @@ class ModelCheck:
 def _python_problems(path: Path) -> Iterator[Problem]:
     try:
         module = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError) as error:
-        line = getattr(error, "lineno", None)
-        yield Problem(str(path), f"line {line}" if line else "", str(getattr(error, "msg", error)))
+    except SyntaxError as error:
+        yield Problem(str(path), f"line {error.lineno}" if error.lineno else "", error.msg)
+        return
+    except ValueError as error:
+        yield Problem(str(path), "", str(error))
         return
     names = {name for node in ast.walk(module) for name in _names_of(node)}
     if PYTHON_CLASS not in names and "*" not in names:

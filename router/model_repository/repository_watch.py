@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-CONFIG_NAMES = {"", "config.pbtxt", "configs"}  # "": the model's folder, in which versions come and go
+CONFIG_NAMES = {"config.pbtxt", "configs"}
 
 
 @dataclass(frozen=True, slots=True)
 class ModelStamp:
-    """When the files of a model were changed: each entry of its folder ("": the folder itself) -> nanoseconds."""
+    """When the files of a model were changed: each path below its folder -> nanoseconds."""
 
     times_ns: Mapping[str, int]
 
@@ -19,7 +19,7 @@ class ModelStamp:
         return {
             name: time_ns
             for name, time_ns in self.times_ns.items()
-            if name == version or not (name.isdigit() or name in CONFIG_NAMES)
+            if (first := name.partition("/")[0]) == version or not (first.isdigit() or first in CONFIG_NAMES)
         }
 
 

@@ -36,7 +36,7 @@ BACKENDS = {
         Backend("python", "model.py"),
     )
 }
-OTHER_FILES = {"tensorflow_graphdef": "model.graphdef", "torch_aoti": "model.pt2", "vllm": "model.json"}
+FILE_OF_PLATFORM = {"tensorflow_graphdef": "model.graphdef", "torch_aoti": "model.pt2"}  # of others: their backend's
 BACKEND_OF_PLATFORM = {platform: backend for backend in BACKENDS.values() for platform in backend.platforms}
 
 
@@ -52,7 +52,7 @@ def complete_backend(config: ModelConfig, version_files: Collection[str]) -> Non
         if not config.platform:
             config.platform = _default_platform(config, backend, version_files)
         if not config.default_model_filename:
-            config.default_model_filename = OTHER_FILES.get(config.platform, backend.model_file)
+            config.default_model_filename = FILE_OF_PLATFORM.get(config.platform, backend.model_file)
     elif not config.backend and not config.platform and not config.default_model_filename:
         _complete_from_name(config)
 
@@ -81,11 +81,6 @@ def not_served(config: ModelConfig) -> ConfigFault:
     return ConfigFault("backend", text)
 
 
-def model_file_of(config: ModelConfig) -> str:
-    """The name of the model's file in a version's folder."""
-    return str(config.default_model_filename or OTHER_FILES.get(config.backend, ""))
-
-
 def _backend_of(config: ModelConfig, version_files: Collection[str]) -> Backend | None:
     if config.platform:
         return BACKEND_OF_PLATFORM.get(config.platform) or _backend_with_file([config.default_model_filename])
@@ -94,7 +89,7 @@ def _backend_of(config: ModelConfig, version_files: Collection[str]) -> Backend 
 
 def _backend_with_file(names: Collection[str]) -> Backend | None:
     for backend in BACKENDS.values():
-        files = {backend.model_file} | {OTHER_FILES[p] for p in backend.platforms if p in OTHER_FILES}
+        files = {backend.model_file} | {FILE_OF_PLATFORM[p] for p in backend.platforms if p in FILE_OF_PLATFORM}
         if not files.isdisjoint(names):
             return backend
     return None
@@ -103,7 +98,7 @@ def _backend_with_file(names: Collection[str]) -> Backend | None:
 def _default_platform(config: ModelConfig, backend: Backend, version_files: Collection[str]) -> str:
     names = [config.default_model_filename] if config.default_model_filename else version_files
     for platform in backend.platforms:
-        if OTHER_FILES.get(platform) in names and backend.model_file not in names:
+        if FILE_OF_PLATFORM.get(platform) in names and backend.model_file not in names:
             return platform
     return backend.platforms[0] if backend.platforms else ""
 

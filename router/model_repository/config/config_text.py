@@ -39,7 +39,7 @@ def parse_json(text: str | bytes) -> ModelConfig:
     try:
         return _with_known_values(json_format.Parse(text, ModelConfig()))
     except (json_format.ParseError, ValueError, RecursionError) as error:
-        raise ConfigError(ConfigFault("", f"Invalid config override: {first_line(error)}")) from None
+        raise ConfigError(ConfigFault("", f"Invalid config override: {_first_line(error)}")) from None
 
 
 def from_dict(config: Mapping[str, Any]) -> ModelConfig:
@@ -47,7 +47,7 @@ def from_dict(config: Mapping[str, Any]) -> ModelConfig:
     try:
         return _with_known_values(json_format.ParseDict(dict(config), ModelConfig()))
     except (json_format.ParseError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(ConfigFault("", first_line(error))) from None
+        raise ConfigError(ConfigFault("", _first_line(error))) from None
 
 
 def _with_known_values(config: ModelConfig) -> ModelConfig:
@@ -77,7 +77,7 @@ def _values_of(value: Any) -> list[Any]:
     return list(value.values() if isinstance(value, Mapping) else value)
 
 
-def first_line(error: object) -> str:
+def _first_line(error: object) -> str:
     """Without the list of all fields, and the full stops, that protobuf adds."""
     return str(error).partition("\n")[0].removesuffix(".").removesuffix(".")
 
@@ -91,12 +91,12 @@ def _explained(error: str, text: str) -> str:
     """`line 3: ...`, and the line itself instead of all the text that protobuf quotes."""
     found = POSITION.match(error)
     if found is None:
-        return first_line(error)
+        return _first_line(error)
     number = int(found[1])
     lines = text.splitlines()
     line = lines[number - 1].strip() if number <= len(lines) else ""
     reason = error[found.end() :].removeprefix(f"'{lines[number - 1]}': " if line else "")
-    return f"line {number}: {first_line(reason)} (`{line}`){_hint(reason, line)}"
+    return f"line {number}: {_first_line(reason)} (`{line}`){_hint(reason, line)}"
 
 
 def _hint(reason: str, line: str) -> str:

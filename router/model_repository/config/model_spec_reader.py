@@ -12,7 +12,6 @@ from tritonclient.grpc.model_config_pb2 import (
     ModelWarmup,
 )
 
-from slipstream.router.model_repository.config.backends import model_file_of
 from slipstream.router.model_repository.config.config_json import to_json
 from slipstream.router.model_repository.config.data_types import datatype_of
 from slipstream.router.model_repository.config.model_files import ModelFiles
@@ -47,7 +46,7 @@ def read_spec(config: ModelConfig, version: str, versions: tuple[str, ...], file
         outputs=tuple(_read_output(tensor, files) for tensor in config.output),
         config_json=to_json(config),
         versions=versions,
-        model_file=model_file_of(config),
+        model_file=config.default_model_filename,
         is_decoupled=config.model_transaction_policy.decoupled,
         dynamic_batching=read_dynamic(config),
         sequence_batching=read_sequence(config, files),

@@ -91,21 +91,58 @@ async def test_a_launch_that_is_stopped_before_there_is_a_host_has_ended(tmp_pat
 
 
 @in_loop
-async def test_the_next_router_takes_over_what_runs_and_stops_the_rest(tmp_path: Path) -> None:
-    kept, unwanted = replace(start_of(), revision="r1"), start_of("old_0_0")
-    owner = RecordingOwner()
-    observer = RecordingObserver({kept.launch: owner})
-    async with instance_lab(tmp_path, observer) as lab:
-        early = await lab.instance(kept.launch, state="ready")  # before its host
-        host = await lab.host("a", (kept, unwanted))
-        assert observer.found == [kept, unwanted]
+async def test_a_launch_takes_over_an_equal_instance_of_an_earlier_router(tmp_path: Path) -> None:
+    running = start_of(revision="r1")
+    async with instance_lab(tmp_path) as lab:
+        early = await lab.instance(running.launch, state="ready")  # before its host
+        early.send("log", level="info", text="said before it was wanted")
+        host = await lab.host("a", (running,))
+        owner, other, later = RecordingOwner(), RecordingOwner(), RecordingOwner()
+        lab.port.launch(start_of(revision="r2"), other)
+        assert (await host.expect("start"))["revision"] == "r2"
+        link = lab.port.launch(start_of(revision="r1"), owner)
+        assert owner.events.empty()  # not from within the call
         assert await owner.next("connected") is True
-        assert (await host.expect("stop"))["launch"] == unwanted.launch
-        assert lab.port.hosts[0].num_instances == 2
-        late = await lab.instance(unwanted.launch, state="ready")
+        assert (await owner.next("logged")).text == "said before it was wanted"
+        assert (link.start, link.host) == (running, "a")
+        lab.port.launch(start_of(revision="r1"), later)  # there is no second one
+        assert (await host.expect("start"))["revision"] == "r1"
+        link.stop(5.0)
+        await early.expect("finalize")
+        assert (await host.expect("stop"))["launch"] == running.launch
+        assert lab.port.ledger.num_spares == 0
+
+
+@in_loop
+async def test_a_launch_that_waits_for_a_host_takes_over_what_runs_there(tmp_path: Path) -> None:
+    running = start_of(revision="r1")
+    async with instance_lab(tmp_path) as lab:
+        owner = RecordingOwner()
+        link = lab.port.launch(start_of(revision="r1"), owner)
+        await lab.host("a", (running,))
+        assert link.start == running
+        await lab.instance(running.launch, state="ready")
+        assert await owner.next("connected") is True
+
+
+@in_loop
+async def test_instances_that_no_one_wants_are_stopped(tmp_path: Path) -> None:
+    unknown, unwanted = start_of(), start_of("m_0_1", revision="r1")
+    async with instance_lab(tmp_path) as lab:
+        host = await lab.host("a", (unknown, unwanted))
+        assert (await host.expect("stop"))["launch"] == unknown.launch  # it has no revision
+        assert lab.port.ledger.num_spares == 2
+        late = await lab.instance(unknown.launch, state="ready")
         await late.expect("finalize")
-        await early.close()
-        await owner.next("disconnected")
+        host.send("exited", launch=unknown.launch, returncode=0, reason="", log_tail="")
+        await until(lambda: lab.port.ledger.num_spares == 1)
+    async with instance_lab(tmp_path, spare_s=0.0) as lab:
+        host = await lab.host("a", (unwanted,))
+        assert (await host.expect("stop"))["launch"] == unwanted.launch
+        again = await lab.host("a")
+        assert lab.port.ledger.num_spares == 0
+        link = lab.port.launch(unwanted, RecordingOwner())
+        assert (await again.expect("start"))["launch"] == link.start.launch
 
 
 @in_loop

@@ -125,6 +125,8 @@ def test_a_load_may_bring_the_files_which_are_then_all_of_the_model(tmp_path: Pa
     repository = ModelRepository([tmp_path / "repository"], ReadOptions(override_folder=overrides))
     files = {"7/model.py": b"x = 1", "7/more/data.bin": b"\x00"}
     draft = repository.read("M", '{"backend": "python"}', files)
+    assert draft.revision_of("7") == ""
+    assert not draft.keeps_version("7", draft)
     assert (draft.versions, draft.message.max_batch_size) == (("7",), 0)
     assert {name: (draft.folder / name).read_bytes() for name in files} == files
     draft.remove()
@@ -168,24 +170,29 @@ def test_models_to_load_at_the_start() -> None:
 
 
 def test_poll_sees_what_has_changed(tmp_path: Path) -> None:
-    for name in ("same", "code", "config", "version", "deep", "gone", "older"):
+    for name in ("same", "code", "config", "version", "deep", "gone", "older", "fewer"):
         write_model(tmp_path, name)
         (tmp_path / name / "1" / "data").mkdir()
         (tmp_path / name / "1" / "data" / "file").write_text("")
     for path in tmp_path.rglob("*"):
         os.utime(path, ns=(2 * OLD_NS, 2 * OLD_NS))
+    (tmp_path / "same" / "1" / "back").symlink_to(tmp_path / "same")
     repository = ModelRepository([tmp_path])
     before = repository.stamps()
+    (tmp_path / "same" / "1" / "__pycache__").mkdir()
+    (tmp_path / "same" / "1" / "__pycache__" / "model.pyc").write_text("")
+    (tmp_path / "same" / "1" / ".model.py.swp").write_text("")
     assert not changes_between(before, repository.stamps())
     (tmp_path / "code" / "1" / "model.py").write_text("x")
     (tmp_path / "config" / "config.pbtxt").write_text(PYTHON)
     (tmp_path / "version" / "2").mkdir()
     (tmp_path / "deep" / "1" / "data" / "file").write_text("x")
+    (tmp_path / "fewer" / "1" / "data" / "file").unlink()
     (tmp_path / "gone").rename(tmp_path / "new")
     os.utime(tmp_path / "older" / "1" / "model.py", ns=(OLD_NS, OLD_NS))
     os.utime(tmp_path / "older" / "config.pbtxt", ns=(OLD_NS, OLD_NS))
     assert changes_between(before, repository.stamps()) == RepositoryChanges(
-        added=("new",), changed=("code", "config", "deep", "older", "version"), removed=("gone",)
+        added=("new",), changed=("code", "config", "deep", "fewer", "older", "version"), removed=("gone",)
     )
 
 
@@ -200,6 +207,7 @@ def test_a_version_is_kept_if_only_instances_or_other_versions_change(tmp_path: 
         (folder / "config.pbtxt").write_text(config)
 
     assert repository.read("M").keeps_version("1", before)
+    assert ModelRepository([tmp_path]).read("M").revision_of("1") == before.revision_of("1")
     write(f"{PYTHON} instance_group {{ count: 3 }} version_policy {{ all {{}} }}")
     (folder / "2").mkdir()
     assert repository.read("M").keeps_version("1", before)

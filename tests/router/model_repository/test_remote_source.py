@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,13 +28,9 @@ def remote(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def repository(remote: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelRepository]:
+def repository(remote: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelRepository:
     monkeypatch.setattr(remote_source, "LISTING_AGE_S", -1.0)
-    found = ModelRepository([f"file://{remote}"], ReadOptions(cache=HostCache(str(tmp_path / "cache"))))
-    yield found
-    for source in found.sources:
-        assert isinstance(source, RemoteSource)
-        source.close()
+    return ModelRepository([f"file://{remote}"], ReadOptions(cache=HostCache(str(tmp_path / "cache"))))
 
 
 def fetched(cache: Path) -> set[str]:

@@ -86,18 +86,10 @@ class RecordingOwner:
 
 @dataclass
 class RecordingObserver:
-    """`owners` take over what runs already, by launch."""
-
-    owners: dict[str, RecordingOwner] = field(default_factory=dict)
-    found: list[StartInstance] = field(default_factory=list)
     hosts: asyncio.Queue[None] = field(default_factory=asyncio.Queue)
 
     def hosts_changed(self) -> None:
         self.hosts.put_nowait(None)
-
-    def found_running(self, start: StartInstance) -> RecordingOwner | None:
-        self.found.append(start)
-        return self.owners.get(start.launch)
 
 
 @dataclass
@@ -131,23 +123,27 @@ class Lab:
         return link, owner, peer
 
 
-def start_of(name: str = "m_0_0", folder: Path = Path("/models/m")) -> StartInstance:
-    return StartInstance(new_launch_id(), name, "m", "1", "python", str(folder), str(folder / "1"), "model.py")
+def start_of(name: str = "m_0_0", folder: Path = Path("/models/m"), revision: str = "") -> StartInstance:
+    folders = str(folder), str(folder / "1")
+    return StartInstance(new_launch_id(), name, "m", "1", "python", *folders, "model.py", revision=revision)
 
 
 @asynccontextmanager
 async def instance_lab(
     folder: Path,
-    observer: RecordingObserver | None = None,
     sockets: Sequence[socket.socket] = (),
     away_s: float = 10.0,
+    spare_s: float = 60.0,
 ) -> AsyncIterator[Lab]:
     """At the end no lease may be left."""
-    observer = observer or RecordingObserver()
+    observer = RecordingObserver()
     path = str(folder / "instances.sock")
     with RegionPool(POOL_BYTES) as pool:
         lab = Lab(
-            InstancePort(InstancePortConfig(TOKEN, path, away_s=away_s), pool, observer, sockets), pool, observer, path
+            InstancePort(InstancePortConfig(TOKEN, path, away_s=away_s, spare_s=spare_s), pool, observer, sockets),
+            pool,
+            observer,
+            path,
         )
         await lab.port.start()
         try:

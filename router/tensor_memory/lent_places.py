@@ -1,4 +1,4 @@
-"""Responses to the calls of an instance (BLS), until it has read them."""
+"""Places lent to another process, until it has read them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class _Lent:
             lease.release()
 
 
-class LentResponses:
-    """A response goes back to its owner when the instance has released all of its places. The same place may have been
-    lent several times."""
+class LentPlaces:
+    """What is lent together (the tensors of a response) goes back to its owner when the other process has released all
+    of its places. The same place may have been lent several times."""
 
     def __init__(self) -> None:
         self._by_place: dict[PlaceKey, list[_Lent]] = {}
@@ -37,7 +37,7 @@ class LentResponses:
     def add(
         self, places: Sequence[PlaceKey], release: Callable[[], None] | None, leases: Sequence[RegionLease]
     ) -> None:
-        """`places` are what the message refers to. If there are none, the response is given back now."""
+        """`release` and the leases are called and ended then. If there are no places, that is now."""
         lent = _Lent(len(places), release, leases)
         if not places:
             lent.end()
@@ -61,7 +61,7 @@ class LentResponses:
                 lent.end()
 
     def end_all(self) -> None:
-        """The instance is gone."""
+        """The other process is gone."""
         everything = {id(lent): lent for waiting in self._by_place.values() for lent in waiting}
         self._by_place.clear()
         self._num_lent = 0
