@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from slipstream.router.infer.model_versions import ModelVersions, unknown, version_of
 from slipstream.router.infer.requests.active_request import ActiveRequest, release_inputs
@@ -18,10 +19,19 @@ NUM_RECORDS = 4096
 STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 
 
+class RequestTraces(Protocol):
+    """Decides which requests are traced, and hears of their ends."""
+
+    def takes(self, model: str) -> bool: ...
+    def ended(self, record: InferRecord) -> None: ...
+
+
 class TensorService:
-    """InferService. `models` are those that were ever loaded; the repository's control changes them."""
+    """InferService. `models` are those that were ever loaded; the repository's control changes them. `traces` None: no
+    request is traced."""
 
     def __init__(self) -> None:
+        self.traces: RequestTraces | None = None
         self.models: dict[str, ModelVersions[VersionRuntime]] = {}
         self.history = InferHistory(NUM_RECORDS)
         self._is_stopping = False
@@ -93,6 +103,8 @@ class TensorService:
             queued_s=now,
             batch_size=batch_size,
         )
+        if self.traces is not None and self.traces.takes(request.model):
+            record.on_end = self.traces.ended
         self.history.add(record)
         return ActiveRequest(request, batch_size, receiver=receiver, canceller=runtime.runner, record=record)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -44,10 +44,13 @@ class InferRecord:
     outcome: Outcome = ""
     error: str = ""
     is_cache_hit: bool = False
+    on_end: Callable[[InferRecord], None] | None = None
 
     def ended(self, now: float, outcome: Outcome, error: InferError | None = None) -> None:
         self.ended_s, self.outcome = now, outcome
         self.error = "" if error is None else error.message
+        if self.on_end is not None:
+            self.on_end(self)
 
 
 class InferHistory:
