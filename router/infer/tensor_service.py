@@ -19,7 +19,8 @@ STOPPING = "Server is stopping, scheduler for model has stopped accepting new in
 
 
 class TensorService:
-    """InferService. `models` are those that were ever loaded; the repository's control changes them."""
+    """InferService. `models` are those that were ever loaded; the repository's control changes them. `traces` None: no
+    request is traced."""
 
     def __init__(self) -> None:
         self.models: dict[str, ModelVersions[VersionRuntime]] = {}
