@@ -36,7 +36,7 @@ class PythonLauncher:
             start.environment,
         )
         try:
-            command = launch_command(launch, cache / "python_environments", self._python)
+            command = launch_command(launch, cache / "python_environments", python=self._python)
         except ExecutionEnvironmentError as error:
             raise ValueError(str(error)) from error
         return LaunchCommand(list(command.argv), command.env, str(command.cwd or ""))
