@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -51,7 +50,7 @@ class InstanceTable:
             return
         self._starts[launch] = start
         self._is_empty.clear()
-        contact = InstanceContact(address, launch, secret, memory_id(), os.getpid())
+        contact = InstanceContact(address, launch, secret, memory_id())
         self._making[launch] = asyncio.create_task(self._start(start, contact), name=f"start {start.name}")
 
     def stop(self, launch: str, grace_s: float) -> None:
