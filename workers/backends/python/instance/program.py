@@ -47,34 +47,44 @@ class Instance:
         self._module: Any = None
         self._model: Any = None
         self._executor: BatchExecutor | None = None
-        self._is_idle = False
+        self._is_idle = True  # nothing is executed: SIGTERM may interrupt it
+        self._is_terminated = False
         self._background: Any = None  # a BackgroundLoop, once a coroutine has come
 
     def run(self) -> int:
         """Until the router finalises it; the exit code."""
         PROCESS.link = self._server
-        while True:
-            link = self._connect()
-            try:
-                while True:
-                    self._is_idle = True
-                    link.wait_until(self._has_command)
-                    self._is_idle = False
-                    code = self._handle(self._commands.popleft(), link)
-                    if code is not None:
-                        return code
-            except Terminated:
-                self._finalize()
-                return 0
-            except ConnectionLostError as error:
-                print(f"connection to the router lost: {error}", file=sys.stderr)
-            self._end_connection(link)
+        try:
+            while True:
+                code = self._serve(self._connect())
+                if code is not None:
+                    return code
+        except Terminated:
+            self._finalize()
+            return 0
 
     def terminate(self, *_: Any) -> None:
         """The handler of SIGTERM: the model is finalised, after what it executes now."""
+        self._is_terminated = True
         if self._is_idle:
             raise Terminated
-        self._commands.append(Message({"type": "finalize"}, bytearray()))
+
+    def _serve(self, link: RouterLink) -> int | None:
+        """Executes what comes on a connection, until that is lost or the instance ends; then the exit code."""
+        try:
+            while True:
+                link.wait_until(self._has_command)
+                self._is_idle = False
+                code = self._handle(self._commands.popleft(), link)
+                if code is not None:
+                    return code
+                self._is_idle = True
+                if self._is_terminated:
+                    raise Terminated
+        except ConnectionLostError as error:
+            print(f"connection to the router lost: {error}", file=sys.stderr)
+        self._end_connection(link)
+        return None
 
     def _has_command(self) -> bool:
         return bool(self._commands)
@@ -103,7 +113,7 @@ class Instance:
         return None
 
     def _complete_config(self, message: Message, link: RouterLink) -> None:
-        completed = complete_config(self._imported(), self._settings.name, message.head["config"])
+        completed = complete_config(self._imported(), message.head["config"])
         link.send(encode_head({"type": "completed", "config": completed}), [], 0)
 
     def _initialize(self, message: Message, link: RouterLink) -> None:
