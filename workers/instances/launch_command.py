@@ -19,13 +19,12 @@ class LaunchCommand:
 
 @dataclass(frozen=True, slots=True)
 class InstanceContact:
-    """How an instance reaches the router, and its credentials. `parent_pid` is the host's."""
+    """How an instance reaches the router, and its credentials."""
 
     address: str
     launch: str
     secret: str = field(repr=False)
     memory_id: str
-    parent_pid: int
 
 
 class Launcher(Protocol):

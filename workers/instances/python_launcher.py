@@ -34,7 +34,7 @@ class PythonLauncher:
             start.environment,
         )
         try:
-            command = launch_command(launch, cache / "python_environments", contact.parent_pid)
+            command = launch_command(launch, cache / "python_environments")
         except ExecutionEnvironmentError as error:
             raise ValueError(str(error)) from error
         return LaunchCommand(list(command.argv), command.env, str(command.cwd or ""))
