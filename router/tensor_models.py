@@ -9,6 +9,9 @@ from pathlib import Path
 from slipstream.router.access.access import Access
 from slipstream.router.api.kserve.http.kserve_api import KServeApi
 from slipstream.router.api.kserve.kserve_server import KServeServer
+from slipstream.router.api.kserve.log_control import LogControl
+from slipstream.router.api.kserve.trace_control import TraceControl
+from slipstream.router.api.kserve.trace_file import TraceFile
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.frontends.front import Front
 from slipstream.router.infer.repository_service import RepositoryService
@@ -64,9 +67,18 @@ class TensorModels:
         models = ModelRepository(config.paths, options_of(config))
         self.repository = RepositoryService(config, models, self.service, self.port)
         cleanup.push_async_callback(self.repository.close)
-        self.server = KServeServer(self.service, self.repository)
+        self.server = KServeServer(
+            self.service,
+            self.repository,
+            traces=TraceControl.of_settings(config.trace),
+            logs=LogControl.of_verbosity(config.log_verbose),
+            name=config.server_id,
+            loaded=self._is_loaded,
+        )
+        self.service.traces = TraceFile(self.server.traces)
         if config.http.enabled:
             front.serve_tensors(KServeApi(self.server, pool, config.http, access))
+        front.show_tensor_requests(self.service.history)
         cleanup.push_async_callback(cancel_and_wait, asyncio.create_task(self._load()))
         instances = Endpoint(self._instance_host, sockets[0].getsockname()[1])
         return RepositoryAddresses(

@@ -76,8 +76,12 @@ def _checked_with(files: Outlines, path: Target, elsewhere: bool) -> list[str]:
             refusals.append(f"{'.'.join(key)}.{of_text.removeprefix('model.')}" if key else of_text)
         elif found.outputs:
             outputs.append(f"{path}: {alone.model.name}: {found.outputs}")
-    problems = list(map(str, problems_in_repository(config.repository)))
+    of_models = list(map(str, problems_in_repository(config.repository)))
+    is_refused = config.repository.control_mode == "none" and config.repository.exit_on_error
+    problems, remarks = (of_models, []) if is_refused else ([], of_models)
     if not refusals and not problems:
+        for remark in remarks:
+            console.warning(remark)
         for warning in warnings_about(config, machine):
             console.warning(files.named(f"{path}: {warning}"))
         models = [_models_line(alone) for alone in config.each()]

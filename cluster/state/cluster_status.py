@@ -59,7 +59,9 @@ def describe(
     has_models = bool(state.further)
     load = f", {router['num_running']} running, {router['num_waiting']} waiting" if router else ""
     phase = "starting again" if state.phase == "down" else state.phase
-    what = f"{len(state.models)} models" if has_models else state.model or "a model repository"
+    what = state.model or "a model repository"
+    if has_models:
+        what = f"{len(state.models)} model{'s' * (len(state.models) > 1)}"
     yield f"{state.name}: {phase}, {what} at {state.url or '(not listening yet)'}{'' if has_models else load}"
     if has_models:
         yield from model_lines(state, by_model)

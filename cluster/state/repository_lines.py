@@ -24,6 +24,8 @@ def repository_lines(state: ClusterState, repository: dict[str, Any]) -> Iterato
     yield f"  repository: {'; '.join(parts)}"
     failed = [model for model in versions if model["state"] == "UNAVAILABLE" and model["reason"] != "unloaded"]
     for model in failed[:MAX_FAILED]:
-        yield f"    {model['name']} version {model['version']}: {model['reason']}"
+        reason = model["reason"].strip().partition("\n")[0]  # what follows is where in the code
+        which = f"{model['name']} version {model['version']}" if model["version"] else model["name"]
+        yield f"    {which}: {reason}"
     if len(failed) > MAX_FAILED:
         yield f"    and {len(failed) - MAX_FAILED} more"

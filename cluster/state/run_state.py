@@ -134,7 +134,8 @@ class ClusterState:
 
     def members_of(self, model: StateOfModel) -> list[MemberStatus]:
         """Its worker groups. In a file that a driver of a single model has written, they name no model."""
-        return [one for one in self.members if one.role != "router" and one.model in ("", model.model)]
+        workers = [one for one in self.members if one.role in ("prefill", "decode")]
+        return [one for one in workers if one.model in ("", model.model)]
 
     def phase_of(self, model: StateOfModel) -> tuple[ModelPhase, str]:
         """The model's state, and the reason if there is one to give."""

@@ -10,6 +10,7 @@ from slipstream.cluster.triton_flags.flag_table import BY_NAME, FLAGS
 
 Settings = dict[str, Any]
 LATENCIES = ("counter_latencies", "summary_latencies", "histogram_latencies")
+GRPC_RESTRICTION = "triton-grpc-protocol-"  # before the header's name that a flag gives
 TRACE_SETTINGS = {
     "level": "trace_level",
     "rate": "trace_rate",
@@ -160,7 +161,10 @@ def _put_http_restriction(settings: Settings, flag: str, value: FlagValue) -> No
 
 
 def _put_grpc_restriction(settings: Settings, flag: str, value: FlagValue) -> None:
-    _append(settings, "repository.grpc.restricted", _restriction(flag, str(value)))
+    """Over gRPC the flag has the end of the header's name."""
+    restriction = _restriction(flag, str(value))
+    restriction["header"] = f"{GRPC_RESTRICTION}{restriction['header']}"
+    _append(settings, "repository.grpc.restricted", restriction)
 
 
 def _restriction(flag: str, value: str) -> Settings:

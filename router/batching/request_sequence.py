@@ -23,13 +23,15 @@ class SequenceSlot:
 @dataclass(slots=True, eq=False)
 class RequestSequence:
     """`is_open`: requests with its id still belong to it. `slot` None: it is in the backlog, where it may stay until
-    `expires_s`. `number` counts sequences in their order of arrival. `states` are its implicit state, by input."""
+    `expires_s`. `number` counts sequences in their order of arrival. `has_begun`: one of its requests was
+    given to an instance. `states` are its implicit state, by input."""
 
     correlation_id: int | str
     tenant: str
     number: int
     waiting: deque[QueuedRequest] = field(default_factory=deque)
     num_running: int = 0
+    has_begun: bool = False
     is_open: bool = True
     slot: SequenceSlot | None = None
     expires_s: float = NEVER_S

@@ -30,6 +30,12 @@ class SequenceBacklog:
     def add(self, sequence: RequestSequence) -> None:
         self._by_tenant.setdefault(sequence.tenant, OrderedDict())[sequence] = None
 
+    def add_first(self, sequence: RequestSequence) -> None:
+        """Puts a sequence back that has lost its slot before it has begun. It does not expire any more."""
+        sequence.expires_s = NEVER_S
+        self.add(sequence)
+        self._by_tenant[sequence.tenant].move_to_end(sequence, last=False)
+
     def set_expiry(self, sequence: RequestSequence, expires_s: float) -> None:
         """The earliest one counts."""
         if expires_s < sequence.expires_s:

@@ -73,7 +73,7 @@ class SequenceBatcher:
         self._fill(now)
 
     def remove_instance(self, instance: str, now: float) -> Sequence[Rejected]:
-        """Its sequences are over: their states are lost."""
+        """Its sequences are over, as their states are lost; those that had not begun get a slot of another instance."""
         batches = self._instances.pop(instance, None)
         if batches is None:
             return ()
@@ -81,9 +81,14 @@ class SequenceBatcher:
         for request in executing.requests if executing is not None else ():
             del self._running[request]
         rejected = []
-        for sequence in self._slots.remove_instance(instance):
-            self._close(sequence)
-            rejected += self._withdraw_all(sequence, self._instance_lost(sequence, instance))
+        lost = self._slots.remove_instance(instance)
+        for sequence in sorted(lost, key=lambda each: each.number, reverse=True):
+            if sequence.has_begun:
+                self._close(sequence)
+                rejected += self._withdraw_all(sequence, self._instance_lost(sequence, instance))
+            else:
+                self._slots.backlog.add_first(sequence)
+        self._fill(now)
         return rejected
 
     def add(self, request: QueuedRequest, now: float) -> None:
@@ -222,6 +227,7 @@ class SequenceBatcher:
         del self._waiting[request]
         self._running[request] = sequence
         sequence.num_running += 1
+        sequence.has_begun = True
         flags = request.request.sequence
         assert flags is not None
         if flags.is_start:

@@ -22,8 +22,8 @@ MAX_PING_S = 2**31 / 1e3
 
 @dataclass(frozen=True, slots=True)
 class RestrictedApis:
-    """Groups of calls that are refused (403, or PERMISSION_DENIED) unless the request has the header `header` with the
-    value `value`."""
+    """Groups of calls that are refused (403, or UNAVAILABLE over gRPC) unless the request has the header `header` with
+    the value `value`."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 

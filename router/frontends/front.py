@@ -17,6 +17,7 @@ from slipstream.router.config.router_config import RouterConfig
 from slipstream.router.frontends.api_front import DEFAULT_CONFIG, OPEN_PATHS, READY_PATHS, ApiFront
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
+from slipstream.router.infer.requests.request_record import InferHistory
 from slipstream.router.observability.metrics_page import CONTENT_TYPE, MetricsPage
 from slipstream.router.observability.tracing.tracer import Tracer
 
@@ -73,12 +74,12 @@ class Front(ApiFront):
         has_keys = self._access.keys.is_on
         if has_keys and not has_admin_port:  # only with keys: a stranger must not be able to drain workers
             workers.add_to(self._routes)
-        pages = RequestPages(service.history)
+        pages = self._request_pages = RequestPages(service.history)
         pages.add_to(self._admin_routes)
         if has_keys or not has_admin_port:  # with keys, each caller may ask about its own requests
             pages.add_to(self._routes)
-        for_people = InfoPages(catalog, self._routes, has_keys=has_keys, open_paths=OPEN_PATHS)
-        for_people.add_to(self._routes, config.http.path_prefix)
+        self._for_people = InfoPages(catalog, self._routes, has_keys=has_keys, open_paths=OPEN_PATHS)
+        self._for_people.add_to(self._routes, config.http.path_prefix)
 
     def admin(self, request: Request, exchange: ApiExchange) -> Awaitable[None]:
         """Serves one request at the administrators' port, without a key: all clients that reach the port may use it."""
@@ -102,9 +103,14 @@ class Front(ApiFront):
         """Puts Triton's metrics behind the others from now on."""
         self._render_tensor_metrics = render
 
+    def show_tensor_requests(self, history: InferHistory) -> None:
+        """Shows the requests to tensor models beside the others."""
+        self._request_pages.show_tensor_requests(history)
+
     def show_repository(self, status: Callable[[], dict[str, Any]]) -> None:
-        """Shows the state of a repository in that of the cluster."""
+        """Shows the state of a repository in that of the cluster, and its API on the home page."""
         self._cluster.show_repository(status)
+        self._for_people.has_repository = True
 
     def status_body(self) -> bytes:
         """The JSON of `/cluster/status`."""

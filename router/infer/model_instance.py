@@ -127,8 +127,8 @@ class ModelInstance:
 
     def ended(self, end: InstanceEnd) -> None:
         self.calls.cancel_all()
-        if end.log_tail:
-            log.warning("%s has ended (%s). The end of its output:\n%s", self._name, end.reason, end.log_tail)
+        if end.returncode != 0:
+            log.warning("%s has ended: %s. The end of its output:\n%s", self._name, end.reason, end.log_tail)
         self._events.instance_ended(self._name, end.reason)
 
     def _continue_warm_up(self) -> None:

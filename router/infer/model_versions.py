@@ -62,8 +62,11 @@ class ModelVersions(Generic[Runtime]):
                 self._states[version] = VersionState(ModelPhase.UNAVAILABLE, causes.get(version, UNLOADED))
 
     def serve(self, loaded: Mapping[str, Runtime]) -> list[Runtime]:
-        """The load has succeeded: these versions serve from now on. Returns those before, which are to be unloaded."""
-        leaving = self._leave()
+        """The load has succeeded: these versions serve from now on. Returns those before that are to be unloaded, which
+        are all that are not among them."""
+        leaving = self._leave(
+            {version for version, runtime in self._serving.items() if loaded.get(version) is not runtime}
+        )
         self._serving = dict(loaded)
         for version in loaded:
             self._states[version] = VersionState(ModelPhase.READY)
@@ -71,7 +74,7 @@ class ModelVersions(Generic[Runtime]):
 
     def unload(self) -> list[Runtime]:
         """Nothing serves from now on. Returns what is to be unloaded."""
-        return self._leave()
+        return self._leave(set(self._serving))
 
     def ended(self, version: str, runtime: Runtime) -> None:
         """A version that was unloaded has ended."""
@@ -94,24 +97,23 @@ class ModelVersions(Generic[Runtime]):
             raise InferError(message, InferErrorCode.UNAVAILABLE)
         raise unknown(f"'{self.name}' version {version} is not found")
 
-    def entries(self) -> list[IndexEntry]:
-        """Of the index, lowest version first."""
-        if not self._states:
-            return [IndexEntry(self.name)]
+    def entries(self, *, only_ready: bool = False) -> list[IndexEntry]:
+        """Of the index, lowest version first. A model without a version that could be tried has none."""
         return [
-            IndexEntry(self.name, version, self._states[version].phase, self._states[version].reason)
-            for version in sorted(self._states, key=int)
+            IndexEntry(self.name, version, state.phase, state.reason)
+            for version, state in sorted(self._states.items(), key=lambda item: int(item[0]))
+            if state.phase is ModelPhase.READY or not only_ready
         ]
 
     def _highest(self) -> str:
         return max(self._serving, key=int, default="")
 
-    def _leave(self) -> list[Runtime]:
-        leaving = list(self._serving.values())
-        for version in self._serving:
+    def _leave(self, versions: set[str]) -> list[Runtime]:
+        leaving = []
+        for version in sorted(versions, key=int):
+            leaving.append(self._serving.pop(version))
             self._states[version] = VersionState(ModelPhase.UNLOADING)
         self._leaving.update(leaving)
-        self._serving = {}
         return leaving
 
 

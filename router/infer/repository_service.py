@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +25,12 @@ from slipstream.router.instances.messages import ControlCall
 from slipstream.router.model_repository.load_plan import models_at_start
 from slipstream.router.model_repository.model_draft import ModelDraft
 from slipstream.router.model_repository.model_repository import ModelRepository
-from slipstream.router.model_repository.repository_error import LoadError, RepositoryError, load_failure
+from slipstream.router.model_repository.repository_error import (
+    AMBIGUOUS,
+    LoadError,
+    RepositoryError,
+    load_failure,
+)
 from slipstream.router.model_repository.repository_watch import ModelStamp, changes_between
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_service import IndexEntry
@@ -45,13 +51,15 @@ class RepositoryService:
         self._config = config
         self._repository = repository
         self._service = service
-        self._cache = ResponseCache(config.cache_bytes) if config.cache_bytes else None
-        options = DispatchOptions(config.request_retries, self._cache, gate_of(config))
+        self.cache = ResponseCache(config.cache_bytes) if config.cache_bytes else None
+        options = DispatchOptions(config.request_retries, self.cache, gate_of(config))
         self._context = RuntimeContext(launcher, service, self, options)
         self._files = ThreadPoolExecutor(config.load_threads, thread_name_prefix="repository")
         self._locks: dict[str, asyncio.Lock] = {}
+        self._is_local = not any("://" in path for path in config.paths)
         self._names: list[str] = []
-        self._unread: dict[str, str] = {}  # models whose files were refused at the last reading, and why
+        self._ambiguous: list[str] = []  # models that are in several folders, so that none of them is served
+        self._stamped: dict[str, ModelStamp] = {}  # when the repository was read last
         self._num_loading = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: set[VersionRuntime] = set()
@@ -61,17 +69,31 @@ class RepositoryService:
         """Versions that load, serve, or end their requests; 0 once everything is unloaded."""
         return len(self._running)
 
-    @property
-    def cache(self) -> ResponseCache | None:
-        """The response cache, if there is one."""
-        return self._cache
-
     async def start(self) -> None:
         """Loads the models of the start, `load_threads` at a time. Raises InferError for one that could not be loaded
         if that is to end the server, RepositoryError if the repository cannot be read, ValueError for `load_models`
         that make no sense."""
         config = self._config
-        await self._look()
+        self._num_loading += 1  # the server is unready until all have been tried
+        try:
+            results = await self._load_first()
+        finally:
+            self._num_loading -= 1
+        raise_unexpected(results)
+        for failure in filter(None, results):
+            if config.exit_on_error and config.control_mode != "poll":
+                raise failure
+
+    async def _load_first(self) -> Sequence[BaseException | None]:
+        """What came of each load of the start; None: it has succeeded."""
+        config = self._config
+        try:
+            self._stamped = await self._stamps()
+            await self._look()
+        except RepositoryError as error:
+            if config.exit_on_error:
+                raise
+            log.error("the repository cannot be read: %s", error.cause)
         names = models_at_start(config.control_mode, self._names, config.load_models)
         slots = asyncio.Semaphore(config.load_threads)
 
@@ -79,19 +101,10 @@ class RepositoryService:
             async with slots:
                 await self._load(name)
 
-        self._num_loading += 1  # the server is unready until all have been tried
-        try:
-            results = await asyncio.gather(*map(load, names), return_exceptions=True)
-        finally:
-            self._num_loading -= 1
-        raise_unexpected(results)
-        for failure in filter(None, results):
-            if config.control_mode == "none" and config.exit_on_error:
-                raise failure
+        return await asyncio.gather(*map(load, names), return_exceptions=True)
 
     async def poll(self) -> None:
         """Reads the repository again every `poll_s`, and loads what has changed. Runs until it is cancelled."""
-        before = await self._stamps()
         while True:
             await asyncio.sleep(self._config.poll_s)
             try:
@@ -100,8 +113,7 @@ class RepositoryService:
             except RepositoryError as error:
                 log.error("the repository cannot be read: %s", error.cause)
                 continue
-            changes = changes_between(before, after)
-            before = after
+            changes, self._stamped = changes_between(self._stamped, after), after
             work = [self._load(name) for name in (*changes.added, *changes.changed)]
             work += [self._unload(name) for name in changes.removed]
             raise_unexpected(await asyncio.gather(*work, return_exceptions=True))
@@ -111,22 +123,30 @@ class RepositoryService:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*(self._unload(name) for name in list(self._service.models)))
+        await asyncio.gather(*(runtime.wait_for_end() for runtime in self._running))
         self._files.shutdown(wait=False)
 
     def is_server_ready(self) -> bool:
         models = self._service.models.values()
         if self._num_loading or any(versions.is_loading for versions in models):
             return False
-        return not self._config.strict_readiness or not (
-            self._unread or any(versions.has_failed for versions in models)
-        )
+        return not self._config.strict_readiness or not any(versions.has_failed for versions in models)
 
     def index(self, *, only_ready: bool = False) -> Sequence[IndexEntry]:
+        if self._is_local:  # a few directories are read faster than a thread is asked
+            with contextlib.suppress(RepositoryError):
+                self._names = self._repository.names()
         entries = []
-        for name in sorted({*self._names, *self._service.models}):
-            versions = self._service.models.get(name)
-            entries += [IndexEntry(name)] if versions is None else versions.entries()
-        return [entry for entry in entries if entry.phase is ModelPhase.READY] if only_ready else entries
+        models = self._service.models
+        for name in sorted({*self._names, *(name for name, versions in models.items() if not versions.is_idle)}):
+            versions = models.get(name)
+            if name in self._ambiguous:
+                entries.append(IndexEntry(name, "", ModelPhase.UNAVAILABLE, AMBIGUOUS))
+            elif versions is not None:
+                entries += versions.entries(only_ready=only_ready)
+            elif not only_ready:
+                entries.append(IndexEntry(name))
+        return entries
 
     async def load(self, model: str, config_json: str = "", files: Mapping[str, bytes] | None = None) -> None:
         self._check_explicit()
@@ -134,7 +154,7 @@ class RepositoryService:
 
     async def unload(self, model: str, *, with_dependents: bool = False) -> None:
         self._check_explicit()
-        await self._unload(model, wait=False)
+        await self._unload(model)
 
     def control(self, call: ControlCall, link: InstanceLink) -> None:
         """What a model asks for (`load_model`, `unload_model`, `is_model_ready`)."""
@@ -169,6 +189,7 @@ class RepositoryService:
         """Which models there are now."""
         loop = asyncio.get_running_loop()
         self._names = await loop.run_in_executor(self._files, self._repository.names)
+        self._ambiguous = await loop.run_in_executor(self._files, self._repository.ambiguous)
 
     async def _load(self, model: str, config_json: str = "", files: Mapping[str, bytes] | None = None) -> None:
         """Raises InferError; then the versions before serve on."""
@@ -189,18 +210,20 @@ class RepositoryService:
             draft = await loop.run_in_executor(self._files, read)
         except RepositoryError as error:
             log.error("model %r cannot be read: %s", model, error.cause)
-            self._unread[model] = error.cause
             raise error.as_infer_error(model) from error
         except LoadError as error:
+            self._versions_of(model)
             raise load_failure(model, {"": error.cause}) from error
-        self._unread.pop(model, None)
         await self._load_draft(draft)
 
     async def _load_draft(self, draft: ModelDraft) -> None:
-        versions = self._service.models.setdefault(draft.name, ModelVersions(draft.name))
+        versions = self._versions_of(draft.name)
+        kept = {
+            version: runtime for version, runtime in versions.serving.items() if is_unchanged(draft, version, runtime)
+        }
         versions.begin_load(draft.versions)
         begun_s = time.monotonic()
-        runtimes = {version: self._new_runtime(draft, version) for version in draft.versions}
+        runtimes = {version: self._new_runtime(draft, version) for version in draft.versions if version not in kept}
         self._running.update(runtimes.values())
         try:
             results = await asyncio.gather(*(one.load() for one in runtimes.values()), return_exceptions=True)
@@ -222,7 +245,9 @@ class RepositoryService:
             raise load_failure(draft.name, causes)
         for runtime in runtimes.values():
             runtime.recorder.load_s = time.monotonic() - begun_s
-        for before in versions.serve(runtimes):
+        for runtime in kept.values():
+            runtime.serve_beside(draft.versions)
+        for before in versions.serve(kept | runtimes):
             before.unload()
         self._forget_responses(draft.name, runtimes)
         log.info("model %r serves version %s", draft.name, ", ".join(runtimes))
@@ -237,19 +262,17 @@ class RepositoryService:
         )
         return VersionRuntime(draft, version, self._context, recorder, self._ended)
 
-    async def _unload(self, model: str, *, wait: bool = True) -> None:
+    async def _unload(self, model: str) -> None:
+        """Returns before the requests of its versions have ended."""
         async with self._lock(model):
             versions = self._service.models.get(model)
-            leaving = [] if versions is None else versions.unload()
-            for runtime in leaving:
+            for runtime in () if versions is None else versions.unload():
                 runtime.unload()
-        if wait:
-            await asyncio.gather(*(runtime.wait_for_end() for runtime in leaving))
 
     def _forget_responses(self, model: str, versions: Iterable[str]) -> None:
-        if self._cache is not None:
+        if self.cache is not None:
             for version in versions:
-                self._cache.forget(model, version)
+                self.cache.forget(model, version)
 
     def _ended(self, runtime: VersionRuntime) -> None:
         draft = runtime.draft
@@ -259,8 +282,22 @@ class RepositoryService:
         if draft.is_temporary and all(other.draft is not draft for other in self._running):
             self._files.submit(draft.remove)
 
+    def _versions_of(self, model: str) -> ModelVersions[VersionRuntime]:
+        """Those of a model that is known from now on."""
+        return self._service.models.setdefault(model, ModelVersions(model))
+
     def _lock(self, model: str) -> asyncio.Lock:
         return self._locks.setdefault(model, asyncio.Lock())
+
+
+def is_unchanged(draft: ModelDraft, version: str, runtime: VersionRuntime) -> bool:
+    """Whether a version that serves is what a load would give."""
+    before = runtime.draft
+    return (
+        version in draft.versions
+        and draft.keeps_version(version, before)
+        and draft.instance_groups == before.instance_groups
+    )
 
 
 def bytes_of(data: TensorData) -> bytes:

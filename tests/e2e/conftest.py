@@ -46,6 +46,7 @@ HAVE_THEIR_OWN = (
     "test_weights.py",
     "test_wheel.py",
     "test_planner.py",
+    "test_repository.py",
 )
 
 

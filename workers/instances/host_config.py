@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 class InstanceHostConfig:
     """`router` is the router's instance port: `unix:PATH` or `HOST:PORT`. `name` is unique in the cluster. `logs` is
     the folder for the output of instances, a file for each name and version ("": it is the host's). `cache` is where
-    packed environments are unpacked ("": the user's cache). `node_ip` is what the router shows of it."""
+    packed environments are unpacked ("": the user's cache). `python` is the interpreter of models that bring none along
+    ("": this one). `node_ip` is what the router shows of it."""
 
     router: str
     token: str = field(default="", repr=False)
@@ -17,6 +18,7 @@ class InstanceHostConfig:
     node_ip: str = ""
     logs: str = ""
     cache: str = ""
+    python: str = ""
 
     def __post_init__(self) -> None:
         if not self.name:

@@ -32,7 +32,7 @@ class InstanceHost:
     def __init__(self, config: InstanceHostConfig, launcher: Launcher | None = None) -> None:
         self._config = config
         logs, cache = (Path(folder) if folder else None for folder in (config.logs, config.cache))
-        self._table = InstanceTable(launcher or PythonLauncher(cache), logs, self._report)
+        self._table = InstanceTable(launcher or PythonLauncher(cache, config.python), logs, self._report)
         self._session: RouterSession | None = None
         self._unreported: dict[str, tuple[StartInstance, InstanceEnd]] = {}
         self._instances_address = config.router

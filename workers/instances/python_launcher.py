@@ -12,10 +12,12 @@ from slipstream.workers.instances.launch_command import InstanceContact, LaunchC
 
 
 class PythonLauncher:
-    """`cache` is the folder below which packed environments are unpacked; None: the user's cache."""
+    """`cache` is the folder below which packed environments are unpacked; None: the user's cache. `python` is the
+    interpreter of models that bring none along; "": this one."""
 
-    def __init__(self, cache: Path | None = None) -> None:
+    def __init__(self, cache: Path | None = None, python: str = "") -> None:
         self._cache = cache
+        self._python = python
 
     def __call__(self, start: StartInstance, contact: InstanceContact) -> LaunchCommand:
         cache = self._cache or cache_folder()
@@ -34,7 +36,7 @@ class PythonLauncher:
             start.environment,
         )
         try:
-            command = launch_command(launch, cache / "python_environments")
+            command = launch_command(launch, cache / "python_environments", python=self._python)
         except ExecutionEnvironmentError as error:
             raise ValueError(str(error)) from error
         return LaunchCommand(list(command.argv), command.env, str(command.cwd or ""))

@@ -16,6 +16,7 @@ from slipstream.cluster.supervisor.members.deployment import Deployment
 from slipstream.router.process.addresses import RepositoryAddresses
 from slipstream.workers.instances.host_config import InstanceHostConfig
 
+PYTHON_RUNTIME = "python-runtime"  # the interpreter of models, as in Triton's --backend-config
 FINALIZE_S = 10.0  # in which instances may finalize
 INSTANCE_HOST_MODULES = ("slipstream.workers.instances.instance_host",)
 
@@ -62,6 +63,7 @@ class InstanceHostMember:
             name=self.name,
             node_ip=self._place.node_ip,
             logs=str(self._deployment.log_dir or ""),
+            python=self._deployment.config.repository.backend_config.get("python", {}).get(PYTHON_RUNTIME, ""),
         )
         self._run = self._actor.run.remote(by_name(config))
         connected, run = (asyncio.ensure_future(_result(ref)) for ref in (self._actor.connected.remote(), self._run))

@@ -13,13 +13,22 @@ from slipstream.router.api.exchange_context import ApiExchange, ApiRoutes
 from slipstream.router.http.exchange import JSON
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
+from slipstream.router.infer.requests.request_record import InferHistory
 from slipstream.router.observability.explain.explain import (
     OUTCOMES,
     PHASES,
+    Json,
     explanation,
     outcome,
     summary,
     unix_offset_s,
+)
+from slipstream.router.observability.explain.explain_infer import (
+    infer_explanation,
+    infer_listing,
+    infer_summary,
+    infer_text,
+    phase_of,
 )
 from slipstream.router.observability.explain.explain_table import listing, table
 from slipstream.router.requests.history import RequestRecord
@@ -27,7 +36,7 @@ from slipstream.router.requests.history import RequestRecord
 TEXT = "text/plain; charset=utf-8"
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 1000
-LIST_FIELDS = ("limit", "tenant", "outcome", "format", "model")  # of the query
+LIST_FIELDS = ("limit", "tenant", "outcome", "format", "model", "kind")  # of the query
 EXPLAIN_FIELDS = ("format",)
 
 
@@ -43,6 +52,11 @@ class RequestPages:
 
     def __init__(self, records: RequestHistory) -> None:
         self._records = records
+        self._tensor_requests = InferHistory(0)
+
+    def show_tensor_requests(self, history: InferHistory) -> None:
+        """Shows requests to tensor models as well."""
+        self._tensor_requests = history
 
     def add_to(self, routes: ApiRoutes) -> None:
         """Register the pages."""
@@ -50,8 +64,12 @@ class RequestPages:
         routes.add_item("GET", "/v1/requests/", "/explain", self.explain, query=EXPLAIN_FIELDS)
 
     async def list(self, request: Request, exchange: ApiExchange) -> None:
-        """The latest requests, newest first; `limit`, `tenant`, `model` and `outcome` (or phase) select among them."""
+        """The latest requests, newest first; `limit`, `tenant`, `model` and `outcome` (or phase) select among them.
+        `kind=infer` lists those to tensor models."""
         fields = query_fields(request, LIST_FIELDS)
+        if is_infer(fields.get("kind")):
+            self._list_tensor_requests(request, exchange, fields)
+            return
         limit = limit_of(fields.get("limit", str(DEFAULT_LIMIT)))
         tenant, model, wanted = fields.get("tenant"), fields.get("model"), outcome_of(fields.get("outcome"))
         records = (
@@ -69,6 +87,24 @@ class RequestPages:
         else:
             exchange.respond(200, orjson.dumps({"object": "list", "data": explained}), JSON)
 
+    def _list_tensor_requests(self, request: Request, exchange: ApiExchange, fields: dict[str, str]) -> None:
+        limit, tenant, model = (
+            limit_of(fields.get("limit", str(DEFAULT_LIMIT))),
+            fields.get("tenant"),
+            fields.get("model"),
+        )
+        offset_s, wanted = unix_offset_s(), fields.get("outcome")
+        entries = (
+            infer_summary(record, offset_s)
+            for record in self._tensor_requests.latest()
+            if exchange.context.caller.may_see(record.tenant)
+            and tenant in (None, record.tenant)
+            and model in (None, record.model)
+            and wanted in (None, record.outcome, phase_of(record))
+        )
+        found = list(islice(entries, limit))
+        respond(exchange, infer_listing(found) if wants_text(request, fields) else {"object": "list", "data": found})
+
     async def explain(self, request: Request, exchange: ApiExchange, request_id: str) -> None:
         """The way one request took through the cluster, and why."""
         as_text = wants_text(request, query_fields(request, EXPLAIN_FIELDS))
@@ -78,6 +114,11 @@ class RequestPages:
             # Another tenant may have used the same X-Request-Id since.
             same = (found for found in self._records.latest() if request_id in found.names and may_see(found.tenant))
             record = next(same, None)
+        tensor_request = self._tensor_requests.get(request_id) if record is None else None
+        if tensor_request is not None and may_see(tensor_request.tenant):
+            entry = infer_explanation(tensor_request, unix_offset_s())
+            respond(exchange, infer_text(entry) if as_text else entry)
+            return
         if record is None:
             message = (
                 f"There is no record of request {request_id!r}: it never arrived here, or later requests have "
@@ -89,6 +130,21 @@ class RequestPages:
             exchange.respond(200, table(explained).encode(), TEXT)
         else:
             exchange.respond(200, orjson.dumps(explained), JSON)
+
+
+def respond(exchange: ApiExchange, answer: str | Json) -> None:
+    if isinstance(answer, str):
+        exchange.respond(200, answer.encode(), TEXT)
+    else:
+        exchange.respond(200, orjson.dumps(answer), JSON)
+
+
+def is_infer(kind: str | None) -> bool:
+    """Whether the requests to tensor models are asked for. Raises HttpError 400."""
+    if kind in (None, "generate", "infer"):
+        return kind == "infer"
+    message = f"'kind' is generate or infer, not {kind[:64]!r}."
+    raise HttpError(400, message, param="kind", code="invalid_value")
 
 
 def wants_text(request: Request, fields: dict[str, str]) -> bool:

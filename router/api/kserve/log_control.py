@@ -38,6 +38,10 @@ class LogControl:
     def __init__(self, start: ActiveLogging | None = None) -> None:
         self.active = start or ActiveLogging()
 
+    @classmethod
+    def of_verbosity(cls, level: int) -> LogControl:
+        return cls(ActiveLogging(verbose_level=level))
+
     def shown(self) -> LogSettings:
         active = self.active
         return {

@@ -12,6 +12,7 @@ from slipstream.router.tensors.infer_service import TraceSettings
 
 LEVELS = ("TIMESTAMPS", "TENSORS")
 OFF = "OFF"
+CHANGEABLE = ("trace_level", "trace_rate", "trace_count", "log_frequency")
 MIN_COUNT = -1  # without end
 MAX_INT32, MAX_UINT32 = (1 << 31) - 1, (1 << 32) - 1
 LEADING_NUMBER = re.compile(r"\s*([+-]?\d+)")
@@ -47,18 +48,34 @@ class TraceControl:
 
     def __init__(self, start: ActiveTracing | None = None, file: str = "", mode: str = "triton") -> None:
         self._start = start or ActiveTracing()
-        self._file = file
+        self.file = file
         self._mode = mode
         self._server = TraceSetting()
         self._models: dict[str, TraceSetting] = {}
+        self._active: dict[str, ActiveTracing] = {}  # of models that were asked for since the last change
         self._num_seen: dict[str, int] = {}  # requests of each model since its settings have changed
         self._num_taken: dict[str, int] = {}
 
+    @classmethod
+    def of_settings(cls, settings: Mapping[str, str]) -> TraceControl:
+        """Of the settings that a server starts with, named as in the extension; several levels are separated by commas.
+        Raises ValueError."""
+        given = {name: value for name, value in settings.items() if name in CHANGEABLE}
+        levels = {} if "trace_level" not in given else {"trace_level": given["trace_level"].split(",")}
+        file, mode = settings.get("trace_file", ""), settings.get("trace_mode", "triton")
+        try:
+            setting = changed(TraceSetting(), {**given, **levels}, has_file=bool(file))
+        except InferError as error:
+            raise ValueError(f"repository.trace: {error.message}") from error
+        return cls(ActiveTracing().with_changes(setting), file, mode)
+
     def active(self, model: str = "") -> ActiveTracing:
         """What holds for a model, or, without a name, for those that have no settings of their own."""
-        server = self._start.with_changes(self._server)
-        own = self._models.get(model)
-        return server if own is None else server.with_changes(own)
+        active = self._active.get(model)
+        if active is None:
+            active = self._start.with_changes(self._server).with_changes(self._models.get(model, TraceSetting()))
+            self._active[model] = active
+        return active
 
     def takes(self, model: str) -> bool:
         """Whether the request that begins now is traced."""
@@ -81,7 +98,7 @@ class TraceControl:
             "trace_count": [str(active.count)],
         }
         if self._mode == "triton":
-            shown |= {"log_frequency": [str(active.log_frequency)], "trace_file": [self._file]}
+            shown |= {"log_frequency": [str(active.log_frequency)], "trace_file": [self.file]}
         return shown | {"trace_mode": [self._mode]}
 
     def update(self, given: Mapping[str, object], model: str = "") -> None:
@@ -91,32 +108,40 @@ class TraceControl:
             message = "trace file location can not be updated through network protocol"
             raise InferError(message, InferErrorCode.UNSUPPORTED)
         setting = self._models.get(model, TraceSetting()) if model else self._server
-        if "trace_level" in given:
-            value = given["trace_level"]
-            setting = replace(setting, levels=None if value is None else self._levels(value, setting.levels))
-        if "trace_rate" in given:
-            setting = replace(setting, rate=_unsigned("trace_rate", given["trace_rate"]))
-        if "trace_count" in given:
-            setting = replace(setting, count=_count(given["trace_count"]))
-        if "log_frequency" in given:
-            setting = replace(setting, log_frequency=_unsigned("log_frequency", given["log_frequency"]))
+        setting = changed(setting, given, has_file=bool(self.file))
         if model:
             self._models[model] = setting
         else:
             self._server = setting
+        self._active.clear()
         self._num_seen.clear()
         self._num_taken.clear()
 
-    def _levels(self, value: object, before: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        names = [as_text(name) for name in as_list(value)]
-        if OFF in names:
-            if len(names) > 1:
-                raise InferError("Expect only one trace level 'OFF' is specified")
-            return ()
-        levels = tuple(level for level in LEVELS if level in names)
-        if levels and not self._file:
-            raise InferError(NO_FILE)
-        return levels or before  # unknown ones change nothing
+
+def changed(setting: TraceSetting, given: Mapping[str, object], *, has_file: bool) -> TraceSetting:
+    """`setting` with what `given` names. Raises InferError."""
+    if "trace_level" in given:
+        value = given["trace_level"]
+        setting = replace(setting, levels=None if value is None else _levels(value, setting.levels, has_file=has_file))
+    if "trace_rate" in given:
+        setting = replace(setting, rate=_unsigned("trace_rate", given["trace_rate"]))
+    if "trace_count" in given:
+        setting = replace(setting, count=_count(given["trace_count"]))
+    if "log_frequency" in given:
+        setting = replace(setting, log_frequency=_unsigned("log_frequency", given["log_frequency"]))
+    return setting
+
+
+def _levels(value: object, before: tuple[str, ...] | None, *, has_file: bool) -> tuple[str, ...] | None:
+    names = [as_text(name) for name in as_list(value)]
+    if OFF in names:
+        if len(names) > 1:
+            raise InferError("Expect only one trace level 'OFF' is specified")
+        return ()
+    levels = tuple(level for level in LEVELS if level in names)
+    if levels and not has_file:
+        raise InferError(NO_FILE)
+    return levels or before  # unknown ones change nothing
 
 
 def _number(name: str, value: object, lowest: int, highest: int) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 
 from slipstream.router.batching.scheduler_choice import scheduler_of
@@ -26,6 +27,7 @@ class RequestRunner:
         self._links: dict[str, InstanceLink] = {}
         self._on_idle = on_idle
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_s: float | None = None  # uvloop's own clock counts whole milliseconds
         self._is_turn_due = False
 
     @property
@@ -38,7 +40,7 @@ class RequestRunner:
 
     def submit(self, active: ActiveRequest) -> None:
         """Queues a request. Raises InferError."""
-        self._dispatch.submit(active, self._loop.time())
+        self._dispatch.submit(active, time.monotonic())
         self.turn_soon()
 
     def turn_soon(self) -> None:
@@ -48,30 +50,30 @@ class RequestRunner:
             self._loop.call_soon(self._turn)
 
     def cancel(self, active: ActiveRequest) -> None:
-        self._dispatch.cancel(active, self._loop.time())
+        self._dispatch.cancel(active, time.monotonic())
         self._after_event()
 
     def add_instance(self, name: str, link: InstanceLink, gate_key: str) -> None:
         self._links[name] = link
-        self._dispatch.add_instance(name, self._loop.time(), gate_key)
+        self._dispatch.add_instance(name, time.monotonic(), gate_key)
         self._after_event()
 
     def remove_instance(self, name: str, error: InferError) -> None:
-        self._dispatch.remove_instance(name, error, self._loop.time())
+        self._dispatch.remove_instance(name, error, time.monotonic())
         self._links.pop(name, None)
         self._after_event()
 
     def fail_all(self, error: InferError) -> None:
         """Ends all requests that wait."""
-        self._dispatch.fail_all(error, self._loop.time())
+        self._dispatch.fail_all(error, time.monotonic())
         self._after_event()
 
     def executed(self, name: str, result: Executed) -> None:
-        self._dispatch.executed(name, result, self._loop.time())
+        self._dispatch.executed(name, result, time.monotonic())
         self._after_event()
 
     def responded(self, name: str, n: int, response: InstanceResponse | None, *, is_final: bool) -> None:
-        self._dispatch.responded(name, n, response, is_final=is_final, now=self._loop.time())
+        self._dispatch.responded(name, n, response, is_final=is_final, now=time.monotonic())
         self._after_event()
 
     def request_of(self, name: str, n: int) -> ActiveRequest | None:
@@ -87,25 +89,25 @@ class RequestRunner:
         """No timer is left."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+            self._timer = self._timer_s = None
 
     def _turn(self) -> None:
         self._is_turn_due = False
-        self._dispatch.run(self._loop.time())
+        self._dispatch.run(time.monotonic())
         self._after_event()
 
     def _tick(self) -> None:
-        self._timer = None
-        self._dispatch.tick(self._loop.time())
+        self._timer = self._timer_s = None
+        self._dispatch.tick(time.monotonic())
         self._after_event()
 
     def _after_event(self) -> None:
         """Sets the timer anew if its time has changed."""
-        next_s, timer = self._dispatch.next_time, self._timer
-        if timer is not None and timer.when() != next_s:
-            timer.cancel()
-            timer = self._timer = None
-        if timer is None and next_s is not None:
-            self._timer = self._loop.call_at(next_s, self._tick)
+        next_s = self._dispatch.next_time
+        if next_s != self._timer_s:
+            self.close()
+            if next_s is not None:
+                self._timer_s = next_s
+                self._timer = self._loop.call_later(max(0.0, next_s - time.monotonic()), self._tick)
         if not self._dispatch.num_open:
             self._on_idle()

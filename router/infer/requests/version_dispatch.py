@@ -129,6 +129,7 @@ class VersionDispatch:
         error = InferError("the request was cancelled by its client", InferErrorCode.CANCELLED, FailureReason.CANCELED)
         if self._scheduler.cancel(active, now):
             self._leave(active, error, now)
+            self.run(now)  # what it has kept back may run, and an instance without work leaves the gate
             return
         work = self._work.get(active.instance)
         if work is not None and active.n in work.open:

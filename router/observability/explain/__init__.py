@@ -1,2 +1,2 @@
-"""Explains one request from its record: where it was when, what was decided and why. It imports `requests` and
-`protocol`."""
+"""Explains one request from its record: where it was when, what was decided and why. It imports `requests`,
+`infer.requests` and `protocol`."""

@@ -51,9 +51,11 @@ class TensorServer:
 
 
 @contextmanager
-def slipstream(repository: Path, root: Path = ROOT, options: Sequence[str] = ()) -> Iterator[TensorServer]:
-    """`slipstream serve` of a checkout."""
-    http, grpc, metrics = free_port(), free_port(), free_port()
+def slipstream(
+    repository: Path, root: Path = ROOT, options: Sequence[str] = (), ports: tuple[int, int, int] | None = None
+) -> Iterator[TensorServer]:
+    """`slipstream serve` of a checkout. `ports` are those of HTTP, gRPC and metrics (None: free ones)."""
+    http, grpc, metrics = ports or (free_port(), free_port(), free_port())
     command = [sys.executable, "-m", "slipstream.cluster.cli", "serve", "--name", f"bench-{http}"]
     command += ["--model-repository", str(repository), "--http-port", str(http), "--grpc-port", str(grpc)]
     command += ["--metrics-port", str(metrics), *options]

@@ -74,6 +74,7 @@ def test_options_become_settings(folder: Path) -> None:
         "--trace-config=level=TIMESTAMPS",
         "--trace-config=triton,file=/tmp/trace",
         "--http-restricted-api=model-repository,trace:key=secret",
+        "--grpc-restricted-protocol=logging:key=secret",
         "--grpc-infer-response-compression-level=low",
         "--grpc-keepalive-time=1000",
         "--id=mine",
@@ -93,6 +94,8 @@ def test_options_become_settings(folder: Path) -> None:
     assert repository.metrics.summary_quantiles == ((0.5, 0.05), (0.9, 0.01))
     assert repository.trace == {"trace_level": "TIMESTAMPS", "trace_file": "/tmp/trace"}
     assert repository.http.restricted == (RestrictedApis(("model-repository", "trace"), "key", "secret"),)
+    of_grpc = RestrictedApis(("logging",), "triton-grpc-protocol-key", "secret")
+    assert repository.grpc.restricted == (of_grpc,)
     assert (repository.grpc.port, repository.grpc.compression, repository.grpc.keepalive_s) == (2, "low", 1.0)
 
 

@@ -259,15 +259,29 @@ def test_the_sequences_of_a_lost_instance_are_rejected_and_never_replayed() -> N
         scheduler.add(step("b", start=True), 0.0)
         scheduler.add(step("c", start=True), 0.0)
         assert scheduler.take(INSTANCE, 0.0) is not None
+        assert run(scheduler, 0.0, OTHER) == ["b"]
         scheduler.add(step("a"), 0.1)
         (rejected,) = scheduler.remove_instance(INSTANCE, 0.2)
         assert rejected.error.message == "sequence 97 of model 'm' is lost: instance 'm_0_0' has ended"
         assert not scheduler.retry(first, 0.2)
         with pytest.raises(InferError, match="must specify the START flag"):
             scheduler.add(step("a"), 0.3)
-        assert run(scheduler, 0.3, OTHER) == ["b"]
         scheduler.add_instance(INSTANCE, 0.4)
         assert run(scheduler, 0.4) == ["c"]
+
+
+def test_a_sequence_that_has_not_begun_moves_to_another_instance() -> None:
+    for strategy in ("direct", "oldest"):
+        scheduler = batcher(max_batch_size=2, instances=(INSTANCE, OTHER), strategy=strategy)
+        for name in "abcde":
+            scheduler.add(step(name, start=True), 0.0)
+        scheduler.add(step("a"), 0.0)
+        assert not scheduler.remove_instance(INSTANCE, 0.1)
+        assert run(scheduler, 0.1, OTHER) == ["b", "d"]
+        scheduler.add(step("b", end=True), 0.2)
+        scheduler.add(step("d", end=True), 0.2)
+        assert run(scheduler, 0.2, OTHER) == ["b", "d"]
+        assert run(scheduler, 0.2, OTHER) == ["a", "c"]
 
 
 def test_requests_wait_while_there_is_no_instance() -> None:

@@ -80,3 +80,11 @@ def test_versions_are_numbers(text: str, version: str) -> None:
 def test_a_version_that_is_no_number_is_refused() -> None:
     with pytest.raises(InferError, match="failed to get model version from specified version string 'x'"):
         version_of("x")
+
+
+def test_a_version_that_a_load_keeps_goes_on() -> None:
+    model = loaded("1", "2")
+    model.begin_load(["2", "3"])
+    assert model.serve({"2": model.find("2"), "3": "second 3"}) == ["first 1"]
+    assert model.find("2") == "first 2"
+    assert [entry.phase for entry in model.entries(only_ready=True)] == [ModelPhase.READY, ModelPhase.READY]

@@ -31,7 +31,7 @@ LOOK_EVERY_S = 0.5
 class ServingCluster:
     """A cluster on a free port that is started by `with` and gone afterwards, whatever happened.
 
-    `settings` is what the YAML file will say; `model` and `router.http.port` (0) are filled in where they are missing.
+    `settings` is what the YAML file will say; `router.http.port` (0) and, unless there are others, `model` are added.
     It is the guardian of its drivers. Pids and states come from the state file that these write. Clusters of one `home`
     (by default the folder) know of each other, as those of one user do.
     """
@@ -49,7 +49,7 @@ class ServingCluster:
         self.name = "e2e"
         settings = json.loads(json.dumps(settings or {}))
         settings.setdefault("name", self.name)
-        if "models" not in settings:
+        if not {"models", "repository"} & settings.keys():
             settings.setdefault("model", {"path": str(model_dir)})
         settings.setdefault("router", {}).setdefault("http", {}).setdefault("port", 0)
         self.name = settings["name"]

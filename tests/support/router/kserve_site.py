@@ -55,6 +55,7 @@ class KServeSite:
     port: int
     pool: RegionPool
     regions: ClientRegions
+    kserve: KServeServer
 
     async def call(
         self, method: str, path: str, body: object = b"", headers: Mapping[str, str] | None = None
@@ -142,7 +143,8 @@ async def kserve_site(
     access.open()
     service = FakeService(lambda _: Script([]))
     with RegionPool(pool_bytes) as pool:
-        api = KServeApi(KServeServer(models, models, regions), pool, config or KServeHttpConfig(), access)
+        kserve = KServeServer(models, models, regions)
+        api = KServeApi(kserve, pool, config or KServeHttpConfig(), access)
         http = http or HttpConfig(port=0)
         front = Front(Catalog(), service, lambda *_: None, lambda: 0, RouterConfig(http), access)
         front.serve_tensors(api)
@@ -156,7 +158,7 @@ async def kserve_site(
         )
         port = await server.start()
         try:
-            yield KServeSite(models, server, port, pool, regions)
+            yield KServeSite(models, server, port, pool, regions, kserve)
         finally:
             await server.stop()
             await access.close()

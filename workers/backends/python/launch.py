@@ -47,15 +47,18 @@ class LaunchCommand:
     cwd: Path | None = None
 
 
-def launch_command(start: InstanceLaunch, environments: Path, python: str = "") -> LaunchCommand:
+def launch_command(
+    start: InstanceLaunch, environments: Path, parent_pid: int | None = None, python: str = ""
+) -> LaunchCommand:
     """The command of an instance. `python` is the interpreter for models that bring none along, by default this one. An
     environment that a model brings along is unpacked below `environments`, which may take long: call it in a thread.
     Raises ExecutionEnvironmentError.
 
-    A thread that lives as long as the instance may must start the process: the kernel kills it when that thread ends.
+    `parent_pid` is the process that will start the instance, by default this one. It must do so in a thread that lives
+    as long as the instance may: the kernel kills the instance when that thread ends.
     """
     program = (str(MAIN),)
-    env = {**os.environ, **start.environment, SETTINGS_VARIABLE: settings_text(start)}
+    env = {**os.environ, **start.environment, SETTINGS_VARIABLE: settings_text(start, parent_pid or os.getpid())}
     wanted = start.parameters.get(ENVIRONMENT_PARAMETER)
     if not wanted:
         return LaunchCommand((python or sys.executable, *program), env)
@@ -68,7 +71,7 @@ def launch_command(start: InstanceLaunch, environments: Path, python: str = "") 
     return LaunchCommand((str(folder / "bin" / "python"), *program), env)
 
 
-def settings_text(start: InstanceLaunch) -> str:
+def settings_text(start: InstanceLaunch, parent_pid: int) -> str:
     """What `instance/settings.py` reads."""
     return json.dumps(
         {
@@ -79,6 +82,6 @@ def settings_text(start: InstanceLaunch) -> str:
             "name": start.name,
             "version": start.version,
             "model_file": str(start.model_file),
-            "parent_pid": os.getpid(),
+            "parent_pid": parent_pid,
         }
     )

@@ -15,6 +15,7 @@ from slipstream.router.tensors.infer_request import InferRequest, SequenceFlags
 from slipstream.router.tensors.model_spec import ModelSpec
 
 EventKind = Literal["arrival", "executed", "timer"]
+Execution = tuple[str, Batch]  # at an instance
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class BatchingRun:
         self._draw = random.Random(load.seed)
         self._scheduler = scheduler_of(spec)
         self._free = dict.fromkeys(f"{spec.name}_0_{index}" for index in range(num_instances))
-        self._events: list[tuple[float, int, EventKind, object]] = []
+        self._events: list[tuple[float, int, EventKind, Execution | None]] = []
         self._numbers = count(1)
         self._sessions = count(1)
         self._outcome = BatchingOutcome(load.duration_s, num_instances)
@@ -96,19 +97,18 @@ class BatchingRun:
     def run(self) -> BatchingOutcome:
         """New sessions begin for `duration_s`; what ends later does not count."""
         if self._load.rate_s:
-            self._add_event(self._draw.expovariate(self._load.rate_s), "arrival", None)
+            self._add_event(self._draw.expovariate(self._load.rate_s), "arrival")
         else:
             for _ in range(self._load.num_clients):
                 self._begin(next(self._sessions), 0, 0.0)
         self._give_work(0.0)
         while self._events and self._events[0][0] <= self._load.duration_s:
-            now, _, kind, subject = heapq.heappop(self._events)
+            now, _, kind, execution = heapq.heappop(self._events)
             if kind == "arrival":
                 self._begin(next(self._sessions), 0, now)
-                self._add_event(now + self._draw.expovariate(self._load.rate_s), "arrival", None)
-            elif kind == "executed":
-                instance, batch = subject  # type: ignore[misc]
-                self._executed(instance, batch, now)
+                self._add_event(now + self._draw.expovariate(self._load.rate_s), "arrival")
+            elif execution is not None:
+                self._executed(*execution, now)
             self._give_work(now)
         return self._outcome
 
@@ -145,7 +145,7 @@ class BatchingRun:
                 self._execute(instance, batch, now)
         next_s = self._scheduler.next_time
         if next_s is not None:
-            self._add_event(max(next_s, now), "timer", None)
+            self._add_event(max(next_s, now), "timer")
 
     def _execute(self, instance: str, batch: Batch, now: float) -> None:
         del self._free[instance]
@@ -156,5 +156,5 @@ class BatchingRun:
         self._outcome.busy_s += min(duration_s, self._load.duration_s - now)
         self._add_event(now + duration_s, "executed", (instance, batch))
 
-    def _add_event(self, at_s: float, kind: EventKind, subject: object) -> None:
-        heapq.heappush(self._events, (at_s, next(self._numbers), kind, subject))
+    def _add_event(self, at_s: float, kind: EventKind, execution: Execution | None = None) -> None:
+        heapq.heappush(self._events, (at_s, next(self._numbers), kind, execution))

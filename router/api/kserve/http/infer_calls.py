@@ -9,7 +9,8 @@ from slipstream.router.api.exchange_context import ApiExchange
 from slipstream.router.api.kserve.client_outputs import ClientOutputs
 from slipstream.router.api.kserve.http.bodies.body_compression import IDENTITY, coding_of_answer, decoded, encoded
 from slipstream.router.api.kserve.http.bodies.infer_answer import InferAnswer, infer_answer
-from slipstream.router.api.kserve.http.bodies.infer_body import InferBodyReader, OutputForm
+from slipstream.router.api.kserve.http.bodies.infer_body import InferBodyReader
+from slipstream.router.api.kserve.http.bodies.output_form import OutputForm
 from slipstream.router.api.kserve.http.call_target import CallTarget
 from slipstream.router.api.kserve.http.infer_limits import InferLimits
 from slipstream.router.api.kserve.http.large_bodies import HEAD_LENGTH, body_of

@@ -39,12 +39,17 @@ BROKEN_OFF = "The router was killed while it answered."
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`group` is what may be restricted as a whole. With `for_admin`, keys must be an administrator's."""
+    """`group` is what may be restricted as a whole. With `for_admin`, keys must be an administrator's. One that `waits`
+    is served once the models of the start are loaded: a client of the previous router must not find fewer models."""
 
     handler: CallHandler
     methods: tuple[str, ...]
     group: RestrictedName
     for_admin: bool = False
+
+    @property
+    def waits(self) -> bool:
+        return self.group not in ("health", "model-repository")
 
 
 class KServeApi:
@@ -61,6 +66,7 @@ class KServeApi:
         pages, repository = ModelPages(server), RepositoryCalls(server)
         memory, settings = MemoryCalls(server), SettingCalls(server)
         self.body_places = LargeBodies(pool, config.max_input_bytes) if pool is not None else None
+        self._loaded = server.loaded
         self._restricted = by_group(config.restricted)
         self._calls = {
             "infer": Call(infer.infer, POST, "inference"),
@@ -105,6 +111,8 @@ class KServeApi:
                 exchange.respond(204, b"")
                 return
             self._check(call, request, exchange)
+            if call.waits and not self._loaded.is_set():
+                await self._loaded.wait()
             await call.handler(request, exchange, target)
         except InferError as error:
             raise http_error(error) from error

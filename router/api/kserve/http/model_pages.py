@@ -11,7 +11,7 @@ import orjson
 from slipstream.router.api.exchange_context import ApiExchange
 from slipstream.router.api.kserve.http.call_target import CallTarget
 from slipstream.router.api.kserve.kserve_server import KServeServer
-from slipstream.router.api.kserve.server_facts import EXTENSIONS, SERVER_NAME, SERVER_VERSION, model_metadata
+from slipstream.router.api.kserve.server_facts import EXTENSIONS, SERVER_VERSION, model_metadata
 from slipstream.router.http.reader import Request
 from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.infer_service import (
@@ -29,7 +29,7 @@ class ModelPages:
     def __init__(self, server: KServeServer) -> None:
         self._service = server.service
         self._repository = server.repository
-        self._metadata = orjson.dumps({"name": SERVER_NAME, "version": SERVER_VERSION, "extensions": EXTENSIONS})
+        self._metadata = orjson.dumps({"name": server.name, "version": SERVER_VERSION, "extensions": EXTENSIONS})
 
     async def live(self, request: Request, exchange: ApiExchange, target: CallTarget) -> None:
         exchange.respond(200, b"", NO_TYPE)

@@ -342,3 +342,21 @@ def test_pipelined_requests_are_answered_in_order_on_one_connection() -> None:
             await client.close()
 
     run(main)
+
+
+def test_the_same_head_comes_again_with_other_tensors() -> None:
+    async def main() -> None:
+        async with kserve_site() as site:
+            head = {"inputs": BINARY_AB, "outputs": [{"name": "SUM"}], "parameters": {"a": 1, "sequence_id": 5}}
+            for number in (1.0, 2.0):
+                body, headers = binary_body(head, floats(*[number] * 4), floats(1, 1, 1, 1))
+                _, _, answer = await site.post(ADD_SUB, body, headers)
+                assert orjson.loads(answer)["outputs"][0]["data"] == [number + 1] * 4
+                request = site.models.submitted[-1].request
+                assert request.parameters == {"a": 1}
+                assert request.sequence is not None
+                request.parameters.clear()  # as a model may
+            _, text = await site.error(ADD_SUB, body[:-9], headers)
+            assert text == "unexpected size for input 'B', expecting 9 additional bytes for model 'add_sub'"
+
+    run(main)

@@ -30,6 +30,7 @@ class PlainSequence:
     slot: Slot | None = None
     expires: float | None = None
     num_running: int = 0
+    has_begun: bool = False
     idle_since: float | None = None
 
 
@@ -53,8 +54,12 @@ class PlainSequences:
         self.instances.remove(instance)
         self.running.pop(instance, None)
         for sequence in list(self.alive):
-            if sequence.slot is not None and sequence.slot[1] == instance:
+            if sequence.slot is None or sequence.slot[1] != instance:
+                continue
+            if sequence.has_begun:
                 self._end(sequence)
+            else:
+                sequence.slot = sequence.expires = sequence.steps[0].ready = None
         self._settle(now)
 
     def add(self, id: str, shape: object, flags: SequenceFlags, timeout_us: int, now: float) -> bool:
@@ -113,6 +118,7 @@ class PlainSequences:
             ids.append(place.steps.pop(0).id if place is not None else None)
             if place is not None:
                 place.num_running += 1
+                place.has_begun = True
         if self.batching.strategy == "direct":
             for sequence in self.running[instance]:
                 if not sequence.is_open and not sequence.steps:

@@ -217,8 +217,10 @@ COMMANDS = frozenset(("execute", "complete_config", "initialize", "finalize", "r
 
 
 def forget_server() -> None:
-    """In a child that the model forks: the connection is the parent's."""
+    """In a child that the model forks: the connection is the parent's, and signals have their usual effect."""
     PROCESS.link = NoServer()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def ignore_signal(*_: Any) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.router.api.kserve.http.bodies.infer_body import OutputForm
 from slipstream.router.api.kserve.http.bodies.json_tensors import as_json, data_to_json
+from slipstream.router.api.kserve.http.bodies.output_form import OutputForm
 from slipstream.router.tensors.infer_request import InferResponse
 from slipstream.router.tensors.tensor import Tensor
 

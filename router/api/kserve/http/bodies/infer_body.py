@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+from slipstream.router.api.kserve.http.bodies.binary_head import BinaryHead, BinaryHeads
 from slipstream.router.api.kserve.http.bodies.json_tensors import data_from_json, from_json
+from slipstream.router.api.kserve.http.bodies.output_form import OutputForm
 from slipstream.router.api.kserve.json_fields import (
     as_bool,
     as_list,
@@ -30,18 +31,6 @@ from slipstream.router.tensors.tensor import RegionSlice, Tensor, TensorData
 SOURCES = "'data', 'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'"
 RAW_INPUT = "raw_input"  # what Triton calls the one input of a raw request in errors
 MAX_DIM = (1 << 63) - 1
-
-
-@dataclass(slots=True)
-class OutputForm:
-    """How the outputs are written: those in `binary` after the JSON head, the others in it, or, for those that were
-    not named, as `is_binary` says."""
-
-    is_binary: bool = False
-    binary: dict[str, bool] = field(default_factory=dict)
-
-    def is_binary_of(self, name: str) -> bool:
-        return self.binary.get(name, self.is_binary)
 
 
 class BinaryPart:
@@ -80,6 +69,7 @@ class InferBodyReader:
     def __init__(self, regions: ClientRegions, max_input_bytes: int) -> None:
         self._regions = regions
         self._max_input_bytes = max_input_bytes
+        self._heads = BinaryHeads()
 
     def read(
         self, request: InferRequest, view: memoryview, head_bytes: int, places: TensorPlaces, lease: RegionLease | None
@@ -90,13 +80,36 @@ class InferBodyReader:
                 f"request JSON size of {head_bytes} bytes exceeds the maximum allowed input size of "
                 f"{self._max_input_bytes} bytes. Use --http-max-input-size to increase the limit."
             )
-        head = from_json(view[:head_bytes])
+        raw_head = view[:head_bytes]
+        binary = BinaryPart(view, head_bytes, lease)
+        known = self._heads.get(raw_head)
+        if known is not None:
+            form = self._read_known(request, known, binary, places)
+        else:
+            form = self._read_new(request, raw_head, binary, places)
+        if lease is not None and binary.uses_lease:
+            places.keep(lease)
+        return form
+
+    def _read_known(
+        self, request: InferRequest, head: BinaryHead, binary: BinaryPart, places: TensorPlaces
+    ) -> OutputForm:
+        head.fill(request)
+        for given in head.inputs:
+            data = self._binary(given.name, given.num_bytes, binary, places, request.model)
+            request.inputs.append(Tensor(given.name, given.datatype, given.shape, data))
+        check_all_taken(binary, request.model)
+        return head.form
+
+    def _read_new(
+        self, request: InferRequest, raw_head: memoryview, binary: BinaryPart, places: TensorPlaces
+    ) -> OutputForm:
+        head = from_json(raw_head)
         form = OutputForm()
         if has(head, "id"):
             request.id = as_text(head["id"], "Unable to parse 'id'")
         if has(head, "parameters"):
             self._read_parameters(request, head["parameters"], form)
-        binary = BinaryPart(view, head_bytes, lease)
         for given in as_list(member(head, "inputs", "Unable to parse 'inputs'"), "Unable to parse 'inputs'"):
             tensor = self._input(given, binary, places, request.model)
             if any(tensor.name == before.name for before in request.inputs):
@@ -104,13 +117,11 @@ class InferBodyReader:
                     f"[request id: {request.id or '<id_unknown>'}] input '{tensor.name}' already exists in request"
                 )
             request.inputs.append(tensor)
-        if binary.num_left:
-            raise InferError(f"unexpected additional input data for model '{request.model}'")
-        if lease is not None and binary.uses_lease:
-            places.keep(lease)
+        check_all_taken(binary, request.model)
         if has(head, "outputs"):
             outputs = as_list(head["outputs"], "Unable to parse 'outputs'")
             request.requested = tuple([self._output(given, form) for given in outputs])
+        self._heads.remember(raw_head, head, request, form)
         return form
 
     def read_raw(
@@ -143,9 +154,8 @@ class InferBodyReader:
             text = f"shape {list(shape)} contains one or more invalid dimensions".replace(" ", "")
             raise InferError(f"invalid shape for input '{name}': {text}")
         if has(parameters, "binary_data_size"):
-            data = self._binary(name, parameters["binary_data_size"], binary, model)
-            if isinstance(data, memoryview):
-                data = places.put(data)
+            num_bytes = as_uint(parameters["binary_data_size"], "Unable to parse 'binary_data_size'")
+            data = self._binary(name, num_bytes, binary, places, model)
         elif has(parameters, "shared_memory_region"):
             data = self._in_client_memory(parameters)
         else:
@@ -155,14 +165,12 @@ class InferBodyReader:
         return Tensor(name, datatype, shape, data)
 
     @staticmethod
-    def _binary(name: str, size: object, binary: BinaryPart, model: str) -> TensorData:
-        num_bytes = as_uint(size, "Unable to parse 'binary_data_size'")
-        num_left = binary.num_left
+    def _binary(name: str, num_bytes: int, binary: BinaryPart, places: TensorPlaces, model: str) -> TensorData:
         data = binary.take(num_bytes)
         if data is None:
-            missing = f"expecting {num_bytes - num_left} additional bytes for model '{model}'"
+            missing = f"expecting {num_bytes - binary.num_left} additional bytes for model '{model}'"
             raise InferError(f"unexpected size for input '{name}', {missing}")
-        return data
+        return places.put(data) if isinstance(data, memoryview) else data
 
     def _in_client_memory(self, parameters: Mapping[str, Any]) -> RegionSlice:
         region = as_text(parameters["shared_memory_region"], "Unable to parse 'shared_memory_region'")
@@ -184,6 +192,11 @@ class InferBodyReader:
         if has(parameters, "binary_data"):
             form.binary[name] = as_bool(parameters["binary_data"], "Unable to parse 'binary_data'")
         return RequestedOutput(name, num_classes)
+
+
+def check_all_taken(binary: BinaryPart, model: str) -> None:
+    if binary.num_left:
+        raise InferError(f"unexpected additional input data for model '{model}'")
 
 
 def check_one_source(given: object, parameters: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import random
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -193,6 +194,20 @@ async def test_health_follows_the_readiness_of_the_server() -> None:
 
 
 @in_loop
+async def test_calls_about_models_wait_until_those_of_the_start_are_loaded() -> None:
+    async with grpc_lab() as lab:
+        lab.server.loaded.clear()
+        call = asyncio.create_task(lab.infer(infer_request()))
+        assert (await lab.call("ServerLive", pb.ServerLiveRequest())).live
+        assert not (await lab.call("ModelReady", pb.ModelReadyRequest(name="nope"))).ready
+        async with refused(grpc.StatusCode.DEADLINE_EXCEEDED):
+            await lab.call("ModelMetadata", pb.ModelMetadataRequest(name="add_sub"), timeout=0.1)
+        assert not call.done()
+        lab.server.loaded.set()
+        assert (await call).model_name == "add_sub"
+
+
+@in_loop
 async def test_models_are_described() -> None:
     async with grpc_lab() as lab:
         metadata = await lab.call("ModelMetadata", pb.ModelMetadataRequest(name="add_sub"))
@@ -317,6 +332,42 @@ async def test_ids_traces_and_chosen_headers_come_with_the_metadata() -> None:
         request = lab.service.submitted[0].request
     assert (request.request_id, request.trace_id) == ("mine", "0af7651916cd43dd8448eb211c80319c")
     assert request.parameters == {"my-header": "v"}
+
+
+METHODS = (
+    "ModelInfer",
+    "ModelMetadata",
+    "RepositoryModelLoad",
+    "SystemSharedMemoryRegister",
+    "TraceSetting",
+    "LogSettings",
+)
+
+
+@in_loop
+async def test_damaged_messages_end_with_a_status_and_leave_nothing_behind() -> None:
+    numbers = random.Random(29)
+    whole = infer_request(request_id="7", priority=1, own="x").SerializeToString()
+    async with grpc_lab() as lab:
+
+        async def send(method: str, message: bytes) -> grpc.StatusCode:
+            call = lab.channel.unary_unary(f"{SERVICE}{method}")(message)
+            return await call.code()
+
+        codes = set()
+        for _ in range(60):
+            damaged = bytearray(whole)
+            for _ in range(numbers.randrange(1, 4)):
+                damaged[numbers.randrange(len(damaged))] = numbers.randrange(256)
+            cut = bytes(damaged[: numbers.randrange(len(damaged) + 1)])
+            codes |= set(await asyncio.gather(*(send(method, cut) for method in METHODS)))
+        assert grpc.StatusCode.UNKNOWN not in codes, "a handler has failed"
+        assert {grpc.StatusCode.INTERNAL, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND} <= codes
+        stream = lab.channel.stream_stream(f"{SERVICE}ModelStreamInfer")()
+        await stream.write(b"\xff\xff")
+        async with refused(grpc.StatusCode.INTERNAL, "Unable to parse request"):
+            await stream.read()
+        await lab.infer(infer_request())
 
 
 @in_loop

@@ -156,7 +156,7 @@ def memory_of(tensor: Any) -> tuple[str, list[int], Any]:
         )
     device = (described.device.device_type, described.device.device_id)
     check_device(device[0])
-    num_bytes = math.prod(shape) * (dtype.bits + 7) // 8
+    num_bytes = math.prod(shape) * ((dtype.bits + 7) // 8)
     address = (described.data or 0) + described.byte_offset
     set_capsule_name(capsule, USED_NAME)  # the memory is ours to give back from here on
     borrowed = Borrowed(managed)

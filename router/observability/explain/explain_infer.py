@@ -1,0 +1,102 @@
+"""A tensor request's record as JSON, and as text for people: where it was when, which instances executed it and with
+how many others, and how it ended. All times are in seconds; a time that has not come yet is null."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from slipstream.router.infer.requests.request_record import Execution, InferRecord
+from slipstream.router.observability.explain.explain import Json, moment, since
+
+
+def infer_summary(record: InferRecord, unix_offset_s: float) -> Json:
+    """One request as an item of a list. `unix_offset_s` plus a time of the record is seconds since 1970."""
+    received_s, executions = record.received_s, record.executions
+    return {
+        "request_id": record.request_id,
+        "client_id": record.client_id or None,
+        "kind": "infer",
+        "received_at": moment(received_s + unix_offset_s),
+        "phase": phase_of(record),
+        "outcome": record.outcome or None,
+        "tenant": record.tenant,
+        "model": record.model,
+        "version": record.version,
+        "instance": executions[-1].instance if executions else None,
+        "num_attempts": len(executions),
+        "num_rows": record.batch_size,
+        "num_responses": record.num_responses,
+        "queue_s": since(record.queued_s, executions[0].started_s) if executions else None,
+        "total_s": since(received_s, record.ended_s),
+    }
+
+
+def infer_explanation(record: InferRecord, unix_offset_s: float) -> Json:
+    """Everything that is known about one request, running or ended."""
+    received_s, compute_s = record.received_s, record.compute_s
+    return {
+        **infer_summary(record, unix_offset_s),
+        "parent_id": record.parent_id or None,
+        "is_cache_hit": record.is_cache_hit,
+        "timeline": {
+            "received": 0.0,
+            "queued": since(received_s, record.queued_s),
+            "executed": since(received_s, record.executions[-1].started_s) if record.executions else None,
+            "first_response": since(received_s, record.first_response_s),
+            "ended": since(received_s, record.ended_s),
+        },
+        "executions": [execution_json(execution, received_s) for execution in record.executions],
+        "compute": None if compute_s is None else dict(zip(("input_s", "infer_s", "output_s"), compute_s, strict=True)),
+        "error": record.error or None,
+    }
+
+
+def phase_of(record: InferRecord) -> str:
+    if record.outcome:
+        return "finished"
+    return "executing" if record.executions else "queued"
+
+
+def execution_json(execution: Execution, received_s: float) -> Json:
+    return {
+        "instance": execution.instance,
+        "at_s": since(received_s, execution.started_s),
+        "batch_requests": execution.num_requests,
+        "batch_rows": execution.num_rows,
+    }
+
+
+def infer_text(entry: Json) -> str:
+    """The explanation as text."""
+    name = f"request {entry['request_id'] or '-'} to {entry['model']}, version {entry['version']}"
+    lines = [f"{name}: {entry['outcome'] or entry['phase']}"]
+    lines.append(f"  received {entry['received_at']}, {entry['num_rows']} rows")
+    if entry["parent_id"]:
+        lines.append(f"  made by the model that serves request {entry['parent_id']}")
+    if entry["is_cache_hit"]:
+        lines.append("  answered from the response cache")
+    for number, execution in enumerate(entry["executions"], 1):
+        batch = f"{execution['batch_requests']} requests, {execution['batch_rows']} rows"
+        lines.append(f"  {millis(execution['at_s'])}  execution {number} by {execution['instance']}: {batch}")
+    if entry["compute"] is not None:
+        parts = ", ".join(f"{part[:-2]} {millis(took_s)}" for part, took_s in entry["compute"].items())
+        lines.append(f"  the instance took: {parts}")
+    if entry["total_s"] is not None:
+        lines.append(f"  {millis(entry['total_s'])}  ended, {entry['num_responses']} responses")
+    if entry["error"]:
+        lines.append(f"  {entry['error'].rstrip()}")
+    return "\n".join(lines) + "\n"
+
+
+def infer_listing(entries: Iterable[Json]) -> str:
+    """Many requests, one line each."""
+    rows = [
+        f"{one['request_id'] or '-':<40} {one['received_at'][11:23]} {one['outcome'] or one['phase']:<10} "
+        f"{one['model']}:{one['version']} {one['instance'] or '-'} {millis(one['total_s'])}"
+        for one in entries
+    ]
+    return "\n".join(rows) + "\n" if rows else "no requests\n"
+
+
+def millis(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:.3f} ms"

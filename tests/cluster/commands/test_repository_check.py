@@ -1,0 +1,52 @@
+"""`slipstream check` on a model repository."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from slipstream.cluster.commands.check_command import check_command
+
+ROOT = Path(__file__).parents[3]
+
+
+def checked(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(check_command, ["--elsewhere", *arguments])
+    return result.exit_code, result.output
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    """A repository with a good model and one that is broken in two ways."""
+    for name, config in (("good", ""), ("bad", 'max_batch_size: -1\ninput [{ name: "A" data_type: TYPE_FP32 }]')):
+        version = tmp_path / "models" / name / "1"
+        version.mkdir(parents=True)
+        (version / "model.py").write_text("class TritonPythonModel:\n    pass\n")
+        (version.parent / "config.pbtxt").write_text(f'backend: "python"\n{config}')
+    return tmp_path / "models"
+
+
+def test_the_models_to_try_have_no_faults() -> None:
+    code, output = checked(str(ROOT / "configs/repository"))
+    assert code == 0
+    assert f"ok: the models in {ROOT / 'configs/repository'}, HTTP port 8000" in output
+
+
+def test_every_fault_is_named_with_file_and_field(broken: Path) -> None:
+    code, output = checked(str(broken))
+    assert code == 2
+    file = broken / "bad/config.pbtxt"
+    assert f"{file}: max_batch_size: 'max_batch_size' must be non-negative value for bad" in output
+    assert f"{file}: input[0].dims: model input 'A' must specify 'dims' for bad" in output
+    assert "good/" not in output
+
+
+def test_where_the_cluster_starts_all_the_same_faults_of_models_are_warnings(broken: Path) -> None:
+    config = broken.parent / "c.yaml"
+    config.write_text("repository: {paths: [models], exit_on_error: false}")
+    code, output = checked(str(config))
+    assert code == 0
+    assert "warning" in output
+    assert "max_batch_size" in output

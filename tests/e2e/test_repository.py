@@ -1,0 +1,136 @@
+"""A cluster with a repository of tensor models and no other model: it serves them, and heals."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import grpc
+import orjson
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from tests.support.e2e.serving_cluster import ServingCluster
+
+ROOT = Path(__file__).parents[2]
+SETTINGS: dict[str, Any] = {
+    "name": "e2e-tensors",
+    "repository": {
+        "paths": [str(ROOT / "configs/repository")],
+        "control_mode": "explicit",
+        "load_models": ["add_sub"],
+        "grpc": {"port": 0},
+        "metrics": {"port": 0},
+    },
+    "restart": {"backoff_s": 0.1},
+}
+BODY = orjson.dumps(
+    {
+        "inputs": [
+            {"name": "INPUT0", "datatype": "FP32", "shape": [2], "data": [1, 2]},
+            {"name": "INPUT1", "datatype": "FP32", "shape": [2], "data": [3, 5]},
+        ]
+    }
+)
+HEALS_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingCluster]:
+    with ServingCluster(tmp_path_factory.mktemp("tensors"), SETTINGS) as cluster:
+        yield cluster
+
+
+class Asking:
+    """Sends one request after the other on a connection that stays open, in a thread, until `stop`."""
+
+    def __init__(self, serving: ServingCluster) -> None:
+        at = urlsplit(serving.base_url)
+        assert at.hostname is not None
+        self._connection = http.client.HTTPConnection(at.hostname, at.port, timeout=HEALS_S)
+        self._is_to_end = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.answers: list[tuple[int, Any]] = []
+        self.error: Exception | None = None
+
+    def __enter__(self) -> Asking:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self._is_to_end.set()
+        self._thread.join()
+        self._connection.close()
+
+    def _run(self) -> None:
+        try:
+            while not self._is_to_end.is_set():
+                self.answers.append(self.ask())
+        except (OSError, http.client.HTTPException) as error:
+            self.error = error
+
+    def ask(self) -> tuple[int, Any]:
+        self._connection.request("POST", "/v2/models/add_sub/infer", BODY)
+        answer = self._connection.getresponse()
+        return answer.status, orjson.loads(answer.read())
+
+    def wait_for_more(self, count: int) -> None:
+        wanted, until_s = len(self.answers) + count, time.monotonic() + HEALS_S
+        while len(self.answers) < wanted and self._thread.is_alive() and time.monotonic() < until_s:
+            time.sleep(0.01)
+
+
+def check_all_were_right(asking: Asking) -> None:
+    assert asking.error is None
+    assert {status for status, _ in asking.answers} == {200}
+    assert all([one["data"] for one in answer["outputs"]] == [[4, 7], [-2, -3]] for _, answer in asking.answers)
+
+
+def kill_and_wait(serving: ServingCluster, member: str, asking: Asking) -> None:
+    """Returns when another process has taken the place of the member's, and has served."""
+    (pid,) = serving.pids(member)
+    asking.wait_for_more(5)
+    os.kill(pid, signal.SIGKILL)
+    serving.wait_for(lambda: serving.pids(member) not in ([], [pid]), HEALS_S)
+    serving.wait_for(lambda: serving.member(member).state == "ready", HEALS_S)
+    asking.wait_for_more(5)
+
+
+def test_its_models_are_served_over_http_and_grpc(serving: ServingCluster) -> None:
+    with Asking(serving) as asking:
+        asking.wait_for_more(3)
+    check_all_were_right(asking)
+    state = serving.state
+    assert state is not None
+    assert (state.model, state.models) == ("", [])
+    with grpc.insecure_channel(state.grpc_url.removeprefix("grpc://")) as channel:
+        stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        assert stub.ModelReady(service_pb2.ModelReadyRequest(name="add_sub")).ready
+
+
+def test_clients_do_not_notice_the_end_of_the_instance_host(serving: ServingCluster) -> None:
+    with Asking(serving) as asking:
+        kill_and_wait(serving, "instances-0", asking)
+    check_all_were_right(asking)
+
+
+def test_clients_do_not_notice_the_end_of_the_router(serving: ServingCluster) -> None:
+    before = serving.state
+    with Asking(serving) as asking:
+        kill_and_wait(serving, "router", asking)
+    check_all_were_right(asking)
+    after = serving.state
+    assert before is not None
+    assert after is not None
+    assert (after.url, after.grpc_url, after.tensor_metrics_url) == (
+        before.url,
+        before.grpc_url,
+        before.tensor_metrics_url,
+    )

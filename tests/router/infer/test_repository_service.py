@@ -1,0 +1,305 @@
+"""Models of a repository, served by real processes: loads, requests, deaths, reloads, calls between models."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from itertools import pairwise
+from pathlib import Path
+
+import orjson
+import pytest
+
+from slipstream.router.tensors.infer_error import InferError, InferErrorCode
+from slipstream.router.tensors.infer_service import IndexEntry
+from slipstream.router.tensors.model_spec import ModelPhase
+from tests.support.router.in_loop import in_loop
+from tests.support.router.repository_lab import RepositoryLab, repository_lab
+from tests.support.router.until import until
+
+ONE_IN = 'input { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }'
+ONE_OUT = 'output { name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }'
+PLAIN = f"{ONE_IN} {ONE_OUT}"
+DOUBLE = """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [response(2 * value_of(request)) for request in requests]
+"""
+FRAGILE = """
+class TritonPythonModel:
+    def execute(self, requests):
+        value = value_of(requests[0])[0]
+        if value == 13:
+            os._exit(3)
+        if value < 0:
+            raise ValueError("negative")
+        time.sleep(value / 1000)
+        return [response([os.getpid()])]
+"""
+ONCE = """
+class TritonPythonModel:
+    def execute(self, requests):
+        path = os.path.join(os.path.dirname(__file__), "died")
+        if not os.path.exists(path):
+            open(path, "w").close()
+            os._exit(3)
+        return [response([1])]
+"""
+COUNT_UP = """
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for number in range(value_of(request)[0]):
+                sender.send(response([number]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+CALLER = """
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            inputs = [pb_utils.Tensor("IN", value_of(request))]
+            call = pb_utils.InferenceRequest(model_name="double", inputs=inputs, requested_output_names=["OUT"])
+            answer = call.exec()
+            if answer.has_error():
+                raise pb_utils.TritonModelException(answer.error().message())
+            responses.append(response(pb_utils.get_output_tensor_by_name(answer, "OUT").as_numpy() + 1))
+        return responses
+"""
+SUMS = """
+class TritonPythonModel:
+    def initialize(self, args):
+        self.sums = {}
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            name = request.correlation_id()
+            if request.flags() & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START:
+                self.sums[name] = 0
+            value = value_of(request).ravel()[0]
+            if value == 13:
+                os._exit(3)
+            self.sums[name] = self.sums.get(name, 0) + int(value)
+            responses.append(response([[self.sums[name]]]))
+        return responses
+"""
+
+
+def double(lab: RepositoryLab, factor: int) -> None:
+    """Writes another version 1 of the model `double`."""
+    lab.write("double", PLAIN, DOUBLE.replace("2 *", f"{factor} *"))
+
+
+@in_loop
+async def test_models_load_serve_and_unload(tmp_path: Path) -> None:
+    models = {"double": (PLAIN, DOUBLE), "count": (f"{PLAIN} model_transaction_policy {{ decoupled: true }}", COUNT_UP)}
+    async with repository_lab(tmp_path, models) as lab:
+        assert lab.repository.is_server_ready()
+        assert await lab.infer("double", 3, 4) == [[6, 8]]
+        assert await lab.infer("count", 3) == [[0], [1], [2]]
+        await lab.repository.unload("double")
+        with pytest.raises(InferError, match="Request for unknown model: 'double' has no available versions"):
+            lab.submit("double", 1)
+        await until(lambda: lab.repository.num_running != 2)
+        assert lab.repository.index() == [
+            IndexEntry("count", "1", ModelPhase.READY),
+            IndexEntry("double", "1", ModelPhase.UNAVAILABLE, "unloaded"),
+        ]
+
+
+@in_loop
+async def test_a_request_whose_instance_dies_is_served_by_the_next_one(tmp_path: Path) -> None:
+    async with repository_lab(tmp_path, {"once": (PLAIN, ONCE)}) as lab:
+        assert await lab.infer("once", 1, request_id="r") == [[1]]
+        record = lab.service.history.get("r")
+        assert record is not None
+        assert (len(record.executions), record.outcome) == (2, "success")
+
+
+@in_loop
+async def test_a_request_that_kills_every_instance_fails_and_the_instance_comes_back(tmp_path: Path) -> None:
+    async with repository_lab(tmp_path, {"fragile": (PLAIN, FRAGILE)}) as lab:
+        first = await lab.infer("fragile", 0)
+        with pytest.raises(InferError, match=r"Stub process 'fragile_0' is not healthy\."):
+            await lab.infer("fragile", 13)
+        assert await lab.infer("fragile", 0) != first
+        with pytest.raises(InferError, match="message: ValueError: negative"):
+            await lab.infer("fragile", -1)
+
+
+@in_loop
+async def test_a_reload_loses_no_request(tmp_path: Path) -> None:
+    """Requests go on while versions come and go; a broken version changes nothing."""
+    async with repository_lab(tmp_path, {"double": (PLAIN, DOUBLE)}) as lab:
+        answers: set[int] = set()
+        is_over = False
+
+        async def ask() -> None:
+            while not is_over:
+                answers.add((await lab.infer("double", 1))[0][0])
+
+        asking = asyncio.create_task(ask())
+        double(lab, 3)
+        await lab.repository.load("double")
+        lab.write("double", PLAIN, "raise RuntimeError('broken')")
+        with pytest.raises(InferError, match="version 1 is at UNAVAILABLE state: Internal: RuntimeError: broken"):
+            await lab.repository.load("double")
+        assert await lab.infer("double", 1) == [[3]]
+        double(lab, 4)
+        await lab.repository.load("double")
+        assert await lab.infer("double", 1) == [[4]]
+        is_over = True
+        await asking
+        assert {2, 3} <= answers <= {2, 3, 4}
+
+
+@in_loop
+async def test_an_unmodified_model_is_not_loaded_again(tmp_path: Path) -> None:
+    async with repository_lab(tmp_path, {"fragile": (PLAIN, FRAGILE)}) as lab:
+        before = await lab.infer("fragile", 0)
+        await lab.repository.load("fragile")
+        assert await lab.infer("fragile", 0) == before
+
+
+@in_loop
+async def test_files_and_configuration_can_come_with_a_load(tmp_path: Path) -> None:
+    async with repository_lab(tmp_path, {"double": (PLAIN, DOUBLE)}) as lab:
+        config = orjson.dumps(
+            {
+                "backend": "python",
+                "input": [{"name": "IN", "data_type": "TYPE_INT32", "dims": [-1]}],
+                "output": [{"name": "OUT", "data_type": "TYPE_INT32", "dims": [-1]}],
+            }
+        ).decode()
+        code = (tmp_path / "models/double/1/model.py").read_text().replace("2 *", "5 *")
+        await lab.repository.load("double", config, {"7/model.py": code.encode()})
+        assert await lab.infer("double", 1) == [[5]]
+        assert lab.service.spec_of("double").version == "7"
+        await lab.repository.load("double")
+        assert await lab.infer("double", 1) == [[2]]
+
+
+@in_loop
+async def test_models_call_models(tmp_path: Path) -> None:
+    async with repository_lab(tmp_path, {"double": (PLAIN, DOUBLE), "caller": (PLAIN, CALLER)}) as lab:
+        assert await lab.infer("caller", 4, request_id="outer", tenant="t") == [[9]]
+        inner = next(record for record in lab.service.history.latest() if record.model == "double")
+        assert (inner.parent_id, inner.tenant) == ("outer", "t")
+        await lab.repository.unload("double")
+        with pytest.raises(
+            InferError, match=r"Failed for execute the inference request\. Model 'double' is not ready\."
+        ):
+            await lab.infer("caller", 4)
+
+
+@in_loop
+async def test_a_sequence_fails_with_its_instance_and_can_begin_anew(tmp_path: Path) -> None:
+    config = (
+        'max_batch_size: 2 input { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] } '
+        'output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] } sequence_batching { oldest { } }'
+    )
+    async with repository_lab(tmp_path, {"sums": (config, SUMS)}) as lab:
+        assert await lab.in_sequence("sums", 7, 1, start=True) == 1
+        assert await lab.in_sequence("sums", 8, 2, start=True) == 2
+        assert await lab.in_sequence("sums", 7, 5) == 6
+        with pytest.raises(InferError, match="is not healthy"):
+            await lab.in_sequence("sums", 8, 13)
+        with pytest.raises(InferError, match="must specify the START flag"):
+            await lab.in_sequence("sums", 7, 1)
+        assert await lab.in_sequence("sums", 7, 3, start=True) == 3
+
+
+@in_loop
+async def test_a_running_request_that_is_cancelled_gives_its_memory_back_later(tmp_path: Path) -> None:
+    async with repository_lab(tmp_path, {"fragile": (PLAIN, FRAGILE)}) as lab:
+        submission, answers = lab.submit("fragile", 300)
+        await until(lambda: any(record.executions for record in lab.service.history.latest()))
+        submission.cancel()
+        assert answers.error is not None
+        assert answers.error.code is InferErrorCode.CANCELLED
+        assert lab.num_held == 1
+        await until(lambda: lab.num_held == 0)
+
+
+@in_loop
+async def test_the_response_cache_answers_without_an_execution(tmp_path: Path) -> None:
+    cached = f"{PLAIN} response_cache {{ enable: true }}"
+    async with repository_lab(tmp_path, {"double": (cached, DOUBLE)}, cache_bytes=1 << 20) as lab:
+        assert await lab.infer("double", 3) == [[6]]
+        assert await lab.infer("double", 3) == [[6]]
+        statistics = lab.service.statistics("double")[0]
+        assert (statistics.execution_count, statistics.durations.success.count) == (1, 2)
+        assert (statistics.durations.cache_hit.count, statistics.durations.cache_miss.count) == (1, 1)
+        double(lab, 3)
+        await lab.repository.load("double")
+        assert await lab.infer("double", 3) == [[9]]
+
+
+@in_loop
+async def test_a_rate_limit_lets_one_of_two_models_execute_at_a_time(tmp_path: Path) -> None:
+    limited = f'{PLAIN} instance_group {{ rate_limiter {{ resources {{ name: "R" global: true count: 1 }} }} }}'
+    code = FRAGILE.replace("[os.getpid()]", "[int(1e6 * began % 2e9), int(1e6 * time.monotonic() % 2e9)]")
+    code = code.replace("        time.sleep", "        began = time.monotonic()\n        time.sleep")
+    models = {"a": (limited, code), "b": (limited, code)}
+    async with repository_lab(tmp_path, models, rate_limit="execution_count") as lab:
+        spans = await asyncio.gather(*(lab.infer(name, 20) for name in ("a", "b", "a", "b")))
+        ordered = sorted(span[0] for span in spans)
+        assert all(first[1] <= second[0] for first, second in pairwise(ordered))
+
+
+@in_loop
+async def test_the_poll_loads_changes_and_unloads_what_is_gone(tmp_path: Path) -> None:
+    settings = {"control_mode": "poll", "load_models": (), "poll_s": 0.1}
+    async with repository_lab(tmp_path, {"double": (PLAIN, DOUBLE)}, **settings) as lab:
+        polling = asyncio.create_task(lab.repository.poll())
+        await asyncio.sleep(0)
+        lab.write("more", PLAIN, DOUBLE)
+        await until(lambda: lab.service.is_ready("more"))
+        (tmp_path / "models/double/config.pbtxt").unlink()
+        (tmp_path / "models/double/1/model.py").unlink()
+        (tmp_path / "models/double/1").rmdir()
+        (tmp_path / "models/double").rmdir()
+        await until(lambda: not lab.service.is_ready("double"))
+        polling.cancel()
+        await asyncio.gather(polling, return_exceptions=True)
+
+
+@in_loop
+async def test_a_model_that_fails_at_the_start_makes_the_server_unready(tmp_path: Path) -> None:
+    models = {"double": (PLAIN, DOUBLE), "broken": (PLAIN, "raise RuntimeError('broken')")}
+    async with repository_lab(tmp_path, models, exit_on_error=False) as lab:
+        assert not lab.repository.is_server_ready()
+        assert lab.service.is_ready("double")
+        entry = next(entry for entry in lab.repository.index() if entry.name == "broken")
+        assert entry.phase is ModelPhase.UNAVAILABLE
+        assert "RuntimeError: broken" in entry.reason
+
+
+@in_loop
+async def test_instances_that_are_killed_under_load_lose_no_stateless_request(tmp_path: Path) -> None:
+    config = (
+        'max_batch_size: 4 input { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] } '
+        'output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] } dynamic_batching { } instance_group { count: 2 }'
+    )
+    code = FRAGILE.replace("value_of(requests[0])[0]", "value_of(requests[0]).ravel()[0]")
+    code = code.replace("[response([os.getpid()])]", "[response([[os.getpid()]]) for _ in requests]")
+    async with repository_lab(tmp_path, {"busy": (config, code)}, request_retries=4) as lab:
+        pids: list[int] = []
+
+        async def ask(num_requests: int) -> None:
+            for _ in range(num_requests):
+                pids.append((await lab.infer("busy", 2))[0][0])
+
+        asking = [asyncio.create_task(ask(40)) for _ in range(8)]
+        killed: set[int] = set()
+        for _ in range(4):
+            await until(lambda: bool(pids) and pids[-1] not in killed)
+            killed.add(pids[-1])
+            os.kill(pids[-1], signal.SIGKILL)
+        await asyncio.gather(*asking)
+        statistics = lab.service.statistics("busy")[0]
+        assert (statistics.durations.success.count, statistics.durations.fail.count) == (320, 0)
+        assert len(killed) == 4

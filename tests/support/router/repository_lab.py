@@ -1,0 +1,152 @@
+"""A repository that is served without a router's process: service, instance port and instance host in one event loop,
+the models in processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipstream.router.config.repository_config import RepositoryConfig
+from slipstream.router.infer.repository_service import RepositoryService
+from slipstream.router.infer.tensor_service import TensorService
+from slipstream.router.instances.instance_owner import InstanceOwner
+from slipstream.router.instances.instance_port import InstancePort, InstancePortConfig
+from slipstream.router.instances.messages import StartInstance
+from slipstream.router.model_repository.model_repository import ModelRepository
+from slipstream.router.tensor_memory.region_pool import RegionPool
+from slipstream.router.tensors.infer_error import InferError
+from slipstream.router.tensors.infer_request import InferRequest, InferResponse, SequenceFlags
+from slipstream.router.tensors.infer_service import Submission
+from slipstream.router.tensors.tensor import Tensor
+from slipstream.workers.instances.host_config import InstanceHostConfig
+from slipstream.workers.instances.instance_host import InstanceHost
+
+TIMEOUT_S = 20.0
+TOKEN = "secret"
+HEAD = """
+import os, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+def value_of(request, name="IN"):
+    return pb_utils.get_input_tensor_by_name(request, name).as_numpy()
+
+def response(value):
+    return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.asarray(value, np.int32))])
+
+"""
+
+
+@dataclass
+class Answers:
+    """ResponseReceiver: what came, as numbers of the output OUT."""
+
+    values: list[list[int]] = field(default_factory=list)
+    error: InferError | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def respond(self, response: InferResponse, *, is_final: bool) -> None:
+        assert not self.ended.is_set()
+        if response.outputs:
+            self.values.append(np.frombuffer(response.outputs[0].view, np.int32).tolist())
+        if response.release is not None:
+            response.release()
+        if is_final:
+            self.ended.set()
+
+    def complete(self) -> None:
+        assert not self.ended.is_set()
+        self.ended.set()
+
+    def fail(self, error: InferError) -> None:
+        assert not self.ended.is_set()
+        self.error = error
+        self.ended.set()
+
+
+@dataclass
+class RepositoryLab:
+    folder: Path
+    service: TensorService
+    repository: RepositoryService
+    port: InstancePort
+    pool: RegionPool
+    num_held: int = 0  # requests whose inputs have not been given back
+
+    def write(self, name: str, config: str, code: str, version: str = "1") -> None:
+        """Writes a model. `code` follows HEAD."""
+        folder = self.folder / name / version
+        folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / name / "config.pbtxt").write_text(f'backend: "python" {config}')
+        (folder / "model.py").write_text(HEAD + code)
+
+    def submit(self, model: str, *values: int, **settings: Any) -> tuple[Submission, Answers]:
+        """A request with the input IN. Raises InferError."""
+        answers = Answers()
+        data = np.asarray(values, np.int32).tobytes()
+        batched = self.service.spec_of(model).max_batch_size > 0
+        shape = (1, len(values)) if batched else (len(values),)
+
+        def release() -> None:
+            self.num_held -= 1
+
+        self.num_held += 1
+        inputs = [Tensor("IN", "INT32", shape, data)]
+        return self.service.submit(InferRequest(model, inputs=inputs, release=release, **settings), answers), answers
+
+    async def infer(self, model: str, *values: int, **settings: Any) -> list[list[int]]:
+        """All responses to a request. Raises InferError."""
+        _, answers = self.submit(model, *values, **settings)
+        async with asyncio.timeout(TIMEOUT_S):
+            await answers.ended.wait()
+        if answers.error is not None:
+            raise answers.error
+        return answers.values
+
+    async def in_sequence(self, model: str, name: int, value: int, *, start: bool = False, end: bool = False) -> int:
+        return (await self.infer(model, value, sequence=SequenceFlags(name, start, end)))[0][0]
+
+    def hosts_changed(self) -> None: ...
+
+    def found_running(self, start: StartInstance) -> InstanceOwner | None:
+        return None
+
+
+@asynccontextmanager
+async def repository_lab(
+    tmp_path: Path, models: Mapping[str, tuple[str, str]], **settings: Any
+) -> AsyncIterator[RepositoryLab]:
+    """`models` are configurations and code, by name. At the end nothing of them may be left."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    config = RepositoryConfig((str(folder),), **{"control_mode": "explicit", "load_models": ("*",), **settings})
+    pool, service = RegionPool(64 << 20), TensorService()
+    lab = RepositoryLab(folder, service, None, None, pool)  # type: ignore[arg-type]
+    lab.port = InstancePort(InstancePortConfig(TOKEN, str(tmp_path / "port")), pool, lab)
+    lab.repository = RepositoryService(config, ModelRepository((str(folder),)), service, lab.port)
+    for name, (text, code) in models.items():
+        lab.write(name, text, code)
+    await lab.port.start()
+    host = InstanceHost(InstanceHostConfig(f"unix:{tmp_path / 'port'}", TOKEN, "a", logs=str(tmp_path)))
+    running = asyncio.create_task(host.run())
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            await lab.repository.start()
+        yield lab
+        async with asyncio.timeout(TIMEOUT_S):
+            await lab.repository.close()
+        assert (lab.num_held, lab.repository.num_running) == (0, 0)
+        ledger = lab.port.ledger
+        assert (ledger.num_launches, ledger.num_requests, ledger.num_lent) == (0, 0, 0)
+        assert pool.usage.num_leases == 0
+    finally:
+        host.stop(1.0)
+        await running
+        await lab.port.stop()
+        pool.close()
