@@ -78,8 +78,8 @@ class Front(ApiFront):
         pages.add_to(self._admin_routes)
         if has_keys or not has_admin_port:  # with keys, each caller may ask about its own requests
             pages.add_to(self._routes)
-        for_people = InfoPages(catalog, self._routes, has_keys=has_keys, open_paths=OPEN_PATHS)
-        for_people.add_to(self._routes, config.http.path_prefix)
+        self._for_people = InfoPages(catalog, self._routes, has_keys=has_keys, open_paths=OPEN_PATHS)
+        self._for_people.add_to(self._routes, config.http.path_prefix)
 
     def admin(self, request: Request, exchange: ApiExchange) -> Awaitable[None]:
         """Serves one request at the administrators' port, without a key: all clients that reach the port may use it."""
@@ -108,8 +108,9 @@ class Front(ApiFront):
         self._request_pages.show_tensor_requests(history)
 
     def show_repository(self, status: Callable[[], dict[str, Any]]) -> None:
-        """Shows the state of a repository in that of the cluster."""
+        """Shows the state of a repository in that of the cluster, and its API on the home page."""
         self._cluster.show_repository(status)
+        self._for_people.has_repository = True
 
     def status_body(self) -> bytes:
         """The JSON of `/cluster/status`."""

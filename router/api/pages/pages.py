@@ -36,6 +36,7 @@ WORDS = {
     "models": "what is served",
     "ready": "whether requests are served now",
     "metrics": "for Prometheus",
+    "tensors": "tensor models, by KServe v2",
 }
 HOME = """<!doctype html>
 <html lang="en">
@@ -65,13 +66,14 @@ DOCS = """<!doctype html>
 
 class InfoPages:
     """`routes` are what is described, including what is added later. With keys, the pages name neither
-    the models nor the version of this software. `open_paths` need no key."""
+    the models nor the version of this software. `open_paths` need no key. Tensor models make it `has_repository`."""
 
     def __init__(self, catalog: Catalog, routes: ApiRoutes, *, has_keys: bool, open_paths: frozenset[str]) -> None:
         self._catalog = catalog
         self._routes = routes
         self._has_keys = has_keys
         self._open_paths = open_paths
+        self.has_repository = False
         self._document = b""
         self._documented: tuple[str, ...] = ()  # the models that are named in it
 
@@ -90,17 +92,26 @@ class InfoPages:
         links = {"docs": "docs", "openapi": "openapi.json", "models": "v1/models", "ready": "health/ready"}
         if self._routes.has("/metrics"):
             links["metrics"] = "metrics"
+        if self.has_repository:
+            links["tensors"] = "v2"
         if b"text/html" not in request.headers.get(b"accept", b""):
             details = {} if self._has_keys else {"version": __version__} | self._models()
             exchange.respond(200, orjson.dumps({"name": "slipstream", **details, "links": links}), headers=VARY)
             return
         about = "This server answers at <code>v1/chat/completions</code> and <code>v1/completions</code>"
+        if self.has_repository and not len(self._catalog):
+            about = "This server answers at <code>v2/models</code>"
         if not self._has_keys:
-            names = ", ".join(f"<code>{html.escape(entry.model.name)}</code>" for entry in self._catalog)
-            kind = "model" if self._catalog.only is not None else "models"
-            about = f"Version {html.escape(__version__)}, {kind} {names}. {about}"
+            about = f"Version {html.escape(__version__)}{self._named_models()}. {about}"
         items = "\n".join(f'<li><a href="{link}">{link}</a> {WORDS[name]}' for name, link in links.items())
         exchange.respond(200, HOME.format(about=f"{about}.", links=items).encode(), HTML, (*PAGE_HEADERS, *VARY))
+
+    def _named_models(self) -> str:
+        """The names of all models, to follow a comma; "" if there are none."""
+        names = ", ".join(f"<code>{html.escape(entry.model.name)}</code>" for entry in self._catalog)
+        if not names:
+            return ""
+        return f", {'model' if self._catalog.only is not None else 'models'} {names}"
 
     def _models(self) -> dict[str, Any]:
         only = self._catalog.only
