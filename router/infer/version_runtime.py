@@ -177,7 +177,7 @@ class VersionRuntime:
         except LoadError as error:
             self._perform(self._life.failed(next(iter(self._plan)), error.cause))
             return
-        self._perform(self._life.completed())
+        self._perform(self._life.completed(self._loop.time()))
 
     async def _accept(self, config: Json | None) -> None:
         """Takes the complete configuration. Raises LoadError."""
@@ -252,6 +252,7 @@ class VersionRuntime:
             parameters=draft.parameters,
             kind=planned.kind,
             device=planned.device,
+            revision=draft.revision_of(self.version),
         )
         instance = self._instances[name] = ModelInstance(name, self, self._context.calls)
         instance.linked(self._context.launcher.launch(start, instance))
