@@ -38,6 +38,7 @@ from slipstream.router.tensors.model_spec import ModelPhase
 from slipstream.router.tensors.tensor import RegionSlice, TensorData
 
 log = logging.getLogger(__name__)
+EXIT_TIMEOUT_S = 30.0  # as Triton's --exit-timeout-secs
 
 
 class RepositoryService:
@@ -119,11 +120,17 @@ class RepositoryService:
             raise_unexpected(await asyncio.gather(*work, return_exceptions=True))
 
     async def close(self) -> None:
-        """Unloads all models and waits until their instances are gone."""
+        """Unloads all models and waits until their requests have ended and their instances are gone, for at most
+        `EXIT_TIMEOUT_S`."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*(self._unload(name) for name in list(self._service.models)))
-        await asyncio.gather(*(runtime.wait_for_end() for runtime in self._running))
+        try:
+            async with asyncio.timeout(EXIT_TIMEOUT_S):
+                await asyncio.gather(*(self._unload(name) for name in list(self._service.models)))
+                await asyncio.gather(*(runtime.wait_for_end() for runtime in self._running))
+        except TimeoutError:
+            left = ", ".join(sorted({runtime.draft.name for runtime in self._running}))
+            log.warning("models have not ended within %g s: %s", EXIT_TIMEOUT_S, left)
         self._files.shutdown(wait=False)
 
     def is_server_ready(self) -> bool:
@@ -214,7 +221,15 @@ class RepositoryService:
         except LoadError as error:
             self._versions_of(model)
             raise load_failure(model, {"": error.cause}) from error
-        await self._load_draft(draft)
+        num_retries = 0 if draft.is_temporary else self._config.load_retries  # which its first end removes
+        for num_left in reversed(range(1 + num_retries)):
+            try:
+                await self._load_draft(draft)
+                return
+            except InferError as error:
+                if not num_left:
+                    raise
+                log.warning("%s; trying again", error.message.rstrip())
 
     async def _load_draft(self, draft: ModelDraft) -> None:
         versions = self._versions_of(draft.name)
