@@ -11,6 +11,7 @@ from slipstream.router.api.kserve.http.kserve_api import KServeApi
 from slipstream.router.api.kserve.kserve_server import KServeServer
 from slipstream.router.api.kserve.log_control import LogControl
 from slipstream.router.api.kserve.trace_control import TraceControl
+from slipstream.router.api.kserve.trace_file import TraceFile
 from slipstream.router.config.repository_config import RepositoryConfig
 from slipstream.router.frontends.front import Front
 from slipstream.router.infer.repository_service import RepositoryService
@@ -74,6 +75,7 @@ class TensorModels:
             name=config.server_id,
             loaded=self._is_loaded,
         )
+        self.service.traces = TraceFile(self.server.traces)
         if config.http.enabled:
             front.serve_tensors(KServeApi(self.server, pool, config.http, access))
         front.show_tensor_requests(self.service.history)

@@ -19,10 +19,18 @@ FORMATS = {"INT32": "<i", "FP32": "<f", "BOOL": "<?"}
 ORDER = ("START", "END", "READY")  # in which they are added; CORRID is the last one
 
 
-def zero_tensor(name: str, datatype: str, shape: tuple[int, ...]) -> Tensor:
-    """Zeros; texts are empty."""
-    element_bytes = DATATYPES[datatype].element_bytes or 4  # an empty text is its length, 0
-    return Tensor(name, datatype, shape, bytes(element_bytes * math.prod(shape)))
+class ZeroTensors:
+    """Makes tensors of zeros that share their memory. Texts are empty."""
+
+    def __init__(self) -> None:
+        self._zeros = memoryview(b"")
+
+    def of(self, name: str, datatype: str, shape: tuple[int, ...]) -> Tensor:
+        element_bytes = DATATYPES[datatype].element_bytes or 4  # an empty text is its length, 0
+        num_bytes = element_bytes * math.prod(shape)
+        if num_bytes > len(self._zeros):
+            self._zeros = memoryview(bytes(num_bytes))
+        return Tensor(name, datatype, shape, self._zeros[:num_bytes])
 
 
 def correlation_bytes(correlation_id: int | str, datatype: str) -> bytes:
@@ -42,6 +50,7 @@ class ControlInputs:
 
     def __init__(self, spec: ModelSpec) -> None:
         batching = spec.sequence_batching or SequenceBatching()
+        self._zeros = ZeroTensors()
         self._batch_dims = (1,) if spec.max_batch_size else ()
         by_kind = {control.kind: control for control in batching.controls}
         self._correlation = by_kind.get("CORRID")
@@ -72,7 +81,7 @@ class ControlInputs:
         """All inputs of a place without a request, with the shapes of a request in the same batch, and `states` of
         that one's sequence."""
         shaped = [*example.request.inputs, *states.values()]
-        zeros = tuple([zero_tensor(each.name, each.datatype, each.shape) for each in shaped])
+        zeros = tuple([self._zeros.of(each.name, each.datatype, each.shape) for each in shaped])
         return zeros + self._of_empty_place
 
     def _flag_tensors(self, controls: list[SequenceControl], values: dict[str, bool]) -> tuple[Tensor, ...]:
@@ -94,7 +103,7 @@ class ControlInputs:
     def _initial_state(self, state: SequenceState) -> Tensor:
         initial = state.initial
         dims = initial.dims if initial is not None else tuple([1 if dim < 0 else dim for dim in state.dims])
-        zeros = zero_tensor(state.input_name, state.datatype, (*self._batch_dims, *dims))
+        zeros = self._zeros.of(state.input_name, state.datatype, (*self._batch_dims, *dims))
         if initial is None or initial.data is None:
             return zeros
         return Tensor(zeros.name, zeros.datatype, zeros.shape, initial.data)

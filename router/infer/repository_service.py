@@ -74,6 +74,19 @@ class RepositoryService:
         if that is to end the server, RepositoryError if the repository cannot be read, ValueError for `load_models`
         that make no sense."""
         config = self._config
+        self._num_loading += 1  # the server is unready until all have been tried
+        try:
+            results = await self._load_first()
+        finally:
+            self._num_loading -= 1
+        raise_unexpected(results)
+        for failure in filter(None, results):
+            if config.exit_on_error and config.control_mode != "poll":
+                raise failure
+
+    async def _load_first(self) -> Sequence[BaseException | None]:
+        """What came of each load of the start; None: it has succeeded."""
+        config = self._config
         try:
             self._stamped = await self._stamps()
             await self._look()
@@ -88,15 +101,7 @@ class RepositoryService:
             async with slots:
                 await self._load(name)
 
-        self._num_loading += 1  # the server is unready until all have been tried
-        try:
-            results = await asyncio.gather(*map(load, names), return_exceptions=True)
-        finally:
-            self._num_loading -= 1
-        raise_unexpected(results)
-        for failure in filter(None, results):
-            if config.exit_on_error and config.control_mode != "poll":
-                raise failure
+        return await asyncio.gather(*map(load, names), return_exceptions=True)
 
     async def poll(self) -> None:
         """Reads the repository again every `poll_s`, and loads what has changed. Runs until it is cancelled."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from slipstream.router.infer.model_versions import ModelVersions, unknown, version_of
 from slipstream.router.infer.requests.active_request import ActiveRequest, release_inputs
-from slipstream.router.infer.requests.request_record import InferHistory, InferRecord
+from slipstream.router.infer.requests.request_record import InferHistory, InferRecord, RequestTraces
 from slipstream.router.infer.version_runtime import VersionRuntime
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferRequest, ResponseReceiver
@@ -19,11 +19,13 @@ STOPPING = "Server is stopping, scheduler for model has stopped accepting new in
 
 
 class TensorService:
-    """InferService. `models` are those that were ever loaded; the repository's control changes them."""
+    """InferService. `models` are those that were ever loaded; the repository's control changes them. `traces` None: no
+    request is traced."""
 
     def __init__(self) -> None:
         self.models: dict[str, ModelVersions[VersionRuntime]] = {}
         self.history = InferHistory(NUM_RECORDS)
+        self.traces: RequestTraces | None = None
         self._is_stopping = False
 
     def stop_admission(self) -> None:
@@ -94,6 +96,8 @@ class TensorService:
             batch_size=batch_size,
         )
         self.history.add(record)
+        if self.traces is not None and self.traces.takes(request.model):
+            record.on_end = self.traces.write
         return ActiveRequest(request, batch_size, receiver=receiver, canceller=runtime.runner, record=record)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -117,12 +118,18 @@ class VersionRuntime:
 
     def submit(self, active: ActiveRequest) -> None:
         """Queues a request that has been checked. Raises InferError."""
+        refusal = self._refusal()
+        if refusal is not None:
+            active.record.ended(time.monotonic(), "rejected", refusal)
+            raise refusal
+        self.runner.submit(active)
+
+    def _refusal(self) -> InferError | None:
         if self._life.phase is not ModelPhase.READY:
             name = f"'{self.draft.name}' version {self.version}"
-            raise InferError(f"Request for unknown model: {name} is not at ready state", InferErrorCode.UNAVAILABLE)
-        if self._life.is_down:
-            raise unhealthy(next(iter(self._plan)))
-        self.runner.submit(active)
+            message = f"Request for unknown model: {name} is not at ready state"
+            return InferError(message, InferErrorCode.UNAVAILABLE)
+        return unhealthy(next(iter(self._plan))) if self._life.is_down else None
 
     def unload(self) -> None:
         """Lets requests end, then stops the instances."""

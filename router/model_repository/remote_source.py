@@ -102,13 +102,13 @@ class RemoteSource:
 
 
 def _by_model(url: WeightsUrl, listing: Listing) -> dict[str, list[SourceFile]]:
-    """Without the files beside the models. Raises SourceRefused for a name that leads elsewhere."""
+    """Without files beside the models and hidden folders. Raises SourceRefused for a name that leads elsewhere."""
     models: dict[str, list[SourceFile]] = defaultdict(list)
     for file in listing.files:
         path = PurePosixPath(file.name)
         if path.is_absolute() or ".." in path.parts:
             raise SourceRefused(f"{url}: {file.name!r} is no name of a file in the repository")
-        if len(path.parts) > 1:
+        if len(path.parts) > 1 and path.parts[0][0] != ".":
             stamp = file.stamp or listing.revision
             models[path.parts[0]].append(replace(file, stamp=stamp))
     return dict(models)

@@ -19,7 +19,7 @@ class RepositorySource(Protocol):
         """The folder or address, for messages."""
 
     def names(self) -> list[str]:
-        """Of all models that are there."""
+        """Of all models that are there, sorted. Hidden folders (`.git`) are none."""
 
     def folder_of(self, model: str) -> Path | None:
         """The folder of a model on this host; None if there is no such model."""
@@ -37,7 +37,7 @@ class LocalSource:
         return str(self.path)
 
     def names(self) -> list[str]:
-        return sorted(entry.name for entry in os.scandir(self.path) if entry.is_dir())
+        return sorted(entry.name for entry in os.scandir(self.path) if entry.is_dir() and entry.name[0] != ".")
 
     def folder_of(self, model: str) -> Path | None:
         folder = self.path / model

@@ -52,6 +52,7 @@ class TraceControl:
         self._mode = mode
         self._server = TraceSetting()
         self._models: dict[str, TraceSetting] = {}
+        self._active: dict[str, ActiveTracing] = {}  # of models that were asked for since the last change
         self._num_seen: dict[str, int] = {}  # requests of each model since its settings have changed
         self._num_taken: dict[str, int] = {}
 
@@ -70,9 +71,11 @@ class TraceControl:
 
     def active(self, model: str = "") -> ActiveTracing:
         """What holds for a model, or, without a name, for those that have no settings of their own."""
-        server = self._start.with_changes(self._server)
-        own = self._models.get(model)
-        return server if own is None else server.with_changes(own)
+        active = self._active.get(model)
+        if active is None:
+            active = self._start.with_changes(self._server).with_changes(self._models.get(model, TraceSetting()))
+            self._active[model] = active
+        return active
 
     def takes(self, model: str) -> bool:
         """Whether the request that begins now is traced."""
@@ -110,6 +113,7 @@ class TraceControl:
             self._models[model] = setting
         else:
             self._server = setting
+        self._active.clear()
         self._num_seen.clear()
         self._num_taken.clear()
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from slipstream.router.tensors.infer_error import InferError
 
@@ -44,10 +44,20 @@ class InferRecord:
     outcome: Outcome = ""
     error: str = ""
     is_cache_hit: bool = False
+    on_end: Callable[[InferRecord], None] | None = None  # what a traced request is given to
 
     def ended(self, now: float, outcome: Outcome, error: InferError | None = None) -> None:
         self.ended_s, self.outcome = now, outcome
         self.error = "" if error is None else error.message
+        if self.on_end is not None:
+            self.on_end(self)
+
+
+class RequestTraces(Protocol):
+    """Takes some requests, and gets their records when they have ended."""
+
+    def takes(self, model: str) -> bool: ...
+    def write(self, record: InferRecord) -> None: ...
 
 
 class InferHistory:

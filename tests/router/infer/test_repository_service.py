@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from itertools import pairwise
 from pathlib import Path
 
@@ -274,3 +276,30 @@ async def test_a_model_that_fails_at_the_start_makes_the_server_unready(tmp_path
         entry = next(entry for entry in lab.repository.index() if entry.name == "broken")
         assert entry.phase is ModelPhase.UNAVAILABLE
         assert "RuntimeError: broken" in entry.reason
+
+
+@in_loop
+async def test_instances_that_are_killed_under_load_lose_no_stateless_request(tmp_path: Path) -> None:
+    config = (
+        'max_batch_size: 4 input { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] } '
+        'output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] } dynamic_batching { } instance_group { count: 2 }'
+    )
+    code = FRAGILE.replace("value_of(requests[0])[0]", "value_of(requests[0]).ravel()[0]")
+    code = code.replace("[response([os.getpid()])]", "[response([[os.getpid()]]) for _ in requests]")
+    async with repository_lab(tmp_path, {"busy": (config, code)}, request_retries=4) as lab:
+        pids: list[int] = []
+
+        async def ask(num_requests: int) -> None:
+            for _ in range(num_requests):
+                pids.append((await lab.infer("busy", 2))[0][0])
+
+        asking = [asyncio.create_task(ask(40)) for _ in range(8)]
+        killed: set[int] = set()
+        for _ in range(4):
+            await until(lambda: bool(pids) and pids[-1] not in killed)
+            killed.add(pids[-1])
+            os.kill(pids[-1], signal.SIGKILL)
+        await asyncio.gather(*asking)
+        statistics = lab.service.statistics("busy")[0]
+        assert (statistics.durations.success.count, statistics.durations.fail.count) == (320, 0)
+        assert len(killed) == 4

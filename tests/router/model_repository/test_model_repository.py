@@ -22,6 +22,7 @@ def test_a_model_in_two_folders_is_served_by_neither(tmp_path: Path) -> None:
     for folder, model in [("a", "M"), ("b", "M"), ("b", "N")]:
         write_model(tmp_path / folder, model)
     (tmp_path / "a" / "README.md").write_text("no model")
+    (tmp_path / "a" / ".git").mkdir()
     repository = ModelRepository([tmp_path / "a", tmp_path / "b"])
     assert repository.names() == ["M", "N"]
     assert repository.ambiguous() == ["M"]

@@ -98,7 +98,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
 
 
 def test_one_listing_is_enough_for_the_models_of_a_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    listings = scripted(monkeypatch, "M/1/model.py", "N/1/model.py")
+    listings = scripted(monkeypatch, "M/1/model.py", "N/1/model.py", "README.md", ".cache/1/model.py")
     now = 0.0
     url = WeightsUrl("s3", "bucket/models")
     source = RemoteSource(url, HostCache(str(tmp_path)), clock=lambda: now)

@@ -30,7 +30,7 @@ class GrpcServer:
         self._config = config
         self._host = config.host or host
         acceptor = InferAcceptor(server, access, pool, config.forward_headers)
-        self._table = RpcTable(server, acceptor, RpcAccess(access.keys, config.restricted))
+        self._table = RpcTable(server, acceptor, RpcAccess(access.keys, config.restricted, server.loaded))
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> int:

@@ -24,7 +24,7 @@ class HealthRpc:
 
     async def handle(self, _: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         try:
-            self._access.caller(self._rights, context.invocation_metadata() or ())
+            await self._access.enter(self._rights, context.invocation_metadata() or ())
         except RpcError as error:
             await context.abort(error.code, error.message)
         return SERVING if self._repository.is_server_ready() else NOT_SERVING

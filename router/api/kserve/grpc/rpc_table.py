@@ -23,10 +23,11 @@ from slipstream.router.api.kserve.kserve_server import KServeServer
 SERVICE = "/inference.GRPCInferenceService/"
 HEALTH = RpcRights("health", is_open=True)
 READINESS = RpcRights("health")
-METADATA = RpcRights("metadata")
-CONFIG = RpcRights("model-config")
-STATISTICS = RpcRights("statistics")
-INFERENCE = RpcRights("inference")
+SERVER_METADATA = RpcRights("metadata")
+MODEL_METADATA = RpcRights("metadata", waits=True)
+CONFIG = RpcRights("model-config", waits=True)
+STATISTICS = RpcRights("statistics", waits=True)
+INFERENCE = RpcRights("inference", waits=True)
 REPOSITORY = RpcRights("model-repository", is_admin=True)
 MEMORY = RpcRights("shared-memory", is_admin=True)
 TRACE = RpcRights("trace", is_admin=True)
@@ -67,8 +68,8 @@ def _unary(server: KServeServer) -> Mapping[str, tuple[type[Message], Answer, Rp
         "ServerLive": (pb.ServerLiveRequest, models.server_live, HEALTH),
         "ServerReady": (pb.ServerReadyRequest, models.server_ready, HEALTH),
         "ModelReady": (pb.ModelReadyRequest, models.model_ready, READINESS),
-        "ServerMetadata": (pb.ServerMetadataRequest, models.server_metadata, METADATA),
-        "ModelMetadata": (pb.ModelMetadataRequest, models.model_metadata, METADATA),
+        "ServerMetadata": (pb.ServerMetadataRequest, models.server_metadata, SERVER_METADATA),
+        "ModelMetadata": (pb.ModelMetadataRequest, models.model_metadata, MODEL_METADATA),
         "ModelConfig": (pb.ModelConfigRequest, models.model_config, CONFIG),
         "ModelStatistics": (pb.ModelStatisticsRequest, models.model_statistics, STATISTICS),
         "RepositoryIndex": (pb.RepositoryIndexRequest, repository.index, REPOSITORY),

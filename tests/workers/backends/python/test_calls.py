@@ -17,7 +17,7 @@ CALLER = """
 
     def call(number):
         return pb_utils.InferenceRequest(
-            model_name="other", requested_output_names=["B"], request_id="mine", correlation_id=9,
+            model_name=b"other", requested_output_names=["B"], flags=np.int64(0), request_id="mine", correlation_id=9,
             inputs=[pb_utils.Tensor("A", np.array([number], dtype=np.int32))], parameters={"k": 1})
 
     def total(responses):

@@ -215,3 +215,14 @@ def test_a_model_without_the_class_has_triton_s_text(tmp_path: Path) -> None:
         instance.peer.send({"type": "complete_config", "config": {"name": "model"}})
         error = instance.peer.receive("failed")["error"]
         assert error.startswith("AttributeError: module '1.model' has no attribute 'TritonPythonModel'")
+
+
+def test_a_place_without_a_request_is_executed_and_not_answered(tmp_path: Path) -> None:
+    with running_instance(tmp_path, ADD_SUB) as instance:
+        instance.initialize({"SUM": "FP32"})
+        tensors = [["A", "FP32", [1], [0, 4]], ["B", "FP32", [1], [0, 4]]]
+        payload = np.float32(2).tobytes()
+        executed = instance.execute(request(1, tensors, is_null=True), request(2, tensors), payload=payload)
+        nothing, response = executed["responses"]
+        assert nothing is None
+        assert instance.peer.array(response["outputs"][0]).tolist() == [4]

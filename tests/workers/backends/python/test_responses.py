@@ -67,6 +67,10 @@ SENDER = """
             if what == "reschedule":
                 request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
                 return [None]
+            if what == "respond and reschedule":
+                request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+                sender.send(pb_utils.InferenceResponse())
+                return None
             if what == "final first":
                 sender.send(flags=FINAL)
             if what == "no flag":
@@ -126,6 +130,16 @@ def test_a_rescheduled_request_is_named(tmp_path: Path) -> None:
         instance.initialize({"OUT": "INT32"})
         executed = instance.execute(request(5, id="reschedule"))
         assert (executed["error"], executed["responses"], executed["rescheduled"]) == (None, [None], [5])
+        assert not instance.peer.has_unread("response")
+
+
+def test_a_decoupled_request_may_be_rescheduled_after_a_response(tmp_path: Path) -> None:
+    with running_instance(tmp_path, SENDER) as instance:
+        instance.initialize({"OUT": "INT32"}, is_decoupled=True)
+        executed = instance.execute(request(5, id="respond and reschedule"))
+        assert (executed["error"], executed["rescheduled"]) == (None, [5])
+        message = instance.peer.receive("response")
+        assert (message["n"], message["final"]) == (5, False)
         assert not instance.peer.has_unread("response")
 
 

@@ -63,8 +63,8 @@ class BatchExecutor:
             returned = self._call(requests)
             finished = perf_counter_ns()
             if returned is not None:
-                texts = self._responses(requests, channels, returned, payload, rescheduled)
-            self._keep_unanswered(requests, texts)
+                texts = self._responses(requests, channels, returned, payload)
+            rescheduled = self._settle_unanswered(requests, channels, texts)
             returned = None
         except BaseException as exception:  # SystemExit and the like are failures of the model, too
             error = quote(failure_text(exception))
@@ -110,7 +110,16 @@ class BatchExecutor:
         get = fields.get
         names = get("outputs")
         wanted = self._outputs if names is None else names
-        channel = RequestChannel(fields["n"], wanted, get("into"), self._is_decoupled, link, self._writer, self.opened)
+        channel = RequestChannel(
+            fields["n"],
+            wanted,
+            get("into"),
+            self._is_decoupled,
+            link,
+            self._writer,
+            self.opened,
+            get("is_null", False),
+        )
         channels.append(channel)
         request = InferenceRequest.__new__(InferenceRequest)
         request._channel = channel
@@ -142,7 +151,6 @@ class BatchExecutor:
         channels: list[RequestChannel],
         returned: Any,
         payload: Payload,
-        rescheduled: list[int],
     ) -> list[str]:
         """The responses, one for each request; "null" where it comes in another way. Raises BackendError."""
         if self._is_decoupled:
@@ -159,24 +167,32 @@ class BatchExecutor:
         is_copied = any(channel.mappings for channel in channels)
         texts = []
         for request, channel, response in zip(requests, channels, returned):
-            is_rescheduled = request._release_flags == RESCHEDULE
-            if response is None:
+            if response is None or channel.is_null:
                 texts.append("null")
-                if is_rescheduled:
-                    rescheduled.append(channel.n)
-                    close(request, channel)
                 continue
-            check_response(response, is_rescheduled)
+            check_response(response, request._release_flags == RESCHEDULE)
             count_response(request)
             texts.append(self._writer.response(response, channel.names, channel.into, payload, is_copied))
             channel.close()
         return texts
 
-    def _keep_unanswered(self, requests: list[InferenceRequest], texts: list[str]) -> None:
-        """Requests that `execute` has not answered have senders, which end with them."""
+    def _settle_unanswered(
+        self, requests: list[InferenceRequest], channels: list[RequestChannel], texts: list[str]
+    ) -> list[int]:
+        """Requests that `execute` has not answered: those that are to be executed again, whose numbers are returned,
+        and those whose senders will answer. A sender ends with its request, if the model drops that."""
+        rescheduled = []
         for index, request in enumerate(requests):
-            if not texts or texts[index] == "null":
+            if texts and texts[index] != "null":
+                continue
+            if channels[index].is_null:
+                close(request, channels[index])
+            elif request._release_flags == RESCHEDULE:
+                rescheduled.append(channels[index].n)
+                close(request, channels[index])
+            else:
                 request.get_response_sender()
+        return rescheduled
 
 
 def close(request: InferenceRequest, channel: RequestChannel) -> None:

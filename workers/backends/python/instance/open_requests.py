@@ -18,10 +18,22 @@ NO_RESPONSE = "The model has dropped the request without a response."
 class RequestChannel:
     """Of one request. It ends once: with `executed`, or with a final response.
 
-    The memory of its inputs is lent until then.
+    The memory of its inputs is lent until then. `is_null`: a place of the direct sequence strategy without a request;
+    nothing is sent for it.
     """
 
-    __slots__ = ("_open", "_was_cancelled", "_writer", "into", "is_decoupled", "link", "mappings", "n", "names")
+    __slots__ = (
+        "_open",
+        "_was_cancelled",
+        "_writer",
+        "into",
+        "is_decoupled",
+        "is_null",
+        "link",
+        "mappings",
+        "n",
+        "names",
+    )
 
     def __init__(
         self,
@@ -32,6 +44,7 @@ class RequestChannel:
         link: RouterLink,
         writer: TensorWriter,
         opened: dict[int, RequestChannel],
+        is_null: bool = False,
     ) -> None:
         self.n = n
         self.names = names
@@ -42,13 +55,14 @@ class RequestChannel:
         self._writer = writer
         self._open = opened
         self._was_cancelled = False
+        self.is_null = is_null
         opened[n] = self
 
     def send(self, response: InferenceResponse | None, is_final: bool) -> None:
         """Sends one of the responses; to a router that is gone, nothing."""
         if is_final:
             self._open.pop(self.n, None)
-        if self.link.is_lost:
+        if self.is_null or self.link.is_lost:
             return
         payload = Payload()
         text = "null"
@@ -63,7 +77,7 @@ class RequestChannel:
         )
 
     def abandon(self) -> None:
-        if self._open.pop(self.n, None) is None or self.link.is_lost:
+        if self._open.pop(self.n, None) is None or self.is_null or self.link.is_lost:
             return
         text = "null"
         if not self.is_decoupled:

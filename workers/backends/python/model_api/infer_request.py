@@ -11,6 +11,7 @@ from slipstream.workers.backends.python.model_api.response_sender import Inferen
 from slipstream.workers.backends.python.model_api.server_link import PROCESS
 from slipstream.workers.backends.python.model_api.tensors.errors import TritonModelException
 from slipstream.workers.backends.python.model_api.tensors.tensor import Tensor
+from slipstream.workers.backends.python.model_api.tensors.text import text_of
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -55,6 +56,9 @@ class InferenceRequest:
     ) -> None:
         if inputs is None or requested_output_names is None or model_name is None:
             raise TypeError("InferenceRequest(): inputs, requested_output_names and model_name must be given")
+        request_id = text_of(request_id, "InferenceRequest(): request_id")
+        model_name = text_of(model_name, "InferenceRequest(): model_name")
+        names = {text_of(name, "InferenceRequest(): requested_output_names") for name in requested_output_names}
         for tensor in inputs:
             if tensor is None:
                 raise TritonModelException(
@@ -63,7 +67,7 @@ class InferenceRequest:
                 )
             if type(tensor) is not Tensor:
                 raise TypeError(f"InferenceRequest(): inputs must be Tensors, got {type(tensor).__name__}")
-        if "" in requested_output_names:
+        if "" in names:
             raise TritonModelException(
                 f"Requested output name for request with id '{request_id}' and model name '{model_name}' should not "
                 "be empty."
@@ -73,11 +77,11 @@ class InferenceRequest:
         self._request_id = request_id
         self._correlation_id = correlation_id
         self._inputs = list(inputs)
-        self._requested_output_names: Any = set(requested_output_names)
+        self._requested_output_names: Any = names
         self._model_name = model_name
         self._model_version = int(model_version)
-        self._flags = flags
-        self._timeout = timeout
+        self._flags = int(flags)
+        self._timeout = int(timeout)
         self._preferred_memory = preferred_memory
         self._trace = trace
         self._parameters: Any = parameters_text(parameters)
@@ -98,7 +102,7 @@ class InferenceRequest:
         return self._flags
 
     def set_flags(self, flags: int) -> None:
-        self._flags = flags
+        self._flags = int(flags)
 
     def timeout(self) -> int:
         """Microseconds; 0: none."""

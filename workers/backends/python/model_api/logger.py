@@ -7,6 +7,7 @@ from enum import IntEnum
 from typing import Any
 
 from slipstream.workers.backends.python.model_api.server_link import PROCESS
+from slipstream.workers.backends.python.model_api.tensors.text import text_of
 
 
 class LogLevel(IntEnum):
@@ -48,7 +49,6 @@ class Logger:
 
 
 def write(level: str, message: Any) -> None:
-    if not isinstance(message, str):
-        raise TypeError(f"Logger: message must be a str, got {type(message).__name__}: {message!r}")
+    text = text_of(message, "Logger: message")
     caller = sys._getframe(2)
-    PROCESS.link.log(level, message, caller.f_code.co_filename, caller.f_lineno)
+    PROCESS.link.log(level, text, caller.f_code.co_filename, caller.f_lineno)

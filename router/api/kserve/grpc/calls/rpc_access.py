@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,22 +21,32 @@ Metadata = Iterable[tuple[str, str | bytes]]
 
 @dataclass(frozen=True, slots=True)
 class RpcRights:
-    """`group` is what `restricted` names. `is_open`: no key is needed; `is_admin`: that of an administrator is."""
+    """`group` is what `restricted` names. `is_open`: no key is needed; `is_admin`: that of an administrator is. An RPC
+    that `waits` is served once the models of the start are loaded: a client of the previous router must not find fewer
+    models."""
 
     group: RestrictedName
     is_open: bool = False
     is_admin: bool = False
+    waits: bool = False
 
 
 class RpcAccess:
-    """Without keys and restrictions all callers may do everything."""
+    """Without keys and restrictions all callers may do everything. The models of the start are `loaded`."""
 
-    def __init__(self, keys: KeyRing, restricted: Sequence[RestrictedApis]) -> None:
+    def __init__(self, keys: KeyRing, restricted: Sequence[RestrictedApis], loaded: asyncio.Event) -> None:
         self._keys = keys
+        self._loaded = loaded
         self._restricted: Mapping[str, RestrictedApis] = {group: apis for apis in restricted for group in apis.apis}
 
-    def caller(self, rights: RpcRights, metadata: Metadata) -> Caller:
-        """The sender of an RPC. Raises RpcError if it may not call it."""
+    async def enter(self, rights: RpcRights, metadata: Metadata) -> Caller:
+        """The sender of an RPC, when that may be served. Raises RpcError if it may not be called."""
+        caller = self._caller(rights, metadata)
+        if rights.waits and not self._loaded.is_set():
+            await self._loaded.wait()
+        return caller
+
+    def _caller(self, rights: RpcRights, metadata: Metadata) -> Caller:
         restriction = self._restricted.get(rights.group)
         if restriction is None and (rights.is_open or not self._keys.is_on):
             return ANYBODY

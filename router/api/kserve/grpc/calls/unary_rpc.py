@@ -30,7 +30,7 @@ class UnaryRpc:
 
     async def handle(self, data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         try:
-            self._access.caller(self._rights, context.invocation_metadata() or ())
+            await self._access.enter(self._rights, context.invocation_metadata() or ())
             answer = self._answer(self._request_type.FromString(data))
             message = answer if isinstance(answer, Message) else await answer
         except DecodeError:

@@ -214,7 +214,7 @@ class StreamInfer:
     async def handle(self, _: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         given = context.invocation_metadata() or ()
         try:
-            caller = self._access.caller(self._rights, given)
+            caller = await self._access.enter(self._rights, given)
             await InferStream(self._acceptor, caller, self._acceptor.metadata(given), context).run()
         except RpcError as error:
             await context.abort(error.code, error.message)

@@ -65,7 +65,7 @@ class UnaryInfer:
 
     async def _infer(self, data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         given = context.invocation_metadata() or ()
-        caller = self._access.caller(self._rights, given)
+        caller = await self._access.enter(self._rights, given)
         call = UnaryCall(asyncio.get_running_loop().create_future())
         message = InferRequestMessage.parse(data)
         metadata = self._acceptor.metadata(given)

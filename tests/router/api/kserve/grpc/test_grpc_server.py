@@ -194,6 +194,20 @@ async def test_health_follows_the_readiness_of_the_server() -> None:
 
 
 @in_loop
+async def test_calls_about_models_wait_until_those_of_the_start_are_loaded() -> None:
+    async with grpc_lab() as lab:
+        lab.server.loaded.clear()
+        call = asyncio.create_task(lab.infer(infer_request()))
+        assert (await lab.call("ServerLive", pb.ServerLiveRequest())).live
+        assert not (await lab.call("ModelReady", pb.ModelReadyRequest(name="nope"))).ready
+        async with refused(grpc.StatusCode.DEADLINE_EXCEEDED):
+            await lab.call("ModelMetadata", pb.ModelMetadataRequest(name="add_sub"), timeout=0.1)
+        assert not call.done()
+        lab.server.loaded.set()
+        assert (await call).model_name == "add_sub"
+
+
+@in_loop
 async def test_models_are_described() -> None:
     async with grpc_lab() as lab:
         metadata = await lab.call("ModelMetadata", pb.ModelMetadataRequest(name="add_sub"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from slipstream.workers.backends.python.model_api.tensors.text import text_of
+
 
 class TritonModelException(Exception):  # noqa: N818 - models catch it by this name
     """What the API raises when it is used wrongly, or when the server refuses something."""
@@ -40,9 +42,7 @@ class TritonError:
     __slots__ = ("_code", "_message")
 
     def __init__(self, message: str, code: int = ErrorCode.INTERNAL) -> None:
-        if not isinstance(message, str):
-            raise TypeError(f"TritonError(): message must be a str, got {type(message).__name__}: {message!r}")
-        self._message = message
+        self._message = text_of(message, "TritonError(): message")
         self._code = ErrorCode(code)
 
     def code(self) -> ErrorCode:

@@ -9,6 +9,7 @@ import numpy as np
 from slipstream.workers.backends.python.model_api.tensors import bytes_elements, dlpack
 from slipstream.workers.backends.python.model_api.tensors.datatypes import DTYPES, NAMES_OF_DTYPES, NUMBERS, datatype_of
 from slipstream.workers.backends.python.model_api.tensors.errors import TritonModelException
+from slipstream.workers.backends.python.model_api.tensors.text import text_of
 
 
 class Tensor:
@@ -23,11 +24,10 @@ class Tensor:
     __slots__ = ("_array", "_data", "_datatype", "_name", "_num_bytes", "_offset", "_shape")
 
     def __init__(self, name: str, numpy_array: np.ndarray[Any, Any]) -> None:
-        if type(name) is not str or not isinstance(numpy_array, np.ndarray):
-            raise TypeError(
-                "Tensor(name: str, numpy_array: numpy.ndarray): incompatible constructor arguments "
-                f"{type(name).__name__}, {type(numpy_array).__name__}"
-            )
+        if not isinstance(numpy_array, np.ndarray):
+            raise TypeError(f"Tensor(): numpy_array must be a numpy.ndarray, got {type(numpy_array).__name__}")
+        if type(name) is not str:
+            name = text_of(name, "Tensor(): name")
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         datatype = NAMES_OF_DTYPES.get(numpy_array.dtype) or datatype_of(numpy_array.dtype)
@@ -107,6 +107,7 @@ class Tensor:
     def from_dlpack(name: str, tensor: Any) -> Tensor:
         """A tensor of what another framework has, without a copy: of a DLPack capsule, or of an object with
         `__dlpack__`."""
+        name = text_of(name, "from_dlpack(): name")
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         datatype, shape, memory = dlpack.memory_of(tensor)
