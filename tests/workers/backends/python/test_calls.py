@@ -220,8 +220,8 @@ TELLER = """
         def initialize(self, args):
             self.family = pb_utils.MetricFamily("seen", "Requests.", pb_utils.MetricFamily.COUNTER)
             self.counter = self.family.Metric(labels={"a": "b"})
-            family = pb_utils.MetricFamily("took", "Seconds.", pb_utils.MetricFamily.HISTOGRAM)
-            self.histogram = family.Metric(labels={}, buckets=[0.1, 1.0])
+            self.took = pb_utils.MetricFamily("took", "Seconds.", pb_utils.MetricFamily.HISTOGRAM)
+            self.histogram = self.took.Metric(labels={}, buckets=[0.1, 1.0])
 
         def execute(self, requests):
             self.counter.increment(2)
@@ -231,6 +231,18 @@ TELLER = """
             pb_utils.Logger.log_warn("careful")
             pb_utils.Logger.log("plain", pb_utils.Logger.VERBOSE)
             assert self.counter.value() == 3
+            family = pb_utils.MetricFamily("short", "Ends.", pb_utils.MetricFamily.GAUGE)
+            gauge = family.Metric(labels={})
+            same = pb_utils.MetricFamily("short", "Another text.", pb_utils.MetricFamily.GAUGE)
+            gauge.set(2)
+            assert same.Metric(labels={}).value() == 2
+            del family, same
+            try:
+                gauge.value()
+            except pb_utils.TritonModelException as error:
+                assert "has been deleted" in str(error)
+            else:
+                raise AssertionError("a metric without its family")
             return [pb_utils.InferenceResponse() for _ in requests]
 """
 
@@ -248,5 +260,8 @@ def test_metrics_and_log_reach_the_router(tmp_path: Path) -> None:
         seen = {}
         while seen.get("seen", {}).get("metrics") != [{"labels": {"a": "b"}, "value": 3.0}]:
             seen.update({family["name"]: family for family in instance.peer.receive("metrics")["families"]})
+        while seen.get("short", {}).get("metrics") != []:
+            seen.update({family["name"]: family for family in instance.peer.receive("metrics")["families"]})
+        assert seen["short"]["description"] == "Ends."
         assert (seen["seen"]["kind"], seen["seen"]["description"]) == ("counter", "Requests.")
         assert seen["took"]["metrics"] == [{"labels": {}, "buckets": [0.1, 1.0], "counts": [2, 1, 1], "sum": 3.65}]

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from slipstream.workers.backends.python.instance.loop_calls import LoopCalls
 
 
+FEW_METRICS = 32  # families with more go once an execution, not with each change
+
+
 class CallResponses:
     """The source of an iterator over the responses of a call."""
 
@@ -101,8 +104,12 @@ class ServerCalls:
     def metrics_changed(self, name: str) -> None:
         with self._metrics_lock:
             self._changed.add(name)
-        if not self.defers_metrics:
+        if not self.defers_metrics or len(PROCESS.families[name].metrics) <= FEW_METRICS:
             self.send_metrics()
+
+    def metrics_ended(self, family: dict[str, Any]) -> None:
+        if self._link is not None:
+            self._link.send_soon(encode_head({"type": "metrics", "families": [family]}))
 
     def send_metrics(self) -> None:
         """Sends the families that have changed."""
@@ -111,7 +118,8 @@ class ServerCalls:
         with self._metrics_lock:
             families = families_as_dicts(sorted(self._changed))
             self._changed.clear()
-        self._link.send(encode_head({"type": "metrics", "families": families}), [], 0)
+        if families:
+            self._link.send(encode_head({"type": "metrics", "families": families}), [], 0)
 
     def model_dir(self) -> str:
         return self._model_dir

@@ -11,7 +11,12 @@ from typing import Any
 
 from slipstream.workers.backends.python.model_api.server_link import PROCESS
 from slipstream.workers.backends.python.model_api.tensors.errors import TritonModelException
+from slipstream.workers.backends.python.model_api.tensors.text import text_of
 
+DELETED = (
+    "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The 'MetricFamily' object should "
+    "be deleted AFTER its corresponding 'Metric' objects have been deleted."
+)
 NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 
 
@@ -33,6 +38,7 @@ class Metric:
         self._buckets = buckets
         self._changed = changed
         self._lock = Lock()
+        self._is_deleted = False
         self._value = 0.0  # of a histogram: the sum
         self._counts = [0] * (len(buckets) + 1) if buckets is not None else []
 
@@ -73,75 +79,106 @@ class Metric:
             return {"labels": self._labels, "buckets": self._buckets, "counts": counts, "sum": self._value}
 
     def _check(self, action: str, name: str, is_supported: bool) -> None:
+        if self._is_deleted:
+            raise TritonModelException(f"Failed to {action} metric value: {DELETED}")
         if not is_supported:
             kind = f"TRITONSERVER_METRIC_KIND_{self._kind.name}"
             raise refused(f"Failed to {action} metric value", f"{kind} does not support {name}")
 
 
+class FamilyState:
+    """What all families of one name share. It ends with the last of them, and its metrics with it."""
+
+    __slots__ = ("description", "kind", "metrics", "name", "num_families")
+
+    def __init__(self, name: str, description: str, kind: MetricKind) -> None:
+        self.name = name
+        self.description = description
+        self.kind = kind
+        self.metrics: dict[str, Metric] = {}
+        self.num_families = 0
+
+    def changed(self) -> None:
+        PROCESS.link.metrics_changed(self.name)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As it travels to the server."""
+        return {
+            "name": self.name,
+            "description": self.description,
+            "kind": self.kind.name.lower(),
+            "metrics": [metric._as_dict() for metric in list(self.metrics.values())],
+        }
+
+
 class MetricFamily:
-    """Metrics of one name. Families of the same name are the same."""
+    """Metrics of one name. Families of the same name have the same metrics."""
 
     __module__ = "c_python_backend_utils"
     COUNTER = MetricKind.COUNTER
     GAUGE = MetricKind.GAUGE
     HISTOGRAM = MetricKind.HISTOGRAM
 
+    _state: FamilyState | None = None
+
     def __init__(self, name: str, description: str, kind: MetricKind) -> None:
-        if not isinstance(name, str) or not isinstance(description, str):
-            raise TypeError(f"MetricFamily(): name and description must be str, got {name!r} and {description!r}")
+        name, description = text_of(name, "MetricFamily(): name"), text_of(description, "MetricFamily(): description")
         if NAME.fullmatch(name) is None:
             raise refused("Error when creating MetricFamily", "Invalid metric name")
-        self._name = name
-        self._description = description
-        self._kind = MetricKind(kind)
-        same = PROCESS.families.setdefault(name, self)
-        if same._kind is not self._kind:
+        state: FamilyState = PROCESS.families.setdefault(name, FamilyState(name, description, MetricKind(kind)))
+        if state.kind is not kind:
             raise refused("Error when creating MetricFamily", "Family name already exists with different type")
-        self._metrics: dict[str, Metric] = {} if same is self else same._metrics
-        PROCESS.link.metrics_changed(name)
+        self._state = state
+        state.num_families += 1
+        state.changed()
 
     def Metric(  # noqa: N802 - the API's name
         self, labels: dict[str, str] | None = None, buckets: list[float] | None = None
     ) -> Metric:
         """The metric with these labels; there is one."""
+        state = self._state
+        assert state is not None
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
-        self._check_buckets(buckets)
+        check_buckets(state.kind, buckets)
         if any(not isinstance(value, str) for value in (labels or {}).values()):
             raise refused("Error when creating Metric", "attempt to access JSON non-string as string")
         key = json.dumps(labels or {}, sort_keys=True)
-        if key not in self._metrics:
+        if key not in state.metrics:
             limits = None if buckets is None else [float(limit) for limit in buckets]
-            self._metrics[key] = Metric(self._kind, labels or {}, limits, self._changed)
-            self._changed()
-        return self._metrics[key]
+            state.metrics[key] = Metric(state.kind, labels or {}, limits, state.changed)
+            state.changed()
+        return state.metrics[key]
 
-    def _changed(self) -> None:
-        PROCESS.link.metrics_changed(self._name)
-
-    def _as_dict(self) -> dict[str, Any]:
-        """As it travels to the server."""
-        return {
-            "name": self._name,
-            "description": self._description,
-            "kind": self._kind.name.lower(),
-            "metrics": [metric._as_dict() for metric in list(self._metrics.values())],
-        }
-
-    def _check_buckets(self, buckets: list[float] | None) -> None:
-        if buckets is None:
-            if self._kind is MetricKind.HISTOGRAM:
-                raise TritonModelException("Failed to create metric. Missing required buckets.")
+    def __del__(self) -> None:
+        state = self._state
+        if state is None:
             return
-        if not isinstance(buckets, list):
-            raise TritonModelException("Failed to create metric. Buckets must be a list.")
-        if self._kind is not MetricKind.HISTOGRAM:
-            raise TritonModelException("Failed to create metric. Unexpected buckets found.")
+        state.num_families -= 1
+        if not state.num_families:
+            for metric in state.metrics.values():
+                metric._is_deleted = True
+            state.metrics.clear()
+            PROCESS.families.pop(state.name, None)
+            PROCESS.link.metrics_ended(state.as_dict())
+
+
+def check_buckets(kind: MetricKind, buckets: list[float] | None) -> None:
+    if buckets is None:
+        if kind is MetricKind.HISTOGRAM:
+            raise TritonModelException("Failed to create metric. Missing required buckets.")
+        return
+    if not isinstance(buckets, list):
+        raise TritonModelException("Failed to create metric. Buckets must be a list.")
+    if kind is not MetricKind.HISTOGRAM:
+        raise TritonModelException("Failed to create metric. Unexpected buckets found.")
+    if any(lower >= upper for lower, upper in zip(buckets, buckets[1:])):
+        raise refused("Error when creating Metric", "Bucket Boundaries must be strictly sorted")
 
 
 def families_as_dicts(names: list[str]) -> list[dict[str, Any]]:
-    """Families of this process, as they travel to the server."""
-    return [PROCESS.families[name]._as_dict() for name in names]
+    """Families of this process that still exist, as they travel to the server."""
+    return [PROCESS.families[name].as_dict() for name in names if name in PROCESS.families]
 
 
 def refused(what: str, reason: str) -> TritonModelException:

@@ -35,6 +35,9 @@ class ServerLink(Protocol):
     def metrics_changed(self, name: str) -> None:
         """A family of metrics."""
 
+    def metrics_ended(self, family: dict[str, Any]) -> None:
+        """The last family of a name is gone. It may be called at any point of any thread."""
+
     def model_dir(self) -> str:
         """The folder of the model's version."""
 
@@ -65,6 +68,9 @@ class NoServer:
 
     def metrics_changed(self, name: str) -> None:
         """There is nothing to show them to."""
+
+    def metrics_ended(self, family: dict[str, Any]) -> None:
+        """There is nothing that shows them."""
 
     def model_dir(self) -> str:
         raise self._error()
