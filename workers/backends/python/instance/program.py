@@ -101,7 +101,7 @@ class Instance:
         return None
 
     def _complete_config(self, message: Message, link: RouterLink) -> None:
-        completed = complete_config(self._imported(), self._settings.name, message.head["config"])
+        completed = complete_config(self._imported(), message.head["config"])
         link.send(encode_head({"type": "completed", "config": completed}), [], 0)
 
     def _initialize(self, message: Message, link: RouterLink) -> None:
