@@ -70,6 +70,10 @@ AT_READING = [
         "Ensemble model 'M' must have platform type 'ensemble' and empty backend type",
     ),
     ('backend: "python" max_batch_size: -1', "'max_batch_size' must be non-negative value for M"),
+    (
+        f'{PYTHON} model_repository_agents {{ agents {{ name: "checksum" }} }}',
+        "unable to find 'libtritonrepoagent_checksum.so' for repo agent 'checksum'",
+    ),
     (batching("preferred_batch_size: [0]"), "dynamic batching preferred size must be positive for M"),
     (batching("preferred_batch_size: [4, 9]"), "dynamic batching preferred size must be <= max batch size for M"),
     (batching("priority_levels: 3"), "default priority level must be in range [1, 3] for M"),
