@@ -279,6 +279,9 @@ def test_a_backend_that_is_not_served_fails_the_load_as_in_triton(tmp_path: Path
         "Invalid argument: unable to find backend library for backend 'onnxruntime', try specifying runtime on the "
         "model configuration."
     )
+    write_model(tmp_path, "B", f'{PYTHON} parameters {{ key: "TRITON_BATCH_STRATEGY_PATH" value {{}} }}')
+    with pytest.raises(LoadError, match="Unsupported: model 'B': libraries that form batches are not served"):
+        ModelRepository([tmp_path]).read("B").complete("1")
     write_model(tmp_path, "E", ensemble().replace("'M'", "'E'"))
     with pytest.raises(LoadError, match="Unsupported: ensemble 'E': ensembles are not served"):
         ModelRepository([tmp_path]).read("E").complete("1")
