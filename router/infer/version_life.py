@@ -64,6 +64,7 @@ class Action:
 class InstanceLife:
     name: str
     phase: InstancePhase = InstancePhase.STARTING
+    is_initialized: bool = False  # its process said so when it connected
     restart_s: float | None = None
     backoff: RestartBackoff = field(default_factory=RestartBackoff)
 
@@ -93,8 +94,12 @@ class VersionLife:
     @property
     def is_down(self) -> bool:
         """It was loaded, but all instances have died and do not come back."""
-        deaths = (instance.backoff.num_deaths for instance in self._instances.values())
-        return self.phase is ModelPhase.READY and not self.num_serving and min(deaths) >= DEATHS_UNTIL_DOWN
+        if self.phase is not ModelPhase.READY or not self._instances:
+            return False
+        instances = self._instances.values()
+        if any(instance.phase is InstancePhase.SERVING for instance in instances):
+            return False
+        return min(instance.backoff.num_deaths for instance in instances) >= DEATHS_UNTIL_DOWN
 
     @property
     def next_time(self) -> float | None:
@@ -108,20 +113,19 @@ class VersionLife:
         return [Action(Do.START, name) for name in self._instances]
 
     def connected(self, name: str, now: float, *, is_ready: bool = False) -> list[Action]:
-        """The process of an instance has connected. `is_ready`: it was initialised by the router before this one."""
+        """The process of an instance has connected. `is_ready`: it is initialised, by the router before this one or
+        over an earlier connection."""
         instance = self._instances[name]
         if instance.phase is not InstancePhase.STARTING:
             return []
-        if is_ready:
-            return self._serve(instance, now)
+        instance.is_initialized = is_ready
         if not self._is_complete:
             if name == next(iter(self._instances)):
                 instance.phase = InstancePhase.COMPLETING
                 return [Action(Do.COMPLETE, name)]
             instance.phase = InstancePhase.WAITING
             return []
-        instance.phase = InstancePhase.INITIALIZING
-        return [Action(Do.INITIALIZE, name)]
+        return self._prepare(instance, now)
 
     def disconnected(self, name: str) -> list[Action]:
         """The connection of an instance is lost; its process may connect again, or end."""
@@ -131,11 +135,12 @@ class VersionLife:
             instance.phase = InstancePhase.STARTING
         return [Action(Do.RETIRE, name)] if was_serving else []
 
-    def completed(self) -> list[Action]:
+    def completed(self, now: float) -> list[Action]:
         """The configuration is complete, and accepted."""
         self._is_complete = True
         waiting = (InstancePhase.COMPLETING, InstancePhase.WAITING)
-        return [self._initialize(instance) for instance in self._instances.values() if instance.phase in waiting]
+        instances = [instance for instance in self._instances.values() if instance.phase in waiting]
+        return [action for instance in instances for action in self._prepare(instance, now)]
 
     def initialized(self, name: str) -> list[Action]:
         instance = self._instances[name]
@@ -194,9 +199,11 @@ class VersionLife:
     def drained(self) -> list[Action]:
         return self._stop_all() if self.phase is ModelPhase.UNLOADING else []
 
-    def _initialize(self, instance: InstanceLife) -> Action:
+    def _prepare(self, instance: InstanceLife, now: float) -> list[Action]:
+        if instance.is_initialized:
+            return self._serve(instance, now)
         instance.phase = InstancePhase.INITIALIZING
-        return Action(Do.INITIALIZE, instance.name)
+        return [Action(Do.INITIALIZE, instance.name)]
 
     def _serve(self, instance: InstanceLife, now: float) -> list[Action]:
         instance.phase = InstancePhase.SERVING

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
@@ -31,8 +30,6 @@ from slipstream.router.model_repository.repository_error import LoadError
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferRequest
 from slipstream.router.tensors.model_spec import ModelPhase, ModelSpec
-
-log = logging.getLogger(__name__)
 
 
 class Launcher(Protocol):
@@ -180,7 +177,7 @@ class VersionRuntime:
         except LoadError as error:
             self._perform(self._life.failed(next(iter(self._plan)), error.cause))
             return
-        self._perform(self._life.completed())
+        self._perform(self._life.completed(self._loop.time()))
 
     async def _accept(self, config: Json | None) -> None:
         """Takes the complete configuration. Raises LoadError."""
@@ -255,6 +252,7 @@ class VersionRuntime:
             parameters=draft.parameters,
             kind=planned.kind,
             device=planned.device,
+            revision=draft.revision_of(self.version),
         )
         instance = self._instances[name] = ModelInstance(name, self, self._context.calls)
         instance.linked(self._context.launcher.launch(start, instance))

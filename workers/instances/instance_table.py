@@ -77,10 +77,13 @@ class InstanceTable:
             command = await asyncio.to_thread(self._launcher, start, contact)
             log_file = None if self._logs is None else self._logs / f"{start.name}-version-{start.version}.log"
             process = InstanceProcess(command, log_file, lambda returncode: self._on_exit(launch, returncode))
-        except (OSError, ValueError) as error:
-            self._end(launch, InstanceEnd(f"{start.name} could not be started: {error}"))
         except asyncio.CancelledError:
             self._end(launch, InstanceEnd(f"{start.name} was stopped before it was started"))
+        except (OSError, ValueError) as error:
+            self._end(launch, InstanceEnd(f"{start.name} could not be started: {error}"))
+        except Exception as error:
+            log.exception("%s could not be started", start.name)
+            self._end(launch, InstanceEnd(f"{start.name} could not be started: {error!r}"))
         else:
             log.info("instance %s of model %s: process %d", start.name, start.model, process.pid)
             self._processes[launch] = process

@@ -41,14 +41,14 @@ def test_one_instance_completes_the_configuration_for_all() -> None:
     life.begin()
     assert life.connected("M_0_1", 0.0) == []
     assert life.connected("M_0_0", 0.0) == [Action(Do.COMPLETE, "M_0_0")]
-    assert life.completed() == [Action(Do.INITIALIZE, "M_0_0"), Action(Do.INITIALIZE, "M_0_1")]
+    assert life.completed(0.0) == [Action(Do.INITIALIZE, "M_0_0"), Action(Do.INITIALIZE, "M_0_1")]
 
 
 def test_an_instance_that_comes_after_the_completion_is_initialised_at_once() -> None:
     life = VersionLife(NAMES, completes=True)
     life.begin()
     life.connected("M_0_0", 0.0)
-    life.completed()
+    life.completed(0.0)
     assert life.connected("M_0_1", 0.0) == [Action(Do.INITIALIZE, "M_0_1")]
 
 
@@ -103,6 +103,14 @@ def test_a_lost_connection_retires_an_instance_until_it_connects_again() -> None
     life = serving("M_0_0")
     assert life.disconnected("M_0_0") == [Action(Do.RETIRE, "M_0_0")]
     assert life.connected("M_0_0", 1.0, is_ready=True) == [Action(Do.SERVE, "M_0_0")]
+
+
+def test_instances_of_an_earlier_router_serve_once_the_configuration_is_complete() -> None:
+    life = VersionLife(NAMES, completes=True)
+    life.begin()
+    assert life.connected("M_0_0", 0.0, is_ready=True) == [Action(Do.COMPLETE, "M_0_0")]
+    assert life.connected("M_0_1", 0.0) == []
+    assert life.completed(1.0) == [Action(Do.SERVE, "M_0_0"), Action(Do.INITIALIZE, "M_0_1")]
 
 
 def test_unloading_waits_for_requests() -> None:
@@ -177,7 +185,7 @@ def test_any_order_of_events_keeps_the_books(events: list[tuple[int, int]], comp
         elif name not in running:
             continue
         elif (kind == 3 and not completes) or (kind == 4 and phase is InstancePhase.COMPLETING):
-            carry_out(life.completed())
+            carry_out(life.completed(0.0))
         elif kind == 5:
             running.remove(name)
             carry_out(life.ended(name, "gone", now))

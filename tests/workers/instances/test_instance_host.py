@@ -41,6 +41,8 @@ class EchoLauncher:
     def __call__(self, start: StartInstance, contact: InstanceContact) -> LaunchCommand:
         if self.behaviour == "no interpreter":
             raise ValueError("there is no Python 2.3")
+        if self.behaviour == "a fault of ours":
+            raise KeyError("what was forgotten")
         path = contact.address.removeprefix("unix:")
         arguments = [path, contact.launch, contact.secret, self.behaviour, str(self._file or "")]
         return LaunchCommand([sys.executable, echo_instance.__file__, *arguments], dict(os.environ))
@@ -120,7 +122,11 @@ async def test_instances_of_one_name_share_a_log_that_does_not_grow_for_ever(
 
 @pytest.mark.parametrize(
     ("behaviour", "returncode", "text"),
-    [("no interpreter", None, "there is no Python 2.3"), ("fail", 1, "no such model")],
+    [
+        ("no interpreter", None, "there is no Python 2.3"),
+        ("a fault of ours", None, "what was forgotten"),
+        ("fail", 1, "no such model"),
+    ],
 )
 @in_loop
 async def test_an_instance_that_does_not_start_has_ended(
