@@ -94,8 +94,12 @@ class VersionLife:
     @property
     def is_down(self) -> bool:
         """It was loaded, but all instances have died and do not come back."""
-        deaths = (instance.backoff.num_deaths for instance in self._instances.values())
-        return self.phase is ModelPhase.READY and not self.num_serving and min(deaths) >= DEATHS_UNTIL_DOWN
+        if self.phase is not ModelPhase.READY or not self._instances:
+            return False
+        instances = self._instances.values()
+        if any(instance.phase is InstancePhase.SERVING for instance in instances):
+            return False
+        return min(instance.backoff.num_deaths for instance in instances) >= DEATHS_UNTIL_DOWN
 
     @property
     def next_time(self) -> float | None:

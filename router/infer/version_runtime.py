@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
@@ -31,8 +30,6 @@ from slipstream.router.model_repository.repository_error import LoadError
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferRequest
 from slipstream.router.tensors.model_spec import ModelPhase, ModelSpec
-
-log = logging.getLogger(__name__)
 
 
 class Launcher(Protocol):
