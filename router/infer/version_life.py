@@ -96,10 +96,10 @@ class VersionLife:
         """It was loaded, but all instances have died and do not come back."""
         if self.phase is not ModelPhase.READY or not self._instances:
             return False
-        instances = self._instances.values()
-        if any(instance.phase is InstancePhase.SERVING for instance in instances):
-            return False
-        return min(instance.backoff.num_deaths for instance in instances) >= DEATHS_UNTIL_DOWN
+        for instance in self._instances.values():
+            if instance.phase is InstancePhase.SERVING or instance.backoff.num_deaths < DEATHS_UNTIL_DOWN:
+                return False
+        return True
 
     @property
     def next_time(self) -> float | None:

@@ -352,6 +352,10 @@ class VersionDispatch:
         if may_retry and self._scheduler.retry(active, now):
             self._waiting[active] = None
             return
+        sequence = active.request.sequence
+        if sequence is not None:
+            text = f"{error.message} Sequence {sequence.correlation_id} of model '{self._spec.name}' has ended with it."
+            error = InferError(text, error.code, error.reason)
         self._fail(active, error, now)
         active.release_inputs()
 
@@ -369,7 +373,8 @@ class VersionDispatch:
 
     def _fail(self, active: ActiveRequest, error: InferError, now: float) -> None:
         if not active.has_ended:
-            self._count_failure(active, error, now)
+            if not active.record.outcome:  # else its response is held back for its order
+                self._count_failure(active, error, now)
             self._delivery.fail(active, error)
 
     def _count_failure(self, active: ActiveRequest, error: InferError, now: float) -> None:

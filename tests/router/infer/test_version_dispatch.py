@@ -25,7 +25,7 @@ from slipstream.router.tensors.tensor import Tensor
 IN, OUT = TensorSpec("IN", "INT32", (1,)), TensorSpec("OUT", "INT32", (1,))
 
 
-def spec_of(*, batches: bool = True, is_decoupled: bool = False) -> ModelSpec:
+def spec_of(*, batches: bool = True, is_decoupled: bool = False, keeps_order: bool = False) -> ModelSpec:
     return ModelSpec(
         "M",
         "1",
@@ -37,7 +37,7 @@ def spec_of(*, batches: bool = True, is_decoupled: bool = False) -> ModelSpec:
         (OUT,),
         b"{}",
         is_decoupled=is_decoupled,
-        dynamic_batching=DynamicBatching() if batches else None,
+        dynamic_batching=DynamicBatching(preserve_ordering=keeps_order) if batches else None,
     )
 
 
@@ -253,13 +253,50 @@ def test_all_that_waits_fails_when_no_instance_will_come() -> None:
     assert world.dispatch.num_open == 0
 
 
+def test_responses_leave_in_the_order_of_their_requests() -> None:
+    world = World(spec_of(keeps_order=True))
+    for name in ("M_0", "M_1", "M_2"):
+        world.dispatch.add_instance(name, world.now)
+    answers = [world.submit()[1] for _ in range(3)]
+    world.finish("M_2")
+    world.finish("M_1")
+    assert [answer.num_ends for answer in answers] == [0, 0, 0]
+    world.finish("M_0")
+    assert [answer.num_ends for answer in answers] == [1, 1, 1]
+
+
+def test_a_failure_makes_way_for_the_responses_behind_it() -> None:
+    world = World(spec_of(keeps_order=True))
+    for name in ("M_0", "M_1"):
+        world.dispatch.add_instance(name, world.now)
+    first, second = world.submit(), world.submit()
+    world.finish("M_1")
+    first[0].cancel()
+    assert (first[1].num_ends, second[1].num_ends) == (1, 1)
+    world.finish("M_0")
+    assert world.num_released == 1  # the response that the cancelled request does not want
+
+
+def test_a_held_response_is_given_back_if_its_request_is_cancelled() -> None:
+    world = World(spec_of(keeps_order=True))
+    for name in ("M_0", "M_1"):
+        world.dispatch.add_instance(name, world.now)
+    first, second = world.submit(), world.submit()
+    world.finish("M_1")
+    second[0].cancel()
+    assert (second[1].num_ends, world.num_released) == (1, 1)
+    world.finish("M_0")
+    assert (first[1].num_ends, first[1].num_releases, second[1].num_releases) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("keeps_order", [False, True])
 @pytest.mark.parametrize("is_decoupled", [False, True])
 @settings(max_examples=100, deadline=None)
 @given(events=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 5)), max_size=60))
 def test_whatever_happens_every_request_ends_once_and_gives_its_memory_back(
-    is_decoupled: bool, events: list[tuple[int, int]]
+    is_decoupled: bool, keeps_order: bool, events: list[tuple[int, int]]
 ) -> None:
-    world = World(spec_of(is_decoupled=is_decoupled))
+    world = World(spec_of(is_decoupled=is_decoupled, keeps_order=keeps_order))
     names = ("M_0", "M_1")
     alive: set[str] = set()
     requests: list[tuple[ActiveRequest, Answer]] = []
