@@ -15,7 +15,7 @@ from slipstream.router.infer.model_instance import unhealthy
 from slipstream.router.infer.requests.active_request import ActiveRequest
 from slipstream.router.infer.requests.request_record import InferRecord
 from slipstream.router.infer.requests.statistics_recorder import StatisticsRecorder
-from slipstream.router.infer.requests.version_dispatch import DispatchOptions, VersionDispatch
+from slipstream.router.infer.requests.version_dispatch import RETRY_PAUSE_S, DispatchOptions, VersionDispatch
 from slipstream.router.instances.messages import Executed, ExecuteRequest, InstanceResponse
 from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferRequest, InferResponse
@@ -116,6 +116,11 @@ class World:
         self.running.pop(instance, None)
         self.dispatch.remove_instance(instance, unhealthy(instance), self.now)
 
+    def pause(self) -> None:
+        """Lets the pause before a retry pass."""
+        self.now += RETRY_PAUSE_S
+        self.dispatch.tick(self.now)
+
 
 def test_a_request_goes_to_a_free_instance_and_its_response_back() -> None:
     world = World()
@@ -176,11 +181,24 @@ def test_a_request_whose_instance_dies_is_tried_again_once() -> None:
     world.lose("M_0")
     assert answer.num_ends == 0
     world.dispatch.add_instance("M_0", world.now)
+    assert active.attempts == 1
+    assert world.dispatch.next_time == world.now + RETRY_PAUSE_S
+    world.pause()
     assert active.attempts == 2
     world.lose("M_0")
     assert answer.error is not None
     assert answer.error.message == "Stub process 'M_0' is not healthy."
     assert answer.num_releases == 1
+
+
+def test_a_request_that_is_to_be_tried_again_can_be_cancelled() -> None:
+    world = World()
+    world.dispatch.add_instance("M_0", world.now)
+    active, answer = world.submit()
+    world.lose("M_0")
+    active.cancel()
+    assert (answer.num_ends, answer.num_releases) == (1, 1)
+    assert (world.dispatch.num_open, world.dispatch.next_time) == (0, None)
 
 
 def test_requests_of_a_dead_instance_keep_their_order() -> None:
@@ -192,6 +210,7 @@ def test_requests_of_a_dead_instance_keep_their_order() -> None:
     world.finish("M_0")
     world.submit("d")
     world.lose("M_0")
+    world.pause()
     world.dispatch.add_instance("M_1", world.now)
     requests = [place.request.id for place in world.running["M_1"][1] if place.request is not None]
     assert requests == ["a", "b", "c", "d"]
@@ -327,6 +346,8 @@ def test_whatever_happens_every_request_ends_once_and_gives_its_memory_back(
             world.lose(name)
         elif kind == 4 and name in world.running:
             finish(name)
+        elif kind == 4:
+            world.pause()
         elif requests:
             active = requests[index % len(requests)][0]
             if kind == 5:
