@@ -19,6 +19,7 @@ from slipstream.router.infer.service_metrics import ServiceMetrics
 from slipstream.router.infer.tensor_service import TensorService
 from slipstream.router.instances.instance_port import BACKLOG, InstancePort, InstancePortConfig
 from slipstream.router.model_files.cache.host_cache import HostCache
+from slipstream.router.model_repository.explicit_loads import ExplicitLoads
 from slipstream.router.model_repository.model_repository import ModelRepository
 from slipstream.router.model_repository.read_options import ReadOptions
 from slipstream.router.model_repository.repository_error import RepositoryError
@@ -65,7 +66,8 @@ class TensorModels:
         await self.port.start()
         cleanup.push_async_callback(self.port.stop)
         models = ModelRepository(config.paths, options_of(config))
-        self.repository = RepositoryService(config, models, self.service, self.port)
+        explicit_loads = None if self._instances_path is None else ExplicitLoads.beside(self._instances_path)
+        self.repository = RepositoryService(config, models, self.service, self.port, explicit_loads)
         cleanup.push_async_callback(self.repository.close)
         self.server = KServeServer(
             self.service,

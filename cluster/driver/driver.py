@@ -29,7 +29,7 @@ from slipstream.cluster.ray.ray_session import RaySession, connected
 from slipstream.cluster.repository.model_content import ModelContent
 from slipstream.cluster.state.model_state import ModelState
 from slipstream.cluster.state.router_probe import wait_until_ready, why_not_ready
-from slipstream.cluster.state.run_state import ClusterPhase, ClusterState, StateFile
+from slipstream.cluster.state.run_state import ClusterPhase, ClusterState, StateFile, instances_path
 from slipstream.cluster.supervisor.cluster_fleet import ClusterFleet
 from slipstream.cluster.supervisor.instance_host_nodes import instance_hosts
 from slipstream.cluster.supervisor.members.deployment import Deployment
@@ -38,6 +38,7 @@ from slipstream.cluster.supervisor.members.router_member import RouterMember
 from slipstream.cluster.supervisor.start_bound import start_bound
 from slipstream.cluster.supervisor.supervisor import StartFailed, Supervisor
 from slipstream.cluster.terminal.console import Console
+from slipstream.router.model_repository.explicit_loads import ExplicitLoads
 from slipstream.router.protocol.messages import Role
 
 REASON_S = 2.0  # in which the supervisor learns why a router is gone
@@ -120,6 +121,7 @@ class Driver:
                     self._console.say("slipstream: the driver got a signal to end that the guardian did not send")
                     return 0
                 await self._drain(cluster.supervisor, stop)
+                ExplicitLoads.beside(instances_path(self._config.name)).forget()
                 return 0
             finally:
                 self._phase("stopping")
@@ -152,6 +154,8 @@ class Driver:
         ]
         common = Deployment(config, token, self._log_dir, session.may_span_nodes)
         router = RouterMember(deployments or [common], session.node_id, self._guardian.holder)
+        if self._before is None:
+            ExplicitLoads.beside(instances_path(config.name)).forget()
         if (before := self._before) is not None:
             router.stay_at(port_of(before.url), port_of(before.admin_url))
             router.stay_at_for_tensors(port_of(before.grpc_url), port_of(before.tensor_metrics_url))

@@ -305,7 +305,7 @@ class HttpConnection(asyncio.BufferedProtocol, Generic[C]):
         state = self._reader.state
         is_idle = self._exchange is None and not self._pending
         awaited = state if state == "header" or state == "body" else "idle" if is_idle else None
-        self._timers.wait_for(awaited, self._reader.num_begun)
+        self._timers.wait_for(awaited, self._reader.progress)
 
     def read_timed_out(self, what: str) -> None:
         """A part of a request did not come in time."""

@@ -28,24 +28,24 @@ class BodyPlaces(Protocol):
 class ArrivingBody:
     """A body on its way into its place."""
 
-    __slots__ = ("_num_filled", "_view", "keep_alive", "place")
+    __slots__ = ("_view", "keep_alive", "num_filled", "place")
 
     def __init__(self, place: BodyPlace, keep_alive: bool) -> None:
         self.place = place
         self.keep_alive = keep_alive
         self._view = place.view
-        self._num_filled = 0
+        self.num_filled = 0
 
     @property
     def room(self) -> memoryview:
         """For what is still to come."""
-        return self._view[self._num_filled :]
+        return self._view[self.num_filled :]
 
     def put(self, part: bytes) -> None:
-        self._view[self._num_filled : self._num_filled + len(part)] = part
-        self._num_filled += len(part)
+        self._view[self.num_filled : self.num_filled + len(part)] = part
+        self.num_filled += len(part)
 
     def filled(self, num_bytes: int) -> bool:
         """So much has been put into `room`. Returns whether the body is whole."""
-        self._num_filled += num_bytes
-        return self._num_filled == len(self._view)
+        self.num_filled += num_bytes
+        return self.num_filled == len(self._view)

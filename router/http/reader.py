@@ -120,6 +120,12 @@ class RequestReader:
         return arrived
 
     @property
+    def progress(self) -> int:
+        """Another number for each request, and for each MiB of a large body."""
+        num_filled = self._arriving.num_filled if self._arriving is not None else 0
+        return (self.num_begun << 32) + (num_filled >> 20)
+
+    @property
     def body_room(self) -> memoryview | None:
         """Where what comes next may be read to, instead of being fed; then `filled` is called."""
         return self._arriving.room if self._arriving is not None else None

@@ -60,7 +60,8 @@ class ConnectionTimers:
         self._unsent_bytes = 0
 
     def wait_for(self, what: Awaited | None, number: int) -> None:
-        """The connection waits for this now, of its request with that number. A repeated call changes nothing."""
+        """The connection waits for this now, of the request, or the part of one, with that number. A repeated call
+        changes nothing."""
         awaited = None if what is None else (what, number)
         if awaited == self._awaited:
             return

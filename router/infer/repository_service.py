@@ -22,6 +22,7 @@ from slipstream.router.infer.tensor_service import TensorService
 from slipstream.router.infer.version_runtime import Launcher, RuntimeContext, VersionRuntime
 from slipstream.router.instances.instance_link import InstanceLink
 from slipstream.router.instances.messages import ControlCall
+from slipstream.router.model_repository.explicit_loads import ExplicitLoad, ExplicitLoads
 from slipstream.router.model_repository.load_plan import models_at_start
 from slipstream.router.model_repository.model_draft import ModelDraft
 from slipstream.router.model_repository.model_repository import ModelRepository
@@ -40,18 +41,27 @@ from slipstream.router.tensors.tensor import RegionSlice, TensorData
 log = logging.getLogger(__name__)
 EXIT_TIMEOUT_S = 30.0  # as Triton's --exit-timeout-secs
 
+AS_IT_IS = ExplicitLoad()  # with the configuration and the files of the repository
+
 
 class RepositoryService:
     """RepositoryControl. `start` begins to load what the control mode says; `close` unloads everything.
 
-    Loads and unloads of one model come one after the other; different models load side by side."""
+    Loads and unloads of one model come one after the other; different models load side by side. With `explicit_loads`
+    those that clients have asked for are done again by the next router."""
 
     def __init__(
-        self, config: RepositoryConfig, repository: ModelRepository, service: TensorService, launcher: Launcher
+        self,
+        config: RepositoryConfig,
+        repository: ModelRepository,
+        service: TensorService,
+        launcher: Launcher,
+        explicit_loads: ExplicitLoads | None = None,
     ) -> None:
         self._config = config
         self._repository = repository
         self._service = service
+        self._explicit_loads = explicit_loads
         self.cache = ResponseCache(config.cache_bytes) if config.cache_bytes else None
         options = DispatchOptions(config.request_retries, self.cache, gate_of(config))
         self._context = RuntimeContext(launcher, service, self, options)
@@ -96,13 +106,22 @@ class RepositoryService:
                 raise
             log.error("the repository cannot be read: %s", error.cause)
         names = models_at_start(config.control_mode, self._names, config.load_models)
+        asked = await self._asked_before()
+        names = [name for name in dict.fromkeys((*names, *asked)) if asked.get(name, AS_IT_IS) is not None]
         slots = asyncio.Semaphore(config.load_threads)
 
         async def load(name: str) -> None:
+            own = asked.get(name) or AS_IT_IS
             async with slots:
-                await self._load(name)
+                await self._load(name, own.config_json, own.files)
 
         return await asyncio.gather(*map(load, names), return_exceptions=True)
+
+    async def _asked_before(self) -> dict[str, ExplicitLoad | None]:
+        """What clients of an earlier router have loaded or unloaded (None)."""
+        if self._explicit_loads is None or self._config.control_mode != "explicit":
+            return {}
+        return await asyncio.get_running_loop().run_in_executor(self._files, self._explicit_loads.latest)
 
     async def poll(self) -> None:
         """Reads the repository again every `poll_s`, and loads what has changed. Runs until it is cancelled."""
@@ -158,10 +177,15 @@ class RepositoryService:
     async def load(self, model: str, config_json: str = "", files: Mapping[str, bytes] | None = None) -> None:
         self._check_explicit()
         await self._load(model, config_json, files)
+        if self._explicit_loads is not None:
+            note = partial(self._explicit_loads.loaded, model, ExplicitLoad(config_json, files))
+            await asyncio.get_running_loop().run_in_executor(self._files, note)
 
     async def unload(self, model: str, *, with_dependents: bool = False) -> None:
         self._check_explicit()
         await self._unload(model)
+        if self._explicit_loads is not None:
+            await asyncio.get_running_loop().run_in_executor(self._files, self._explicit_loads.unloaded, model)
 
     def control(self, call: ControlCall, link: InstanceLink) -> None:
         """What a model asks for (`load_model`, `unload_model`, `is_model_ready`)."""

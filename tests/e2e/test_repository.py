@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import signal
@@ -67,6 +68,9 @@ class Asking:
     def __exit__(self, *args: object) -> None:
         self._is_to_end.set()
         self._thread.join()
+        self.close()
+
+    def close(self) -> None:
         self._connection.close()
 
     def _run(self) -> None:
@@ -80,6 +84,14 @@ class Asking:
         self._connection.request("POST", "/v2/models/add_sub/infer", BODY)
         answer = self._connection.getresponse()
         return answer.status, orjson.loads(answer.read())
+
+    def post(self, path: str) -> Any:
+        """What is answered to a POST without a body."""
+        self._connection.request("POST", path)
+        answer = self._connection.getresponse()
+        body = answer.read()
+        assert answer.status == 200, body
+        return orjson.loads(body or b"null")
 
     def wait_for_more(self, count: int) -> None:
         wanted, until_s = len(self.answers) + count, time.monotonic() + HEALS_S
@@ -122,8 +134,9 @@ def test_clients_do_not_notice_the_end_of_the_instance_host(serving: ServingClus
 
 
 def test_clients_do_not_notice_the_end_of_the_router(serving: ServingCluster) -> None:
-    before = serving.state
-    with Asking(serving) as asking:
+    before, asking = serving.state, Asking(serving)
+    asking.post("/v2/repository/models/counter/load")
+    with asking:
         kill_and_wait(serving, "router", asking)
     check_all_were_right(asking)
     after = serving.state
@@ -134,3 +147,6 @@ def test_clients_do_not_notice_the_end_of_the_router(serving: ServingCluster) ->
         before.grpc_url,
         before.tensor_metrics_url,
     )
+    with contextlib.closing(Asking(serving)) as later:
+        index = later.post("/v2/repository/index")
+    assert {model["name"] for model in index if model.get("state") == "READY"} == {"add_sub", "counter"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
 import mmap
@@ -184,10 +185,9 @@ def shared_file(key: str, data: bytes) -> Iterator[mmap.mmap]:
     """Shared memory of the router."""
     path = Path("/dev/shm") / key
     path.write_bytes(data)
-    with open(path, "r+b") as file:
-        mapping = mmap.mmap(file.fileno(), 0)
-    try:
-        yield mapping
-    finally:
-        mapping.close()
-        path.unlink()
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as mapping:
+        fcntl.flock(file, fcntl.LOCK_EX)  # instance hosts remove what nobody has locked
+        try:
+            yield mapping
+        finally:
+            path.unlink()

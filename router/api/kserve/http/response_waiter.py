@@ -34,7 +34,10 @@ class ResponseWaiter:
         while not self._responses:
             if self._error is not None:
                 error, self._error = self._error, None
-                raise error
+                try:
+                    raise error
+                finally:
+                    del error  # which holds this frame by its traceback
             if self._has_ended:
                 return None
             self._waiting = asyncio.get_running_loop().create_future()
@@ -61,10 +64,11 @@ class ResponseWaiter:
     def close(self) -> None:
         """The handler wants nothing more."""
         self._is_closed = True
+        submission, self._submission = self._submission, None  # which holds this receiver
         while self._responses:
             release(self._responses.popleft())
-        if not self._has_ended and self._submission is not None:
-            self._submission.cancel()
+        if not self._has_ended and submission is not None:
+            submission.cancel()
 
     def _wake(self) -> None:
         waiting, self._waiting = self._waiting, None

@@ -154,3 +154,21 @@ def test_a_reader_that_is_slow_gets_all_of_a_large_answer() -> None:
             await client.close()
 
     run(main)
+
+
+def test_a_large_body_has_its_time_for_every_mebibyte() -> None:
+    async def main() -> None:
+        http = HttpConfig(port=0, body_timeout_s=0.5)
+        async with kserve_site(http=http) as site:
+            body, headers, data = large_request(1_000_000)
+            sent = request_bytes("POST", RAW, body, headers)
+            client = await Client.connect(site.port)
+            for begin in range(0, len(sent), 1 << 20):
+                client.send(sent[begin : begin + (1 << 20)])
+                await asyncio.sleep(0.15)  # four times, which is longer than the limit
+            assert (await client.response())[2].endswith(data)
+            client.send(sent[:100_000])
+            assert (await client.response())[0] == 408
+            await client.close()
+
+    run(main)

@@ -42,9 +42,10 @@ class PlainSequences:
     batching: SequenceBatching
     instances: list[str] = field(default_factory=list)
     alive: list[PlainSequence] = field(default_factory=list)  # in order of arrival
-    running: dict[str, list[PlainSequence]] = field(default_factory=dict)
+    running: dict[str, list[tuple[PlainSequence, str]]] = field(default_factory=dict)
     rejected: list[str] = field(default_factory=list)
     num_ready: int = 0
+    last_own_id: int = 0  # given to a request of an iterative sequence that has none
 
     def add_instance(self, instance: str, now: float) -> None:
         self.instances.append(instance)
@@ -62,8 +63,12 @@ class PlainSequences:
                 sequence.slot = sequence.expires = sequence.steps[0].ready = None
         self._settle(now)
 
-    def add(self, id: str, shape: object, flags: SequenceFlags, timeout_us: int, now: float) -> bool:
-        """Returns False if the request lacks its START."""
+    def add(self, id: str, shape: object, flags: SequenceFlags | None, timeout_us: int, now: float) -> bool:
+        """Returns False if the request lacks its START, or its id."""
+        if flags is None:
+            if not self.batching.is_iterative:
+                return False
+            flags = SequenceFlags(self._own_id(), is_start=True)
         found = [each for each in self.alive if each.id == flags.correlation_id and each.is_open]
         if not found and not flags.is_start:
             return False
@@ -112,15 +117,19 @@ class PlainSequences:
         places = self._direct(ready, now) if self.batching.strategy == "direct" else self._oldest(ready, now)
         if not places:
             return []
-        ids = []
-        self.running[instance] = [each for each in places if each is not None]
+        ids: list[str | None] = []
+        self.running[instance] = []
         for place in places:
-            ids.append(place.steps.pop(0).id if place is not None else None)
-            if place is not None:
-                place.num_running += 1
-                place.has_begun = True
+            if place is None:
+                ids.append(None)
+                continue
+            place.num_running += 1
+            place.has_begun = True
+            id = place.steps.pop(0).id
+            ids.append(id)
+            self.running[instance].append((place, id))
         if self.batching.strategy == "direct":
-            for sequence in self.running[instance]:
+            for sequence, _ in self.running[instance]:
                 if not sequence.is_open and not sequence.steps:
                     sequence.slot = None  # a slot is free when the last request of its sequence has begun
                     self.alive.remove(sequence)
@@ -128,8 +137,10 @@ class PlainSequences:
         return ids
 
     def executed(self, instance: str, now: float) -> None:
-        for sequence in self.running.pop(instance):
+        for sequence, id in self.running.pop(instance):
             sequence.num_running -= 1
+            if self.batching.is_iterative and id not in [step.id for step in sequence.steps]:
+                sequence.is_open = False
             if sequence.is_open and not sequence.steps:
                 sequence.idle_since = now
             if sequence in self.alive:
@@ -178,6 +189,13 @@ class PlainSequences:
         if sequence.slot is not None and sequence.steps and not sequence.num_running and not sequence.steps[0].ready:
             self.num_ready += 1
             sequence.steps[0].ready = (now, self.num_ready)
+
+    def _own_id(self) -> int:
+        used = [each.id for each in self.alive if each.is_open]
+        self.last_own_id += 1
+        while self.last_own_id in used:
+            self.last_own_id += 1
+        return self.last_own_id
 
     def _end(self, sequence: PlainSequence) -> None:
         self.rejected += [each.id for each in sequence.steps]

@@ -94,10 +94,12 @@ class VirtualWorld:
             work = self.busy[instance]
             assert work is not None
             self.busy[instance] = None
+            again = [request for request in work[0].requests if self.is_rescheduled(request)]
             self.scheduler.executed(work[0], instance, self.now)
             self.plain_executed(instance)
             for request in work[0].requests:
-                self.end(request.request.id)
+                if request not in again:
+                    self.end(request.request.id)
         return bool(over)
 
     def compare_rejections(self, *, is_due: bool) -> None:
@@ -140,6 +142,10 @@ class VirtualWorld:
         self.compare(f"accepted {request.request.id}", True, is_accepted)
         self.requests[request.request.id] = request
         self.waiting.append(request.request.id)
+
+    def is_rescheduled(self, request: QueuedRequest) -> bool:
+        """Whether it was queued again after its execution."""
+        return False
 
     def start_instance(self) -> None:
         self.num_instances += 1
@@ -276,6 +282,7 @@ class SequenceWorld(VirtualWorld):
         batching = SequenceBatching(
             strategy="direct" if is_direct else "oldest",
             max_idle_us=draw.choice((6, 20)) * STEP_US,
+            is_iterative=draw.random() < 0.3,
             max_queue_delay_us=draw.choice((0, STEP_US, 5 * STEP_US)),
             minimum_slot_utilization=draw.choice((0.0, 0.5, 1.0)) if is_direct else 0.0,
             max_candidate_sequences=draw.choice((0, 1, 5)),
@@ -287,10 +294,29 @@ class SequenceWorld(VirtualWorld):
         draw, id = self.draw, self.new_id()
         size = draw.choice((3, 3, 3, 3, 4))
         shape = (1, size) if self.spec.max_batch_size else (size,)
-        flags = SequenceFlags(draw.randint(1, 6), is_start=draw.random() < 0.4, is_end=draw.random() < 0.3)
+        flags: SequenceFlags | None = None
+        if draw.random() < 0.9:
+            flags = SequenceFlags(draw.randint(1, 6), is_start=draw.random() < 0.4, is_end=draw.random() < 0.3)
         timeout_us = draw.choice((0, 0, 3 * STEP_US, 8 * STEP_US))
         request = queued(id, shapes={"X": shape}, sequence=flags, timeout_us=timeout_us)
         self.submit(request, is_accepted=self.plain.add(id, size, flags, timeout_us, self.now))
+
+    def is_rescheduled(self, request: QueuedRequest) -> bool:
+        if not self.plain.batching.is_iterative or self.draw.random() < 0.5:
+            return False
+        flags = request.request.sequence
+        assert flags is not None
+        id, size = request.request.id, request.request.inputs[0].shape[-1]
+        again = SequenceFlags(flags.correlation_id)
+        is_accepted = self.plain.add(id, size, again, request.request.timeout_us, self.now)
+        try:
+            self.scheduler.reschedule(request, self.now)
+        except InferError:
+            self.compare(f"reschedule refused {id}", True, not is_accepted)
+            return False
+        self.compare(f"rescheduled {id}", True, is_accepted)
+        self.waiting.append(id)
+        return True
 
     def lose_instance(self, instance: str) -> None:
         work = self.busy.pop(instance)

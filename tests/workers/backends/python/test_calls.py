@@ -76,6 +76,15 @@ ASYNC_CALLER = (
 """
 )
 
+DECOUPLED_CALLER = (
+    CALLER.replace("def execute(self, requests):", "def sync(self, requests):")
+    + """
+        async def execute(self, requests):
+            response = total(await gathered())
+            requests[0].get_response_sender().send(response, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+)
+
 
 def answer(instance: InstanceProcess, *, num_calls: int, times: int = 2) -> None:
     """Answers calls as a model that multiplies; the last call first."""
@@ -133,6 +142,20 @@ def test_calls_run_at_the_same_time(tmp_path: Path, code: str, what: str, sum_of
             executed = instance.peer.receive("executed")
             assert executed["error"] is None
             assert instance.peer.array(executed["responses"][0]["outputs"][0]).tolist() == [2 * sum_of_inputs]
+
+
+def test_coroutines_in_the_background_call_while_other_batches_come(tmp_path: Path) -> None:
+    with running_instance(tmp_path, DECOUPLED_CALLER) as instance:
+        instance.initialize({"OUT": "INT32"}, is_decoupled=True)
+        for n in range(5):
+            assert instance.execute(request(n))["error"] is None
+        answer(instance, num_calls=15)
+        numbers = []
+        for _ in range(5):
+            message = instance.peer.receive("response")
+            assert instance.peer.array(message["response"]["outputs"][0]).tolist() == [12]
+            numbers.append(message["n"])
+        assert sorted(numbers) == [0, 1, 2, 3, 4]
 
 
 def test_a_failed_call_is_a_response_with_an_error(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ KEEPER = """
 
 
 def test_an_array_that_a_model_keeps_stays_as_it_was_and_writing_to_it_reaches_nobody(tmp_path: Path) -> None:
-    num = 40_000
+    num = 400_000
     with (
         running_instance(tmp_path, KEEPER) as instance,
         shared_file(f"slipstream-{instance.launch}-in", np.full(num, 1, dtype=np.int32).tobytes()) as memory,
@@ -144,6 +144,33 @@ def test_an_array_that_a_model_keeps_stays_as_it_was_and_writing_to_it_reaches_n
         executed = instance.execute(request(2, [tensor]))
         firsts = instance.peer.array(executed["responses"][0]["outputs"][0]).tolist()
         assert firsts == [101, 102, 1, 2]
+
+
+TEXTS = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            (texts,) = [tensor.as_numpy() for tensor in requests[0].inputs()]
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", texts[::-1])])]
+"""
+
+
+def test_large_texts_travel_in_shared_memory(tmp_path: Path) -> None:
+    texts = [b"a" * 900_000, b"", b"b" * 900_000]
+    data = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+    with (
+        running_instance(tmp_path, TEXTS) as instance,
+        shared_file(f"slipstream-{instance.launch}-in", data) as _,
+    ):
+        instance.initialize({"OUT": "BYTES"})
+        place = [f"slipstream-{instance.launch}-in", 0, len(data)]
+        executed = instance.execute(request(1, [["TEXTS", "BYTES", [3], place]]))
+        name, datatype, shape, (key, offset, num_bytes) = executed["responses"][0]["outputs"][0]
+        assert (name, datatype, shape, num_bytes) == ("OUT", "BYTES", [3], len(data))
+        written = Path("/dev/shm", key).read_bytes()[offset : offset + num_bytes]
+        assert written == b"".join(len(text).to_bytes(4, "little") + text for text in texts[::-1])
 
 
 FAILING = """

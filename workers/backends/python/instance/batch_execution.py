@@ -7,7 +7,7 @@ from types import CoroutineType
 from typing import Any, Callable
 
 from slipstream.workers.backends.python.instance.failure_text import BackendError, failure_text
-from slipstream.workers.backends.python.instance.memory.input_memory import OpenFiles
+from slipstream.workers.backends.python.instance.memory.input_memory import InputMemory
 from slipstream.workers.backends.python.instance.open_requests import RequestChannel
 from slipstream.workers.backends.python.instance.wire.frames import Message
 from slipstream.workers.backends.python.instance.wire.router_link import RouterLink
@@ -32,7 +32,7 @@ class BatchExecutor:
         outputs: dict[str, str],
         is_decoupled: bool,
         writer: TensorWriter,
-        files: OpenFiles,
+        memory: InputMemory,
         run_coroutine: Callable[[Any, bool], Any],
     ) -> None:
         self._model = model
@@ -41,7 +41,7 @@ class BatchExecutor:
         self._outputs = frozenset(outputs)
         self._is_decoupled = is_decoupled
         self._writer = writer
-        self._files = files
+        self._memory = memory
         self._run_coroutine = run_coroutine
         self.opened: dict[int, RequestChannel] = {}
 
@@ -72,10 +72,7 @@ class BatchExecutor:
             texts, payload = [], Payload()
             for request, channel in zip(requests, channels):
                 close(request, channel)
-        del requests
-        for channel in channels:
-            if channel.n not in self.opened:
-                channel.end_loans()
+        del requests  # ends what the model has dropped, before `executed` says that nothing else has ended
         prepared = prepared or perf_counter_ns()
         finished = finished or perf_counter_ns()
         resumed = f',"rescheduled":{rescheduled}' if rescheduled else ""
@@ -95,9 +92,7 @@ class BatchExecutor:
 
     def drop_all(self) -> None:
         """The connection is lost: nothing that is open will be answered."""
-        while self.opened:
-            _, channel = self.opened.popitem()
-            channel.end_loans()
+        self.opened.clear()
 
     def _open_request(
         self,
@@ -125,7 +120,7 @@ class BatchExecutor:
         request._channel = channel
         request._sender = None
         requests.append(request)
-        request._inputs = read_tensors(fields["inputs"], payload, self._files, channel.mappings)
+        request._inputs = read_tensors(fields["inputs"], payload, self._memory)
         request._request_id = get("id", "")
         request._correlation_id = get("correlation_id", 0)
         request._requested_output_names = wanted
@@ -164,7 +159,6 @@ class BatchExecutor:
                 "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
                 f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(returned)}\n"
             )
-        is_copied = any(channel.mappings for channel in channels)
         texts = []
         for request, channel, response in zip(requests, channels, returned):
             if response is None or channel.is_null:
@@ -172,7 +166,7 @@ class BatchExecutor:
                 continue
             check_response(response, request._release_flags == RESCHEDULE)
             count_response(request)
-            texts.append(self._writer.response(response, channel.names, channel.into, payload, is_copied))
+            texts.append(self._writer.response(response, channel.names, channel.into, payload))
             channel.close()
         return texts
 

@@ -18,6 +18,7 @@ class LoopCalls:
         self._calls = calls
         self._waiting: set[int] = set()  # numbers of calls
         self._is_reading = False
+        self._is_another_reading = False
 
     def future_of(self, call: Call) -> asyncio.Future[Any]:
         """A future for the response of a call that has just begun."""
@@ -46,15 +47,24 @@ class LoopCalls:
 
     def _read(self) -> None:
         """Takes in what has come; then reads on when there is more, unless a thread reads or nobody waits."""
+        if not self._waiting:
+            return
         self._link.poll()
         if self._link.is_lost:
             self._stop_reading()
             self._calls.fail_all()
-        elif self._link.call_when_reader_leaves(lambda: self._call_soon(self._read)):
+            return
+        if not self._is_another_reading:
+            self._is_another_reading = self._link.call_when_reader_leaves(lambda: self._call_soon(self._reader_left))
+        if self._is_another_reading:
             self._stop_reading()
-        elif self._waiting and not self._is_reading:
+        elif not self._is_reading:
             self._is_reading = True
             self._loop.add_reader(self._link.fileno(), self._read)
+
+    def _reader_left(self) -> None:
+        self._is_another_reading = False
+        self._read()
 
     def _stop_reading(self) -> None:
         if self._is_reading:

@@ -7,11 +7,11 @@ import json
 from collections import deque
 from typing import Any, Callable
 
-from slipstream.workers.backends.python.instance.memory.input_memory import OpenFiles
+from slipstream.workers.backends.python.instance.memory.input_memory import InputMemory
 from slipstream.workers.backends.python.instance.memory.output_memory import OutputMemory
 from slipstream.workers.backends.python.instance.wire.frames import ConnectionLostError, Message, encode_head
 from slipstream.workers.backends.python.instance.wire.router_link import RouterLink
-from slipstream.workers.backends.python.instance.wire.tensor_reader import read_borrowed_tensors
+from slipstream.workers.backends.python.instance.wire.tensor_reader import read_tensors
 from slipstream.workers.backends.python.instance.wire.tensor_writer import Payload, TensorWriter, quote
 from slipstream.workers.backends.python.model_api.infer_request import InferenceRequest
 from slipstream.workers.backends.python.model_api.infer_response import InferenceResponse
@@ -39,11 +39,11 @@ class Call:
 class ModelCalls:
     """All calls of one connection."""
 
-    def __init__(self, link: RouterLink, writer: TensorWriter, memory: OutputMemory, files: OpenFiles) -> None:
+    def __init__(self, link: RouterLink, writer: TensorWriter, memory: OutputMemory, inputs: InputMemory) -> None:
         self._link = link
         self._writer = writer
         self._memory = memory
-        self._files = files
+        self._inputs = inputs
         self._numbers = itertools.count(1)
         self._calls: dict[int, Call] = {}
 
@@ -149,13 +149,13 @@ class ModelCalls:
         error = described.get("error")
         if error is not None:
             return InferenceResponse(error=TritonError(error[1], ErrorCode[error[0]]))
-        outputs = read_borrowed_tensors(described["outputs"], payload, self._files, self._release)
-        response = InferenceResponse(outputs)
+        outputs = described["outputs"]
+        response = InferenceResponse(read_tensors(outputs, payload, self._inputs))
+        places = [tensor[3][:2] for tensor in outputs if len(tensor[3]) == 3]
+        if places:
+            self._link.send(encode_head({"type": "release", "places": places}), [], 0)
         response._parameters = parameters_text(described.get("parameters"))
         return response
-
-    def _release(self, key: str, offset: int) -> None:
-        self._link.send_soon(encode_head({"type": "release", "places": [[key, offset]]}))
 
 
 def result_of(call: Call) -> InferenceResponse:

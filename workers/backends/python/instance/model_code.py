@@ -27,13 +27,14 @@ def import_model(model_file: str, version: str) -> Any:
     return importlib.import_module(f"{version}.{name}")
 
 
-def complete_config(module: Any, name: str, config: dict[str, Any]) -> dict[str, Any]:
+def complete_config(module: Any, config: dict[str, Any]) -> dict[str, Any]:
     """What the model makes of its configuration. Raises what its code raises."""
     model_class = module.TritonPythonModel
     if not hasattr(model_class, "auto_complete_config"):
         return config
     completed = model_class.auto_complete_config(ModelConfig(json.dumps(config)))
     if not isinstance(completed, ModelConfig):
+        name = config.get("name", "")
         raise BackendError(
             f"auto_complete_config function in model '{name}' must return a valid pb.ModelConfig object."
         )

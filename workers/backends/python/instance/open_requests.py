@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from slipstream.workers.backends.python.instance.memory.input_memory import Mapping, end_of_loan
 from slipstream.workers.backends.python.instance.wire.tensor_writer import Payload, TensorWriter
 from slipstream.workers.backends.python.model_api.infer_response import InferenceResponse
 from slipstream.workers.backends.python.model_api.tensors.errors import TritonError
@@ -16,11 +15,8 @@ NO_RESPONSE = "The model has dropped the request without a response."
 
 
 class RequestChannel:
-    """Of one request. It ends once: with `executed`, or with a final response.
-
-    The memory of its inputs is lent until then. `is_null`: a place of the direct sequence strategy without a request;
-    nothing is sent for it.
-    """
+    """Of one request. It ends once: with `executed`, or with a final response. `is_null`: a place of a direct sequence
+    batcher without a request; nothing is sent for it."""
 
     __slots__ = (
         "_open",
@@ -30,7 +26,6 @@ class RequestChannel:
         "is_decoupled",
         "is_null",
         "link",
-        "mappings",
         "n",
         "names",
     )
@@ -51,7 +46,6 @@ class RequestChannel:
         self.into = into
         self.is_decoupled = is_decoupled
         self.link = link
-        self.mappings: list[Mapping] = []
         self._writer = writer
         self._open = opened
         self._was_cancelled = False
@@ -67,10 +61,7 @@ class RequestChannel:
         payload = Payload()
         text = "null"
         if response is not None:
-            is_copied = is_final and bool(self.mappings)
-            text = self._writer.response(response, self.names, self.into, payload, is_copied)
-        if is_final:
-            self.end_loans()
+            text = self._writer.response(response, self.names, self.into, payload)
         flag = "true" if is_final else "false"
         self.link.send(
             f'{{"type":"response","n":{self.n},"response":{text},"final":{flag}}}', payload.pieces, payload.num_bytes
@@ -82,8 +73,7 @@ class RequestChannel:
         text = "null"
         if not self.is_decoupled:
             error = InferenceResponse(error=TritonError(NO_RESPONSE))
-            text = self._writer.response(error, (), None, Payload(), False)
-        self.end_loans()
+            text = self._writer.response(error, (), None, Payload())
         self.link.send_soon(f'{{"type":"response","n":{self.n},"response":{text},"final":true}}')
 
     def is_cancelled(self) -> bool:
@@ -97,8 +87,3 @@ class RequestChannel:
     def close(self) -> None:
         """The request ends with `executed`."""
         self._open.pop(self.n, None)
-
-    def end_loans(self) -> None:
-        mappings, self.mappings = self.mappings, []
-        for mapping in mappings:
-            end_of_loan(mapping)

@@ -12,8 +12,9 @@ from typing import Any
 
 from slipstream.workers.backends.python.instance.batch_execution import BatchExecutor
 from slipstream.workers.backends.python.instance.failure_text import failure_text
-from slipstream.workers.backends.python.instance.memory.input_memory import OpenFiles
+from slipstream.workers.backends.python.instance.memory.input_memory import InputMemory
 from slipstream.workers.backends.python.instance.memory.output_memory import OutputMemory
+from slipstream.workers.backends.python.instance.memory.shared_files import SharedFiles
 from slipstream.workers.backends.python.instance.model_calls import ModelCalls
 from slipstream.workers.backends.python.instance.model_code import complete_config, import_model
 from slipstream.workers.backends.python.instance.parent_death import end_with_parent
@@ -39,40 +40,51 @@ class Instance:
         self._settings = settings
         self._commands: deque[Message] = deque()
         self._memory = OutputMemory(f"slipstream-{settings.launch}")
-        self._files = OpenFiles()
-        self._writer = TensorWriter(self._memory, self._files)
+        files = SharedFiles()
+        self._inputs = InputMemory(files)
+        self._writer = TensorWriter(self._memory, files)
         self._server = ServerCalls(settings.name, settings.model_file)
         self._module: Any = None
         self._model: Any = None
         self._executor: BatchExecutor | None = None
-        self._is_idle = False
+        self._is_idle = True  # nothing is executed: SIGTERM may interrupt it
+        self._is_terminated = False
         self._background: Any = None  # a BackgroundLoop, once a coroutine has come
 
     def run(self) -> int:
         """Until the router finalises it; the exit code."""
         PROCESS.link = self._server
-        while True:
-            link = self._connect()
-            try:
-                while True:
-                    self._is_idle = True
-                    link.wait_until(self._has_command)
-                    self._is_idle = False
-                    code = self._handle(self._commands.popleft(), link)
-                    if code is not None:
-                        return code
-            except Terminated:
-                self._finalize()
-                return 0
-            except ConnectionLostError as error:
-                print(f"connection to the router lost: {error}", file=sys.stderr)
-            self._end_connection(link)
+        try:
+            while True:
+                code = self._serve(self._connect())
+                if code is not None:
+                    return code
+        except Terminated:
+            self._finalize()
+            return 0
 
     def terminate(self, *_: Any) -> None:
         """The handler of SIGTERM: the model is finalised, after what it executes now."""
+        self._is_terminated = True
         if self._is_idle:
             raise Terminated
-        self._commands.append(Message({"type": "finalize"}, bytearray()))
+
+    def _serve(self, link: RouterLink) -> int | None:
+        """Executes what comes on a connection, until that is lost or the instance ends; then the exit code."""
+        try:
+            while True:
+                link.wait_until(self._has_command)
+                self._is_idle = False
+                code = self._handle(self._commands.popleft(), link)
+                if code is not None:
+                    return code
+                self._is_idle = True
+                if self._is_terminated:
+                    raise Terminated
+        except ConnectionLostError as error:
+            print(f"connection to the router lost: {error}", file=sys.stderr)
+        self._end_connection(link)
+        return None
 
     def _has_command(self) -> bool:
         return bool(self._commands)
@@ -101,7 +113,7 @@ class Instance:
         return None
 
     def _complete_config(self, message: Message, link: RouterLink) -> None:
-        completed = complete_config(self._imported(), self._settings.name, message.head["config"])
+        completed = complete_config(self._imported(), message.head["config"])
         link.send(encode_head({"type": "completed", "config": completed}), [], 0)
 
     def _initialize(self, message: Message, link: RouterLink) -> None:
@@ -118,7 +130,7 @@ class Instance:
             head["outputs"],
             head["is_decoupled"],
             self._writer,
-            self._files,
+            self._inputs,
             self._run_coroutine,
         )
         self._server.may_call_models = True
@@ -170,7 +182,7 @@ class Instance:
                 time.sleep(wait_s)
                 wait_s = min(2 * wait_s, LONGEST_RETRY_S)
         link = RouterLink(connection, self._dispatch)
-        self._calls = ModelCalls(link, self._writer, self._memory, self._files)
+        self._calls = ModelCalls(link, self._writer, self._memory, self._inputs)
         self._server.connected(link, self._calls)
         link.send(encode_head(self._hello()), [], 0)
         return link

@@ -89,6 +89,7 @@ class ServerCalls:
             return future
         assert self._link is not None
         if loop not in self._loops:
+            self._loops = {known: calls_of for known, calls_of in self._loops.items() if not known.is_closed()}
             self._loops[loop] = LoopCalls(loop, self._link, calls)
         return self._loops[loop].future_of(calls.begin(request, False, self.parent_n))
 

@@ -1,75 +1,56 @@
-"""Tensors that lie in another process's shared memory, as memory of this one."""
+"""Memory for inputs that lie in shared memory. They are copied: a model may write to its inputs and keep them, but the
+memory they came in is used for other requests later."""
 
 from __future__ import annotations
 
 import ctypes
-import mmap
-import os
-from typing import Any, Callable
+import weakref
+from collections import deque
+from typing import Any
 
 import numpy as np
 
-from slipstream.workers.backends.python.instance.memory.output_memory import PAGE_BYTES, SHM, copy_bytes
+from slipstream.workers.backends.python.instance.memory.shared_files import SharedFiles, copy_bytes
 
-MAX_OPEN_FILES = 64
-
-
-class Mapping(mmap.mmap):
-    """A private mapping of some pages: it costs no copy, and what is written to it only this process sees. `release`
-    is called when the last array that shows it is gone."""
-
-    release: Callable[[], None] | None = None
-
-    def __del__(self) -> None:
-        if self.release is not None:
-            self.release()
+POOLED_BYTES = 1 << 20  # from this size on the system takes new memory from the kernel for each buffer, page by page
+KEPT_BYTES = 256 << 20
 
 
-class OpenFiles:
-    """Files in /dev/shm that stay open, because the router uses the same ones for many requests."""
+class InputMemory:
+    """Copies tensors into buffers, which come back when the last array that shows them is gone."""
 
-    def __init__(self) -> None:
-        self._files: dict[str, int] = {}
+    def __init__(self, files: SharedFiles) -> None:
+        self._files = files
+        self._free: deque[np.ndarray[Any, Any]] = deque()
 
-    def file_of(self, key: str) -> int:
-        """The file that has this name now. Raises OSError."""
-        file = self._files.get(key)
-        if file is not None:
-            if os.fstat(file).st_nlink:
-                return file
-            del self._files[key]
-            os.close(file)
-        if len(self._files) >= MAX_OPEN_FILES:
-            os.close(self._files.pop(next(iter(self._files))))
-        file = os.open(SHM + key.lstrip("/"), os.O_RDWR | os.O_CLOEXEC)
-        self._files[key] = file
-        return file
+    def copy_of(self, key: str, offset: int, num_bytes: int) -> Any:
+        """The bytes of a place, as a buffer of their own. Raises OSError or ValueError."""
+        source = self._files.bytes_at(key, offset, num_bytes)
+        if num_bytes < POOLED_BYTES:
+            return bytearray(source)
+        whole: Any = self._take(num_bytes)
+        lease: Any = (ctypes.c_uint8 * num_bytes).from_buffer(whole)  # held by all arrays that are made of it
+        weakref.finalize(lease, self._give_back, whole).atexit = False
+        copy = np.frombuffer(lease, dtype=np.uint8)
+        copy_bytes(copy, source)
+        return copy
 
-    def map_privately(self, key: str, offset: int, num_bytes: int) -> tuple[Mapping, int]:
-        """The pages of a tensor, and where in them it begins. Raises OSError or ValueError."""
-        begin = offset // PAGE_BYTES * PAGE_BYTES
-        mapping = Mapping(self.file_of(key), offset - begin + num_bytes, flags=mmap.MAP_PRIVATE, offset=begin)
-        return mapping, offset - begin
+    def _take(self, num_bytes: int) -> np.ndarray[Any, Any]:
+        for _ in range(len(self._free)):
+            try:
+                buffer = self._free.popleft()
+            except IndexError:
+                break
+            if num_bytes <= buffer.nbytes <= 2 * num_bytes:
+                return buffer
+            self._free.append(buffer)
+        return np.empty(num_bytes, dtype=np.uint8)
 
-    def write(self, key: str, offset: int, num_bytes: int, data: Any) -> None:
-        """Puts a tensor where a client wants it. Raises OSError or ValueError."""
-        begin = offset // PAGE_BYTES * PAGE_BYTES
-        mapping = mmap.mmap(self.file_of(key), offset - begin + num_bytes, offset=begin)
-        copy_bytes(memoryview(mapping)[offset - begin :], data)
-
-
-def held_memory(mapping: Mapping) -> np.ndarray[Any, Any]:
-    """The bytes of a mapping. It cannot be closed while they, or arrays made of them, are in use: a ctypes array holds
-    the mapping's buffer, which numpy's arrays alone would not do in all versions."""
-    memory: Any = (ctypes.c_uint8 * len(mapping)).from_buffer(mapping)
-    return np.frombuffer(memory, dtype=np.uint8)
-
-
-def end_of_loan(mapping: Mapping) -> None:
-    """The pages' owner may use them for something else from now on. If something still refers to them - the model has
-    kept an array, say - it gets copies first."""
-    try:
-        mapping.close()
-    except BufferError:
-        pages = np.frombuffer(mapping, dtype=np.uint8)[::PAGE_BYTES]
-        np.bitwise_or(pages, 0, out=pages)  # a write copies a private page
+    def _give_back(self, buffer: np.ndarray[Any, Any]) -> None:
+        """Runs where the last array ends, on any thread."""
+        self._free.append(buffer)
+        while sum(kept.nbytes for kept in list(self._free)) > KEPT_BYTES:
+            try:
+                self._free.popleft()
+            except IndexError:
+                return

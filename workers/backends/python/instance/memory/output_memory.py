@@ -8,9 +8,8 @@ import os
 from threading import Lock
 from typing import Any
 
-import numpy as np
+from slipstream.workers.backends.python.instance.memory.shared_files import SHM, copy_bytes
 
-SHM = "/dev/shm/"
 PAGE_BYTES = mmap.PAGESIZE
 REGION_BYTES = 1 << 30  # address space, not memory
 KEPT_BYTES = 128 << 20  # of a region that holds nothing
@@ -130,9 +129,3 @@ class OutputMemory:
         offset = region.allocate(num_bytes)
         assert offset is not None, num_bytes
         return region, offset
-
-
-def copy_bytes(target: memoryview, data: Any) -> None:
-    """Without holding the interpreter's lock where the bytes are an array's."""
-    source = data.reshape(-1).view(np.uint8) if isinstance(data, np.ndarray) else np.frombuffer(data, dtype=np.uint8)
-    np.copyto(np.frombuffer(target, dtype=np.uint8), source)

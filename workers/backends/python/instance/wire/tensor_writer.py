@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.workers.backends.python.instance.memory.input_memory import OpenFiles
 from slipstream.workers.backends.python.instance.memory.output_memory import OutputMemory
+from slipstream.workers.backends.python.instance.memory.shared_files import SharedFiles
 from slipstream.workers.backends.python.instance.wire.frames import ALIGNMENT
 from slipstream.workers.backends.python.model_api.infer_response import InferenceResponse
 from slipstream.workers.backends.python.model_api.tensors.tensor import Tensor
@@ -45,7 +45,7 @@ class TensorWriter:
     """Says of each tensor where its bytes are, and puts them there: into a payload, into shared memory, or where a
     client wants them."""
 
-    def __init__(self, memory: OutputMemory, files: OpenFiles) -> None:
+    def __init__(self, memory: OutputMemory, files: SharedFiles) -> None:
         self._memory = memory
         self._files = files
         self._inline_bytes = 0
@@ -55,17 +55,14 @@ class TensorWriter:
         self._inline_bytes = inline_bytes
         self._shares_memory = shares_memory
 
-    def response(
-        self, response: InferenceResponse, names: Any, into: dict[str, Any] | None, payload: Payload, is_copied: bool
-    ) -> str:
-        """A response, with those of its outputs that were asked for. `is_copied`: the payload must not refer to the
-        memory of the request, because that ends before the frame is sent."""
+    def response(self, response: InferenceResponse, names: Any, into: dict[str, Any] | None, payload: Payload) -> str:
+        """A response, with those of its outputs that were asked for."""
         error = response._error
         if error is not None:
             return f'{{"outputs":[],"error":["{error.code().name}",{quote(error.message())}],"parameters":null}}'
         outputs = ",".join(
             [
-                self.tensor(tensor, payload, into.get(tensor._name) if into else None, is_copied)
+                self.tensor(tensor, payload, into.get(tensor._name) if into else None)
                 for tensor in response._output_tensors
                 if tensor._name in names
             ]
@@ -73,21 +70,21 @@ class TensorWriter:
         parameters = response._parameters
         return f'{{"outputs":[{outputs}],"error":null,"parameters":{"null" if parameters == "{}" else parameters}}}'
 
-    def tensor(self, tensor: Tensor, payload: Payload, into: list[Any] | None = None, is_copied: bool = False) -> str:
+    def tensor(self, tensor: Tensor, payload: Payload, into: list[Any] | None = None) -> str:
         data = tensor.memory()
         num_bytes = data.nbytes if isinstance(data, np.ndarray) else len(data)
-        place = self._place(data, num_bytes, payload, into, is_copied)
+        place = self._place(data, num_bytes, payload, into)
         return f'[{quote(tensor._name)},"{tensor._datatype}",{list(tensor._shape)},{place}]'
 
     def bytes_place(self, data: bytes, payload: Payload) -> str:
-        return self._place(data, len(data), payload, None, False)
+        return self._place(data, len(data), payload, None)
 
     def discard(self, payload: Payload) -> None:
         """A frame that is not sent."""
         for key, offset in payload.places:
             self._memory.release(key, offset)
 
-    def _place(self, data: Any, num_bytes: int, payload: Payload, into: list[Any] | None, is_copied: bool) -> str:
+    def _place(self, data: Any, num_bytes: int, payload: Payload, into: list[Any] | None) -> str:
         if into is not None and num_bytes <= into[2]:
             key, offset, _ = into
             self._files.write(key, offset, num_bytes, data)
@@ -97,4 +94,4 @@ class TensorWriter:
             if place is not None:
                 payload.places.append(place)
                 return f'["{place[0]}",{place[1]},{num_bytes}]'
-        return f"[{payload.add(bytes(data) if is_copied else data, num_bytes)},{num_bytes}]"
+        return f"[{payload.add(data, num_bytes)},{num_bytes}]"

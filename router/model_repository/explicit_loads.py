@@ -1,0 +1,72 @@
+"""What clients have loaded and unloaded in control mode `explicit`, on disk: the next router of a cluster loads the
+same. A file for each model; all methods block."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ExplicitLoad:
+    """What a client gave with a load."""
+
+    config_json: str = ""
+    files: Mapping[str, bytes] | None = None
+
+
+class ExplicitLoads:
+    """`folder` is made when it is needed. A file that cannot be written is logged: the load counts all the same."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @classmethod
+    def beside(cls, instances_path: Path) -> ExplicitLoads:
+        """Those of a router that listens for instances at this path."""
+        return cls(instances_path.with_suffix(".models"))
+
+    def loaded(self, model: str, load: ExplicitLoad) -> None:
+        files = {name: base64.b64encode(data).decode() for name, data in (load.files or {}).items()}
+        self._write(model, {"model": model, "config": load.config_json, "files": files})
+
+    def unloaded(self, model: str) -> None:
+        self._write(model, {"model": model})
+
+    def latest(self) -> dict[str, ExplicitLoad | None]:
+        """The latest load of each model; None: it was unloaded after that."""
+        found: dict[str, ExplicitLoad | None] = {}
+        for path in sorted(self._folder.glob("*.json")):
+            with suppress(OSError, ValueError, KeyError, TypeError):  # not one of ours
+                said = json.loads(path.read_bytes())
+                found[said["model"]] = load_of(said) if "config" in said else None
+        return found
+
+    def forget(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _write(self, model: str, said: dict[str, object]) -> None:
+        path = self._folder / f"{quote(model, safe='')}.json"
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            part = path.with_suffix(".part")
+            part.write_text(json.dumps(said), "utf-8")
+            os.replace(part, path)
+        except OSError as error:
+            log.warning("the next router will not know what was done to model %r: %s", model, error)
+
+
+def load_of(said: dict[str, Any]) -> ExplicitLoad:
+    files = {name: base64.b64decode(data) for name, data in said["files"].items()}
+    return ExplicitLoad(said["config"], files or None)

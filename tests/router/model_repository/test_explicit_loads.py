@@ -1,0 +1,37 @@
+"""What clients have loaded, as the next router finds it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slipstream.router.model_repository.explicit_loads import ExplicitLoad, ExplicitLoads
+
+
+def test_the_latest_load_of_each_model_is_remembered(tmp_path: Path) -> None:
+    loads = ExplicitLoads.beside(tmp_path / "c.instances.sock")
+    assert loads.latest() == {}
+    with_files = ExplicitLoad('{"backend": "python"}', {"1/model.py": b"\x00\xff"})
+    loads.loaded("a", with_files)
+    loads.loaded("b/..", ExplicitLoad())
+    loads.loaded("c", ExplicitLoad())
+    loads.unloaded("c")
+    found = ExplicitLoads.beside(tmp_path / "c.instances.sock").latest()
+    assert found == {"a": with_files, "b/..": ExplicitLoad(), "c": None}
+    loads.forget()
+    assert loads.latest() == {}
+
+
+def test_files_of_others_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("[]")
+    (tmp_path / "y.json").write_text("not JSON")
+    loads = ExplicitLoads(tmp_path)
+    loads.loaded("a", ExplicitLoad())
+    assert list(loads.latest()) == ["a"]
+
+
+def test_a_load_counts_although_it_cannot_be_remembered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").touch()
+    ExplicitLoads(tmp_path / "file").loaded("a", ExplicitLoad())
+    assert "the next router will not know what was done to model 'a'" in caplog.text
