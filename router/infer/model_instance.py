@@ -131,7 +131,8 @@ class ModelInstance:
     def ended(self, end: InstanceEnd) -> None:
         self.calls.cancel_all()
         if end.returncode != 0:
-            log.warning("%s has ended: %s. The end of its output:\n%s", self._name, end.reason, end.log_tail)
+            output = f". The end of its output:\n{end.log_tail}" if end.log_tail else ""
+            log.warning("%s has ended: %s%s", self._name, end.reason, output)
         reason = f"Internal: {unhealthy(self._name).message} ({end.reason})"
         self._events.instance_ended(self._name, ProcessEnd(reason, self._has_executed, end.returncode is None))
 
