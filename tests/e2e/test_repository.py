@@ -150,3 +150,15 @@ def test_clients_do_not_notice_the_end_of_the_router(serving: ServingCluster) ->
     with contextlib.closing(Asking(serving)) as later:
         index = later.post("/v2/repository/index")
     assert {model["name"] for model in index if model.get("state") == "READY"} == {"add_sub", "counter"}
+
+
+def test_the_ledger_is_empty_when_nothing_runs(serving: ServingCluster) -> None:
+    with Asking(serving) as asking:
+        asking.wait_for_more(20)
+    check_all_were_right(asking)
+    status, body = serving.get("/cluster/status")
+    assert status == 200
+    ledger = orjson.loads(body)["repository"]["ledger"]
+    assert ledger["num_hosts"] == 1
+    assert ledger["num_launches"] == ledger["num_connected"] >= 2  # those of add_sub
+    assert not any(ledger[key] for key in ("num_requests", "num_lent", "num_leases", "leased_bytes"))
