@@ -16,8 +16,10 @@ from urllib.parse import urlsplit
 import grpc
 import orjson
 import pytest
+from click.testing import CliRunner
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from slipstream.cluster.commands.explain_command import explain_command
 from tests.support.e2e.serving_cluster import ServingCluster
 
 ROOT = Path(__file__).parents[2]
@@ -80,8 +82,8 @@ class Asking:
         except (OSError, http.client.HTTPException) as error:
             self.error = error
 
-    def ask(self) -> tuple[int, Any]:
-        self._connection.request("POST", "/v2/models/add_sub/infer", BODY)
+    def ask(self, **headers: str) -> tuple[int, Any]:
+        self._connection.request("POST", "/v2/models/add_sub/infer", BODY, headers)
         answer = self._connection.getresponse()
         return answer.status, orjson.loads(answer.read())
 
@@ -125,6 +127,17 @@ def test_its_models_are_served_over_http_and_grpc(serving: ServingCluster) -> No
     with grpc.insecure_channel(state.grpc_url.removeprefix("grpc://")) as channel:
         stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         assert stub.ModelReady(service_pb2.ModelReadyRequest(name="add_sub")).ready
+
+
+def test_explain_says_where_a_tensor_request_ran(serving: ServingCluster) -> None:
+    with contextlib.closing(Asking(serving)) as asking:
+        asking.ask(**{"x-request-id": "tensor-1"})
+    told = CliRunner().invoke(explain_command, ["tensor-1", "--url", serving.base_url])
+    assert told.exit_code == 0, told.output
+    assert told.output.startswith("request tensor-1 to add_sub, version 1: success\n")
+    assert "execution 1 by add_sub_0_" in told.output
+    listed = CliRunner().invoke(explain_command, ["--tensors", "--last", "1", "--url", serving.base_url])
+    assert listed.output.startswith("tensor-1 ")
 
 
 def test_clients_do_not_notice_the_end_of_the_instance_host(serving: ServingCluster) -> None:
