@@ -192,6 +192,8 @@ FAILING = """
                 return [1]
             if what == "exit":
                 raise SystemExit(3)
+            if what == "empty":
+                raise ValueError
             if what == "api":
                 pb_utils.Tensor("", None)
             error = pb_utils.TritonError("not this one", pb_utils.TritonError.NOT_FOUND)
@@ -209,7 +211,7 @@ def test_failures_have_the_texts_that_clients_know(tmp_path: Path) -> None:
         file = instance.version_folder / "model.py"
         texts = {
             what: instance.execute(request(1, id=what))["error"]
-            for what in ("value", "helper", "none", "tuple", "wrong", "exit", "api")
+            for what in ("value", "helper", "none", "tuple", "wrong", "exit", "empty", "api")
         }
         assert texts["value"] == f"ValueError: no such value\n\nAt:\n  {file}(9): execute\n"
         helper = tmp_path / "helpers" / "helper.py"
@@ -223,6 +225,7 @@ def test_failures_have_the_texts_that_clients_know(tmp_path: Path) -> None:
             "Expected an 'InferenceResponse' object in the execute function return list, found type '<class 'int'>'."
         )
         assert texts["exit"].startswith("SystemExit: 3")
+        assert texts["empty"].startswith("ValueError: <EMPTY MESSAGE>")
         assert texts["api"].startswith("TypeError: ")
         response = instance.execute(request(2))["responses"][0]
         assert response == {"outputs": [], "error": ["NOT_FOUND", "not this one"], "parameters": None}
@@ -234,7 +237,14 @@ def test_a_model_that_cannot_be_loaded_says_why_and_ends(tmp_path: Path) -> None
         error = instance.peer.receive("failed")["error"]
         assert error.startswith("ModuleNotFoundError: No module named 'no_such_module'\n\nAt:\n")
         assert f"  {instance.version_folder / 'model.py'}(1): <module>\n" in error
+        assert error.endswith("): _find_and_load\n")
         assert instance.process.wait(20) == 1
+
+
+def test_a_syntax_error_has_no_traceback(tmp_path: Path) -> None:
+    with running_instance(tmp_path, "def f(:\n") as instance:
+        instance.peer.send({"type": "complete_config", "config": {"name": "model"}})
+        assert instance.peer.receive("failed")["error"] == "SyntaxError: invalid syntax (model.py, line 1)"
 
 
 def test_a_model_without_the_class_has_triton_s_text(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_the_order_of_responses_is_checked_with_triton_s_texts(tmp_path: Path) -
             what: str(instance.execute(request(1, id=what))["error"]).partition("\n")[0]
             for what in ("two", "both", "final first", "no flag", "flag")
         }
-        prefix = "c_python_backend_utils.TritonModelException: "
+        prefix = "TritonModelException: "
         assert texts == {
             "two": prefix + "Unable to send response. Non-decoupled model cannot send more than one response.",
             "both": "Unable to send response. Non-decoupled model cannot send more than one response.",

@@ -16,10 +16,8 @@ def failure_text(exception: BaseException) -> str:
     """`ValueError: text`, and where it was raised: the innermost function first, without functions of this program."""
     if isinstance(exception, BackendError):
         return str(exception)
-    kind = type(exception)
-    name = f"{kind.__module__}.{kind.__name__}" if kind.__module__ == "c_python_backend_utils" else kind.__name__
     lines = [f"  {file}({line}): {function}" for file, line, function in frames_of(exception.__traceback__)]
-    text = f"{name}: {exception}"
+    text = f"{type(exception).__name__}: {str(exception) or '<EMPTY MESSAGE>'}"
     return text + "\n\nAt:\n" + "\n".join(lines) + "\n" if lines else text
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
@@ -24,7 +23,9 @@ def import_model(model_file: str, version: str) -> Any:
     for path in (folder, os.path.dirname(folder)):
         if path not in sys.path:
             sys.path.append(path)
-    return importlib.import_module(f"{version}.{name}")
+    module = f"{version}.{name}"
+    __import__(module)  # as an import statement, whose traceback has no frames of importlib's functions
+    return sys.modules[module]
 
 
 def complete_config(module: Any, config: dict[str, Any]) -> dict[str, Any]:
@@ -36,6 +37,6 @@ def complete_config(module: Any, config: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(completed, ModelConfig):
         name = config.get("name", "")
         raise BackendError(
-            f"auto_complete_config function in model '{name}' must return a valid pb.ModelConfig object."
+            f"auto_complete_config function in model '{config['name']}' must return a valid pb.ModelConfig object."
         )
     return completed.as_dict()
