@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -90,3 +92,9 @@ def test_a_router_needs_a_model_or_a_repository() -> None:
 def test_a_repository_is_served_by_one_process() -> None:
     with pytest.raises(ValueError, match="frontends must be 1 where there is a repository, got 2"):
         Router(RouterConfig(frontends=2), [], "token", repository=RepositoryConfig(("/r",)))
+
+
+def test_a_router_without_a_repository_imports_nothing_for_one() -> None:
+    wanted = "print([name for name in ('grpc', 'google.protobuf', 'tritonclient') if name in sys.modules])"
+    command = [sys.executable, "-c", f"import sys, slipstream.router.main; {wanted}"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"
