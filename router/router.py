@@ -32,6 +32,7 @@ from slipstream.router.http.failover.failover_session import FailoverSession
 from slipstream.router.http.server import BACKLOG, LAST_WORDS_S, HttpServer
 from slipstream.router.observability.tracing.begin import begin_tracing
 from slipstream.router.process.addresses import Addresses, Endpoint, RepositoryAddresses
+from slipstream.router.process.grpc_tuning import spare_grpc_threads
 from slipstream.router.process.listening import listening_at_path, remove_path
 from slipstream.router.process.open_files import allow_all_files
 from slipstream.router.protocol.generation import SHUTTING_DOWN
@@ -169,6 +170,7 @@ class Router:
         """Serves the tensor models, if there is a repository. Raises OSError."""
         if not self._repository.is_on:
             return None
+        spare_grpc_threads()
         from slipstream.router.tensor_models import TensorModels  # and with it protobuf, which others need not have
 
         hosts = (self._config.http.host, self._config.worker_host)
@@ -180,7 +182,7 @@ class Router:
     def _repository_status(self) -> dict[str, Any]:
         assert self.tensors is not None
         repository = self.tensors.repository
-        return repository_status(repository.index(), is_ready=repository.is_server_ready())
+        return repository_status(repository.index(), is_ready=repository.is_server_ready(), ledger=self.tensors.ledger)
 
     def _find_session(self) -> FailoverSession | None:
         """The session with the previous router's clients; None without a socket holder. Blocks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 from pathlib import Path
 
 from slipstream.router.access.access import Access
@@ -52,13 +53,14 @@ class TensorModels:
         self.server: KServeServer
         self.repository: RepositoryService
         self.port: InstancePort
+        self.pool: RegionPool
         self._is_loaded = asyncio.Event()
         self._failure: Exception | None = None
 
     async def start(self, front: Front, access: Access, cleanup: AsyncExitStack) -> RepositoryAddresses:
         """Listens for instances and clients, and serves at `front`. Raises OSError if it cannot."""
         config = self._config
-        pool = cleanup.enter_context(RegionPool())
+        pool = self.pool = cleanup.enter_context(RegionPool())
         sockets = listening_at(self._instance_host, config.instance_port, BACKLOG)
         cleanup.callback(close_all, sockets)
         unix_path = "" if self._instances_path is None else str(self._instances_path)
@@ -101,6 +103,12 @@ class TensorModels:
     def has_loaded(self) -> bool:
         """Whether all models of the start have been tried."""
         return self._is_loaded.is_set()
+
+    @property
+    def ledger(self) -> dict[str, int]:
+        """What is in use: hosts, instances, requests that they have, places in shared memory. But for hosts, launches
+        and the limit, all returns to zero when nothing runs."""
+        return {**asdict(self.port.ledger), **asdict(self.pool.usage)}
 
     def stop_admission(self) -> None:
         self.service.stop_admission()

@@ -13,6 +13,7 @@ import click
 from slipstream.cluster.state.cluster_status import KEY_VARIABLE, direct_opener, shown_key
 from slipstream.cluster.state.run_state import cluster_here
 from slipstream.cluster.terminal.command_error import CommandError, exit_on_command_error
+from slipstream.router.observability.explain.explain_infer import infer_listing, infer_text
 from slipstream.router.observability.explain.explain_table import listing, table
 
 TIMEOUT_S = 10.0
@@ -21,27 +22,38 @@ TIMEOUT_S = 10.0
 @click.command("explain")
 @click.argument("request_id", metavar="[ID]", required=False)
 @click.option("--last", metavar="N", type=click.IntRange(1, 1000), help="List the latest N requests instead.")
+@click.option("--tensors", is_flag=True, help="List requests to tensor models.")
 @click.option("--name", metavar="CLUSTER", help="The cluster, if several run on this machine.")
 @click.option("--url", help="The router's URL, for a cluster on another machine.")
 @click.option("--key", envvar=KEY_VARIABLE, help=f"The API key, if the router needs one [env: {KEY_VARIABLE}].")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def explain_command(
-    request_id: str | None, last: int | None, name: str | None, url: str | None, key: str | None, as_json: bool
+    request_id: str | None,
+    last: int | None,
+    tensors: bool,
+    name: str | None,
+    url: str | None,
+    key: str | None,
+    as_json: bool,
 ) -> None:
     """Show where and when a request ran, and why there. ID is the `id` of the answer or its x-request-id. Without ID,
     the latest requests are listed."""
     if request_id is not None and last is not None:
         raise click.UsageError("give an ID or --last, not both")
+    if request_id is not None and tensors:
+        raise click.UsageError("give an ID or --tensors, not both")
     if name is not None and url is not None:
         raise click.UsageError("give --name or --url, not both")
     with exit_on_command_error():
         base = url.rstrip("/").removesuffix("/v1") if url is not None else url_of_cluster(name)
         if request_id is None:
-            reply = ask(f"{base}/v1/requests?limit={last or 20}", key)
-            text = json.dumps(reply["data"], indent=1) + "\n" if as_json else listing(reply["data"])
+            reply = ask(f"{base}/v1/requests?limit={last or 20}{'&kind=infer' * tensors}", key)["data"]
+            shown = infer_listing(reply) if tensors else listing(reply)
+            text = json.dumps(reply, indent=1) + "\n" if as_json else shown
         else:
             reply = ask(f"{base}/v1/requests/{quote(request_id, safe='', errors='surrogateescape')}/explain", key)
-            text = json.dumps(reply, indent=1) + "\n" if as_json else table(reply)
+            shown = infer_text(reply) if reply.get("kind") == "infer" else table(reply)
+            text = json.dumps(reply, indent=1) + "\n" if as_json else shown
         click.echo(text, nl=False)
 
 

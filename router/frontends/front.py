@@ -104,8 +104,10 @@ class Front(ApiFront):
         self._render_tensor_metrics = render
 
     def show_tensor_requests(self, history: InferHistory) -> None:
-        """Shows the requests to tensor models beside the others."""
+        """Shows the requests to tensor models beside the others, and traces them."""
         self._request_pages.show_tensor_requests(history)
+        if self._tracer is not None:
+            self._tracer.trace_tensor_requests(history)
 
     def show_repository(self, status: Callable[[], dict[str, Any]]) -> None:
         """Shows the state of a repository in that of the cluster, and its API on the home page."""

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from slipstream.router.infer.model_calls import CallTarget, ModelCalls
 from slipstream.router.infer.requests.active_request import ActiveRequest
+from slipstream.router.infer.version_life import ProcessEnd
 from slipstream.router.infer.warm_up import WarmUp
 from slipstream.router.instances.frames.frame_reader import Json
 from slipstream.router.instances.instance_link import InstanceLink
@@ -36,7 +37,7 @@ class InstanceEvents(Protocol):
     def instance_initialized(self, name: str) -> None: ...
     def instance_warmed(self, name: str) -> None: ...
     def instance_failed(self, name: str, cause: str) -> None: ...
-    def instance_ended(self, name: str, cause: str) -> None: ...
+    def instance_ended(self, name: str, end: ProcessEnd) -> None: ...
     def control(self, call: ControlCall, link: InstanceLink) -> None: ...
 
 
@@ -57,6 +58,7 @@ class ModelInstance:
         self._events = events
         self._call_target = calls
         self._warm_up: WarmUp | None = None
+        self._has_executed = False
         self.metrics: dict[str, CustomFamily] = {}
         self.results: InstanceResults | None = None
         self.link: InstanceLink
@@ -93,6 +95,7 @@ class ModelInstance:
             self._warm_up.executed(result)
             self._continue_warm_up()
         elif self.results is not None:
+            self._has_executed = True
             self.results.executed(self._name, result)
 
     def responded(self, n: int, response: InstanceResponse | None, *, is_final: bool) -> None:
@@ -128,8 +131,10 @@ class ModelInstance:
     def ended(self, end: InstanceEnd) -> None:
         self.calls.cancel_all()
         if end.returncode != 0:
-            log.warning("%s has ended: %s. The end of its output:\n%s", self._name, end.reason, end.log_tail)
-        self._events.instance_ended(self._name, end.reason)
+            output = f". The end of its output:\n{end.log_tail}" if end.log_tail else ""
+            log.warning("%s has ended: %s%s", self._name, end.reason, output)
+        reason = f"Internal: {unhealthy(self._name).message} ({end.reason})"
+        self._events.instance_ended(self._name, ProcessEnd(reason, self._has_executed, end.returncode is None))
 
     def _continue_warm_up(self) -> None:
         warm_up = self._warm_up

@@ -20,9 +20,10 @@ class RestartBackoff:
         """The instance serves from now on."""
         self._serves_since = now
 
-    def died(self, now: float) -> float:
-        """Returns when to start it again."""
-        if self._serves_since is not None and now - self._serves_since >= GOOD_AFTER_S:
+    def died(self, now: float, *, was_useful: bool) -> float:
+        """Returns when to start it again. `was_useful`: it has executed something since its start, so that it is no
+        instance that cannot run."""
+        if was_useful or (self._serves_since is not None and now - self._serves_since >= GOOD_AFTER_S):
             self.num_deaths = 0
         self._serves_since = None
         pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0**self.num_deaths)

@@ -60,11 +60,21 @@ class Action:
     instance: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessEnd:
+    """`was_useful`: it had executed something. `is_without_fault`: it did not end by itself."""
+
+    reason: str
+    was_useful: bool = False
+    is_without_fault: bool = False
+
+
 @dataclass(slots=True)
 class InstanceLife:
     name: str
     phase: InstancePhase = InstancePhase.STARTING
     is_initialized: bool = False  # its process said so when it connected
+    has_connected: bool = False  # its process, at least once
     restart_s: float | None = None
     backoff: RestartBackoff = field(default_factory=RestartBackoff)
 
@@ -96,10 +106,10 @@ class VersionLife:
         """It was loaded, but all instances have died and do not come back."""
         if self.phase is not ModelPhase.READY or not self._instances:
             return False
-        instances = self._instances.values()
-        if any(instance.phase is InstancePhase.SERVING for instance in instances):
-            return False
-        return min(instance.backoff.num_deaths for instance in instances) >= DEATHS_UNTIL_DOWN
+        for instance in self._instances.values():
+            if instance.phase is InstancePhase.SERVING or instance.backoff.num_deaths < DEATHS_UNTIL_DOWN:
+                return False
+        return True
 
     @property
     def next_time(self) -> float | None:
@@ -118,7 +128,7 @@ class VersionLife:
         instance = self._instances[name]
         if instance.phase is not InstancePhase.STARTING:
             return []
-        instance.is_initialized = is_ready
+        instance.is_initialized, instance.has_connected = is_ready, True
         if not self._is_complete:
             if name == next(iter(self._instances)):
                 instance.phase = InstancePhase.COMPLETING
@@ -162,18 +172,20 @@ class VersionLife:
             return [Action(Do.STOP, name)]  # and it will be started again
         return []
 
-    def ended(self, name: str, reason: str, now: float) -> list[Action]:
+    def ended(self, name: str, end: ProcessEnd, now: float) -> list[Action]:
         """The process of an instance is gone."""
         instance = self._instances[name]
-        was_serving = instance.phase is InstancePhase.SERVING
-        actions = [Action(Do.RETIRE, name)] if was_serving else []
+        actions = [Action(Do.RETIRE, name)] if instance.phase is InstancePhase.SERVING else []
+        is_wanted = self.phase in (ModelPhase.READY, ModelPhase.LOADING)
+        if is_wanted and end.is_without_fault and instance.has_connected:  # its host was lost: another one starts it
+            return [*actions, self._start(instance)]
         if self.phase is ModelPhase.READY:
             instance.phase = InstancePhase.DEAD
-            instance.restart_s = instance.backoff.died(now)
+            instance.restart_s = instance.backoff.died(now, was_useful=end.was_useful)
             return actions
         instance.phase = InstancePhase.GONE
         if self.phase is ModelPhase.LOADING:
-            return [*actions, *self._fail(reason)]
+            return [*actions, *self._fail(end.reason)]
         return [*actions, *self._gone()]
 
     def due(self, now: float) -> list[Action]:
@@ -181,9 +193,7 @@ class VersionLife:
         actions = []
         for instance in self._instances.values():
             if instance.restart_s is not None and instance.restart_s <= now:
-                instance.restart_s = None
-                instance.phase = InstancePhase.STARTING
-                actions.append(Action(Do.START, instance.name))
+                actions.append(self._start(instance))
         return actions
 
     def unload(self, *, has_requests: bool) -> list[Action]:
@@ -198,6 +208,10 @@ class VersionLife:
 
     def drained(self) -> list[Action]:
         return self._stop_all() if self.phase is ModelPhase.UNLOADING else []
+
+    def _start(self, instance: InstanceLife) -> Action:
+        instance.phase, instance.restart_s, instance.has_connected = InstancePhase.STARTING, None, False
+        return Action(Do.START, instance.name)
 
     def _prepare(self, instance: InstanceLife, now: float) -> list[Action]:
         if instance.is_initialized:

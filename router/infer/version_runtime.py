@@ -18,7 +18,7 @@ from slipstream.router.infer.requests.request_check import RequestCheck
 from slipstream.router.infer.requests.request_runner import RequestRunner
 from slipstream.router.infer.requests.statistics_recorder import StatisticsRecorder
 from slipstream.router.infer.requests.version_dispatch import DispatchOptions
-from slipstream.router.infer.version_life import Action, Do, VersionLife
+from slipstream.router.infer.version_life import Action, Do, ProcessEnd, VersionLife
 from slipstream.router.infer.warm_up_samples import warm_up_requests
 from slipstream.router.instances.frames.frame_reader import Json
 from slipstream.router.instances.instance_link import InstanceLink
@@ -159,12 +159,11 @@ class VersionRuntime:
     def instance_failed(self, name: str, cause: str) -> None:
         self._perform(self._life.failed(name, cause))
 
-    def instance_ended(self, name: str, cause: str) -> None:
+    def instance_ended(self, name: str, end: ProcessEnd) -> None:
         launch, gate = self._instances.pop(name).link.start.launch, self._context.options.gate
         if gate is not None:
             gate.remove(launch)
-        text = f"Internal: {unhealthy(name).message} ({cause})"
-        self._perform(self._life.ended(name, text, self._loop.time()))
+        self._perform(self._life.ended(name, end, self._loop.time()))
         if self._life.is_down:
             self.runner.fail_all(unhealthy(name))
 

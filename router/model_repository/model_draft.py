@@ -10,7 +10,7 @@ from typing import Any
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 from xxhash import xxh3_128
 
-from slipstream.router.model_repository.config.backends import not_served
+from slipstream.router.model_repository.config.backends import unserved_faults
 from slipstream.router.model_repository.config.completion import completed_config
 from slipstream.router.model_repository.config.config_fault import ConfigError, raise_first
 from slipstream.router.model_repository.config.config_json import to_dict
@@ -116,8 +116,7 @@ class ModelDraft:
             remove_override(self.folder)
 
     def _with_instances(self) -> ModelConfig:
-        if self.backend not in self.options.backends:
-            raise ConfigError(not_served(self.message))
+        raise_first(unserved_faults(self.message, self.options.backends))
         config = ModelConfig()
         config.CopyFrom(self.message)
         set_instance_groups(config, self.options.devices)

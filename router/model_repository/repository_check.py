@@ -10,7 +10,7 @@ from pathlib import Path
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from slipstream.router.model_files.sources.weights_source import SourceError
-from slipstream.router.model_repository.config.backends import not_served
+from slipstream.router.model_repository.config.backends import unserved_faults
 from slipstream.router.model_repository.config.config_fault import ConfigError, ConfigFault
 from slipstream.router.model_repository.config.defaults import set_instance_groups
 from slipstream.router.model_repository.config.model_checks import instance_faults, model_faults, name_faults
@@ -92,9 +92,8 @@ class ModelCheck:
         if not self._may_complete_tensors(config):
             faults += tensor_faults(config)
         yield from faults
-        if config.backend not in self.options.backends and not faults:
-            yield not_served(config)
         if not faults:
+            yield from unserved_faults(config, self.options.backends)
             yield from self._named_file_faults(config)
         for index, step in enumerate(config.ensemble_scheduling.step):
             if step.model_name not in self.models:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from slipstream.router.tensors.infer_service import IndexEntry
 
 
-def repository_status(index: Iterable[IndexEntry], *, is_ready: bool) -> dict[str, Any]:
-    """The versions of all models, and whether the server is ready as KServe means it."""
+def repository_status(index: Iterable[IndexEntry], *, is_ready: bool, ledger: Mapping[str, int]) -> dict[str, Any]:
+    """The versions of all models, and whether the server is ready as KServe means it. `ledger`: how many instances,
+    requests and pieces of memory there are, by name."""
     models = [
         {
             "name": entry.name,
@@ -19,4 +20,4 @@ def repository_status(index: Iterable[IndexEntry], *, is_ready: bool) -> dict[st
         }
         for entry in index
     ]
-    return {"ready": is_ready, "models": models}
+    return {"ready": is_ready, "models": models, "ledger": dict(ledger)}

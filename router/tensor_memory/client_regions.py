@@ -20,7 +20,13 @@ class MappedFile:
     """All of a file in /dev/shm. The memory stays mapped for as long as something refers to it."""
 
     key: str
+    memory: mmap.mmap
     view: memoryview
+
+    @property
+    def num_bytes(self) -> int:
+        """How long the file is now: to touch what its owner has cut off would end this process."""
+        return self.memory.size()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,7 @@ class ClientRegions:
         return [self._regions[name]]
 
     def slice_of(self, name: str, offset: int, num_bytes: int) -> RegionSlice:
-        """A part of a region. Raises NOT_FOUND, INVALID_ARG."""
+        """A part of a region. Raises NOT_FOUND, INVALID_ARG, and INTERNAL if its file has become shorter."""
         region = self._regions.get(name)
         if region is None:
             raise InferError(f"Unable to find shared memory region: '{name}'", InferErrorCode.NOT_FOUND)
@@ -77,6 +83,8 @@ class ClientRegions:
             raise InferError(f"Invalid offset for shared memory region: '{name}'")
         if num_bytes < 1 or offset + num_bytes > region.byte_size:
             raise InferError(f"Invalid offset + byte size for shared memory region: '{name}'")
+        if region.file.num_bytes < region.offset + region.byte_size:
+            raise InferError(f"Invalid shared memory region: '{region.key}'", InferErrorCode.INTERNAL)
         return RegionSlice(region.file, region.offset + offset, num_bytes)
 
     def _mapped(self, key: str) -> MappedFile:
@@ -89,7 +97,8 @@ class ClientRegions:
         except OSError as error:
             raise unusable from error
         try:
-            return MappedFile(name, memoryview(mmap.mmap(fd, 0)))
+            memory = mmap.mmap(fd, 0)
+            return MappedFile(name, memory, memoryview(memory))
         except (OSError, ValueError) as error:  # ValueError: it is empty
             raise InferError(f"Invalid shared memory region: '{key}'", InferErrorCode.INTERNAL) from error
         finally:

@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,11 @@ CONFIG = """
 name: clients-{port}
 model: {{path: {root}/models/slipstream-demo}}
 engine: {{dtype: float32, device: cpu, kv_cache_mib: 32, num_threads: 1}}
+router: {{http: {{port: {port}}}}}
+"""
+TENSOR_CONFIG = """
+name: clients-tensors-{port}
+repository: {{paths: [{root}/configs/repository], grpc: {{port: null}}, metrics: {{port: null}}}}
 router: {{http: {{port: {port}}}}}
 """
 
@@ -48,15 +54,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.timeout(240))
 
 
-@pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    folder = tmp_path_factory.mktemp("cluster")
+@contextmanager
+def serving(config: str, folder: Path) -> Iterator[str]:
+    """A cluster with a configuration that has `{port}` and `{root}` in it. Yields its URL."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    config = folder / "cluster.yaml"
-    config.write_text(CONFIG.format(port=port, root=ROOT))
-    command = [str(ROOT / ".venv/bin/slipstream"), "serve", str(config)]
+    path = folder / "cluster.yaml"
+    path.write_text(config.format(port=port, root=ROOT))
+    command = [str(ROOT / ".venv/bin/slipstream"), "serve", str(path)]
     (folder / "run").mkdir()
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder / "run"), "XDG_CACHE_HOME": str(folder / "cache")}
     url = f"http://127.0.0.1:{port}"
@@ -66,11 +72,24 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         )
         try:
             wait_until_ready(url, process, folder / "log.txt")
-            quote = ask(f"{url}/tokenize", {"prompt": '"', "add_special_tokens": False})["tokens"][-1]
-            yield Site(url, {str(quote): 100})
+            yield url
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(60)
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with serving(CONFIG, tmp_path_factory.mktemp("cluster")) as url:
+        quote = ask(f"{url}/tokenize", {"prompt": '"', "add_special_tokens": False})["tokens"][-1]
+        yield Site(url, {str(quote): 100})
+
+
+@pytest.fixture(scope="session")
+def tensor_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server of the models in configs/repository, without the scheme."""
+    with serving(TENSOR_CONFIG, tmp_path_factory.mktemp("tensors")) as url:
+        yield url.removeprefix("http://")
 
 
 def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

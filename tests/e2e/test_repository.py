@@ -16,8 +16,10 @@ from urllib.parse import urlsplit
 import grpc
 import orjson
 import pytest
+from click.testing import CliRunner
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from slipstream.cluster.commands.explain_command import explain_command
 from tests.support.e2e.serving_cluster import ServingCluster
 
 ROOT = Path(__file__).parents[2]
@@ -80,8 +82,8 @@ class Asking:
         except (OSError, http.client.HTTPException) as error:
             self.error = error
 
-    def ask(self) -> tuple[int, Any]:
-        self._connection.request("POST", "/v2/models/add_sub/infer", BODY)
+    def ask(self, **headers: str) -> tuple[int, Any]:
+        self._connection.request("POST", "/v2/models/add_sub/infer", BODY, headers)
         answer = self._connection.getresponse()
         return answer.status, orjson.loads(answer.read())
 
@@ -127,6 +129,17 @@ def test_its_models_are_served_over_http_and_grpc(serving: ServingCluster) -> No
         assert stub.ModelReady(service_pb2.ModelReadyRequest(name="add_sub")).ready
 
 
+def test_explain_says_where_a_tensor_request_ran(serving: ServingCluster) -> None:
+    with contextlib.closing(Asking(serving)) as asking:
+        asking.ask(**{"x-request-id": "tensor-1"})
+    told = CliRunner().invoke(explain_command, ["tensor-1", "--url", serving.base_url])
+    assert told.exit_code == 0, told.output
+    assert told.output.startswith("request tensor-1 to add_sub, version 1: success\n")
+    assert "execution 1 by add_sub_0_" in told.output
+    listed = CliRunner().invoke(explain_command, ["--tensors", "--last", "1", "--url", serving.base_url])
+    assert listed.output.startswith("tensor-1 ")
+
+
 def test_clients_do_not_notice_the_end_of_the_instance_host(serving: ServingCluster) -> None:
     with Asking(serving) as asking:
         kill_and_wait(serving, "instances-0", asking)
@@ -150,3 +163,15 @@ def test_clients_do_not_notice_the_end_of_the_router(serving: ServingCluster) ->
     with contextlib.closing(Asking(serving)) as later:
         index = later.post("/v2/repository/index")
     assert {model["name"] for model in index if model.get("state") == "READY"} == {"add_sub", "counter"}
+
+
+def test_the_ledger_is_empty_when_nothing_runs(serving: ServingCluster) -> None:
+    with Asking(serving) as asking:
+        asking.wait_for_more(20)
+    check_all_were_right(asking)
+    status, body = serving.get("/cluster/status")
+    assert status == 200
+    ledger = orjson.loads(body)["repository"]["ledger"]
+    assert ledger["num_hosts"] == 1
+    assert ledger["num_launches"] == ledger["num_connected"] >= 2  # those of add_sub
+    assert not any(ledger[key] for key in ("num_requests", "num_lent", "num_leases", "leased_bytes"))

@@ -27,6 +27,7 @@ from slipstream.router.tensors.infer_error import FailureReason, InferError, Inf
 from slipstream.router.tensors.infer_request import InferResponse
 from slipstream.router.tensors.model_spec import ModelSpec
 
+RETRY_PAUSE_S = 0.05  # in which all connections to a dead host are noticed, so that a retry does not meet another one
 OUTCOMES: dict[FailureReason, Outcome] = {FailureReason.CANCELED: "cancelled", FailureReason.REJECTED: "rejected"}
 
 
@@ -88,6 +89,7 @@ class VersionDispatch:
         self._work: dict[str, InstanceWork] = {}
         self._free: dict[str, InstanceWork] = {}
         self._waiting: dict[ActiveRequest, None] = {}
+        self._returning: dict[ActiveRequest, float] = {}  # of these, those whose instance was lost -> when to try again
         self._last_n = 0
         self._last_batch = 0
 
@@ -103,7 +105,11 @@ class VersionDispatch:
     @property
     def next_time(self) -> float | None:
         """When `tick` is to be called although nothing happens."""
-        return self._scheduler.next_time
+        next_s = self._scheduler.next_time
+        if not self._returning:
+            return next_s
+        return_s = next(iter(self._returning.values()))
+        return return_s if next_s is None else min(next_s, return_s)
 
     def request_of(self, name: str, n: int) -> ActiveRequest | None:
         """A request that this instance has."""
@@ -127,7 +133,7 @@ class VersionDispatch:
         if active.has_ended:
             return
         error = InferError("the request was cancelled by its client", InferErrorCode.CANCELLED, FailureReason.CANCELED)
-        if self._scheduler.cancel(active, now):
+        if self._returning.pop(active, None) is not None or self._scheduler.cancel(active, now):
             self._leave(active, error, now)
             self.run(now)  # what it has kept back may run, and an instance without work leaves the gate
             return
@@ -173,6 +179,9 @@ class VersionDispatch:
 
     def tick(self, now: float) -> None:
         """Time has passed: ends what is too late, and runs what has waited for company."""
+        for active in [active for active, at_s in self._returning.items() if at_s <= now]:
+            del self._returning[active]
+            self._scheduler.retry(active, now)
         self._reject(self._scheduler.due(now), now)
         self.run(now)
 
@@ -216,6 +225,7 @@ class VersionDispatch:
 
     def fail_all(self, error: InferError, now: float) -> None:
         """Ends all requests that wait: no instance will serve them."""
+        self._returning.clear()
         for active in list(self._waiting):
             self._scheduler.cancel(active, now)
             self._leave(active, error, now)
@@ -348,10 +358,14 @@ class VersionDispatch:
         if active.has_ended:
             active.release_inputs()
             return
-        may_retry = active.attempts <= self._max_retries and not active.num_responses
-        if may_retry and self._scheduler.retry(active, now):
+        sequence = active.request.sequence if self._spec.sequence_batching is not None else None
+        if sequence is None and active.attempts <= self._max_retries and not active.num_responses:
             self._waiting[active] = None
+            self._returning[active] = now + RETRY_PAUSE_S
             return
+        if sequence is not None:
+            text = f"{error.message} Sequence {sequence.correlation_id} of model '{self._spec.name}' has ended with it."
+            error = InferError(text, error.code, error.reason)
         self._fail(active, error, now)
         active.release_inputs()
 
@@ -369,7 +383,8 @@ class VersionDispatch:
 
     def _fail(self, active: ActiveRequest, error: InferError, now: float) -> None:
         if not active.has_ended:
-            self._count_failure(active, error, now)
+            if not active.record.outcome:  # else its response is held back for its order
+                self._count_failure(active, error, now)
             self._delivery.fail(active, error)
 
     def _count_failure(self, active: ActiveRequest, error: InferError, now: float) -> None:

@@ -11,6 +11,7 @@ from slipstream.router.model_repository.config.config_fault import ConfigError, 
 from slipstream.router.tensors.infer_error import InferErrorCode
 
 ENSEMBLE = "ensemble"  # a platform without a backend
+BATCHING_LIBRARY = "TRITON_BATCH_STRATEGY_PATH"  # a parameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +70,22 @@ def backend_faults(config: ModelConfig) -> Iterator[ConfigFault]:
         yield ConfigFault("platform", text)
 
 
-def not_served(config: ModelConfig) -> ConfigFault:
-    """Of a model for whose backend there is no program here."""
-    if config.platform == ENSEMBLE:
-        text = f"ensemble '{config.name}': ensembles are not served"
-        return ConfigFault("platform", text, InferErrorCode.UNSUPPORTED)
-    text = (
-        f"unable to find backend library for backend '{config.backend}', try specifying runtime on the model "
-        "configuration."
-    )
-    return ConfigFault("backend", text)
+def unserved_faults(config: ModelConfig, backends: Collection[str]) -> Iterator[ConfigFault]:
+    """Of a model that asks for a program that is not here: another backend than `backends` ("": ensembles), or a
+    library that forms batches."""
+    if config.backend not in backends:
+        if config.platform == ENSEMBLE:
+            text = f"ensemble '{config.name}': ensembles are not served"
+            yield ConfigFault("platform", text, InferErrorCode.UNSUPPORTED)
+        else:
+            text = (
+                f"unable to find backend library for backend '{config.backend}', try specifying runtime on the model "
+                "configuration."
+            )
+            yield ConfigFault("backend", text)
+    if BATCHING_LIBRARY in config.parameters:
+        text = f"model '{config.name}': libraries that form batches are not served"
+        yield ConfigFault(f"parameters.{BATCHING_LIBRARY}", text, InferErrorCode.UNSUPPORTED)
 
 
 def _backend_of(config: ModelConfig, version_files: Collection[str]) -> Backend | None:

@@ -21,6 +21,7 @@ def model_faults(config: ModelConfig) -> Iterator[ConfigFault]:
     """All but inputs, outputs and instances, which a model may yet complete. The order is that of the real server,
     which gives the first one only."""
     name = config.name
+    yield from _agent_faults(config)
     yield from backend_faults(config)
     if config.max_batch_size < 0:
         yield ConfigFault("max_batch_size", f"'max_batch_size' must be non-negative value for {name}")
@@ -70,6 +71,13 @@ def instance_faults(config: ModelConfig, devices: Sequence[int]) -> Iterator[Con
         if group.profile and config.platform != "tensorrt_plan":
             text = f"{subject} and platform {config.platform}specifies profile field which is only supported for "
             yield ConfigFault(f"{field}.profile", f"{text}TensorRT models")
+
+
+def _agent_faults(config: ModelConfig) -> Iterator[ConfigFault]:
+    """Of agents, which are libraries in C: a model is not served without what one of them would have checked."""
+    for agent in config.model_repository_agents.agents:
+        text = f"unable to find 'libtritonrepoagent_{agent.name}.so' for repo agent '{agent.name}'"
+        yield ConfigFault("model_repository_agents", text)
 
 
 def _no_cache(name: str, what: str) -> ConfigFault:

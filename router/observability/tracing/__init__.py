@@ -1,1 +1,2 @@
-"""OpenTelemetry spans of requests. It imports `requests`, `explain`, `config`, and `http` for incoming headers."""
+"""OpenTelemetry spans of requests. It imports `requests`, `infer.requests`, `explain`, `config`, and `http` for
+incoming headers."""

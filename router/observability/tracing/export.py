@@ -23,7 +23,8 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from slipstream.router.observability.tracing.request_trace import RequestTrace, new_span_id
-from slipstream.router.observability.tracing.spans import Span, spans_of
+from slipstream.router.observability.tracing.span import Span
+from slipstream.router.observability.tracing.spans import spans_of
 from slipstream.router.observability.tracing.tracer import TraceCounts
 
 log = logging.getLogger(__name__)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from slipstream.router.infer.requests.request_record import InferRecord
 from slipstream.router.observability.tracing.context import TraceContext
 from slipstream.router.protocol.generation import GenerationError
 from slipstream.router.requests.history import RequestRecord
@@ -20,8 +21,8 @@ def new_span_id(source: Random) -> str:
 
 @dataclass(slots=True)
 class RequestTrace:
-    """One traced HTTP request. `records` and `asked` are set if it led to generations, `refusal` if it was not
-    admitted. Times are `time.monotonic()` seconds."""
+    """One traced HTTP request. `records` and `asked` are set if it led to generations, `tensor_request` if it was one
+    to a tensor model, `refusal` if it was not admitted. Times are `time.monotonic()` seconds."""
 
     trace_id: str
     span_id: str
@@ -36,6 +37,7 @@ class RequestTrace:
     asked: Mapping[str, Value] = field(default_factory=dict)
     reasons: Sequence[str] = ()
     refusal: GenerationError | None = None
+    tensor_request: InferRecord | None = None
 
     def answered(
         self, records: Sequence[RequestRecord], asked: Mapping[str, Value], reasons: Sequence[str] = ()

@@ -2,6 +2,8 @@
 
     POST /v1/chat/completions          one per HTTP request, a child of the caller's span if there is one
       |- queued, reserve, prefill, transfer, decode      `router.stages`, one set per attempt and choice
+    POST /v2/models/M/infer
+      |- queued, executing                               one of the latter per execution by an instance
 
 Names and attributes follow OpenTelemetry's conventions for HTTP servers and, where there is one, for generative AI;
 our own begin with `slipstream.`. A placement is an event, with its candidates, of the stage that it ended.
@@ -10,41 +12,17 @@ our own begin with `slipstream.`. A placement is an event, with its candidates, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Literal
 
 from slipstream.router.observability.explain.explain import mean_itl_s, outcome
-from slipstream.router.observability.tracing.request_trace import RequestTrace, Value
+from slipstream.router.observability.tracing.request_trace import RequestTrace
+from slipstream.router.observability.tracing.span import Attributes, Span, SpanEvent
+from slipstream.router.observability.tracing.tensor_spans import tensor_attributes, tensor_spans
 from slipstream.router.requests.history import RequestRecord
 from slipstream.router.requests.placement_decision import Decision
 from slipstream.router.requests.stages import AttemptStages, attempts_of
 
 MAX_TRACED_CHOICES = 16  # per HTTP request; a thousand choices would be many thousands of spans
 MAX_TOLD_CANDIDATES = 16  # per placement
-
-Attributes = dict[str, Value]
-
-
-@dataclass(frozen=True, slots=True)
-class SpanEvent:
-    name: str
-    time_s: float
-    attributes: Attributes
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One span. Times are seconds of the records' clock. `error` is the text of the status; None if all went well."""
-
-    name: str
-    kind: Literal["server", "internal"]
-    span_id: str
-    parent_id: str | None
-    begin_s: float
-    end_s: float
-    attributes: Attributes
-    events: tuple[SpanEvent, ...] = ()
-    error: str | None = None
 
 
 def spans_of(trace: RequestTrace, new_span_id: Callable[[], str]) -> Iterator[Span]:
@@ -53,6 +31,8 @@ def spans_of(trace: RequestTrace, new_span_id: Callable[[], str]) -> Iterator[Sp
     for index, record in enumerate(trace.records[:MAX_TRACED_CHOICES]):
         for attempt in attempts_of(record):
             yield from _stage_spans(trace, record, attempt, index, new_span_id)
+    if trace.tensor_request is not None:
+        yield from tensor_spans(trace, trace.tensor_request, new_span_id)
 
 
 def _request_span(trace: RequestTrace) -> Span:
@@ -87,6 +67,8 @@ def _request_span(trace: RequestTrace) -> Span:
         for key, value in (("tenant", records[0].tenant), ("session", records[0].session)):
             if value:
                 attributes[f"slipstream.request.{key}"] = value
+    if trace.tensor_request is not None:
+        attributes |= tensor_attributes(trace.tensor_request)
     error = _note_failure(trace, attributes)
     parent_id = trace.parent.span_id if trace.parent is not None else None
     name = f"{trace.method} {trace.path}"

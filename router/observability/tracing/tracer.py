@@ -8,10 +8,13 @@ from random import Random
 from typing import Protocol
 
 from slipstream.router.http.reader import Request
+from slipstream.router.infer.requests.request_record import InferHistory
 from slipstream.router.observability.tracing.context import TraceContext
 from slipstream.router.observability.tracing.request_trace import RequestTrace, new_span_id
 
 TRACED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})  # health checks and scrapes would be noise
+TENSOR_PATHS = "/v2/models/"  # what begins so
+TENSOR_CALLS = ("/infer", "/generate", "/generate_stream")  # and ends so
 TRACE_ID_BITS = 64  # the lower bits of the id, by which sampling is decided as in OpenTelemetry's TraceIdRatioBased
 
 
@@ -40,6 +43,11 @@ class Tracer:
         self._bound = round(sample_ratio * 2**TRACE_ID_BITS)
         self._sink = sink
         self._random = Random()
+        self._tensor_requests: InferHistory | None = None
+
+    def trace_tensor_requests(self, history: InferHistory) -> None:
+        """Traces requests to tensor models as well, from now on."""
+        self._tensor_requests = history
 
     @property
     def counts(self) -> TraceCounts:
@@ -48,7 +56,8 @@ class Tracer:
 
     def begin(self, request: Request, parent: TraceContext | None) -> RequestTrace | None:
         """Begins the trace of a request; None if it is not traced."""
-        if request.path not in TRACED_PATHS:
+        path = request.path
+        if path not in TRACED_PATHS and (self._tensor_requests is None or not is_tensor_request(path)):
             return None
         if parent is not None:
             trace_id, is_sampled = parent.trace_id, parent.is_sampled
@@ -64,4 +73,10 @@ class Tracer:
         trace.end_s = time.monotonic()
         trace.status = status
         trace.http_request_id = http_request_id
+        if self._tensor_requests is not None and is_tensor_request(trace.path):
+            trace.tensor_request = self._tensor_requests.get(http_request_id)
         self._sink.put(trace)
+
+
+def is_tensor_request(path: str) -> bool:
+    return path.startswith(TENSOR_PATHS) and path.endswith(TENSOR_CALLS)

@@ -205,7 +205,7 @@ async def test_a_sequence_fails_with_its_instance_and_can_begin_anew(tmp_path: P
         assert await lab.in_sequence("sums", 7, 1, start=True) == 1
         assert await lab.in_sequence("sums", 8, 2, start=True) == 2
         assert await lab.in_sequence("sums", 7, 5) == 6
-        with pytest.raises(InferError, match="is not healthy"):
+        with pytest.raises(InferError, match=r"'sums_0' is not healthy\. Sequence 8 of model 'sums' has ended with it"):
             await lab.in_sequence("sums", 8, 13)
         with pytest.raises(InferError, match="must specify the START flag"):
             await lab.in_sequence("sums", 7, 1)

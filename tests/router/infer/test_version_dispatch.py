@@ -15,7 +15,7 @@ from slipstream.router.infer.model_instance import unhealthy
 from slipstream.router.infer.requests.active_request import ActiveRequest
 from slipstream.router.infer.requests.request_record import InferRecord
 from slipstream.router.infer.requests.statistics_recorder import StatisticsRecorder
-from slipstream.router.infer.requests.version_dispatch import DispatchOptions, VersionDispatch
+from slipstream.router.infer.requests.version_dispatch import RETRY_PAUSE_S, DispatchOptions, VersionDispatch
 from slipstream.router.instances.messages import Executed, ExecuteRequest, InstanceResponse
 from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferRequest, InferResponse
@@ -25,7 +25,7 @@ from slipstream.router.tensors.tensor import Tensor
 IN, OUT = TensorSpec("IN", "INT32", (1,)), TensorSpec("OUT", "INT32", (1,))
 
 
-def spec_of(*, batches: bool = True, is_decoupled: bool = False) -> ModelSpec:
+def spec_of(*, batches: bool = True, is_decoupled: bool = False, keeps_order: bool = False) -> ModelSpec:
     return ModelSpec(
         "M",
         "1",
@@ -37,7 +37,7 @@ def spec_of(*, batches: bool = True, is_decoupled: bool = False) -> ModelSpec:
         (OUT,),
         b"{}",
         is_decoupled=is_decoupled,
-        dynamic_batching=DynamicBatching() if batches else None,
+        dynamic_batching=DynamicBatching(preserve_ordering=keeps_order) if batches else None,
     )
 
 
@@ -116,6 +116,11 @@ class World:
         self.running.pop(instance, None)
         self.dispatch.remove_instance(instance, unhealthy(instance), self.now)
 
+    def pause(self) -> None:
+        """Lets the pause before a retry pass."""
+        self.now += RETRY_PAUSE_S
+        self.dispatch.tick(self.now)
+
 
 def test_a_request_goes_to_a_free_instance_and_its_response_back() -> None:
     world = World()
@@ -176,11 +181,24 @@ def test_a_request_whose_instance_dies_is_tried_again_once() -> None:
     world.lose("M_0")
     assert answer.num_ends == 0
     world.dispatch.add_instance("M_0", world.now)
+    assert active.attempts == 1
+    assert world.dispatch.next_time == world.now + RETRY_PAUSE_S
+    world.pause()
     assert active.attempts == 2
     world.lose("M_0")
     assert answer.error is not None
     assert answer.error.message == "Stub process 'M_0' is not healthy."
     assert answer.num_releases == 1
+
+
+def test_a_request_that_is_to_be_tried_again_can_be_cancelled() -> None:
+    world = World()
+    world.dispatch.add_instance("M_0", world.now)
+    active, answer = world.submit()
+    world.lose("M_0")
+    active.cancel()
+    assert (answer.num_ends, answer.num_releases) == (1, 1)
+    assert (world.dispatch.num_open, world.dispatch.next_time) == (0, None)
 
 
 def test_requests_of_a_dead_instance_keep_their_order() -> None:
@@ -192,6 +210,7 @@ def test_requests_of_a_dead_instance_keep_their_order() -> None:
     world.finish("M_0")
     world.submit("d")
     world.lose("M_0")
+    world.pause()
     world.dispatch.add_instance("M_1", world.now)
     requests = [place.request.id for place in world.running["M_1"][1] if place.request is not None]
     assert requests == ["a", "b", "c", "d"]
@@ -253,13 +272,50 @@ def test_all_that_waits_fails_when_no_instance_will_come() -> None:
     assert world.dispatch.num_open == 0
 
 
+def test_responses_leave_in_the_order_of_their_requests() -> None:
+    world = World(spec_of(keeps_order=True))
+    for name in ("M_0", "M_1", "M_2"):
+        world.dispatch.add_instance(name, world.now)
+    answers = [world.submit()[1] for _ in range(3)]
+    world.finish("M_2")
+    world.finish("M_1")
+    assert [answer.num_ends for answer in answers] == [0, 0, 0]
+    world.finish("M_0")
+    assert [answer.num_ends for answer in answers] == [1, 1, 1]
+
+
+def test_a_failure_makes_way_for_the_responses_behind_it() -> None:
+    world = World(spec_of(keeps_order=True))
+    for name in ("M_0", "M_1"):
+        world.dispatch.add_instance(name, world.now)
+    first, second = world.submit(), world.submit()
+    world.finish("M_1")
+    first[0].cancel()
+    assert (first[1].num_ends, second[1].num_ends) == (1, 1)
+    world.finish("M_0")
+    assert world.num_released == 1  # the response that the cancelled request does not want
+
+
+def test_a_held_response_is_given_back_if_its_request_is_cancelled() -> None:
+    world = World(spec_of(keeps_order=True))
+    for name in ("M_0", "M_1"):
+        world.dispatch.add_instance(name, world.now)
+    first, second = world.submit(), world.submit()
+    world.finish("M_1")
+    second[0].cancel()
+    assert (second[1].num_ends, world.num_released) == (1, 1)
+    world.finish("M_0")
+    assert (first[1].num_ends, first[1].num_releases, second[1].num_releases) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("keeps_order", [False, True])
 @pytest.mark.parametrize("is_decoupled", [False, True])
 @settings(max_examples=100, deadline=None)
 @given(events=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 5)), max_size=60))
 def test_whatever_happens_every_request_ends_once_and_gives_its_memory_back(
-    is_decoupled: bool, events: list[tuple[int, int]]
+    is_decoupled: bool, keeps_order: bool, events: list[tuple[int, int]]
 ) -> None:
-    world = World(spec_of(is_decoupled=is_decoupled))
+    world = World(spec_of(is_decoupled=is_decoupled, keeps_order=keeps_order))
     names = ("M_0", "M_1")
     alive: set[str] = set()
     requests: list[tuple[ActiveRequest, Answer]] = []
@@ -290,6 +346,8 @@ def test_whatever_happens_every_request_ends_once_and_gives_its_memory_back(
             world.lose(name)
         elif kind == 4 and name in world.running:
             finish(name)
+        elif kind == 4:
+            world.pause()
         elif requests:
             active = requests[index % len(requests)][0]
             if kind == 5:

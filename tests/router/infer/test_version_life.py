@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.router.infer.version_life import Action, Do, InstancePhase, VersionLife
+from slipstream.router.infer.version_life import Action, Do, InstancePhase, ProcessEnd, VersionLife
 from slipstream.router.tensors.model_spec import ModelPhase
 
 NAMES = ("M_0_0", "M_0_1")
@@ -59,14 +59,14 @@ def test_one_failure_ends_the_load_and_stops_all_instances() -> None:
     actions = life.failed("M_0_0", "Internal: ValueError: no")
     assert actions == [Action(Do.STOP, "M_0_0"), Action(Do.STOP, "M_0_1"), Action(Do.FAILED)]
     assert (life.phase, life.reason) == (ModelPhase.UNAVAILABLE, "Internal: ValueError: no")
-    assert life.ended("M_0_0", "exit 1", 1.0) == []
-    assert life.ended("M_0_1", "exit 0", 1.0) == [Action(Do.END)]
+    assert life.ended("M_0_0", ProcessEnd("exit 1"), 1.0) == []
+    assert life.ended("M_0_1", ProcessEnd("exit 0"), 1.0) == [Action(Do.END)]
 
 
 def test_a_process_that_dies_while_it_loads_fails_the_load() -> None:
     life = VersionLife(("M_0_0",), completes=False)
     life.begin()
-    assert life.ended("M_0_0", "killed", 1.0) == [Action(Do.FAILED), Action(Do.END)]
+    assert life.ended("M_0_0", ProcessEnd("killed"), 1.0) == [Action(Do.FAILED), Action(Do.END)]
     assert life.reason == "killed"
 
 
@@ -75,7 +75,7 @@ def test_a_dead_instance_comes_back_after_a_growing_pause() -> None:
     pauses = []
     now = 10.0
     for _ in range(4):
-        assert life.ended("M_0_0", "killed", now) in ([Action(Do.RETIRE, "M_0_0")], [])
+        assert life.ended("M_0_0", ProcessEnd("killed"), now) in ([Action(Do.RETIRE, "M_0_0")], [])
         assert life.phase is ModelPhase.READY
         assert life.next_time is not None
         pauses.append(life.next_time - now)
@@ -86,7 +86,7 @@ def test_a_dead_instance_comes_back_after_a_growing_pause() -> None:
     life.connected("M_0_0", now)
     life.initialized("M_0_0")
     assert life.warmed("M_0_0", now) == [Action(Do.SERVE, "M_0_0")]
-    life.ended("M_0_0", "killed", now + 1000.0)
+    life.ended("M_0_0", ProcessEnd("killed"), now + 1000.0)
     assert life.next_time == pytest.approx(now + 1000.1)  # it had served for long
 
 
@@ -94,9 +94,26 @@ def test_it_is_down_when_all_instances_keep_dying() -> None:
     life = serving("M_0_0")
     for death in range(3):
         assert not life.is_down
-        life.ended("M_0_0", "killed", 10.0 * death)
+        life.ended("M_0_0", ProcessEnd("killed"), 10.0 * death)
         life.due(10.0 * death + 5.0)
     assert life.is_down
+
+
+def test_an_instance_that_has_executed_something_is_no_crash_loop() -> None:
+    life = serving("M_0_0")
+    for death in range(5):
+        life.ended("M_0_0", ProcessEnd("killed", was_useful=True), 10.0 * death)
+        assert life.next_time == pytest.approx(10.0 * death + 0.1)
+        life.due(10.0 * death + 5.0)
+    assert not life.is_down
+
+
+def test_an_instance_whose_host_is_lost_waits_for_another_host() -> None:
+    life = serving("M_0_0")
+    lost = ProcessEnd("its host is gone", is_without_fault=True)
+    assert life.ended("M_0_0", lost, 1.0) == [Action(Do.RETIRE, "M_0_0"), Action(Do.START, "M_0_0")]
+    assert life.ended("M_0_0", lost, 2.0) == []  # it could not be started: after a pause
+    assert life.next_time == pytest.approx(2.1)
 
 
 def test_a_lost_connection_retires_an_instance_until_it_connects_again() -> None:
@@ -119,25 +136,25 @@ def test_unloading_waits_for_requests() -> None:
     assert life.phase is ModelPhase.UNLOADING
     stops = [action for action in life.drained() if action.do is Do.STOP]
     assert stops == [Action(Do.STOP, "M_0_0"), Action(Do.STOP, "M_0_1")]
-    assert life.ended("M_0_0", "exit 0", 1.0) == []
-    assert life.ended("M_0_1", "exit 0", 1.0) == [Action(Do.END)]
+    assert life.ended("M_0_0", ProcessEnd("exit 0"), 1.0) == []
+    assert life.ended("M_0_1", ProcessEnd("exit 0"), 1.0) == [Action(Do.END)]
     assert (life.phase, life.reason) == (ModelPhase.UNAVAILABLE, "unloaded")
 
 
 def test_instances_that_die_while_it_unloads_do_not_come_back() -> None:
     life = serving(*NAMES)
-    life.ended("M_0_0", "killed", 1.0)
+    life.ended("M_0_0", ProcessEnd("killed"), 1.0)
     life.unload(has_requests=True)
     assert life.next_time is None
-    assert life.ended("M_0_1", "killed", 2.0) == [Action(Do.RETIRE, "M_0_1"), Action(Do.END)]
+    assert life.ended("M_0_1", ProcessEnd("killed"), 2.0) == [Action(Do.RETIRE, "M_0_1"), Action(Do.END)]
 
 
 def test_a_load_can_be_given_up() -> None:
     life = VersionLife(NAMES, completes=False)
     life.begin()
     assert [action.do for action in life.unload(has_requests=False)] == [Do.STOP, Do.STOP]
-    life.ended("M_0_0", "exit 0", 1.0)
-    assert life.ended("M_0_1", "exit 0", 1.0) == [Action(Do.END)]
+    life.ended("M_0_0", ProcessEnd("exit 0"), 1.0)
+    assert life.ended("M_0_1", ProcessEnd("exit 0"), 1.0) == [Action(Do.END)]
 
 
 @settings(max_examples=200, deadline=None)
@@ -188,7 +205,7 @@ def test_any_order_of_events_keeps_the_books(events: list[tuple[int, int]], comp
             carry_out(life.completed(0.0))
         elif kind == 5:
             running.remove(name)
-            carry_out(life.ended(name, "gone", now))
+            carry_out(life.ended(name, ProcessEnd("gone"), now))
         elif kind == 6:
             carry_out(life.disconnected(name))
         elif kind == 7 and phase in (InstancePhase.INITIALIZING, InstancePhase.WARMING):

@@ -70,6 +70,10 @@ AT_READING = [
         "Ensemble model 'M' must have platform type 'ensemble' and empty backend type",
     ),
     ('backend: "python" max_batch_size: -1', "'max_batch_size' must be non-negative value for M"),
+    (
+        f'{PYTHON} model_repository_agents {{ agents {{ name: "checksum" }} }}',
+        "unable to find 'libtritonrepoagent_checksum.so' for repo agent 'checksum'",
+    ),
     (batching("preferred_batch_size: [0]"), "dynamic batching preferred size must be positive for M"),
     (batching("preferred_batch_size: [4, 9]"), "dynamic batching preferred size must be <= max batch size for M"),
     (batching("priority_levels: 3"), "default priority level must be in range [1, 3] for M"),
@@ -275,6 +279,9 @@ def test_a_backend_that_is_not_served_fails_the_load_as_in_triton(tmp_path: Path
         "Invalid argument: unable to find backend library for backend 'onnxruntime', try specifying runtime on the "
         "model configuration."
     )
+    write_model(tmp_path, "B", f'{PYTHON} parameters {{ key: "TRITON_BATCH_STRATEGY_PATH" value {{}} }}')
+    with pytest.raises(LoadError, match="Unsupported: model 'B': libraries that form batches are not served"):
+        ModelRepository([tmp_path]).read("B").complete("1")
     write_model(tmp_path, "E", ensemble().replace("'M'", "'E'"))
     with pytest.raises(LoadError, match="Unsupported: ensemble 'E': ensembles are not served"):
         ModelRepository([tmp_path]).read("E").complete("1")

@@ -13,6 +13,7 @@ import pytest
 
 from slipstream.router.instances.instance_link import InstanceLink
 from slipstream.router.instances.messages import ExecuteRequest, InitializeInstance, InstanceResponse
+from slipstream.router.process.listening import listening_at
 from slipstream.router.tensor_memory.shared_file import SHM
 from slipstream.router.tensor_memory.stale_files import files_prefix, is_locked
 from slipstream.router.tensors.infer_request import InferRequest
@@ -91,6 +92,27 @@ async def test_large_tensors_go_through_shared_memory_and_all_of_it_returns(tmp_
         assert (end.returncode, end.log_tail) == (0, "finalized\n")
         await running
         assert not files_of(link)
+
+
+@in_loop
+async def test_between_machines_large_tensors_travel_in_the_frames(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipstream.router.instances.instance_port.memory_id", lambda: "another machine")
+    sockets = listening_at("127.0.0.1", 0, 8)
+    host_and_port = "{}:{}".format(*sockets[0].getsockname())
+    async with instance_lab(tmp_path, sockets) as lab:
+        host = InstanceHost(InstanceHostConfig(host_and_port, TOKEN, "a", logs=str(tmp_path)))
+        running = asyncio.create_task(host.run())
+        link, owner = await ready_instance(lab, folder)
+        for number, data in enumerate([b"abc", bytes(range(1, 251)) * (LARGE // 250)] * 2):
+            response = await reversed_by(link, owner, number, data)
+            assert bytes(response.outputs[0].view) == data[::-1]
+            assert response.release is None
+        assert not files_of(link)
+        assert lab.pool.key == ""
+        host.stop(30.0)
+        await running
 
 
 @in_loop

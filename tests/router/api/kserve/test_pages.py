@@ -151,6 +151,18 @@ def test_inputs_are_read_from_shared_memory_and_outputs_written_there(shared_fil
     run(main)
 
 
+def test_a_file_that_has_become_shorter_is_refused(shared_file: str) -> None:
+    async def main() -> None:
+        async with kserve_site() as site:
+            await register(site, "r", shared_file, 64)
+            os.truncate(f"/dev/shm{shared_file}", 0)
+            outputs = [{"name": "SUM", "parameters": placed("r", 16)}]
+            text = f"Invalid shared memory region: '{shared_file}'"
+            assert await site.error(ADD_SUB, {"inputs": AB, "outputs": outputs}) == (500, text)
+
+    run(main)
+
+
 def test_registrations_that_cannot_be_are_refused(shared_file: str) -> None:
     async def main() -> None:
         async with kserve_site() as site:

@@ -8,6 +8,7 @@ from typing import Any
 from slipstream.router.api.kserve.http.bodies.binary_head import BinaryHead, BinaryHeads
 from slipstream.router.api.kserve.http.bodies.json_tensors import data_from_json, from_json
 from slipstream.router.api.kserve.http.bodies.output_form import OutputForm
+from slipstream.router.api.kserve.http.bodies.raw_input import raw_input
 from slipstream.router.api.kserve.json_fields import (
     as_bool,
     as_list,
@@ -29,7 +30,6 @@ from slipstream.router.tensors.model_spec import ModelSpec
 from slipstream.router.tensors.tensor import RegionSlice, Tensor, TensorData
 
 SOURCES = "'data', 'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'"
-RAW_INPUT = "raw_input"  # what Triton calls the one input of a raw request in errors
 MAX_DIM = (1 << 63) - 1
 
 
@@ -216,50 +216,3 @@ def check_output_in_memory(parameters: Mapping[str, Any]) -> None:
         raise InferError("Output can't set both 'shared_memory_region' and 'classification'")
     if "binary_data" in parameters and as_bool(parameters["binary_data"], "Unable to set 'binary_data'"):
         raise InferError("Output can't set both 'shared_memory_region' and 'binary_data'")
-
-
-def raw_input(spec: ModelSpec, view: memoryview, places: TensorPlaces, lease: RegionLease | None) -> Tensor:
-    """The body as the only input of a model, whose shape follows from its length. Raises INVALID_ARG."""
-    unknown = "[request id: <id_unknown>]"
-    if len(spec.inputs) != 1:
-        raise InferError(
-            f"{unknown} Raw request must only have 1 input (found 1) to be deduced but got {len(spec.inputs)} inputs"
-            f" in '{spec.name}' model configuration"
-        )
-    tensor = spec.inputs[0]
-    batch = (1,) if spec.max_batch_size else ()
-    if tensor.datatype == "BYTES":
-        if tensor.dims != (1,):
-            raise InferError(
-                f"{unknown} For BYTE datatype raw input '{tensor.name}', the model must have input shape [1]"
-            )
-        data = places.put(len(view).to_bytes(4, "little") + view)
-        return Tensor(tensor.name, "BYTES", (*batch, 1), data)
-    shape = shape_of_raw(spec, len(view))
-    if lease is not None:
-        places.keep(lease)
-        return Tensor(tensor.name, tensor.datatype, (*batch, *shape), lease.slice_of(0, len(view)))
-    return Tensor(tensor.name, tensor.datatype, (*batch, *shape), places.put(view))
-
-
-def shape_of_raw(spec: ModelSpec, num_bytes: int) -> tuple[int, ...]:
-    """The dimensions of the only input, of which one may vary. Raises INVALID_ARG."""
-    unknown = "[request id: <id_unknown>]"
-    tensor = spec.inputs[0]
-    element_bytes = DATATYPES[tensor.datatype].element_bytes or 1
-    fixed = element_bytes
-    wildcards = [axis for axis, dim in enumerate(tensor.dims) if dim < 0]
-    if len(wildcards) > 1:
-        raise InferError(
-            f"{unknown} The shape of the raw input '{tensor.name}' can not be deduced because there are more than one"
-            " variable-sized dimension"
-        )
-    for dim in tensor.dims:
-        fixed *= dim if dim >= 0 else 1
-    wild = num_bytes // fixed if fixed else 0
-    shape = tuple([wild if dim < 0 else dim for dim in tensor.dims])
-    expected = wild * fixed if wildcards else fixed
-    if expected != num_bytes:
-        text = f"input byte size mismatch for input '{RAW_INPUT}' for model '{spec.name}'"
-        raise InferError(f"{unknown} {text}. Expected {expected}, got {num_bytes}")
-    return shape
