@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -27,6 +26,7 @@ from tests.support.router.instance_lab import Lab, RecordingOwner, instance_lab,
 from tests.support.router.scripted_instance import TOKEN
 from tests.support.router.until import until
 from tests.support.workers import echo_instance
+from tests.support.workers.host_program import host_program
 
 REQUEST = ExecuteRequest(1, InferRequest("m", inputs=[Tensor("IN", "UINT8", (3,), b"abc")]))
 
@@ -186,18 +186,17 @@ async def test_a_wrong_token_ends_the_host(tmp_path: Path) -> None:
 
 @in_loop
 async def test_the_plain_program_ends_with_a_signal_and_says_what_is_wrong(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "slipstream.workers.instances.host_main", "--config"]
     config = tmp_path / "host.json"
     async with instance_lab(tmp_path) as lab:
         config.write_text(json.dumps({"router": f"unix:{lab.path}", "token": TOKEN, "name": "plain"}))
-        program = await asyncio.create_subprocess_exec(*command, str(config), stderr=subprocess.DEVNULL)
-        await until(lambda: [host.name for host in lab.port.hosts] == ["plain"])
-        program.send_signal(signal.SIGTERM)
-        assert await program.wait() == 0
+        async with host_program(config) as program:
+            await until(lambda: [host.name for host in lab.port.hosts] == ["plain"])
+            program.send_signal(signal.SIGTERM)
+            assert await program.wait() == 0
     config.write_text(json.dumps({"router": "nowhere", "token": TOKEN}))
-    program = await asyncio.create_subprocess_exec(*command, str(config), stderr=subprocess.PIPE)
-    _, text = await program.communicate()
-    assert program.returncode == 2
+    async with host_program(config) as program:
+        _, text = await program.communicate()
+        assert program.returncode == 2
     assert b"router must be unix:PATH or HOST:PORT, got 'nowhere'" in text
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +22,7 @@ from tests.support.router.in_loop import in_loop
 from tests.support.router.instance_lab import Lab, RecordingOwner, instance_lab, start_of
 from tests.support.router.scripted_instance import TOKEN
 from tests.support.router.until import until
+from tests.support.workers.host_program import host_program
 
 LARGE = 4 << 20
 MODEL = """
@@ -140,13 +139,12 @@ async def test_a_killed_host_takes_its_instances_along(tmp_path: Path, folder: P
     config = tmp_path / "host.json"
     async with instance_lab(tmp_path) as lab:
         config.write_text(json.dumps({"router": f"unix:{lab.path}", "token": TOKEN, "name": "a"}))
-        command = [sys.executable, "-m", "slipstream.workers.instances.host_main", "--config", str(config)]
-        program = await asyncio.create_subprocess_exec(*command)
-        link, owner = await ready_instance(lab, folder)
-        await reversed_by(link, owner, 1, b"x" * LARGE)
-        assert [is_locked(file) for file in files_of(link)] == [True]
-        os.kill(program.pid, signal.SIGKILL)
-        await program.wait()
+        async with host_program(config) as program:
+            link, owner = await ready_instance(lab, folder)
+            await reversed_by(link, owner, 1, b"x" * LARGE)
+            assert [is_locked(file) for file in files_of(link)] == [True]
+            program.kill()
+            await program.wait()
         await owner.next("disconnected")
         await until(lambda: not lab.port.hosts)
         await lab.host("a")
