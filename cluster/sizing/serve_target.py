@@ -96,6 +96,8 @@ def _of_flags(flags: RepositoryFlags) -> ChosenConfig:
         raise ConfigError([str(error)]) from None
     rows = [("models", path) for path in settings["repository"]["paths"]]
     rows.append(("mode", settings["repository"].get("control_mode", "none")))
+    if "host" not in settings.get("router", {}).get("http", {}):
+        rows.append(("host", "only this one can connect; --http-address=0.0.0.0 lets others"))
     rows += [("note", remark) for remark in flags.remarks()]
     return ChosenConfig(flags, flags.text(), [f"  {name:<9}{value}" for name, value in rows])
 

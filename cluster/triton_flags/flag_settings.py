@@ -9,6 +9,7 @@ from slipstream.cluster.triton_flags.flag import FlagError, FlagValue
 from slipstream.cluster.triton_flags.flag_table import BY_NAME, FLAGS
 
 Settings = dict[str, Any]
+BACKEND_SETTINGS = ("python,python-runtime",)  # that have an effect
 LATENCIES = ("counter_latencies", "summary_latencies", "histogram_latencies")
 GRPC_RESTRICTION = "triton-grpc-protocol-"  # before the header's name that a flag gives
 TRACE_SETTINGS = {
@@ -46,6 +47,10 @@ def remarks_about(given: Mapping[str, Sequence[FlagValue]]) -> Iterator[str]:
             yield f"--{flag.name} has no effect: {flag.without_effect}"
     if "load-model" in given and given.get("model-control-mode", ("none",))[-1] != "explicit":
         yield "--load-model has no effect: it needs --model-control-mode=explicit"
+    for value in map(str, given.get("backend-config", ())):
+        setting = value.partition("=")[0].strip()
+        if setting not in BACKEND_SETTINGS:
+            yield f"--backend-config {setting} has no effect: the backends here have other settings"
 
 
 def _put(settings: Settings, key: str, value: Any) -> None:

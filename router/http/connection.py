@@ -82,7 +82,8 @@ class HttpConnection(asyncio.BufferedProtocol, Generic[C]):
             self.close()
 
     def limit_unsent(self, max_bytes: int) -> None:
-        self._transport.set_write_buffer_limits(high=max_bytes)
+        if not self._is_tls and not self._transport.is_closing():  # TLS keeps only what it has encrypted
+            self._transport.set_write_buffer_limits(high=max_bytes)
 
     def send(self, data: bytes | memoryview) -> None:
         if self._transport.is_closing():

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench" / "kserve")
 from tensor_servers import TensorServer, slipstream, triton
 
 OPTIONS = ["--model-control-mode=explicit", "--exit-on-error=false"]
-TIMEOUT_S = 60.0
+TIMEOUT_S = 20.0
 SETTLE_S = 1.0  # unloading goes on behind the answer
 KNOWN = {
     "bad_type": "the real server loses the reason",
@@ -168,6 +168,8 @@ def answer(server: TensorServer, call: Call, folder: Path) -> dict[str, Any]:
             status, text = response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         status, text = error.code, error.read().decode()
+    except TimeoutError:
+        status, text = 0, f"no answer within {TIMEOUT_S:.0f} s"
     text = text.replace(str(folder), "REPOSITORY")
     try:
         body = json.loads(text)

@@ -66,3 +66,9 @@ def test_only_some_of_many_failed_models_are_named() -> None:
 def test_a_cluster_without_models_has_none_in_its_state() -> None:
     assert state().models == []
     assert state().public()["models"] == []
+
+
+def test_the_only_model_beside_a_repository_can_be_forgotten() -> None:
+    served = ClusterState(name="c", pid=1, started=0.0, config="c.yaml", model="m", version="1", wanted={"decode": 2})
+    served.forget_model("m")
+    assert (served.models, served.version, served.wanted) == ([], "", {})

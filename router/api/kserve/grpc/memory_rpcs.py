@@ -5,7 +5,7 @@ from __future__ import annotations
 from tritonclient.grpc import service_pb2
 
 from slipstream.router.tensor_memory.client_regions import ClientRegion, ClientRegions
-from slipstream.router.tensors.infer_error import InferError
+from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 
 
 class MemoryRpcs:
@@ -23,6 +23,8 @@ class MemoryRpcs:
     def system_register(
         self, request: service_pb2.SystemSharedMemoryRegisterRequest
     ) -> service_pb2.SystemSharedMemoryRegisterResponse:
+        if not request.name:  # which would be all regions to the other calls
+            raise InferError(f"Invalid shared memory region: '{request.key}'", InferErrorCode.INTERNAL)
         self._regions.register(request.name, request.key, request.offset, request.byte_size)
         return service_pb2.SystemSharedMemoryRegisterResponse()
 

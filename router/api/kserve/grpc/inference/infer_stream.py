@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+import grpc
 import grpc.aio
 
 from slipstream.router.access.caller import Caller
@@ -23,6 +24,7 @@ from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.infer_request import InferResponse
 
 MAX_UNSENT = 64  # messages; while more wait for the client to read them, none of its requests is read
+MAX_UNSENT_BYTES = 1 << 28  # of responses that the client has not read; with more it loses the stream
 
 
 class StreamRequest:
@@ -105,6 +107,7 @@ class InferStream:
         self._requests: dict[StreamRequest, None] = {}  # that are not over
         self._order: deque[StreamRequest] = deque()  # those whose responses are sent in this order
         self._unsent: deque[bytes] = deque()
+        self._unsent_bytes = 0
         self._changed = asyncio.Event()  # what the writer waits for
         self._has_room = asyncio.Event()
         self._is_read = False  # to its end
@@ -143,18 +146,24 @@ class InferStream:
         self.send_of(request)
 
     def close(self, failure: RpcError) -> None:
-        """Ends the stream with this status, at once."""
+        """Ends the stream with this status, and its requests with it, even if a message is being written that the
+        client does not read."""
         if self._failure is None:
             self._failure = failure
         self.is_closed = True
         self._changed.set()
+        asyncio.get_running_loop().call_soon(self._cancel_requests)  # not from within one of their answers
 
     def _move(self, request: StreamRequest) -> None:
         if not self.is_closed:
             self._unsent += request.unsent
+            self._unsent_bytes += sum(map(len, request.unsent))
         request.unsent.clear()
         if len(self._unsent) > MAX_UNSENT:
             self._has_room.clear()
+        if self._unsent_bytes > MAX_UNSENT_BYTES and len(self._unsent) > 1:
+            problem = f"more than {MAX_UNSENT_BYTES} bytes of responses wait for the client to read them"
+            self.close(RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, problem))
 
     async def _read(self) -> None:
         self._has_room.set()
@@ -192,7 +201,9 @@ class InferStream:
         while True:
             self._changed.clear()
             while unsent and not self.is_closed:
-                await self._context.write(unsent.popleft())
+                message = unsent.popleft()
+                await self._context.write(message)
+                self._unsent_bytes -= len(message)
                 if len(unsent) <= MAX_UNSENT:
                     self._has_room.set()
             if self.is_closed or (self._is_read and not self._requests):

@@ -166,6 +166,9 @@ async def test_inputs_and_outputs_can_lie_in_the_clients_shared_memory() -> None
             await lab.call("SystemSharedMemoryRegister", register)
             async with refused(grpc.StatusCode.ALREADY_EXISTS, "shared memory region 'r' already in manager"):
                 await lab.call("SystemSharedMemoryRegister", register)
+            register.name = ""
+            async with refused(grpc.StatusCode.INTERNAL, f"Invalid shared memory region: '/{name}'"):
+                await lab.call("SystemSharedMemoryRegister", register)
             status = await lab.call("SystemSharedMemoryStatus", pb.SystemSharedMemoryStatusRequest())
             assert [(each.key, each.byte_size) for each in status.regions.values()] == [(f"/{name}", 64)]
             response = await lab.infer(request)

@@ -7,8 +7,10 @@ import asyncio
 import grpc
 import grpc.aio
 import numpy as np
+import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from slipstream.router.api.kserve.grpc.inference import infer_stream
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from tests.support.router.grpc_lab import VECTOR, grpc_lab, infer_request, refused, repeat_request
 from tests.support.router.in_loop import in_loop
@@ -158,3 +160,19 @@ async def test_a_client_that_does_not_read_holds_up_its_own_requests_only() -> N
         assert len(lab.service.submitted) < num_requests
         assert len([each async for each in stream]) == num_requests
         await writing
+
+
+@in_loop
+async def test_a_client_that_lets_too_many_responses_wait_loses_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(infer_stream, "MAX_UNSENT_BYTES", 10_000_000)
+    async with grpc_lab() as lab:
+        stream = lab.stream()
+        await stream.write(repeat_request(1, model="kept_repeat"))
+        await until(lambda: bool(lab.service.running))
+        [submission] = lab.service.running
+        for _ in range(20):
+            submission.respond({"OUT": np.zeros((1, 2_000_000), np.uint8)}, is_final=False)
+        await until(lambda: submission.is_cancelled)
+        async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "more than 10000000 bytes of responses wait"):
+            while await stream.read() is not grpc.aio.EOF:
+                pass
