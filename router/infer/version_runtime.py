@@ -131,6 +131,8 @@ class VersionRuntime:
     def unload(self) -> None:
         """Lets requests end, then stops the instances."""
         has_requests = self._is_complete and self.runner.num_open > 0
+        if has_requests:
+            self.runner.drain()
         self._perform(self._life.unload(has_requests=has_requests))
 
     def serve_beside(self, versions: tuple[str, ...]) -> None:

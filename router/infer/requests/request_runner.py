@@ -17,7 +17,7 @@ from slipstream.router.tensors.model_spec import ModelSpec
 
 
 class RequestRunner:
-    """The shell of a VersionDispatch. `on_idle` is called when the last request has ended."""
+    """The shell of a VersionDispatch. After `drain`, `on_idle` is called when the last request has ended."""
 
     def __init__(
         self, spec: ModelSpec, recorder: StatisticsRecorder, options: DispatchOptions, on_idle: Callable[[], None]
@@ -29,6 +29,7 @@ class RequestRunner:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s: float | None = None  # uvloop's own clock counts whole milliseconds
         self._is_turn_due = False
+        self._is_draining = False
 
     @property
     def num_waiting(self) -> int:
@@ -37,6 +38,10 @@ class RequestRunner:
     @property
     def num_open(self) -> int:
         return self._dispatch.num_open
+
+    def drain(self) -> None:
+        """No more requests come."""
+        self._is_draining = True
 
     def submit(self, active: ActiveRequest) -> None:
         """Queues a request. Raises InferError."""
@@ -109,5 +114,6 @@ class RequestRunner:
             if next_s is not None:
                 self._timer_s = next_s
                 self._timer = self._loop.call_later(max(0.0, next_s - time.monotonic()), self._tick)
-        if not self._dispatch.num_open:
+        if self._is_draining and not self._dispatch.num_open:
+            self._is_draining = False
             self._on_idle()

@@ -19,16 +19,16 @@ from slipstream.router.infer.requests.active_request import ActiveRequest
 from slipstream.router.infer.requests.cache_lookup import CacheLookup
 from slipstream.router.infer.requests.delivery import delivery_of
 from slipstream.router.infer.requests.execution_gate import ExecutionGate
-from slipstream.router.infer.requests.request_record import Execution, Outcome
+from slipstream.router.infer.requests.request_counts import RequestCounts
+from slipstream.router.infer.requests.request_record import Execution
 from slipstream.router.infer.requests.response_shapes import ResponseShapes
-from slipstream.router.infer.requests.statistics_recorder import ComputeTimes, StatisticsRecorder, nanoseconds
+from slipstream.router.infer.requests.statistics_recorder import ComputeTimes, StatisticsRecorder
 from slipstream.router.instances.messages import Executed, ExecuteRequest, InstanceResponse
 from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferResponse
 from slipstream.router.tensors.model_spec import ModelSpec
 
 RETRY_PAUSE_S = 0.05  # in which all connections to a dead host are noticed, so that a retry does not meet another one
-OUTCOMES: dict[FailureReason, Outcome] = {FailureReason.CANCELED: "cancelled", FailureReason.REJECTED: "rejected"}
 
 
 class Executor(Protocol):
@@ -69,6 +69,8 @@ class DispatchOptions:
 
 
 class VersionDispatch:
+    """Each request that `submit` takes ends once at its receiver, and gives its inputs back once."""
+
     def __init__(
         self,
         spec: ModelSpec,
@@ -80,7 +82,7 @@ class VersionDispatch:
         self._spec = spec
         self._scheduler = scheduler
         self._executor = executor
-        self._recorder = recorder
+        self._counts = RequestCounts(recorder, is_decoupled=spec.is_decoupled)
         self._max_retries = options.max_retries
         self._gate = options.gate
         self._cache = CacheLookup.of(spec, options.cache)
@@ -124,7 +126,7 @@ class VersionDispatch:
         try:
             self._scheduler.add(active, now)
         except InferError as error:
-            self._count_failure(active, error, now)
+            self._counts.failed(active, error, now)
             raise
         self._waiting[active] = None
         self._delivery.expect(active)
@@ -199,7 +201,7 @@ class VersionDispatch:
         self._scheduler.executed(running.batch, name, now)
         times = ComputeTimes(result.input_ns, result.compute_ns, result.output_ns)
         num_rows = sum(request.batch_size for request in running.batch.requests)
-        self._recorder.executed(num_rows, times)
+        self._counts.executed(num_rows, times)
         self.run(now)  # before the responses are written out: the instance has work meanwhile
         responses = result.responses or [None] * len(running.numbers)
         for n, response in zip(running.numbers, responses, strict=False):
@@ -214,11 +216,11 @@ class VersionDispatch:
             return
         if is_final:
             del work.open[n]
-        self._count_response(active, response, now)
+        self._counts.responded(active, response, now)
         if response is not None:
             self._deliver(active, response, is_final=is_final, now=now)
         elif is_final and not active.has_ended:
-            self._succeeded(active, None, now)
+            self._counts.served(active, None, now, num_responses=active.num_responses)
             self._delivery.complete(active)
         if is_final:
             active.release_inputs()
@@ -290,7 +292,8 @@ class VersionDispatch:
         error = response.error
         if error is not None and is_final:
             if not active.has_ended:
-                self._succeeded(active, times, now, error=error)  # Triton counts it as served
+                num_responses = active.num_responses + 1
+                self._counts.served(active, times, now, num_responses=num_responses, error=error)
                 self._delivery.fail(active, error)
             return
         outputs = self._shapes.of(response.outputs)
@@ -298,47 +301,19 @@ class VersionDispatch:
         if active.record.first_response_s is None:
             active.record.first_response_s = now
         if is_final and not active.has_ended:
-            self._succeeded(active, times, now)
+            self._counts.served(active, times, now, num_responses=active.num_responses + 1)
         release = response.release
         answer = InferResponse(spec.name, spec.version, request.id, outputs, response.parameters, release, error)
         if self._cache is not None and is_final and error is None and not active.has_ended:
-            self._recorder.missed_cache(self._cache.keep(active, answer))
+            self._counts.missed_cache(self._cache.keep(active, answer))
         self._delivery.respond(active, answer, is_final=is_final)
 
     def _answer_from_cache(self, cache: CacheLookup, now: float) -> None:
         for active, response, lookup_ns in cache.take_found():
             if not active.has_ended:
-                active.record.is_cache_hit, active.record.num_responses = True, 1
-                active.record.ended(now, "success")
-                self._recorder.hit_cache(now - active.record.received_s, lookup_ns)
+                self._counts.served_by_cache(active, lookup_ns, now)
                 self._delivery.respond(active, response, is_final=True)
             active.release_inputs()
-
-    def _succeeded(
-        self, active: ActiveRequest, times: ComputeTimes | None, now: float, *, error: InferError | None = None
-    ) -> None:
-        queue_s = active.started_s - active.queued_s
-        if times is None:  # by a response sender: the instance does not measure it
-            times = ComputeTimes(infer_ns=nanoseconds(now - active.started_s))
-        self._recorder.succeeded(active.batch_size, now - active.record.received_s, queue_s, times)
-        active.record.num_responses = active.num_responses + 1
-        active.record.ended(now, "success" if error is None else "failed", error)
-
-    def _count_response(self, active: ActiveRequest, response: InstanceResponse | None, now: float) -> None:
-        if not self._spec.is_decoupled:
-            return
-        if active.num_responses == 0:
-            self._recorder.responded_first(now - active.record.received_s)
-        counts = self._recorder.response(active.num_responses)
-        elapsed_ns = nanoseconds(now - active.started_s)
-        counts.compute_infer.add(elapsed_ns)
-        if response is None:
-            counts.empty_response.add(elapsed_ns)
-        elif response.error is not None:
-            counts.fail.add(elapsed_ns)
-        else:
-            counts.compute_output.add(0)
-            counts.success.add(elapsed_ns)
 
     def _reschedule(self, work: InstanceWork, n: int, now: float) -> None:
         active = work.open.pop(n, None)
@@ -383,13 +358,8 @@ class VersionDispatch:
 
     def _fail(self, active: ActiveRequest, error: InferError, now: float) -> None:
         if not active.has_ended:
-            if not active.record.outcome:  # else its response is held back for its order
-                self._count_failure(active, error, now)
+            self._counts.failed(active, error, now)
             self._delivery.fail(active, error)
-
-    def _count_failure(self, active: ActiveRequest, error: InferError, now: float) -> None:
-        self._recorder.failed(now - active.record.received_s, error.reason)
-        active.record.ended(now, OUTCOMES.get(error.reason, "failed"), error)
 
 
 def release_all(responses: Sequence[InstanceResponse | None]) -> None:
