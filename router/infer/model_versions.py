@@ -73,7 +73,10 @@ class ModelVersions(Generic[Runtime]):
         return leaving
 
     def unload(self) -> list[Runtime]:
-        """Nothing serves from now on. Returns what is to be unloaded."""
+        """Nothing serves from now on, and no load counts as failed. Returns what is to be unloaded."""
+        for state in self._states.values():
+            if state.has_failed:
+                state.reason = UNLOADED
         return self._leave(set(self._serving))
 
     def ended(self, version: str, runtime: Runtime) -> None:

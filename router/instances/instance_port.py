@@ -30,13 +30,14 @@ BEAT_S = 5.0
 class InstancePortConfig:
     """`unix_path` "": no Unix socket. `token` is the cluster's worker token. An instance whose host and connection are
     both away has ended after `away_s`. Instances of an earlier router that no launch wants are stopped after
-    `spare_s`."""
+    `spare_s`; for `gather_s` after the first host has come with some, nothing new is started."""
 
     token: str
     unix_path: str = ""
     max_frame_bytes: int = 1 << 34
     away_s: float = 10.0
     spare_s: float = 120.0
+    gather_s: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,9 @@ class InstancePort:
         self._sockets = sockets
         self._epoch = time.time_ns()
         self._files = MappedFiles()
-        self._launches = Launches(observer, memory_id(), config.away_s, config.spare_s)
+        self._launches = Launches(
+            observer, memory_id(), away_s=config.away_s, spare_s=config.spare_s, gather_s=config.gather_s
+        )
         self._servers: list[asyncio.Server] = []
         self._connections: set[FrameConnection] = set()
         self._beat: asyncio.TimerHandle | None = None
@@ -104,6 +107,7 @@ class InstancePort:
         self._is_stopped = True
         if self._beat is not None:
             self._beat.cancel()
+        self._launches.close()
         for server in self._servers:
             server.close()
         if self._config.unix_path and self._servers:

@@ -23,15 +23,23 @@ log = logging.getLogger(__name__)
 
 class Launches:
     """The table of instances. An instance leaves it when its host says that its process has ended, when its host comes
-    again without it, or when its host and its own connection are both away for `away_s`."""
+    again without it, or when its host and its own connection are both away for `away_s`.
 
-    def __init__(self, observer: PortObserver, memory_id: str, away_s: float, spare_s: float) -> None:
+    When the first host comes with instances of an earlier router, others may have some, too. For `gather_s` nothing is
+    started, so that a launch finds its spare on whichever host it is."""
+
+    def __init__(
+        self, observer: PortObserver, memory_id: str, *, away_s: float, spare_s: float, gather_s: float
+    ) -> None:
         self.hosts: dict[str, HostLink] = {}
         self.links: dict[str, InstanceLink] = {}  # by launch
         self.spares = Spares(spare_s)
         self._observer = observer
         self._memory_id = memory_id
         self._away_s = away_s
+        self._gather_s = gather_s
+        self._has_gathered = False
+        self._gathering: asyncio.TimerHandle | None = None
         self._waiting: dict[str, str] = {}  # launches without a host: the name of the one they want, or ""
         self._early: dict[str, EarlyInstance] = {}
         self._away_since: dict[str, float] = {}
@@ -67,6 +75,9 @@ class Launches:
                 self.instance_ended(launch, InstanceEnd(f"host {host.name} does not run it any more"))
         for start in starts.values():
             self._found(host, start, now)
+        if len(self.spares) > 0 and not self._has_gathered:
+            self._has_gathered = True
+            self._gathering = asyncio.get_running_loop().call_later(self._gather_s, self._gathered)
         self._place_waiting()
         self._stop_unwanted(now)
         self._observer.hosts_changed()
@@ -105,6 +116,11 @@ class Launches:
                 self.instance_ended(launch, InstanceEnd(f"host {link.host} is gone"))
         self._stop_unwanted(now)
 
+    def close(self) -> None:
+        """Nothing is started any more."""
+        if self._gathering is not None:
+            self._gathering.cancel()
+
     def _found(self, host: HostLink, start: StartInstance, now: float) -> None:
         """The host runs this instance."""
         link = self.links.get(start.launch)
@@ -120,11 +136,15 @@ class Launches:
         for launch, wanted in list(self._waiting.items()):
             if not self._take_spare(self.links[launch]):
                 host = self.hosts.get(wanted) if wanted else self._emptiest()
-                if host is not None:
+                if host is not None and self._gathering is None:
                     del self._waiting[launch]
                     link = self.links[launch]
                     link.host = host.name
                     host.start(link.start)
+
+    def _gathered(self) -> None:
+        self._gathering = None
+        self._place_waiting()
 
     def _take_spare(self, link: InstanceLink) -> bool:
         """Gives a launch an instance that runs already. It goes on under that one's launch id."""

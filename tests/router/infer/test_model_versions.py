@@ -88,3 +88,12 @@ def test_a_version_that_a_load_keeps_goes_on() -> None:
     assert model.serve({"2": model.find("2"), "3": "second 3"}) == ["first 1"]
     assert model.find("2") == "first 2"
     assert [entry.phase for entry in model.entries(only_ready=True)] == [ModelPhase.READY, ModelPhase.READY]
+
+
+def test_a_model_that_failed_to_load_has_not_failed_any_more_once_it_is_unloaded() -> None:
+    model: ModelVersions[str] = ModelVersions("M")
+    model.begin_load(["1"])
+    model.fail_load(["1"], {"1": "Internal: no"})
+    assert model.has_failed
+    assert model.unload() == []
+    assert not model.has_failed

@@ -126,6 +126,18 @@ async def test_a_launch_that_waits_for_a_host_takes_over_what_runs_there(tmp_pat
 
 
 @in_loop
+async def test_nothing_is_started_until_all_hosts_may_have_shown_what_runs(tmp_path: Path) -> None:
+    running = [start_of(name, revision="r1") for name in ("m_0_0", "m_0_1")]
+    async with instance_lab(tmp_path, gather_s=0.3) as lab:
+        links = [lab.port.launch(start_of(name, revision="r1"), RecordingOwner()) for name in ("m_0_0", "m_0_1", "new")]
+        a = await lab.host("a", (running[0],))
+        await lab.host("b", (running[1],))
+        assert [link.start for link in links[:2]] == running
+        assert [link.host for link in links] == ["a", "b", ""]
+        assert (await a.expect("start"))["name"] == "new"
+
+
+@in_loop
 async def test_instances_that_no_one_wants_are_stopped(tmp_path: Path) -> None:
     unknown, unwanted = start_of(), start_of("m_0_1", revision="r1")
     async with instance_lab(tmp_path) as lab:

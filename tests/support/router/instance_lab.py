@@ -134,13 +134,19 @@ async def instance_lab(
     sockets: Sequence[socket.socket] = (),
     away_s: float = 10.0,
     spare_s: float = 60.0,
+    gather_s: float = 0.0,
 ) -> AsyncIterator[Lab]:
     """At the end no lease may be left."""
     observer = RecordingObserver()
     path = str(folder / "instances.sock")
     with RegionPool(POOL_BYTES) as pool:
         lab = Lab(
-            InstancePort(InstancePortConfig(TOKEN, path, away_s=away_s, spare_s=spare_s), pool, observer, sockets),
+            InstancePort(
+                InstancePortConfig(TOKEN, path, away_s=away_s, spare_s=spare_s, gather_s=gather_s),
+                pool,
+                observer,
+                sockets,
+            ),
             pool,
             observer,
             path,

@@ -35,7 +35,6 @@ def complete_config(module: Any, config: dict[str, Any]) -> dict[str, Any]:
         return config
     completed = model_class.auto_complete_config(ModelConfig(json.dumps(config)))
     if not isinstance(completed, ModelConfig):
-        name = config.get("name", "")
         raise BackendError(
             f"auto_complete_config function in model '{config['name']}' must return a valid pb.ModelConfig object."
         )
