@@ -37,7 +37,7 @@ from slipstream.router.process.listening import listening_at_path, remove_path
 from slipstream.router.process.open_files import allow_all_files
 from slipstream.router.protocol.generation import SHUTTING_DOWN
 from slipstream.router.router_models import RouterModels, cancel_and_wait
-from slipstream.router.status.repository_status import repository_status
+from slipstream.router.status.repository_status import LOADING, repository_status
 from slipstream.router.text.encoding import encode_pool
 
 if TYPE_CHECKING:
@@ -308,7 +308,7 @@ class Router:
         if model:
             return self.models.readiness[model].unready_because()
         if self.tensors is not None and not self.tensors.has_loaded:
-            return "models of the repository are being loaded"
+            return LOADING
         return self.models.readiness.unready_because()
 
 

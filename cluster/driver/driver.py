@@ -40,6 +40,7 @@ from slipstream.cluster.supervisor.supervisor import StartFailed, Supervisor
 from slipstream.cluster.terminal.console import Console
 from slipstream.router.model_repository.explicit_loads import ExplicitLoads
 from slipstream.router.protocol.messages import Role
+from slipstream.router.status.repository_status import LOADING
 
 REASON_S = 2.0  # in which the supervisor learns why a router is gone
 
@@ -54,6 +55,7 @@ class Driver:
         self._before = task.before
         self._console = console
         self._log_dir = log_dir
+        self._unready = ""  # why the router was not ready when it was last asked
         names = [entry.name for entry in task.config.entries()]
         self._state = ClusterState(
             name=task.config.name,
@@ -170,7 +172,8 @@ class Driver:
         supervisor, fleet, reporter = cluster.supervisor, cluster.fleet, cluster.reporter
         groups = list(self._first_groups(fleet))
         try:
-            async with start_bound(self._config.startup_timeout_s, lambda: supervisor.members):
+            timeout_s, is_loading = self._config.startup_timeout_s, lambda: LOADING in self._unready
+            async with start_bound(timeout_s, lambda: supervisor.members, is_loading):
                 await supervisor.start(groups, has_served=self._before is not None)
                 assert reporter.http is not None
                 self._console.pending("generating a first token" if self._state.models else "loading the models")
@@ -199,10 +202,13 @@ class Driver:
     async def _until_ready(self, http: tuple[str, int, bool]) -> None:
         """Raises OSError if the router cannot be reached, but not before the supervisor can have learned why."""
         try:
-            await wait_until_ready(*http)
+            await wait_until_ready(*http, self._note_unready)
         except OSError:
             await asyncio.sleep(REASON_S)
             raise
+
+    def _note_unready(self, reason: str) -> None:
+        self._unready = reason
 
     def _first_groups(self, fleet: ClusterFleet) -> Iterator[Group]:
         """The groups to begin with: of each model as many as the previous driver was to have, even none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+from collections.abc import Callable
 
 from slipstream.router.process.addresses import Endpoint
 
@@ -20,9 +21,11 @@ def unverified() -> ssl.SSLContext:
     return context
 
 
-async def wait_until_ready(host: str, port: int, tls: bool) -> None:
-    """Returns when the router is ready, however long that takes. Raises OSError if nothing listens there."""
-    while await why_not_ready(host, port, tls) is not None:
+async def wait_until_ready(host: str, port: int, tls: bool, note: Callable[[str], None]) -> None:
+    """Returns when the router is ready, however long that takes; until then `note` gets its reasons. Raises OSError if
+    nothing listens there."""
+    while (reason := await why_not_ready(host, port, tls)) is not None:
+        note(reason)
         await asyncio.sleep(PAUSE_S)
 
 

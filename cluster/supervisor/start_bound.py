@@ -12,11 +12,13 @@ LOOK_EVERY_S = 1.0
 
 
 @asynccontextmanager
-async def start_bound(seconds: float, members: Callable[[], Sequence[MemberStatus]]) -> AsyncIterator[None]:
-    """Raises TimeoutError after so many seconds, to which those do not count in which a member downloads its model:
-    they depend on its size."""
+async def start_bound(
+    seconds: float, members: Callable[[], Sequence[MemberStatus]], is_loading: Callable[[], bool] = bool
+) -> AsyncIterator[None]:
+    """Raises TimeoutError after so many seconds, to which those do not count in which a member downloads its model, or
+    in which tensor models are loaded (`is_loading`): they depend on the models."""
     async with asyncio.timeout(seconds) as bound:
-        task = asyncio.create_task(_postpone(bound, members))
+        task = asyncio.create_task(_postpone(bound, members, is_loading))
         try:
             yield
         finally:
@@ -25,10 +27,12 @@ async def start_bound(seconds: float, members: Callable[[], Sequence[MemberStatu
                 await task
 
 
-async def _postpone(bound: asyncio.Timeout, members: Callable[[], Sequence[MemberStatus]]) -> None:
+async def _postpone(
+    bound: asyncio.Timeout, members: Callable[[], Sequence[MemberStatus]], is_loading: Callable[[], bool]
+) -> None:
     while (when := bound.when()) is not None:
         await asyncio.sleep(LOOK_EVERY_S)
         if bound.expired():
             return
-        if any(member.state == "fetching" for member in members()):
+        if is_loading() or any(member.state == "fetching" for member in members()):
             bound.reschedule(when + LOOK_EVERY_S)

@@ -7,6 +7,8 @@ from typing import Any
 
 from slipstream.router.tensors.infer_service import IndexEntry
 
+LOADING = "models of the repository are being loaded"  # why a router is not ready
+
 
 def repository_status(index: Iterable[IndexEntry], *, is_ready: bool, ledger: Mapping[str, int]) -> dict[str, Any]:
     """The versions of all models, and whether the server is ready as KServe means it. `ledger`: how many instances,

@@ -35,3 +35,15 @@ def test_a_download_may_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TimeoutError):
         asyncio.run(start(0.1, members, fetches_s=0.3))
     assert members == [member("loading")]
+
+
+def test_loading_the_models_of_a_repository_may_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_EVERY_S", 0.01)
+
+    async def start_and_load() -> None:
+        loaded = asyncio.Event()
+        async with start_bound(0.1, list, lambda: not loaded.is_set()):
+            await asyncio.sleep(0.3)
+            loaded.set()
+
+    asyncio.run(start_and_load())
