@@ -54,8 +54,8 @@ class TensorServer:
 def slipstream(
     repository: Path, root: Path = ROOT, options: Sequence[str] = (), ports: tuple[int, int, int] | None = None
 ) -> Iterator[TensorServer]:
-    """`slipstream serve` of a checkout. `ports` are those of HTTP, gRPC and metrics (None: free ones). Raises RuntimeError
-    if another program has one of them."""
+    """`slipstream serve` of a checkout. `ports` are those of HTTP, gRPC and metrics (None: free ones). Raises
+    RuntimeError if another program has one of them."""
     http, grpc, metrics = ports or (free_port(), free_port(), free_port())
     for port in (http, grpc, metrics):
         if not is_free(port):
