@@ -92,6 +92,7 @@ class VersionLife:
         self.reason = ""
         self._instances = {name: InstanceLife(name) for name in instances}
         self._is_complete = not completes
+        self._is_draining = False  # UNLOADING, and requests are left
         self._is_over = False
 
     @property
@@ -105,12 +106,17 @@ class VersionLife:
     @property
     def is_down(self) -> bool:
         """It was loaded, but all instances have died and do not come back."""
-        if self.phase is not ModelPhase.READY or not self._instances:
+        if not self._has_use or not self._instances:
             return False
         for instance in self._instances.values():
             if instance.phase is InstancePhase.SERVING or instance.backoff.num_deaths < DEATHS_UNTIL_DOWN:
                 return False
         return True
+
+    @property
+    def _has_use(self) -> bool:
+        """Of instances: there are requests for them, or may be."""
+        return self.phase is ModelPhase.READY or self._is_draining
 
     @property
     def next_time(self) -> float | None:
@@ -169,7 +175,7 @@ class VersionLife:
         if self.phase is ModelPhase.LOADING:
             return self._fail(reason)
         instance = self._instances[name]
-        if self.phase is ModelPhase.READY and instance.phase is InstancePhase.WARMING:
+        if self._has_use and instance.phase is InstancePhase.WARMING:
             return [Action(Do.STOP, name)]  # and it will be started again
         return []
 
@@ -179,7 +185,7 @@ class VersionLife:
         actions = [Action(Do.RETIRE, name)] if instance.phase is InstancePhase.SERVING else []
         if end.is_host_lost and self._starts_elsewhere(instance):
             return [*actions, self._start(instance)]
-        if self.phase is ModelPhase.READY:
+        if self._has_use:
             instance.phase = InstancePhase.DEAD
             instance.restart_s = instance.backoff.died(now, was_useful=end.was_useful)
             return actions
@@ -197,16 +203,15 @@ class VersionLife:
         return actions
 
     def unload(self, *, has_requests: bool) -> list[Action]:
-        """Serves no new requests. The instances stop once the requests have ended, which `drained` says."""
+        """Serves no new requests. The instances stop once the requests have ended, which `drained` says; those that die
+        until then come back."""
         if self.phase not in (ModelPhase.READY, ModelPhase.LOADING):
             return []
-        self.phase = ModelPhase.UNLOADING
-        for instance in self._instances.values():
-            if instance.phase is InstancePhase.DEAD:
-                instance.phase, instance.restart_s = InstancePhase.GONE, None
-        return self._gone() if has_requests else self._stop_all()
+        self.phase, self._is_draining = ModelPhase.UNLOADING, has_requests
+        return [] if has_requests else self._stop_all()
 
     def drained(self) -> list[Action]:
+        self._is_draining = False
         return self._stop_all() if self.phase is ModelPhase.UNLOADING else []
 
     def _starts_elsewhere(self, instance: InstanceLife) -> bool:
@@ -214,7 +219,7 @@ class VersionLife:
         instance.num_hosts_lost += 1
         if self.phase is ModelPhase.LOADING:
             return instance.num_hosts_lost <= MAX_HOSTS_LOST
-        return self.phase is ModelPhase.READY
+        return self._has_use
 
     def _start(self, instance: InstanceLife) -> Action:
         instance.phase, instance.restart_s = InstancePhase.STARTING, None
@@ -245,6 +250,8 @@ class VersionLife:
     def _stops(self) -> list[Action]:
         actions = []
         for instance in self._instances.values():
+            if instance.phase is InstancePhase.DEAD:
+                instance.phase, instance.restart_s = InstancePhase.GONE, None
             if instance.phase is InstancePhase.SERVING:
                 actions.append(Action(Do.RETIRE, instance.name))
             if instance.has_process and instance.phase is not InstancePhase.STOPPING:

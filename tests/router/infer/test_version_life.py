@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.router.infer.version_life import MAX_HOSTS_LOST, Action, Do, InstancePhase, ProcessEnd, VersionLife
+from slipstream.router.infer.version_life import (
+    DEATHS_UNTIL_DOWN,
+    MAX_HOSTS_LOST,
+    Action,
+    Do,
+    InstancePhase,
+    ProcessEnd,
+    VersionLife,
+)
 from slipstream.router.tensors.model_spec import ModelPhase
 
 NAMES = ("M_0_0", "M_0_1")
@@ -159,12 +167,35 @@ def test_unloading_waits_for_requests() -> None:
     assert (life.phase, life.reason) == (ModelPhase.UNAVAILABLE, "unloaded")
 
 
-def test_instances_that_die_while_it_unloads_do_not_come_back() -> None:
+def test_instances_that_die_while_it_unloads_come_back_for_the_requests_that_are_left() -> None:
+    life = serving("M_0_0")
+    life.ended("M_0_0", ProcessEnd("killed"), 1.0)
+    assert life.unload(has_requests=True) == []
+    assert life.due(1.2) == [Action(Do.START, "M_0_0")]
+    life.connected("M_0_0", 2.0)
+    life.initialized("M_0_0")
+    assert life.warmed("M_0_0", 2.0) == [Action(Do.SERVE, "M_0_0")]
+    assert life.drained() == [Action(Do.RETIRE, "M_0_0"), Action(Do.STOP, "M_0_0")]
+    assert life.ended("M_0_0", ProcessEnd("exit 0"), 3.0) == [Action(Do.END)]
+
+
+def test_instances_that_die_while_it_unloads_without_requests_do_not_come_back() -> None:
     life = serving(*NAMES)
     life.ended("M_0_0", ProcessEnd("killed"), 1.0)
-    life.unload(has_requests=True)
+    assert life.unload(has_requests=False) == [Action(Do.RETIRE, "M_0_1"), Action(Do.STOP, "M_0_1")]
     assert life.next_time is None
-    assert life.ended("M_0_1", ProcessEnd("killed"), 2.0) == [Action(Do.RETIRE, "M_0_1"), Action(Do.END)]
+    assert life.ended("M_0_1", ProcessEnd("killed"), 2.0) == [Action(Do.END)]
+
+
+def test_it_is_down_when_instances_die_again_and_again_while_it_unloads() -> None:
+    life = serving("M_0_0")
+    life.unload(has_requests=True)
+    for death in range(DEATHS_UNTIL_DOWN):
+        assert not life.is_down
+        life.ended("M_0_0", ProcessEnd("killed"), 10.0 + death)
+        life.due(10.5 + death)
+    assert life.is_down  # so that the requests end
+    assert [action.do for action in life.drained()] == [Do.STOP]
 
 
 def test_a_load_can_be_given_up() -> None:

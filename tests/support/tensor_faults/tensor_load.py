@@ -146,6 +146,8 @@ def is_allowed(kind: str, error: Exception) -> bool:
     text = str(error)
     if kind.startswith("grpc") and isinstance(error, Refused) and error.code == "UNAVAILABLE":
         return True
+    if kind == "http 4 MiB":  # of whose answer a part had left when the router died
+        return isinstance(error, ConnectionError) and "of a body" in str(error)
     if "sequence" in kind:
         return isinstance(error, Refused) and any(what in text for what in OF_LOST_SEQUENCE)
     if "stream" in kind:  # of which a part had left
