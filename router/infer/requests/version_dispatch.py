@@ -363,7 +363,7 @@ class VersionDispatch:
 
 
 def release_all(responses: Sequence[InstanceResponse | None]) -> None:
-    """Gives the memory of responses back that nobody waits for."""
+    """Gives the memory of responses back that no request waits for."""
     for response in responses:
         if response is not None and response.release is not None:
             response.release()
