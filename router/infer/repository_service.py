@@ -128,15 +128,20 @@ class RepositoryService:
         while True:
             await asyncio.sleep(self._config.poll_s)
             try:
-                after = await self._stamps()
-                await self._look()
+                await self._poll_once()
             except RepositoryError as error:
                 log.error("the repository cannot be read: %s", error.cause)
-                continue
-            changes, self._stamped = changes_between(self._stamped, after), after
-            work = [self._load(name) for name in (*changes.added, *changes.changed)]
-            work += [self._unload(name) for name in changes.removed]
-            raise_unexpected(await asyncio.gather(*work, return_exceptions=True))
+            except Exception:  # the next poll may succeed
+                log.exception("the repository was not polled")
+
+    async def _poll_once(self) -> None:
+        """Raises RepositoryError."""
+        after = await self._stamps()
+        await self._look()
+        changes, self._stamped = changes_between(self._stamped, after), after
+        work = [self._load(name) for name in (*changes.added, *changes.changed)]
+        work += [self._unload(name) for name in changes.removed]
+        raise_unexpected(await asyncio.gather(*work, return_exceptions=True))
 
     async def close(self) -> None:
         """Unloads all models and waits until their requests have ended and their instances are gone, for at most
@@ -205,6 +210,9 @@ class RepositoryService:
                 await self.unload(call.model)
         except InferError as error:
             link.control_result(call.call, error.message)
+        except Exception as error:
+            log.exception("what model %r was asked by another one has failed: %s", call.model, call.action)
+            link.control_result(call.call, f"Internal: {error!r}")
         else:
             link.control_result(call.call, None, value)
 
@@ -271,12 +279,9 @@ class RepositoryService:
                 runtime.unload()
             versions.fail_load(runtimes, {})
             raise
-        causes = {}
-        for version, result in zip(runtimes, results, strict=True):
-            if isinstance(result, LoadError):
-                causes[version] = result.cause
-            elif result is not None:
-                raise result
+        causes = {
+            version: cause_of(result) for version, result in zip(runtimes, results, strict=True) if result is not None
+        }
         if causes:
             for version in runtimes.keys() - causes.keys():
                 runtimes[version].unload()
@@ -332,11 +337,17 @@ class RepositoryService:
 def is_unchanged(draft: ModelDraft, version: str, runtime: VersionRuntime) -> bool:
     """Whether a version that serves is what a load would give."""
     before = runtime.draft
-    return (
-        version in draft.versions
-        and draft.keeps_version(version, before)
-        and draft.instance_groups == before.instance_groups
-    )
+    if version not in draft.versions or not draft.keeps_version(version, before):
+        return False
+    try:
+        return draft.instance_groups == before.instance_groups
+    except LoadError:  # which the load will raise, too
+        return False
+
+
+def cause_of(error: BaseException) -> str:
+    """Why a version could not be loaded."""
+    return error.cause if isinstance(error, LoadError) else f"Internal: {error!r}"
 
 
 def bytes_of(data: TensorData) -> bytes:
