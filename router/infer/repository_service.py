@@ -71,6 +71,7 @@ class RepositoryService:
         self._names: list[str] = []
         self._ambiguous: list[str] = []  # models that are in several folders, so that none of them is served
         self._stamped: dict[str, ModelStamp] = {}  # when the repository was read last
+        self._unreadable: dict[str, str] = {}  # why, at the latest load
         self._num_loading = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: set[VersionRuntime] = set()
@@ -163,6 +164,11 @@ class RepositoryService:
             return False
         return not self._config.strict_readiness or not any(versions.has_failed for versions in models)
 
+    @property
+    def unreadable(self) -> Mapping[str, str]:
+        """Models of the repository that could not be read when they were to be loaded, and why."""
+        return {name: cause for name, cause in self._unreadable.items() if name in self._names}
+
     def index(self, *, only_ready: bool = False) -> Sequence[IndexEntry]:
         if self._is_local:  # a few directories are read faster than a thread is asked
             with contextlib.suppress(RepositoryError):
@@ -246,9 +252,11 @@ class RepositoryService:
         loop = asyncio.get_running_loop()
         try:
             read = partial(self._repository.read, model, config_json, files)
+            self._unreadable.pop(model, None)
             draft = await loop.run_in_executor(self._files, read)
         except RepositoryError as error:
             log.error("model %r cannot be read: %s", model, error.cause)
+            self._unreadable[model] = error.cause
             raise error.as_infer_error(model) from error
         except LoadError as error:
             self._versions_of(model)
@@ -309,6 +317,7 @@ class RepositoryService:
     async def _unload(self, model: str) -> None:
         """Returns before the requests of its versions have ended."""
         async with self._lock(model):
+            self._unreadable.pop(model, None)
             versions = self._service.models.get(model)
             for runtime in () if versions is None else versions.unload():
                 runtime.unload()

@@ -14,6 +14,7 @@ import pytest
 from slipstream.router.model_repository.model_draft import ModelDraft
 from slipstream.router.model_repository.model_repository import ModelRepository
 from slipstream.router.model_repository.repository_watch import ModelStamp
+from slipstream.router.status.repository_status import repository_status
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_service import IndexEntry
 from slipstream.router.tensors.model_spec import ModelPhase
@@ -291,6 +292,18 @@ async def test_a_model_that_fails_at_the_start_makes_the_server_unready(tmp_path
         entry = next(entry for entry in lab.repository.index() if entry.name == "broken")
         assert entry.phase is ModelPhase.UNAVAILABLE
         assert "RuntimeError: broken" in entry.reason
+
+
+@in_loop
+async def test_a_model_that_cannot_be_read_has_a_reason(tmp_path: Path) -> None:
+    async with repository_lab(tmp_path, {"wrong": ("nonsense { }", DOUBLE)}, exit_on_error=False) as lab:
+        status = repository_status(lab.repository.index(), lab.repository.unreadable, is_ready=True, ledger={})
+        (model,) = status["models"]
+        assert (model["name"], model["version"], model["state"]) == ("wrong", "", "UNAVAILABLE")
+        assert 'no field named "nonsense"' in model["reason"]
+        lab.write("wrong", PLAIN, DOUBLE)
+        await lab.repository.load("wrong")
+        assert lab.repository.unreadable == {}
 
 
 @in_loop
