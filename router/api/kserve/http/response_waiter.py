@@ -11,8 +11,8 @@ from slipstream.router.tensors.infer_service import InferService, Submission
 
 
 class ResponseWaiter:
-    """A `ResponseReceiver`. What it was given and nobody takes is released by `close`, which also cancels a request
-    that has not ended."""
+    """A `ResponseReceiver`. What it was given and the handler does not take is released by `close`, which also
+    cancels a request that has not ended."""
 
     __slots__ = ("_error", "_has_ended", "_is_closed", "_responses", "_submission", "_waiting")
 
