@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -18,12 +17,20 @@ from tritonclient.grpc import service_pb2 as pb
 from slipstream.router.access.access import Access
 from slipstream.router.api.kserve.grpc.grpc_server import GrpcServer
 from slipstream.router.api.kserve.kserve_server import KServeServer
-from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.kserve_config import GrpcTlsConfig, KServeGrpcConfig, RestrictedApis
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
+from slipstream.router.tensors.tensor import Tensor
 from tests.support.router.fake_tensor_service import fake_models
-from tests.support.router.grpc_lab import SERVICE, VECTOR, grpc_lab, infer_request, refused, repeat_request
+from tests.support.router.grpc_lab import (
+    SERVICE,
+    VECTOR,
+    access_with_keys,
+    grpc_lab,
+    infer_request,
+    refused,
+    repeat_request,
+)
 from tests.support.router.hub_server import own_certificate
 from tests.support.router.in_loop import in_loop
 from tests.support.router.until import until
@@ -144,6 +151,21 @@ async def test_classes_are_given_instead_of_an_output() -> None:
         response = await lab.infer(request)
     assert (response.outputs[0].datatype, list(response.outputs[0].shape)) == ("BYTES", [1, 2])
     assert response.raw_output_contents[0] == b"\n\x00\x00\x006.000000:3\n\x00\x00\x004.000000:2"
+
+
+@in_loop
+async def test_classes_of_an_output_that_does_not_fit_its_shape_are_an_error_of_its_request() -> None:
+    request = infer_request("kept")
+    request.outputs.add(name="SUM").parameters["classification"].int64_param = 2
+    async with grpc_lab() as lab:
+        call = asyncio.create_task(lab.infer(request))
+        await until(lambda: bool(lab.service.running))
+        [submission] = lab.service.running
+        response = submission.response({})
+        response.outputs = [Tensor("SUM", "FP32", (1, 4), b"abc")]
+        submission.respond_with(response)
+        async with refused(grpc.StatusCode.INTERNAL, "output 'SUM': its shape does not match its size"):
+            await call
 
 
 @in_loop
@@ -287,17 +309,6 @@ async def test_a_restricted_protocol_needs_its_header() -> None:
             await lab.call("RepositoryIndex", index, metadata=[("triton-grpc-protocol-admin", "wrong")])
         await lab.call("RepositoryIndex", index, metadata=[("triton-grpc-protocol-admin", "secret")])
         await lab.infer(infer_request())
-
-
-def access_with_keys(folder: Path) -> Access:
-    def entry(name: str, more: str) -> str:
-        return f"  - {{name: {name}, sha256: {hashlib.sha256(name.encode()).hexdigest()}, {more}}}\n"
-
-    keys = folder / "keys.yaml"
-    text = entry("user", "models: [add_sub], requests_per_minute: 2, tenant: lab") + entry("boss", "admin: true")
-    keys.write_text(f"keys:\n{text}")
-    keys.chmod(0o600)
-    return Access(AccessConfig(keys_file=str(keys)))
 
 
 @in_loop
