@@ -26,10 +26,11 @@ STREAMING, ENDED, CLOSING = AnswerPhase.STREAMING, AnswerPhase.ENDED, AnswerPhas
 
 
 class HttpConnection(asyncio.BufferedProtocol, Generic[C]):
-    """Reading never stops while a handler runs, because only a read shows that the client has left. What a client
+    """Reading does not stop while a response is made, because only a read shows that the client has left. What a client
     sends ahead is therefore bounded by `READ_AHEAD_BYTES`; past that the rest is thrown away and the connection is
-    closed after the response that is under way. Nor does the next request begin before the client has read enough of
-    the responses before it: they would pile up here.
+    closed after the response that is under way. Once all of a response has been given to the socket, its client may
+    have it and go on, so reading then stops until the handler is done. Nor does the next request begin before the
+    client has read enough of the responses before it: they would pile up here.
 
     A client that shuts down its sending side counts as gone, as in most servers: there is no way to tell it from
     one that has left.
@@ -62,6 +63,7 @@ class HttpConnection(asyncio.BufferedProtocol, Generic[C]):
         self._exchange: Exchange[C] | None = None
         self._task: asyncio.Task[None] | None = None
         self._discards_input = False
+        self._has_stopped_reading = False
         self._bytes_ahead = 0
         self._timers = ConnectionTimers(self, config, self._loop)
         self._restored = restored  # until its exchange goes on
@@ -158,13 +160,22 @@ class HttpConnection(asyncio.BufferedProtocol, Generic[C]):
         self._observer.received(data, is_ahead)
         if is_ahead:
             self._bytes_ahead += len(data)
-            if self._bytes_ahead > READ_AHEAD_BYTES:
+            if self._bytes_ahead > READ_AHEAD_BYTES and not self._stop_reading():
                 self._discards_input = True
                 if self._exchange is not None:
                     self._exchange.keep_alive = False  # what was thrown away cannot be answered
                 return
         self._pending.extend(self._reader.feed(data))
         self._advance()
+
+    def _stop_reading(self) -> bool:
+        """Until the handler is done, if nothing of its response is left to send."""
+        if self._exchange is None or not self._exchange.ended:
+            return False
+        if not self._has_stopped_reading:
+            self._has_stopped_reading = True
+            self._transport.pause_reading()
+        return True
 
     def eof_received(self) -> bool:
         if self._exchange is None:
@@ -237,7 +248,11 @@ class HttpConnection(asyncio.BufferedProtocol, Generic[C]):
             self._bytes_ahead = 0
         if self._transport.is_closing():
             self._owner.left(self)
-        elif not exchange.keep_alive or self._owner.draining:
+            return
+        if self._has_stopped_reading:
+            self._has_stopped_reading = False
+            self._transport.resume_reading()
+        if not exchange.keep_alive or self._owner.draining:
             if self._discards_input or self._reader.state != "idle":
                 self._close_after_input()
             else:

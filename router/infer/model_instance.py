@@ -134,7 +134,7 @@ class ModelInstance:
             output = f". The end of its output:\n{end.log_tail}" if end.log_tail else ""
             log.warning("%s has ended: %s%s", self._name, end.reason, output)
         reason = f"Internal: {unhealthy(self._name).message} ({end.reason})"
-        self._events.instance_ended(self._name, ProcessEnd(reason, self._has_executed, end.returncode is None))
+        self._events.instance_ended(self._name, ProcessEnd(reason, self._has_executed, end.is_host_lost))
 
     def _continue_warm_up(self) -> None:
         warm_up = self._warm_up

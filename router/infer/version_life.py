@@ -24,6 +24,7 @@ from slipstream.router.infer.restart_backoff import RestartBackoff
 from slipstream.router.tensors.model_spec import ModelPhase
 
 DEATHS_UNTIL_DOWN = 3  # of the instance that died least often, in a row
+MAX_HOSTS_LOST = 3  # by an instance that is loaded: it may be what ends them
 
 
 class InstancePhase(Enum):
@@ -62,11 +63,11 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnd:
-    """`was_useful`: it had executed something. `is_without_fault`: it did not end by itself."""
+    """`was_useful`: it had executed something. `is_host_lost`: it did not end by itself."""
 
     reason: str
     was_useful: bool = False
-    is_without_fault: bool = False
+    is_host_lost: bool = False
 
 
 @dataclass(slots=True)
@@ -74,7 +75,7 @@ class InstanceLife:
     name: str
     phase: InstancePhase = InstancePhase.STARTING
     is_initialized: bool = False  # its process said so when it connected
-    has_connected: bool = False  # its process, at least once
+    num_hosts_lost: int = 0  # before it has served
     restart_s: float | None = None
     backoff: RestartBackoff = field(default_factory=RestartBackoff)
 
@@ -128,7 +129,7 @@ class VersionLife:
         instance = self._instances[name]
         if instance.phase is not InstancePhase.STARTING:
             return []
-        instance.is_initialized, instance.has_connected = is_ready, True
+        instance.is_initialized = is_ready
         if not self._is_complete:
             if name == next(iter(self._instances)):
                 instance.phase = InstancePhase.COMPLETING
@@ -176,8 +177,7 @@ class VersionLife:
         """The process of an instance is gone."""
         instance = self._instances[name]
         actions = [Action(Do.RETIRE, name)] if instance.phase is InstancePhase.SERVING else []
-        is_wanted = self.phase in (ModelPhase.READY, ModelPhase.LOADING)
-        if is_wanted and end.is_without_fault and instance.has_connected:  # its host was lost: another one starts it
+        if end.is_host_lost and self._starts_elsewhere(instance):
             return [*actions, self._start(instance)]
         if self.phase is ModelPhase.READY:
             instance.phase = InstancePhase.DEAD
@@ -209,8 +209,15 @@ class VersionLife:
     def drained(self) -> list[Action]:
         return self._stop_all() if self.phase is ModelPhase.UNLOADING else []
 
+    def _starts_elsewhere(self, instance: InstanceLife) -> bool:
+        """Its host was lost: whether the next one is to start it."""
+        instance.num_hosts_lost += 1
+        if self.phase is ModelPhase.LOADING:
+            return instance.num_hosts_lost <= MAX_HOSTS_LOST
+        return self.phase is ModelPhase.READY
+
     def _start(self, instance: InstanceLife) -> Action:
-        instance.phase, instance.restart_s, instance.has_connected = InstancePhase.STARTING, None, False
+        instance.phase, instance.restart_s = InstancePhase.STARTING, None
         return Action(Do.START, instance.name)
 
     def _prepare(self, instance: InstanceLife, now: float) -> list[Action]:
@@ -222,6 +229,7 @@ class VersionLife:
     def _serve(self, instance: InstanceLife, now: float) -> list[Action]:
         instance.phase = InstancePhase.SERVING
         instance.backoff.served(now)
+        instance.num_hosts_lost = 0
         actions = [Action(Do.SERVE, instance.name)]
         is_loaded = self.phase is ModelPhase.LOADING and self.num_serving == len(self._instances)
         return actions + self._loaded() if is_loaded else actions

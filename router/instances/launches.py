@@ -72,7 +72,9 @@ class Launches:
         self.spares.keep_only(host.name, starts)
         for launch, link in list(self.links.items()):
             if link.host == host.name and launch not in starts:
-                self.instance_ended(launch, InstanceEnd(f"host {host.name} does not run it any more"))
+                self.instance_ended(
+                    launch, InstanceEnd(f"host {host.name} does not run it any more", is_host_lost=True)
+                )
         for start in starts.values():
             self._found(host, start, now)
         if len(self.spares) > 0 and not self._has_gathered:
@@ -113,7 +115,7 @@ class Launches:
                 self._away_since.pop(launch, None)
             elif now - self._away_since.setdefault(launch, now) >= self._away_s:
                 del self._away_since[launch]
-                self.instance_ended(launch, InstanceEnd(f"host {link.host} is gone"))
+                self.instance_ended(launch, InstanceEnd(f"host {link.host} is gone", is_host_lost=True))
         self._stop_unwanted(now)
 
     def close(self) -> None:

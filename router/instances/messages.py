@@ -176,8 +176,9 @@ InstanceMessage = (
 
 @dataclass(frozen=True, slots=True)
 class InstanceEnd:
-    """Why an instance is gone. `returncode` None: its process was never started, or its host is gone."""
+    """Why an instance is gone. `returncode` None: its process was never started, or its host was lost."""
 
     reason: str
     returncode: int | None = None
     log_tail: str = ""
+    is_host_lost: bool = False

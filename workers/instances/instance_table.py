@@ -6,7 +6,9 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from urllib.parse import quote
 
 from slipstream.router.instances.messages import InstanceEnd, StartInstance
 from slipstream.router.tensor_memory.shared_file import memory_id
@@ -55,9 +57,10 @@ class InstanceTable:
 
     def stop(self, launch: str, grace_s: float) -> None:
         """Kills it after `grace_s`, unless it has ended by then. Unknown launches have ended."""
-        making = self._making.get(launch)
+        making = self._making.pop(launch, None)
         if making is not None:
-            making.cancel()
+            making.cancel()  # perhaps before its first step
+            self._end(launch, InstanceEnd(f"{self._starts[launch].name} was stopped before it was started"))
         elif launch in self._processes:
             self._processes[launch].kill_after(grace_s)
 
@@ -72,23 +75,28 @@ class InstanceTable:
         await self._is_empty.wait()
 
     async def _start(self, start: StartInstance, contact: InstanceContact) -> None:
+        """It has no effect once it is cancelled."""
         launch = start.launch
         try:
             command = await asyncio.to_thread(self._launcher, start, contact)
-            log_file = None if self._logs is None else self._logs / f"{start.name}-version-{start.version}.log"
-            process = InstanceProcess(command, log_file, lambda returncode: self._on_exit(launch, returncode))
-        except asyncio.CancelledError:
-            self._end(launch, InstanceEnd(f"{start.name} was stopped before it was started"))
+            process = InstanceProcess(command, self._log_of(start), partial(self._on_exit, launch))
         except (OSError, ValueError) as error:
-            self._end(launch, InstanceEnd(f"{start.name} could not be started: {error}"))
+            self._could_not_start(start, str(error))
         except Exception as error:
             log.exception("%s could not be started", start.name)
-            self._end(launch, InstanceEnd(f"{start.name} could not be started: {error!r}"))
+            self._could_not_start(start, repr(error))
         else:
             log.info("instance %s of model %s: process %d", start.name, start.model, process.pid)
-            self._processes[launch] = process
-        finally:
             del self._making[launch]
+            self._processes[launch] = process
+
+    def _log_of(self, start: StartInstance) -> Path | None:
+        """The names of instances are free text."""
+        return None if self._logs is None else self._logs / f"{quote(start.name, safe='')}-version-{start.version}.log"
+
+    def _could_not_start(self, start: StartInstance, cause: str) -> None:
+        del self._making[start.launch]
+        self._end(start.launch, InstanceEnd(f"{start.name} could not be started: {cause}"))
 
     def _on_exit(self, launch: str, returncode: int) -> None:
         process = self._processes.pop(launch)

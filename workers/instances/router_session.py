@@ -12,6 +12,7 @@ from slipstream.router.instances.messages import StartInstance
 from slipstream.workers.instances.host_config import RouterAddress
 
 MAX_FRAME_BYTES = 16 << 20
+CONNECT_TIMEOUT_S = 3.0  # to a machine that does not answer; TCP itself would try for minutes
 
 
 class HostRefused(RuntimeError):  # noqa: N818 - names the condition
@@ -75,7 +76,7 @@ class RouterSession:
 
 
 async def connect(address: RouterAddress, host: Commanded) -> RouterSession:
-    """Raises OSError."""
+    """Raises OSError; TimeoutError after `CONNECT_TIMEOUT_S` is one."""
     loop = asyncio.get_running_loop()
     sessions: list[RouterSession] = []
 
@@ -86,8 +87,9 @@ async def connect(address: RouterAddress, host: Commanded) -> RouterSession:
     def protocol() -> FrameConnection:
         return FrameConnection(session_of, MAX_FRAME_BYTES)
 
-    if address.path:
-        await loop.create_unix_connection(protocol, address.path)
-    else:
-        await loop.create_connection(protocol, address.host, address.port)
+    async with asyncio.timeout(CONNECT_TIMEOUT_S):
+        if address.path:
+            await loop.create_unix_connection(protocol, address.path)
+        else:
+            await loop.create_connection(protocol, address.host, address.port)
     return sessions[0]

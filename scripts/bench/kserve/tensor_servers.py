@@ -54,8 +54,12 @@ class TensorServer:
 def slipstream(
     repository: Path, root: Path = ROOT, options: Sequence[str] = (), ports: tuple[int, int, int] | None = None
 ) -> Iterator[TensorServer]:
-    """`slipstream serve` of a checkout. `ports` are those of HTTP, gRPC and metrics (None: free ones)."""
+    """`slipstream serve` of a checkout. `ports` are those of HTTP, gRPC and metrics (None: free ones). Raises
+    RuntimeError if another program has one of them."""
     http, grpc, metrics = ports or (free_port(), free_port(), free_port())
+    for port in (http, grpc, metrics):
+        if not is_free(port):
+            raise RuntimeError(f"port {port} is in use by another program")
     command = [sys.executable, "-m", "slipstream.cluster.cli", "serve", "--name", f"bench-{http}"]
     command += ["--model-repository", str(repository), "--http-port", str(http), "--grpc-port", str(grpc)]
     command += ["--metrics-port", str(metrics), *options]
@@ -123,6 +127,16 @@ def wait_ready(server: TensorServer) -> None:
                 return
         time.sleep(0.1)
     raise RuntimeError(f"{server.name} is not ready after {START_TIMEOUT_S:.0f} s")
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 def free_port() -> int:

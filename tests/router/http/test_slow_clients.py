@@ -108,6 +108,24 @@ def test_sending_far_ahead_closes_the_connection_after_the_running_response() ->
     run(main)
 
 
+def test_a_client_that_has_its_response_may_go_on_before_the_handler_is_done() -> None:
+    async def main() -> None:
+        async with serving() as (site, _, port):
+            client = await Client.connect(port)
+            client.send(post("/lingering"))
+            assert (await client.response())[2] == b"sent"
+            client.send(post("/echo", b"x" * 1_000_000))
+            for _ in range(100):  # while the server reads as much of it as it wants
+                await asyncio.sleep(0)
+            site.release.set()
+            assert (await client.response())[2] == b"x" * 1_000_000
+            client.send(get("/hello"))
+            assert (await client.response())[2] == b"hello"
+            await client.close()
+
+    run(main)
+
+
 def test_no_further_request_begins_before_the_responses_so_far_are_read() -> None:
     async def main() -> None:
         async with serving() as (site, _, port):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.router.infer.version_life import Action, Do, InstancePhase, ProcessEnd, VersionLife
+from slipstream.router.infer.version_life import MAX_HOSTS_LOST, Action, Do, InstancePhase, ProcessEnd, VersionLife
 from slipstream.router.tensors.model_spec import ModelPhase
 
 NAMES = ("M_0_0", "M_0_1")
@@ -110,10 +110,21 @@ def test_an_instance_that_has_executed_something_is_no_crash_loop() -> None:
 
 def test_an_instance_whose_host_is_lost_waits_for_another_host() -> None:
     life = serving("M_0_0")
-    lost = ProcessEnd("its host is gone", is_without_fault=True)
+    lost = ProcessEnd("its host is gone", is_host_lost=True)
     assert life.ended("M_0_0", lost, 1.0) == [Action(Do.RETIRE, "M_0_0"), Action(Do.START, "M_0_0")]
-    assert life.ended("M_0_0", lost, 2.0) == []  # it could not be started: after a pause
+    assert life.ended("M_0_0", ProcessEnd("it could not be started"), 2.0) == []  # after a pause
     assert life.next_time == pytest.approx(2.1)
+
+
+def test_a_load_goes_on_when_a_host_is_lost_but_not_if_that_happens_again_and_again() -> None:
+    life = VersionLife(("M_0_0",), completes=True)
+    life.begin()
+    lost = ProcessEnd("its host is gone", is_host_lost=True)
+    for _ in range(MAX_HOSTS_LOST):
+        assert life.ended("M_0_0", lost, 1.0) == [Action(Do.START, "M_0_0")]
+        assert life.phase is ModelPhase.LOADING
+    assert life.connected("M_0_0", 2.0) == [Action(Do.COMPLETE, "M_0_0")]
+    assert life.ended("M_0_0", lost, 3.0) == [Action(Do.FAILED), Action(Do.END)]
 
 
 def test_a_lost_connection_retires_an_instance_until_it_connects_again() -> None:

@@ -30,6 +30,7 @@ class Site:
         self.routes.add("POST", "/echo", self.echo)
         self.routes.add("GET", "/hello", self.hello)
         self.routes.add("POST", "/wait", self.wait)
+        self.routes.add("POST", "/lingering", self.lingering)
         self.routes.add("POST", "/stream", self.stream)
         self.routes.add("POST", "/flood", self.flood)
         self.routes.add("GET", "/big", self.big)
@@ -67,6 +68,11 @@ class Site:
     async def wait(self, request: Request, exchange: Exchange) -> None:
         await self._noting_cancellation(self.release.wait())
         exchange.respond(200, b"released", "text/plain")
+
+    async def lingering(self, request: Request, exchange: Exchange) -> None:
+        """Is not done when all of its response has been sent."""
+        exchange.respond(200, b"sent", "text/plain")
+        await self.release.wait()
 
     async def stream(self, request: Request, exchange: Exchange) -> None:
         exchange.start(200, "text/event-stream")

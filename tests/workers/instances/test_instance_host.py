@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,16 +15,17 @@ from pathlib import Path
 import pytest
 
 from slipstream.router.instances.instance_link import InstanceLink
-from slipstream.router.instances.messages import ExecuteRequest, InitializeInstance, StartInstance
+from slipstream.router.instances.messages import ExecuteRequest, InitializeInstance, InstanceEnd, StartInstance
 from slipstream.router.tensors.infer_request import InferRequest
 from slipstream.router.tensors.tensor import Tensor
 from slipstream.workers.instances.host_config import InstanceHostConfig, RouterAddress, router_address
 from slipstream.workers.instances.instance_host import InstanceHost
+from slipstream.workers.instances.instance_table import InstanceTable
 from slipstream.workers.instances.launch_command import InstanceContact, LaunchCommand
 from slipstream.workers.instances.router_session import HostRefused
 from tests.support.router.in_loop import in_loop
 from tests.support.router.instance_lab import Lab, RecordingOwner, instance_lab, start_of
-from tests.support.router.scripted_instance import TOKEN
+from tests.support.router.scripted_instance import TIMEOUT_S, TOKEN
 from tests.support.router.until import until
 from tests.support.workers import echo_instance
 from tests.support.workers.host_program import host_program
@@ -154,6 +156,43 @@ async def test_one_that_does_not_end_is_killed_and_its_children_with_it(tmp_path
         link.stop(0.05)
         await owner.next("disconnected")
         assert (await owner.next("ended")).returncode == -signal.SIGKILL
+
+
+@in_loop
+async def test_an_instance_that_is_stopped_at_once_has_ended() -> None:
+    ends: list[InstanceEnd] = []
+    table = InstanceTable(EchoLauncher(), None, lambda _, end: ends.append(end))
+    table.start(start_of(), "", "unix:/nowhere")
+    table.stop_all(0.0)  # its task has had no step
+    async with asyncio.timeout(TIMEOUT_S):
+        await table.wait_empty()
+    assert [end.reason for end in ends] == ["m_0_0 was stopped before it was started"]
+
+
+@in_loop
+async def test_the_log_of_an_instance_stays_in_its_folder(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    async with instance_lab(tmp_path) as lab, running_host(lab.path, EchoLauncher("fail"), str(logs)):
+        owner = RecordingOwner()
+        lab.port.launch(start_of("../a/b"), owner)
+        assert (await owner.next("ended")).log_tail == "no such model\n"
+    assert [path.name for path in logs.iterdir()] == ["..%2Fa%2Fb-version-1.log"]
+
+
+@in_loop
+async def test_a_host_whose_router_does_not_answer_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.workers.instances.router_session.CONNECT_TIMEOUT_S", 0.2)
+    with socket.socket() as listener, socket.socket() as first:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        first.connect(listener.getsockname())  # and now the queue is full
+        port = listener.getsockname()[1]
+        host = InstanceHost(InstanceHostConfig(f"127.0.0.1:{port}", TOKEN), EchoLauncher())
+        running = asyncio.create_task(host.run())
+        await asyncio.sleep(0.05)
+        host.stop()
+        async with asyncio.timeout(TIMEOUT_S):
+            await running
 
 
 @in_loop

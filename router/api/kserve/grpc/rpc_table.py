@@ -28,7 +28,8 @@ MODEL_METADATA = RpcRights("metadata", waits=True)
 CONFIG = RpcRights("model-config", waits=True)
 STATISTICS = RpcRights("statistics", waits=True)
 INFERENCE = RpcRights("inference", waits=True)
-REPOSITORY = RpcRights("model-repository", is_admin=True)
+INDEX = RpcRights("model-repository", is_admin=True)
+REPOSITORY = RpcRights("model-repository", is_admin=True, waits=True)
 MEMORY = RpcRights("shared-memory", is_admin=True)
 TRACE = RpcRights("trace", is_admin=True)
 LOGGING = RpcRights("logging", is_admin=True)
@@ -72,7 +73,7 @@ def _unary(server: KServeServer) -> Mapping[str, tuple[type[Message], Answer, Rp
         "ModelMetadata": (pb.ModelMetadataRequest, models.model_metadata, MODEL_METADATA),
         "ModelConfig": (pb.ModelConfigRequest, models.model_config, CONFIG),
         "ModelStatistics": (pb.ModelStatisticsRequest, models.model_statistics, STATISTICS),
-        "RepositoryIndex": (pb.RepositoryIndexRequest, repository.index, REPOSITORY),
+        "RepositoryIndex": (pb.RepositoryIndexRequest, repository.index, INDEX),
         "RepositoryModelLoad": (pb.RepositoryModelLoadRequest, repository.load, REPOSITORY),
         "RepositoryModelUnload": (pb.RepositoryModelUnloadRequest, repository.unload, REPOSITORY),
         "SystemSharedMemoryStatus": (pb.SystemSharedMemoryStatusRequest, memory.system_status, MEMORY),

@@ -39,17 +39,15 @@ BROKEN_OFF = "The router was killed while it answered."
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`group` is what may be restricted as a whole. With `for_admin`, keys must be an administrator's. One that `waits`
-    is served once the models of the start are loaded: a client of the previous router must not find fewer models."""
+    """`group` is what may be restricted as a whole. With `for_admin`, keys must be an administrator's. Unless it comes
+    `at_once`, it is served when the models of the start are loaded: a client of the previous router must not find fewer
+    models, and what it loads must not be loaded by the start after it."""
 
     handler: CallHandler
     methods: tuple[str, ...]
     group: RestrictedName
     for_admin: bool = False
-
-    @property
-    def waits(self) -> bool:
-        return self.group not in ("health", "model-repository")
+    at_once: bool = False
 
 
 class KServeApi:
@@ -72,13 +70,13 @@ class KServeApi:
             "infer": Call(infer.infer, POST, "inference"),
             "generate": Call(generate.generate, POST, "inference"),
             "generate_stream": Call(generate.generate_stream, POST, "inference"),
-            "live": Call(pages.live, GET, "health"),
-            "ready": Call(pages.ready, GET, "health"),
+            "live": Call(pages.live, GET, "health", at_once=True),
+            "ready": Call(pages.ready, GET, "health", at_once=True),
             "metadata": Call(pages.metadata, GET, "metadata"),
             "model": Call(pages.model, GET, "metadata"),
             "config": Call(pages.config, GET, "model-config"),
             "stats": Call(pages.stats, GET, "statistics"),
-            "index": Call(repository.index, POST, "model-repository", for_admin=True),
+            "index": Call(repository.index, POST, "model-repository", for_admin=True, at_once=True),
             "load": Call(repository.load, POST, "model-repository", for_admin=True),
             "unload": Call(repository.unload, POST, "model-repository", for_admin=True),
             "system/status": Call(memory.status, GET, "shared-memory", for_admin=True),
@@ -111,7 +109,7 @@ class KServeApi:
                 exchange.respond(204, b"")
                 return
             self._check(call, request, exchange)
-            if call.waits and not self._loaded.is_set():
+            if not call.at_once and not self._loaded.is_set():
                 await self._loaded.wait()
             await call.handler(request, exchange, target)
         except InferError as error:

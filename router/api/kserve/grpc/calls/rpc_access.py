@@ -23,7 +23,7 @@ Metadata = Iterable[tuple[str, str | bytes]]
 class RpcRights:
     """`group` is what `restricted` names. `is_open`: no key is needed; `is_admin`: that of an administrator is. An RPC
     that `waits` is served once the models of the start are loaded: a client of the previous router must not find fewer
-    models."""
+    models, and what it loads must not be loaded by the start after it."""
 
     group: RestrictedName
     is_open: bool = False

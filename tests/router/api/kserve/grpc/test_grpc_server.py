@@ -227,6 +227,9 @@ async def test_calls_about_models_wait_until_those_of_the_start_are_loaded() -> 
         assert not (await lab.call("ModelReady", pb.ModelReadyRequest(name="nope"))).ready
         async with refused(grpc.StatusCode.DEADLINE_EXCEEDED):
             await lab.call("ModelMetadata", pb.ModelMetadataRequest(name="add_sub"), timeout=0.1)
+        async with refused(grpc.StatusCode.DEADLINE_EXCEEDED):  # or the load of the start would come after it
+            load = pb.RepositoryModelLoadRequest(model_name="add_sub")
+            await lab.call("RepositoryModelLoad", load, timeout=0.1)
         assert not call.done()
         lab.server.loaded.set()
         assert (await call).model_name == "add_sub"
