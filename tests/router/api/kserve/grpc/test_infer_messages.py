@@ -124,12 +124,6 @@ def test_small_inputs_stay_as_they_are() -> None:
         assert [tensor.shape for tensor in request.inputs] == [(1, 4), (1, 4)]
 
 
-def test_an_input_that_is_given_twice_is_refused() -> None:
-    with RegionPool() as pool, pytest.raises(InferError) as caught:
-        read(infer_request(inputs=["A", "B", "A"], request_id="7"), pool)
-    assert caught.value.message == "[request id: 7] input 'A' already exists in request"
-
-
 def test_a_full_pool_refuses_large_inputs() -> None:
     with RegionPool(limit_bytes=1 << 20) as pool, pytest.raises(InferError) as caught:
         read(infer_request(array=np.zeros(1 << 20, np.float32)), pool)
