@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 FIRST_PAUSE_S = 0.1
 MAX_PAUSE_S = 30.0
+MAX_DOUBLINGS = 10  # more than it takes to reach that
 GOOD_AFTER_S = 60.0  # an instance that has served for so long has no failures to its name
 
 
@@ -26,6 +27,6 @@ class RestartBackoff:
         if was_useful or (self._serves_since is not None and now - self._serves_since >= GOOD_AFTER_S):
             self.num_deaths = 0
         self._serves_since = None
-        pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0**self.num_deaths)
+        pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self.num_deaths, MAX_DOUBLINGS))
         self.num_deaths += 1
         return now + pause_s

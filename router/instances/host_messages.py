@@ -69,16 +69,24 @@ def host_hello(head: Json) -> HostHello:
     try:
         running = tuple(start_instance(fields) for fields in head["launches"])
         return HostHello(
-            head["token"],
-            head["name"],
-            head["node_ip"],
-            head["memory_id"],
+            _text(head, "token"),
+            _text(head, "name"),
+            _text(head, "node_ip"),
+            _text(head, "memory_id"),
             head["pid"],
             running,
             head["protocol"],
         )
     except (KeyError, TypeError) as error:
         raise FrameError(f"a bad host_hello: {error!r}") from error
+
+
+def _text(head: Json, name: str) -> str:
+    """Raises KeyError or TypeError."""
+    value = head[name]
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be text, got {value!r}")
+    return value
 
 
 def host_welcome_head(welcome: HostWelcome) -> Json:
@@ -97,7 +105,8 @@ def instance_hello(head: Json) -> InstanceHello:
     """Raises FrameError."""
     try:
         is_ready = head["state"] == "ready"
-        return InstanceHello(head["launch"], head["secret"], head["pid"], head["memory_id"], is_ready, head["protocol"])
+        launch, secret, memory_id = (_text(head, name) for name in ("launch", "secret", "memory_id"))
+        return InstanceHello(launch, secret, head["pid"], memory_id, is_ready, head["protocol"])
     except (KeyError, TypeError) as error:
         raise FrameError(f"a bad hello: {error!r}") from error
 

@@ -166,8 +166,7 @@ class Launches:
             return
         del self._early[launch]
         self._connect(link, early.hello, early.connection)
-        for head, payload in early.frames:
-            early.connection.receiver.received(head, payload)
+        early.connection.deliver(early.frames)
 
     def _connect(self, link: InstanceLink, hello: InstanceHello, connection: FrameConnection) -> None:
         link.connect(connection, is_ready=hello.is_ready, shares_memory=hello.memory_id == self._memory_id)

@@ -5,6 +5,7 @@
 
     --minutes 4 --seed 1                   a real cluster under load and faults
     --minutes 4 --faults router,host       only these: instance freeze host router both driver
+    --soak --requests 20000 --loads 100    no faults, one kind of request after the other: is memory flat?
 
 Exits with 1 if anything was wrong. docs/results/faults.md says what to expect.
 """
@@ -21,6 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.support.tensor_faults.tensor_campaign import MIX, TensorPlan, run_tensor_cluster
+from tests.support.tensor_faults.tensor_soak import KINDS, Soak, run_soak
 
 
 def main() -> int:
@@ -31,7 +33,25 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=4, help="of each protocol")
     parser.add_argument("--no-reloads", action="store_true", help="load and unload nothing meanwhile")
     parser.add_argument("--keep", type=Path, help="a new folder for the logs, instead of a temporary one")
+    parser.add_argument("--soak", action="store_true", help="no faults")
+    parser.add_argument("--requests", type=int, default=20_000, help="of each kind (--soak); of costly ones fewer")
+    parser.add_argument("--loads", type=int, default=100, help="and unloads (--soak)")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="of requests, with commas (--soak)")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the cluster is to end with us
+    with tempfile.TemporaryDirectory(prefix="slipstream-faults-") as folder:
+        return (soak if options.soak else campaign)(options, options.keep or Path(folder))
+
+
+def soak(options: argparse.Namespace, folder: Path) -> int:
+    kinds = tuple(filter(None, options.kinds.split(",")))
+    outcome = Soak(options.seed or 0, options.requests, options.loads, kinds)
+    run_soak(outcome, folder, lambda line: print(line, flush=True))
+    print("\n".join(f"WRONG {what}" for what in outcome.wrong[:30]))
+    return 1 if outcome.wrong else 0
+
+
+def campaign(options: argparse.Namespace, folder: Path) -> int:
     plan = TensorPlan(
         seed=options.seed if options.seed is not None else secrets.randbelow(1 << 20),
         seconds=60 * options.minutes,
@@ -40,9 +60,7 @@ def main() -> int:
         reloads=not options.no_reloads,
     )
     print(f"seed {plan.seed}", flush=True)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the cluster is to end with us
-    with tempfile.TemporaryDirectory(prefix="slipstream-faults-") as folder:
-        outcome = run_tensor_cluster(plan, options.keep or Path(folder))
+    outcome = run_tensor_cluster(plan, folder)
     for time_s, what in outcome.struck:
         print(f"  {time_s:7.1f} s  {what}")
     print("\n".join(filter(None, outcome.lines())))

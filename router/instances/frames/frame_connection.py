@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, cast
 
-from slipstream.router.instances.frames.frame_reader import FrameError, FrameReader, Json, Payload, frame_start
+from slipstream.router.instances.frames.frame_reader import Frame, FrameError, FrameReader, Json, Payload, frame_start
 
 JOINED_BYTES = 32 << 10  # parts up to this size are copied together into one write
 KEEP_ALIVE_S = (5, 2, 3)  # idle, between probes, number of probes: a machine that vanishes is noticed after 11 s
@@ -104,8 +104,12 @@ class FrameConnection(asyncio.BufferedProtocol):
         return self._reader.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
+        self.deliver(self._reader.frames(nbytes))
+
+    def deliver(self, frames: Iterable[Frame]) -> None:
+        """Gives frames to the receiver: these have arrived, now or earlier."""
         try:
-            for head, payload in self._reader.frames(nbytes):
+            for head, payload in frames:
                 self.receiver.received(head, payload)
         except FrameError as error:
             self.abort(str(error))

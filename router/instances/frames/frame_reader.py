@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -95,11 +96,21 @@ class FrameReader:
 
 
 def parsed_head(text: memoryview) -> Json:
-    """Raises FrameError."""
+    """Numbers may be NaN or infinite, as Python writes them. Raises FrameError."""
     try:
         head = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise FrameError(f"a head is no JSON: {error}") from error
+    except orjson.JSONDecodeError:
+        head = _parsed_slowly(text)
     if not isinstance(head, dict) or not isinstance(head.get("type"), str):
         raise FrameError("a head is no object with a type")
     return head
+
+
+def _parsed_slowly(text: memoryview) -> Any:
+    """What `orjson` does not read: NaN and Infinity; and escaped lone surrogates, which become question marks, because
+    no answer could be written with them. Raises FrameError."""
+    try:
+        head = json.loads(str(text, "utf-8"))
+        return json.loads(json.dumps(head, ensure_ascii=False).encode("utf-8", "replace"))
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"a head is no JSON: {error}") from error

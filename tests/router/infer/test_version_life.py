@@ -90,6 +90,13 @@ def test_a_dead_instance_comes_back_after_a_growing_pause() -> None:
     assert life.next_time == pytest.approx(now + 1000.1)  # it had served for long
 
 
+def test_an_instance_that_dies_for_days_is_started_again() -> None:
+    life = serving("M_0_0")
+    for death in range(2000):
+        life.ended("M_0_0", ProcessEnd("killed"), 100.0 * death)
+        assert life.due(100.0 * death + 30.0) == [Action(Do.START, "M_0_0")]
+
+
 def test_it_is_down_when_all_instances_keep_dying() -> None:
     life = serving("M_0_0")
     for death in range(3):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -84,6 +85,14 @@ def large_frames(reader: FrameReader, data: bytes) -> list[tuple[Json, bytes | m
 def test_what_is_no_frame_is_an_error(data: bytes, text: str) -> None:
     with pytest.raises(FrameError, match=text):
         read(FrameReader(MAX_BYTES), data, [])
+
+
+def test_numbers_of_a_head_may_be_nan_or_infinite_and_its_text_no_unicode() -> None:
+    head = b'{"type":"metrics","values":[NaN,-Infinity,1e999],"text":"a\\udcffb \xc3\xa4"}'
+    [(fields, _)] = read(FrameReader(MAX_BYTES), PREFIX.pack(len(head), 0) + head, [])
+    nan, *infinite = fields["values"]
+    assert math.isnan(nan)
+    assert (infinite, fields["text"]) == ([-math.inf, math.inf], "a?b \u00e4")
 
 
 @settings(max_examples=200)

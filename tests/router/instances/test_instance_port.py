@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from slipstream.router.instances.frames.frame_reader import frame_start
 from slipstream.router.instances.instance_port import InstancePort, InstancePortConfig
 from slipstream.router.process.listening import listening_at
 from slipstream.router.tensor_memory.region_pool import RegionPool
@@ -114,6 +118,25 @@ async def test_a_launch_takes_over_an_equal_instance_of_an_earlier_router(tmp_pa
 
 
 @in_loop
+async def test_an_instance_that_has_said_something_wrong_before_it_was_wanted_has_to_connect_again(
+    tmp_path: Path,
+) -> None:
+    running = start_of(revision="r1")
+    async with instance_lab(tmp_path) as lab:
+        early = await lab.instance(running.launch, state="ready")
+        early.send("what")
+        await lab.host("a", (running,))
+        owner = RecordingOwner()
+        lab.port.launch(start_of(revision="r1"), owner)
+        assert await owner.next("connected") is True
+        await owner.next("disconnected")
+        await early.wait_closed()
+        await lab.instance(running.launch, state="ready")
+        assert await owner.next("connected") is True
+        assert [host.name for host in lab.port.hosts] == ["a"]
+
+
+@in_loop
 async def test_a_launch_that_waits_for_a_host_takes_over_what_runs_there(tmp_path: Path) -> None:
     running = start_of(revision="r1")
     async with instance_lab(tmp_path) as lab:
@@ -204,7 +227,7 @@ async def test_an_instance_that_connects_again_replaces_its_connection(tmp_path:
 
 
 @in_loop
-async def test_strangers_are_refused(tmp_path: Path) -> None:
+async def test_strangers_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with instance_lab(tmp_path) as lab:
         stranger = await host_peer(lab.path, "a", token="wrong")
         lab.peers.append(stranger)
@@ -214,12 +237,19 @@ async def test_strangers_are_refused(tmp_path: Path) -> None:
         lab.peers.append(instance)
         instance.send("hello", protocol=1, launch="x", secret="guess", pid=1, memory_id="", state="new")
         await instance.expect("refused")
-        for frame in (b"\xff" * 12, b"\2\0\0\0" + bytes(8) + b"[]", b"\0\0\0\0" + (1 << 30).to_bytes(8, "little")):
+        wrong = {"type": "hello", "protocol": 1, "launch": 1, "secret": "", "pid": 1, "memory_id": "", "state": "new"}
+        for frame in (
+            frame_start(wrong),
+            b"\xff" * 12,
+            b"\2\0\0\0" + bytes(8) + b"[]",
+            b"\0\0\0\0" + (1 << 30).to_bytes(8, "little"),
+        ):
             peer = await Peer.connected(lab.path)
             lab.peers.append(peer)
             peer.send_bytes(frame)
             await peer.wait_closed()
         assert not lab.port.hosts
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 @in_loop

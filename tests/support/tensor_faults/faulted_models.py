@@ -1,4 +1,4 @@
-"""The models of a tensor campaign: what they compute is known beforehand, and a sequence's executions are written down."""
+"""The models of a tensor campaign: what they compute is known, and the executions of a sequence are written down."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class TensorCall:
     parameters: Mapping[str, int | bool] = field(default_factory=dict)
 
 
-class Refused(Exception):
+class Refused(Exception):  # noqa: N818 - names what was done
     """The server has answered with an error. `code` is HTTP's status or the name of gRPC's."""
 
     def __init__(self, code: str, message: str) -> None:

@@ -10,7 +10,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from tests.support.e2e.serving_cluster import ServingCluster
 from tests.support.faults.cluster_faults import Memory
@@ -19,7 +18,7 @@ from tests.support.tensor_faults.grpc_client import GrpcTensorClient
 from tests.support.tensor_faults.reloading import Reloading
 from tests.support.tensor_faults.tensor_account import TensorAccount
 from tests.support.tensor_faults.tensor_call import Refused
-from tests.support.tensor_faults.tensor_faults import SharedFiles, TensorFaults, instances_of
+from tests.support.tensor_faults.tensor_faults import SharedFiles, TensorFaults, addresses, instances_of
 from tests.support.tensor_faults.tensor_load import TensorLoad, scale_call
 
 MIX = ("instance", "instance", "instance", "router", "host", "freeze", "both")
@@ -109,12 +108,7 @@ def run_tensor_cluster(plan: TensorPlan, folder: Path) -> TensorOutcome:
 
 
 async def break_cluster(serving: ServingCluster, outcome: TensorOutcome, files: SharedFiles, journals: Path) -> None:
-    plan, state = outcome.plan, serving.state
-    assert state is not None
-    at = urlsplit(state.url)
-    assert at.hostname is not None
-    assert at.port is not None
-    http, grpc = (at.hostname, at.port), state.grpc_url.removeprefix("grpc://")
+    plan, (http, grpc) = outcome.plan, addresses(serving)
     rng = random.Random(plan.seed)
     load = TensorLoad(http, grpc, rng, plan.num_clients, DEADLINE_S)
     reloading = Reloading(http, rng, load.account) if plan.reloads else None

@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -95,6 +96,16 @@ class TensorFaults:
     def _instance(self) -> psutil.Process | None:
         instances = instances_of(self._serving)
         return self._rng.choice(instances) if instances else None
+
+
+def addresses(serving: ServingCluster) -> tuple[tuple[str, int], str]:
+    """Of HTTP and of gRPC."""
+    state = serving.state
+    assert state is not None
+    at = urlsplit(state.url)
+    assert at.hostname is not None
+    assert at.port is not None
+    return (at.hostname, at.port), state.grpc_url.removeprefix("grpc://")
 
 
 def instances_of(serving: ServingCluster) -> list[psutil.Process]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -29,11 +30,11 @@ KINDS = (
     "leave stream",
 )
 OF_LOST_INSTANCE = "is not healthy"
-OF_LOST_SEQUENCE = (OF_LOST_INSTANCE, "START", "router_restarted", "The router was killed")
+OF_LOST_SEQUENCE = (OF_LOST_INSTANCE, "is lost: instance", "START", "router_restarted", "The router was killed")
 
 
-class WrongAnswer(Exception):
-    pass
+class WrongAnswerError(Exception):
+    """What was answered is not what had to be."""
 
 
 class TensorLoad:
@@ -41,18 +42,26 @@ class TensorLoad:
     which every request was answered are in `finished`: (model, correlation id) -> how many requests."""
 
     def __init__(
-        self, http: tuple[str, int], grpc: str, rng: random.Random, num_clients: int, deadline_s: float
+        self,
+        http: tuple[str, int],
+        grpc: str,
+        rng: random.Random,
+        num_clients: int,
+        deadline_s: float,
+        kinds: Sequence[str] = KINDS,
+        protocols: Sequence[str] = ("http", "grpc"),
     ) -> None:
         self.account = TensorAccount()
         self.finished: dict[tuple[str, int], int] = {}
         self._http, self._grpc = http, grpc
         self._deadline_s = deadline_s
+        self._kinds = kinds
         self._began_s = time.monotonic()
         self._is_to_end = False
         self._last_sequence = 0
         self._tasks = [
             asyncio.create_task(self._ask_over(protocol, random.Random(rng.random())))
-            for protocol in ("http", "grpc") * num_clients
+            for protocol in tuple(protocols) * num_clients
         ]
 
     async def stop(self) -> None:
@@ -72,10 +81,11 @@ class TensorLoad:
             "leave stream": lambda: self._stream(client, rng, rng.randint(1, 3)),
             "leave": lambda: client.leave(scale_call(rng.choice(list(SIZES.values()))), rng.choice((0.0, 0.001, 0.01))),
         }
+        for kind, num_bytes in SIZES.items():
+            asks[kind] = partial(self._scale, client, num_bytes)
         while not self._is_to_end:
-            kind = rng.choice(KINDS)
-            ask = asks.get(kind) or (lambda size=SIZES.get(kind, 0): self._scale(client, size))
-            await self._account_for(f"{protocol} {kind}", ask)
+            kind = rng.choice(self._kinds)
+            await self._account_for(f"{protocol} {kind}", asks[kind])
         await client.close()
 
     async def _account_for(self, kind: str, ask: Callable[[], Awaitable[None]]) -> None:
@@ -83,7 +93,7 @@ class TensorLoad:
         try:
             async with asyncio.timeout(self._deadline_s):
                 await ask()
-        except (Refused, OSError, WrongAnswer) as error:
+        except (Refused, OSError, WrongAnswerError) as error:
             self.account.fail(kind, error, is_allowed=is_allowed(kind, error), at_s=begun_s - self._began_s)
             if kind.startswith("grpc"):
                 await asyncio.sleep(0.05)
@@ -128,7 +138,7 @@ class TensorLoad:
             async for event in client.stream("count", fields, most):
                 got.append(event["VALUE"])
         if got != list(range(first, first + min(count, most))):
-            raise WrongAnswer(f"{got} instead of {count} from {first} on")
+            raise WrongAnswerError(f"{got} instead of {count} from {first} on")
 
 
 def is_allowed(kind: str, error: Exception) -> bool:
@@ -149,4 +159,4 @@ def scale_call(num_bytes: int) -> TensorCall:
 
 def check(found: np.ndarray, wanted: np.ndarray) -> None:
     if not np.array_equal(found, wanted):
-        raise WrongAnswer(f"{found.shape} {found.ravel()[:4]} instead of {wanted.shape} {wanted.ravel()[:4]}")
+        raise WrongAnswerError(f"{found.shape} {found.ravel()[:4]} instead of {wanted.shape} {wanted.ravel()[:4]}")

@@ -196,6 +196,8 @@ FAILING = """
                 raise ValueError
             if what == "api":
                 pb_utils.Tensor("", None)
+            if what == "no unicode":
+                raise ValueError(b"a\\xffb".decode("utf-8", "surrogateescape"))
             error = pb_utils.TritonError("not this one", pb_utils.TritonError.NOT_FOUND)
             return [pb_utils.InferenceResponse(error=error)]
 """
@@ -211,7 +213,7 @@ def test_failures_have_the_texts_that_clients_know(tmp_path: Path) -> None:
         file = instance.version_folder / "model.py"
         texts = {
             what: instance.execute(request(1, id=what))["error"]
-            for what in ("value", "helper", "none", "tuple", "wrong", "exit", "empty", "api")
+            for what in ("value", "helper", "none", "tuple", "wrong", "exit", "empty", "api", "no unicode")
         }
         assert texts["value"] == f"ValueError: no such value\n\nAt:\n  {file}(9): execute\n"
         helper = tmp_path / "helpers" / "helper.py"
@@ -227,6 +229,7 @@ def test_failures_have_the_texts_that_clients_know(tmp_path: Path) -> None:
         assert texts["exit"].startswith("SystemExit: 3")
         assert texts["empty"].startswith("ValueError: <EMPTY MESSAGE>")
         assert texts["api"].startswith("TypeError: ")
+        assert texts["no unicode"].startswith("ValueError: a?b")
         response = instance.execute(request(2))["responses"][0]
         assert response == {"outputs": [], "error": ["NOT_FOUND", "not this one"], "parameters": None}
 

@@ -161,6 +161,7 @@ class InferStream:
         self._find_room()
         if request.accepted is not None:
             self._acceptor.settle(request.accepted, has_failed=request.has_failed)
+            request.accepted = None  # which holds this receiver
         self.send_of(request)
 
     def close(self, failure: RpcError) -> None:

@@ -18,33 +18,41 @@ NO_RESPONSE = "the model has ended the request without a response"
 
 
 class UnaryCall:
-    """Receives the response of a request as the bytes of its message."""
+    """Receives the response of a request as the bytes of its message, until `close`."""
 
-    __slots__ = ("accepted", "answer")
+    __slots__ = ("_accepted", "_answer")
 
     def __init__(self, answer: asyncio.Future[bytes]) -> None:
-        self.answer = answer
-        self.accepted: AcceptedRequest
+        self._answer: asyncio.Future[bytes] | None = answer
+        self._accepted: AcceptedRequest | None = None
+
+    def accepted(self, accepted: AcceptedRequest) -> None:
+        self._accepted = accepted
+
+    def close(self) -> None:
+        """Lets go of the request, which holds this receiver, and of the answer, whose error may hold its frames:
+        garbage collections are rare in a router."""
+        self._answer = self._accepted = None
 
     def respond(self, response: InferResponse, *, is_final: bool) -> None:
-        answer = self.answer
+        answer, accepted = self._answer, self._accepted
         try:
-            if not answer.done():
-                outputs, placed = self.accepted.outputs.of(response)
+            if answer is not None and accepted is not None and not answer.done():
+                outputs, placed = accepted.outputs.of(response)
                 answer.set_result(encoded_response(response, outputs, placed))
         except InferError as error:
-            answer.set_exception(error)
+            self.fail(error)
         finally:
             if response.release is not None:
                 response.release()
 
     def complete(self) -> None:
-        if not self.answer.done():
-            self.fail(InferError(NO_RESPONSE, InferErrorCode.INTERNAL))
+        self.fail(InferError(NO_RESPONSE, InferErrorCode.INTERNAL))
 
     def fail(self, error: InferError) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(error)
+        answer = self._answer
+        if answer is not None and not answer.done():
+            answer.set_exception(error)
 
 
 class UnaryInfer:
@@ -57,26 +65,31 @@ class UnaryInfer:
         try:
             return await self._infer(data, context)
         except RpcError as error:
-            refused = error
+            code, message = error.code, error.message
         except InferError as error:
             refused = RpcError.of(error)
-        await context.abort(refused.code, refused.message)
+            code, message = refused.code, refused.message
+        await context.abort(code, message)
         raise AssertionError("abort has raised")
 
     async def _infer(self, data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         given = context.invocation_metadata() or ()
         caller = await self._access.enter(self._rights, given)
-        call = UnaryCall(asyncio.get_running_loop().create_future())
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        call = UnaryCall(answer)
         message = InferRequestMessage.parse(data)
         metadata = self._acceptor.metadata(given)
-        accepted = call.accepted = self._acceptor.accept(message, caller, metadata, call, in_stream=False)
+        accepted = self._acceptor.accept(message, caller, metadata, call, in_stream=False)
+        call.accepted(accepted)
         has_failed = True
         try:
-            answer = await call.answer
+            data = await answer
             has_failed = False
-            return answer
+            return data
         except asyncio.CancelledError:  # by the client, or its deadline has passed
             accepted.submission.cancel()
             raise
         finally:
             self._acceptor.settle(accepted, has_failed=has_failed)
+            call.close()
+            del answer

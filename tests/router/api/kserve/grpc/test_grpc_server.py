@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -437,3 +438,30 @@ async def test_requests_that_run_at_the_stop_end_within_the_grace() -> None:
             submission.respond({"SUM": VECTOR[None]})
             assert pb.ModelInferResponse.FromString(await call).outputs[0].name == "SUM"
             await stopping
+
+
+@in_loop
+async def test_calls_leave_nothing_for_the_garbage_collector() -> None:
+    def left() -> list[str]:
+        kinds = ("UnaryCall", "StreamRequest", "AcceptedRequest", "InferRequest")
+        return [type(each).__name__ for each in gc.get_objects() if type(each).__name__ in kinds]
+
+    gc.collect()
+    gc.disable()
+    try:
+        async with grpc_lab() as lab:
+            await lab.infer(infer_request())
+            async with refused(grpc.StatusCode.INVALID_ARGUMENT):
+                await lab.infer(infer_request(inputs=("A",)))
+            failing = asyncio.create_task(lab.infer(infer_request("kept")))
+            await until(lambda: bool(lab.service.running))
+            lab.service.submitted[-1].fail(InferError("no", InferErrorCode.INTERNAL))
+            async with refused(grpc.StatusCode.INTERNAL):
+                await failing
+            async with refused(grpc.StatusCode.NOT_FOUND):
+                await lab.infer(infer_request("nope"))
+            assert await lab.all_responses(repeat_request(1, 2), infer_request(), infer_request("nope"))
+            lab.service.submitted.clear()
+            await until(lambda: not left())
+    finally:
+        gc.enable()

@@ -14,7 +14,7 @@ ALIGNMENT = 8
 MAX_PIECES = 500  # of one call; the kernel takes 1024
 
 decode_head = json.JSONDecoder().raw_decode
-encode_head = json.JSONEncoder(separators=(",", ":")).encode
+encode_head = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class ConnectionLostError(Exception):
@@ -137,8 +137,9 @@ def parse(head: memoryview, payload: bytearray) -> Message:
 
 
 def frame_parts(head: str, payload: list[Any], payload_bytes: int) -> tuple[list[Any], int]:
-    """The pieces of a frame, to be sent in one call, and their bytes."""
-    encoded = head.encode()
+    """The pieces of a frame, to be sent in one call, and their bytes. Text that is no Unicode (the name of a file in
+    the message of an exception, say) is sent with question marks."""
+    encoded = head.encode("utf-8", "replace")
     if len(payload) > MAX_PIECES:
         payload = [b"".join(payload)]
     first = PREFIX.pack(len(encoded), payload_bytes) + encoded
