@@ -113,6 +113,18 @@ async def test_errors_have_the_status_of_their_code() -> None:
 
 
 @in_loop
+@pytest.mark.parametrize("letter", ["x", "\n", "é", "\U0001f600", "\udc80"])
+async def test_of_a_long_error_as_much_arrives_as_a_status_can_carry(letter: str) -> None:
+    async with grpc_lab() as lab:
+        error = InferError("begin %41 " + letter * 50_000, InferErrorCode.INTERNAL)
+        lab.service.answers["add_sub"] = lambda each: each.fail(error)
+        async with refused(
+            grpc.StatusCode.INTERNAL, "begin %41 " + letter.encode("utf-8", "backslashreplace").decode()
+        ):
+            await lab.infer(infer_request())
+
+
+@in_loop
 async def test_a_cancelled_rpc_cancels_its_request() -> None:
     async with grpc_lab() as lab:
         call = asyncio.create_task(lab.infer(infer_request("kept")))
