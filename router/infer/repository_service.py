@@ -19,7 +19,7 @@ from slipstream.router.infer.requests.execution_gate import ExecutionGate
 from slipstream.router.infer.requests.statistics_recorder import StatisticsRecorder
 from slipstream.router.infer.requests.version_dispatch import DispatchOptions
 from slipstream.router.infer.tensor_service import TensorService
-from slipstream.router.infer.version_runtime import Launcher, RuntimeContext, VersionRuntime
+from slipstream.router.infer.version_runtime import InstanceLauncher, RuntimeContext, VersionRuntime
 from slipstream.router.instances.instance_link import InstanceLink
 from slipstream.router.instances.messages import ControlCall
 from slipstream.router.model_repository.explicit_loads import ExplicitLoad, ExplicitLoads
@@ -55,7 +55,7 @@ class RepositoryService:
         config: RepositoryConfig,
         repository: ModelRepository,
         service: TensorService,
-        launcher: Launcher,
+        launcher: InstanceLauncher,
         explicit_loads: ExplicitLoads | None = None,
     ) -> None:
         self._config = config

@@ -11,7 +11,7 @@ from typing import Protocol
 import orjson
 
 from slipstream.router.infer.instance_plan import PlannedInstance, planned_instances
-from slipstream.router.infer.model_calls import CallTarget
+from slipstream.router.infer.model_calls import CalledModels
 from slipstream.router.infer.model_instance import ModelInstance, unhealthy
 from slipstream.router.infer.requests.active_request import ActiveRequest
 from slipstream.router.infer.requests.request_check import RequestCheck
@@ -32,7 +32,7 @@ from slipstream.router.tensors.infer_request import InferRequest
 from slipstream.router.tensors.model_spec import ModelPhase, ModelSpec
 
 
-class Launcher(Protocol):
+class InstanceLauncher(Protocol):
     """What starts processes: the instance port."""
 
     def launch(self, start: StartInstance, owner: InstanceOwner, host: str = "") -> InstanceLink: ...
@@ -48,8 +48,8 @@ class Controls(Protocol):
 class RuntimeContext:
     """What all versions have in common. `stop_grace_s` is how long a model may take to finalize."""
 
-    launcher: Launcher
-    calls: CallTarget
+    launcher: InstanceLauncher
+    calls: CalledModels
     controls: Controls
     options: DispatchOptions
     stop_grace_s: float = 30.0

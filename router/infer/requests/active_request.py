@@ -73,14 +73,11 @@ class ActiveRequest(QueuedRequest):
 
     def release_inputs(self) -> None:
         """Gives the memory of the inputs back: nothing reads them any more."""
-        release = self.request.release
-        if release is not None:
-            self.request.release = None
-            release()
+        release_inputs(self.request)
 
 
 def release_inputs(request: InferRequest) -> None:
-    """Of a request that was refused."""
+    """Gives the memory of a request's inputs back. Idempotent."""
     release = request.release
     if release is not None:
         request.release = None

@@ -22,8 +22,8 @@ from slipstream.router.api.kserve.http.kserve_error import (
 )
 from slipstream.router.api.kserve.http.large_bodies import LargeBodies
 from slipstream.router.api.kserve.http.memory_calls import MemoryCalls
-from slipstream.router.api.kserve.http.model_pages import ModelPages
 from slipstream.router.api.kserve.http.repository_calls import RepositoryCalls
+from slipstream.router.api.kserve.http.server_pages import ServerPages
 from slipstream.router.api.kserve.http.setting_calls import SettingCalls
 from slipstream.router.api.kserve.kserve_server import KServeServer
 from slipstream.router.config.kserve_config import KServeHttpConfig, RestrictedApis, RestrictedName
@@ -62,7 +62,7 @@ class KServeApi:
         maker, limits = RequestMaker(config.forward_headers), InferLimits(access or Access())
         infer = InferCalls(server, pool, config, maker, limits)
         generate = GenerateCalls(server, pool, config, maker, limits)
-        pages, repository = ModelPages(server), RepositoryCalls(server)
+        pages, repository = ServerPages(server), RepositoryCalls(server)
         memory, settings = MemoryCalls(server), SettingCalls(server)
         self.body_places = LargeBodies(pool, config.max_input_bytes) if pool is not None else None
         self._loaded = server.loaded

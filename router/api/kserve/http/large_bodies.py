@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from slipstream.router.api.kserve.http.bodies.infer_answer import HEAD_LENGTH
 from slipstream.router.api.kserve.http.kserve_error import is_of_kserve
 from slipstream.router.http.http_error import HttpError
 from slipstream.router.http.reader import Request
 from slipstream.router.tensor_memory.region_pool import RegionLease, RegionPool, RegionPoolFull
 
-HEAD_LENGTH = b"inference-header-content-length"
+RAW_HEAD_LENGTH = HEAD_LENGTH.encode()  # as a request has it
 INFER = "/infer"  # the end of the paths whose bodies are bounded by the memory only
 KEPT_CODINGS = (b"", b"identity")
 
@@ -24,7 +25,7 @@ class LargeBodies:
         """Raises HttpError 503."""
         if not is_of_kserve(path):
             return None
-        head_length = next((value for name, value in headers if name == HEAD_LENGTH), b"")
+        head_length = next((value for name, value in headers if name == RAW_HEAD_LENGTH), b"")
         head_bytes = int(head_length) if head_length.isdigit() and len(head_length) < 10 else 0
         if num_bytes > self._max_input_bytes and not (path.endswith(INFER) and head_bytes):
             return None

@@ -14,8 +14,8 @@ RESPONSE_BYTES = 1024  # of one, besides its outputs
 
 
 class ResponseWaiter:
-    """A `ResponseReceiver`. What it was given and is not taken is released by `close`, which also cancels a request
-    that has not ended. A model that is much faster than the handler loses its request."""
+    """A `ResponseReceiver`. What it was given and the handler does not take is released by `close`, which also
+    cancels a request that has not ended. A model that is much faster than the handler loses its request."""
 
     __slots__ = ("_error", "_has_ended", "_is_closed", "_num_bytes", "_responses", "_submission", "_waiting")
 

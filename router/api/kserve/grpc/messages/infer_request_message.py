@@ -12,7 +12,7 @@ from slipstream.router.api.kserve.grpc.messages.infer_parameters import MemoryRe
 from slipstream.router.api.kserve.grpc.messages.requested_outputs import OutputRequest, output_request
 from slipstream.router.api.kserve.grpc.messages.wire_fields import UnknownField, length_delimited_fields
 from slipstream.router.tensor_memory.client_regions import ClientRegions
-from slipstream.router.tensor_memory.region_pool import RegionLease, RegionPool, RegionPoolFull
+from slipstream.router.tensor_memory.region_pool import ALIGNMENT_BYTES, RegionLease, RegionPool, RegionPoolFull
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferRequest, RequestedOutput
 from slipstream.router.tensors.tensor import RegionSlice, Tensor, TensorData
@@ -20,7 +20,6 @@ from slipstream.router.tensors.tensor import RegionSlice, Tensor, TensorData
 MODEL, VERSION, ID, PARAMETERS, INPUTS, OUTPUTS, RAW_CONTENTS = range(1, 8)  # the numbers of the message's fields
 
 UNPARSABLE_TEXT = "Unable to parse request"
-ALIGNMENT_BYTES = 64  # of large inputs in shared memory
 
 
 @dataclass(slots=True)
