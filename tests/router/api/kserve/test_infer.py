@@ -159,7 +159,11 @@ def test_half_floats_pass_in_binary_only() -> None:
     run(main)
 
 
+HUGE = b"1" + b"0" * 400
 MALFORMED = [
+    (b'{"a": NaN, "parameters": {"b": %b}}' % HUGE, 500, "failed to parse the request JSON buffer: "),
+    (b'{"inputs": [{"name": "A", "data": [NaN, %b]}]}' % HUGE, 500, "failed to parse the request JSON buffer: "),
+    (b'{"a": NaN, "id": "\\ud800", "inputs": []}', 500, "failed to parse the request JSON buffer: "),
     (b"{", 500, "failed to parse the request JSON buffer: "),
     (b"", 400, "Raw request must only have 1 input"),
     ({}, 500, "Unable to parse 'inputs': attempt to access non-existing object member 'inputs'"),

@@ -143,6 +143,17 @@ def as_json(value: object, *, is_plain: bool) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
+def json_integer(text: str) -> int | float:
+    """As orjson reads it: one of over 64 bits is a float. Raises ValueError beyond that."""
+    number = int(text)
+    if -MAX_INT64 - 1 <= number <= MAX_UINT64:
+        return number
+    try:
+        return float(number)
+    except OverflowError:
+        raise ValueError("a number is too large") from None
+
+
 def from_json(data: bytes | memoryview) -> Any:
     """Raises InferError with Triton's text. NaN and infinity are allowed, as Python's clients write them."""
     prefix = "failed to parse the request JSON buffer"
@@ -154,7 +165,10 @@ def from_json(data: bytes | memoryview) -> Any:
         raw = bytes(data)
         if b"NaN" in raw or b"Infinity" in raw:
             try:
-                return json.loads(raw)
+                fields = json.loads(raw, parse_int=json_integer)
+                if b"\\ud" in raw.lower():
+                    json.dumps(fields, ensure_ascii=False).encode()  # fails if a surrogate stands alone
+                return fields
             except (ValueError, RecursionError):
                 pass
         refuse(str(error), prefix)
