@@ -348,6 +348,26 @@ def test_pipelined_requests_are_answered_in_order_on_one_connection() -> None:
     run(main)
 
 
+def test_parameters_and_errors_of_models_that_are_no_unicode_are_escaped() -> None:
+    def answer(submission: FakeSubmission) -> None:
+        response = submission.response({})
+        response.parameters = {"name": "\udc80", "big": 1 << 70}
+        submission.respond_with(response)
+
+    def fail(submission: FakeSubmission) -> None:
+        submission.fail(InferError("no file \udc80é", InferErrorCode.INTERNAL))
+
+    async def main() -> None:
+        async with kserve_site() as site:
+            site.models.answers["add_sub"] = answer
+            status, _, body = await site.post(ADD_SUB, {"inputs": AB})
+            assert (status, b'"name":"\\udc80","big":1180591620717411303424' in body) == (200, True)
+            site.models.answers["add_sub"] = fail
+            assert await site.error(ADD_SUB, {"inputs": AB}) == (500, "no file \\udc80é")
+
+    run(main)
+
+
 def test_the_same_head_comes_again_with_other_tensors() -> None:
     async def main() -> None:
         async with kserve_site() as site:

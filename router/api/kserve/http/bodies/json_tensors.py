@@ -136,9 +136,12 @@ def texts_in(tensor: Tensor, view: memoryview) -> tuple[list[str], bool]:
 
 
 def as_json(value: object, *, is_plain: bool) -> bytes:
-    """`is_plain`: orjson can write it."""
+    """`is_plain`: orjson can write the tensors in it; what it cannot write of a model's parameters is escaped."""
     if is_plain:
-        return orjson.dumps(value)
+        try:
+            return orjson.dumps(value)
+        except TypeError:  # an integer of over 64 bits, or text with a lone surrogate
+            return json.dumps(value, separators=(",", ":")).encode()
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     return text.encode("utf-8", "surrogateescape")
 
