@@ -6,9 +6,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from slipstream.router.batching.scheduler import QueuedRequest
-
-NEVER_S = float("inf")
+from slipstream.router.batching.scheduler import NEVER_S, QueuedRequest
 
 
 class BatchChoice(NamedTuple):

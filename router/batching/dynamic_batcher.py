@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from slipstream.router.batching.batch_keys import BatchKeys, batch_keys_of
-from slipstream.router.batching.batch_rule import NEVER_S, BatchRule
+from slipstream.router.batching.batch_rule import BatchRule
 from slipstream.router.batching.level_queue import queue_full
 from slipstream.router.batching.request_queue import RequestQueue
-from slipstream.router.batching.scheduler import Batch, BatchItem, QueuedRequest, Rejected
+from slipstream.router.batching.scheduler import NEVER_S, Batch, BatchItem, QueuedRequest, Rejected
 from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode
 from slipstream.router.tensors.model_spec import ModelSpec, QueuePolicy
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from slipstream.router.batching.batch_rule import BatchRule
-from slipstream.router.batching.request_sequence import NEVER_S, RequestSequence, SequenceSlot
-from slipstream.router.batching.scheduler import QueuedRequest
+from slipstream.router.batching.request_sequence import RequestSequence, SequenceSlot
+from slipstream.router.batching.scheduler import NEVER_S, QueuedRequest
 
 Place = RequestSequence | None  # None: empty
 

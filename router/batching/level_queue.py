@@ -7,12 +7,11 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import chain, count, islice
 
-from slipstream.router.batching.scheduler import QueuedRequest
+from slipstream.router.batching.scheduler import NEVER_S, QueuedRequest
 from slipstream.router.batching.tenant_queue import TenantQueue
 from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode
 from slipstream.router.tensors.model_spec import QueuePolicy
 
-NO_TIMEOUT_S = float("inf")
 MIN_OBSOLETE_DEADLINES = 64
 
 
@@ -51,7 +50,7 @@ class LevelQueue:
         deadlines = self._deadlines
         while deadlines and deadlines[0][2] not in self._in_time:
             heapq.heappop(deadlines)
-        return deadlines[0][0] if deadlines else NO_TIMEOUT_S
+        return deadlines[0][0] if deadlines else NEVER_S
 
     def push(self, request: QueuedRequest, now: float) -> QueuedRequest | None:
         """Returns the request that is pushed out for it, if the queue is full. Raises InferError if there is none."""

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import chain
 
-from slipstream.router.batching.level_queue import NO_TIMEOUT_S, LevelQueue
-from slipstream.router.batching.scheduler import QueuedRequest
+from slipstream.router.batching.level_queue import LevelQueue
+from slipstream.router.batching.scheduler import NEVER_S, QueuedRequest
 from slipstream.router.tensors.model_spec import DynamicBatching, QueuePolicy
 
 
@@ -52,7 +52,7 @@ class RequestQueue:
     def next_timeout_s(self) -> float:
         if len(self._in_order) == 1:
             return self._in_order[0].next_timeout_s
-        return min((level.next_timeout_s for level in self._in_order), default=NO_TIMEOUT_S)
+        return min((level.next_timeout_s for level in self._in_order), default=NEVER_S)
 
     def __iter__(self) -> Iterator[QueuedRequest]:
         if len(self._in_order) == 1:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from slipstream.router.batching.scheduler import QueuedRequest
+from slipstream.router.batching.scheduler import NEVER_S, QueuedRequest
 from slipstream.router.tensors.tensor import Tensor
-
-NEVER_S = float("inf")
 
 
 @dataclass(slots=True, eq=False)

@@ -11,6 +11,8 @@ from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.infer_request import InferRequest
 from slipstream.router.tensors.tensor import Tensor
 
+NEVER_S = float("inf")
+
 
 @dataclass(slots=True, eq=False)
 class QueuedRequest:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import heapq
 from collections import Counter, OrderedDict
 
-from slipstream.router.batching.request_sequence import NEVER_S, RequestSequence
+from slipstream.router.batching.request_sequence import RequestSequence
+from slipstream.router.batching.scheduler import NEVER_S
 
 
 class SequenceBacklog:

@@ -20,8 +20,8 @@ from slipstream.router.batching.batch_keys import batch_keys_of
 from slipstream.router.batching.batch_rule import BatchRule
 from slipstream.router.batching.control_inputs import ControlInputs
 from slipstream.router.batching.instance_batches import DirectBatches, InstanceBatches, OldestBatches, Place
-from slipstream.router.batching.request_sequence import NEVER_S, RequestSequence, SequenceSlot
-from slipstream.router.batching.scheduler import Batch, BatchItem, QueuedRequest, Rejected
+from slipstream.router.batching.request_sequence import RequestSequence, SequenceSlot
+from slipstream.router.batching.scheduler import NEVER_S, Batch, BatchItem, QueuedRequest, Rejected
 from slipstream.router.batching.sequence_slots import SequenceSlots
 from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import SequenceFlags

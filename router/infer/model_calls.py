@@ -13,7 +13,7 @@ from slipstream.router.tensors.infer_service import Submission
 from slipstream.router.tensors.model_spec import ModelSpec
 
 
-class CallTarget(Protocol):
+class CalledModels(Protocol):
     """What calls go to."""
 
     def is_ready(self, model: str, version: str = "") -> bool: ...
@@ -30,7 +30,7 @@ class CallReply(Protocol):
 class ModelCalls:
     """Those that run. An instance that is gone has none: `cancel_all`."""
 
-    def __init__(self, target: CallTarget, reply: CallReply) -> None:
+    def __init__(self, target: CalledModels, reply: CallReply) -> None:
         self._target = target
         self._reply = reply
         self._running: dict[int, Submission] = {}

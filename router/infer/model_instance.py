@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
-from slipstream.router.infer.model_calls import CallTarget, ModelCalls
+from slipstream.router.infer.model_calls import CalledModels, ModelCalls
 from slipstream.router.infer.requests.active_request import ActiveRequest
 from slipstream.router.infer.version_life import ProcessEnd
 from slipstream.router.infer.warm_up import WarmUp
@@ -53,7 +53,7 @@ class ModelInstance:
     """InstanceOwner of one process. A process that is started again is another ModelInstance. `results` is there once
     it is initialised. `metrics` are its own families of metrics, by name."""
 
-    def __init__(self, name: str, events: InstanceEvents, calls: CallTarget) -> None:
+    def __init__(self, name: str, events: InstanceEvents, calls: CalledModels) -> None:
         self._name = name
         self._events = events
         self._call_target = calls

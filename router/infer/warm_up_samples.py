@@ -7,12 +7,12 @@ import random
 import struct
 from pathlib import Path
 
+from slipstream.router.model_repository.config.model_files import WARMUP_FOLDER
 from slipstream.router.tensors.datatypes import DATATYPES
 from slipstream.router.tensors.infer_request import InferRequest
 from slipstream.router.tensors.model_spec import ModelSpec, WarmupInput, WarmupSample
 from slipstream.router.tensors.tensor import Tensor
 
-FOLDER = "warmup"  # of the model's folder: files with data
 EMPTY_ELEMENT = struct.pack("<I", 0)
 
 
@@ -40,7 +40,7 @@ def _tensor(spec: ModelSpec, one: WarmupInput) -> Tensor:
     num_elements = math.prod(one.dims)
     element_bytes = DATATYPES[one.datatype].element_bytes
     if one.source == "file":
-        data = (spec.folder / FOLDER / Path(one.file)).read_bytes()
+        data = (spec.folder / WARMUP_FOLDER / Path(one.file)).read_bytes()
         if element_bytes is not None and len(data) < num_elements * element_bytes:
             raise ValueError(
                 f"[request id: <id_unknown>] warmup setting expects {num_elements * element_bytes} bytes, but the "

@@ -15,7 +15,7 @@ START_FIELDS = tuple(entry.name for entry in dataclasses.fields(StartInstance))
 
 @dataclass(frozen=True, slots=True)
 class HostHello:
-    """`running` are the instances whose end the router has not been told of."""
+    """`running` are the instances whose end the router does not know."""
 
     token: str = field(repr=False)
     name: str

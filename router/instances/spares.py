@@ -10,7 +10,7 @@ from slipstream.router.instances.messages import StartInstance
 
 @dataclass(slots=True, eq=False)
 class Spare:
-    """`is_stopped`: no one wants it; its host has been told."""
+    """`is_stopped`: no one wants it, and its host has the command to stop it."""
 
     start: StartInstance
     host: str

@@ -1,2 +1,3 @@
 """A Triton model repository: folders, versions and their models, what changes in them, and what is wrong with them. It
-imports `model_repository.config`, `model_files` and `tensors`. It reads files and blocks; it knows no instances."""
+imports `config`, `model_repository.config`, `model_files` and `tensors`. It reads files and blocks, and knows no
+instances."""

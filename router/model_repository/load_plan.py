@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
-ControlMode = Literal["none", "explicit", "poll"]
-ALL_MODELS = "*"
+from slipstream.router.config.repository_config import ALL_MODELS, ControlMode
 
 
 def models_at_start(mode: ControlMode, names: Sequence[str], load_models: Sequence[str]) -> list[str]:

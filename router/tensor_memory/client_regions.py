@@ -4,29 +4,38 @@ from __future__ import annotations
 
 import mmap
 import os
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from slipstream.router.tensor_memory.shared_file import PREFIX, SHM
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.tensor import RegionSlice
 
-SHM_FOLDER = Path("/dev/shm")
-OWN_PREFIX = "slipstream"  # of the files of routers and instances, which are no client's
 
-
-@dataclass(frozen=True, slots=True)
-class MappedFile:
-    """All of a file in /dev/shm. The memory stays mapped for as long as something refers to it."""
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class ClientFile:
+    """All of a file in /dev/shm. The memory stays mapped, and the file open, for as long as something refers to it."""
 
     key: str
     memory: mmap.mmap
     view: memoryview
+    descriptor: int
+
+    def __post_init__(self) -> None:
+        weakref.finalize(self, os.close, self.descriptor)
 
     @property
     def num_bytes(self) -> int:
         """How long the file is now: to touch what its owner has cut off would end this process."""
         return self.memory.size()
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Harmless where the owner has cut the file off, which a write to `view` is not. Raises OSError."""
+        while data:
+            num_written = os.pwrite(self.descriptor, data, offset)
+            data, offset = data[num_written:], offset + num_written
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +46,14 @@ class ClientRegion:
     key: str
     offset: int
     byte_size: int
-    file: MappedFile
+    file: ClientFile
 
 
 class ClientRegions:
     """What clients have registered with the system shared memory extension, until they unregister it. A region that
     is unregistered while requests use it stays mapped until they have ended."""
 
-    def __init__(self, folder: Path = SHM_FOLDER) -> None:
+    def __init__(self, folder: Path = SHM) -> None:
         self._folder = folder
         self._regions: dict[str, ClientRegion] = {}
 
@@ -87,10 +96,10 @@ class ClientRegions:
             raise InferError(f"Invalid shared memory region: '{region.key}'", InferErrorCode.INTERNAL)
         return RegionSlice(region.file, region.offset + offset, num_bytes)
 
-    def _mapped(self, key: str) -> MappedFile:
+    def _mapped(self, key: str) -> ClientFile:
         name = key.removeprefix("/")
         unusable = InferError(f"Unable to open shared memory region: '{key}'", InferErrorCode.INTERNAL)
-        if not name or "/" in name or "\0" in name or name in (".", "..") or name.startswith(OWN_PREFIX):
+        if not name or "/" in name or "\0" in name or name in (".", "..") or name.startswith(PREFIX):
             raise unusable
         try:
             fd = os.open(self._folder / name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -98,8 +107,7 @@ class ClientRegions:
             raise unusable from error
         try:
             memory = mmap.mmap(fd, 0)
-            return MappedFile(name, memory, memoryview(memory))
         except (OSError, ValueError) as error:  # ValueError: it is empty
-            raise InferError(f"Invalid shared memory region: '{key}'", InferErrorCode.INTERNAL) from error
-        finally:
             os.close(fd)
+            raise InferError(f"Invalid shared memory region: '{key}'", InferErrorCode.INTERNAL) from error
+        return ClientFile(name, memory, memoryview(memory), fd)

@@ -1,7 +1,7 @@
 """Which instance may execute next, where executions need resources (`--rate-limit=execution_count`).
 
 An instance that wants to execute stands in line. The first of the line is the one with the lowest number of executions
-times its priority; nobody takes what it waits for meanwhile, so an instance that needs much is not starved by those
+times its priority; no other takes what it waits for meanwhile, so an instance that needs much is not starved by those
 that need little. This is the rule of Triton's rate limiter but for two points: an instance that shares no resource with
 those before it does not wait for them, and one that is added later starts at the lowest rank of the others (so it does
 not run before all others until it has executed as often).

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from slipstream.router.batching.responses.response_order import ResponseOrder
+from slipstream.router.batching.scheduler_choice import preserves_ordering
 from slipstream.router.infer.requests.active_request import ActiveRequest
 from slipstream.router.tensors.infer_error import InferError
 from slipstream.router.tensors.infer_request import InferResponse
@@ -73,8 +74,4 @@ class OrderedDelivery:
 
 
 def delivery_of(spec: ModelSpec) -> Delivery:
-    dynamic, sequences = spec.dynamic_batching, spec.sequence_batching
-    keeps_order = (dynamic is not None and dynamic.preserve_ordering) or (
-        sequences is not None and sequences.preserve_ordering
-    )
-    return OrderedDelivery() if keeps_order else DirectDelivery()
+    return OrderedDelivery() if preserves_ordering(spec) else DirectDelivery()

@@ -16,16 +16,13 @@ from typing import Protocol
 from slipstream.router.batching.responses.response_cache import ResponseCache
 from slipstream.router.batching.scheduler import Batch, Rejected, Scheduler
 from slipstream.router.infer.requests.active_request import ActiveRequest
-from slipstream.router.infer.requests.cache_lookup import CacheLookup
-from slipstream.router.infer.requests.delivery import delivery_of
 from slipstream.router.infer.requests.execution_gate import ExecutionGate
+from slipstream.router.infer.requests.request_answers import RequestAnswers
 from slipstream.router.infer.requests.request_counts import RequestCounts
 from slipstream.router.infer.requests.request_record import Execution
-from slipstream.router.infer.requests.response_shapes import ResponseShapes
 from slipstream.router.infer.requests.statistics_recorder import ComputeTimes, StatisticsRecorder
 from slipstream.router.instances.messages import Executed, ExecuteRequest, InstanceResponse
 from slipstream.router.tensors.infer_error import FailureReason, InferError, InferErrorCode
-from slipstream.router.tensors.infer_request import InferResponse
 from slipstream.router.tensors.model_spec import ModelSpec
 
 RETRY_PAUSE_S = 0.05  # in which all connections to a dead host are noticed, so that a retry does not meet another one
@@ -85,9 +82,7 @@ class VersionDispatch:
         self._counts = RequestCounts(recorder, is_decoupled=spec.is_decoupled)
         self._max_retries = options.max_retries
         self._gate = options.gate
-        self._cache = CacheLookup.of(spec, options.cache)
-        self._delivery = delivery_of(spec)
-        self._shapes = ResponseShapes(spec)
+        self._answers = RequestAnswers(spec, self._counts, options.cache)
         self._work: dict[str, InstanceWork] = {}
         self._free: dict[str, InstanceWork] = {}
         self._waiting: dict[ActiveRequest, None] = {}
@@ -120,8 +115,8 @@ class VersionDispatch:
 
     def submit(self, active: ActiveRequest, now: float) -> None:
         """Queues a request; `run` gives it to an instance, or the response from the cache. Raises InferError."""
-        if self._cache is not None and self._cache.finds(active):
-            self._delivery.expect(active)
+        if self._answers.finds(active):
+            self._answers.expect(active)
             return
         try:
             self._scheduler.add(active, now)
@@ -129,7 +124,7 @@ class VersionDispatch:
             self._counts.failed(active, error, now)
             raise
         self._waiting[active] = None
-        self._delivery.expect(active)
+        self._answers.expect(active)
 
     def cancel(self, active: ActiveRequest, now: float) -> None:
         if active.has_ended:
@@ -142,7 +137,7 @@ class VersionDispatch:
         work = self._work.get(active.instance)
         if work is not None and active.n in work.open:
             self._executor.cancel_at(work.name, active.n)
-        self._fail(active, error, now)
+        self._answers.fail(active, error, now)
 
     def add_instance(self, name: str, now: float, key: str = "") -> None:
         """`key` is its name at the gate."""
@@ -156,6 +151,8 @@ class VersionDispatch:
         if work is None:
             return
         self._free.pop(name, None)
+        if self._gate is not None:
+            self._gate.leave(work.key)  # it may come back over another connection
         rejected = self._scheduler.remove_instance(name, now)
         for active in list(work.open.values()):
             self._lost(active, error, now)
@@ -164,8 +161,7 @@ class VersionDispatch:
 
     def run(self, now: float) -> None:
         """Gives what waits to the instances that are free."""
-        if self._cache is not None:
-            self._answer_from_cache(self._cache, now)
+        self._answers.send_found(now)
         for work in list(self._free.values()):
             if not self._scheduler.num_waiting:
                 break
@@ -218,10 +214,9 @@ class VersionDispatch:
             del work.open[n]
         self._counts.responded(active, response, now)
         if response is not None:
-            self._deliver(active, response, is_final=is_final, now=now)
-        elif is_final and not active.has_ended:
-            self._counts.served(active, None, now, num_responses=active.num_responses)
-            self._delivery.complete(active)
+            self._answers.respond(active, response, is_final=is_final, now=now)
+        elif is_final:
+            self._answers.complete(active, now)
         if is_final:
             active.release_inputs()
 
@@ -271,49 +266,14 @@ class VersionDispatch:
         active.record.compute_s = (times.input_ns / 1e9, times.infer_ns / 1e9, times.output_ns / 1e9)
         if response is not None:
             del work.open[n]
-            self._deliver(active, response, is_final=True, now=now, times=times)
+            self._answers.respond(active, response, is_final=True, now=now, times=times)
         elif result.error is not None:
             del work.open[n]
             text = f"Failed to process the request(s) for model '{work.name}', message: {result.error}"
-            self._fail(active, InferError(text, InferErrorCode.INTERNAL, FailureReason.BACKEND), now)
+            self._answers.fail(active, InferError(text, InferErrorCode.INTERNAL, FailureReason.BACKEND), now)
         else:
             return  # its responses come by a sender
         active.release_inputs()
-
-    def _deliver(
-        self,
-        active: ActiveRequest,
-        response: InstanceResponse,
-        *,
-        is_final: bool,
-        now: float,
-        times: ComputeTimes | None = None,
-    ) -> None:
-        error = response.error
-        if error is not None and is_final:
-            if not active.has_ended:
-                num_responses = active.num_responses + 1
-                self._counts.served(active, times, now, num_responses=num_responses, error=error)
-                self._delivery.fail(active, error)
-            return
-        outputs = self._shapes.of(response.outputs)
-        spec, request = self._spec, active.request
-        if active.record.first_response_s is None:
-            active.record.first_response_s = now
-        if is_final and not active.has_ended:
-            self._counts.served(active, times, now, num_responses=active.num_responses + 1)
-        release = response.release
-        answer = InferResponse(spec.name, spec.version, request.id, outputs, response.parameters, release, error)
-        if self._cache is not None and is_final and error is None and not active.has_ended:
-            self._counts.missed_cache(self._cache.keep(active, answer))
-        self._delivery.respond(active, answer, is_final=is_final)
-
-    def _answer_from_cache(self, cache: CacheLookup, now: float) -> None:
-        for active, response, lookup_ns in cache.take_found():
-            if not active.has_ended:
-                self._counts.served_by_cache(active, lookup_ns, now)
-                self._delivery.respond(active, response, is_final=True)
-            active.release_inputs()
 
     def _reschedule(self, work: InstanceWork, n: int, now: float) -> None:
         active = work.open.pop(n, None)
@@ -341,7 +301,7 @@ class VersionDispatch:
         if sequence is not None:
             text = f"{error.message} Sequence {sequence.correlation_id} of model '{self._spec.name}' has ended with it."
             error = InferError(text, error.code, error.reason)
-        self._fail(active, error, now)
+        self._answers.fail(active, error, now)
         active.release_inputs()
 
     def _reject(self, rejected: Sequence[Rejected], now: float) -> None:
@@ -353,17 +313,12 @@ class VersionDispatch:
     def _leave(self, active: ActiveRequest, error: InferError, now: float) -> None:
         """A request leaves the queue unserved."""
         self._waiting.pop(active, None)
-        self._fail(active, error, now)
+        self._answers.fail(active, error, now)
         active.release_inputs()
-
-    def _fail(self, active: ActiveRequest, error: InferError, now: float) -> None:
-        if not active.has_ended:
-            self._counts.failed(active, error, now)
-            self._delivery.fail(active, error)
 
 
 def release_all(responses: Sequence[InstanceResponse | None]) -> None:
-    """Gives the memory of responses back that nobody waits for."""
+    """Gives the memory of responses back that no request waits for."""
     for response in responses:
         if response is not None and response.release is not None:
             response.release()

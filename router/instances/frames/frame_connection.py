@@ -26,7 +26,7 @@ class FrameReceiver(Protocol):
         """The connection is gone; comes once."""
 
 
-class _Deaf:
+class NoReceiver:
     """The receiver of a connection that its owner has left."""
 
     def received(self, head: Json, payload: Payload) -> None: ...
@@ -92,7 +92,7 @@ class FrameConnection(asyncio.BufferedProtocol):
 
     def leave(self, reason: str) -> None:
         """As `close`; the receiver hears nothing any more."""
-        self.receiver = _Deaf()
+        self.receiver = NoReceiver()
         self.close(reason)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

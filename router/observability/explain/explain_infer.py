@@ -77,12 +77,12 @@ def infer_text(entry: Json) -> str:
         lines.append("  answered from the response cache")
     for number, execution in enumerate(entry["executions"], 1):
         batch = f"{execution['batch_requests']} requests, {execution['batch_rows']} rows"
-        lines.append(f"  {millis(execution['at_s'])}  execution {number} by {execution['instance']}: {batch}")
+        lines.append(f"  {exact_millis(execution['at_s'])}  execution {number} by {execution['instance']}: {batch}")
     if entry["compute"] is not None:
-        parts = ", ".join(f"{part[:-2]} {millis(took_s)}" for part, took_s in entry["compute"].items())
+        parts = ", ".join(f"{part[:-2]} {exact_millis(took_s)}" for part, took_s in entry["compute"].items())
         lines.append(f"  the instance took: {parts}")
     if entry["total_s"] is not None:
-        lines.append(f"  {millis(entry['total_s'])}  ended, {entry['num_responses']} responses")
+        lines.append(f"  {exact_millis(entry['total_s'])}  ended, {entry['num_responses']} responses")
     if entry["error"]:
         lines.append(f"  {entry['error'].rstrip()}")
     return "\n".join(lines) + "\n"
@@ -92,11 +92,12 @@ def infer_listing(entries: Iterable[Json]) -> str:
     """Many requests, one line each."""
     rows = [
         f"{one['request_id'] or '-':<40} {one['received_at'][11:23]} {one['outcome'] or one['phase']:<10} "
-        f"{one['model']}:{one['version']} {one['instance'] or '-'} {millis(one['total_s'])}"
+        f"{one['model']}:{one['version']} {one['instance'] or '-'} {exact_millis(one['total_s'])}"
         for one in entries
     ]
     return "\n".join(rows) + "\n" if rows else "no requests\n"
 
 
-def millis(seconds: float | None) -> str:
+def exact_millis(seconds: float | None) -> str:
+    """To a microsecond: a request may take less than a millisecond."""
     return "-" if seconds is None else f"{seconds * 1e3:.3f} ms"

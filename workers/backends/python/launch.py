@@ -39,7 +39,7 @@ class InstanceLaunch:
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchCommand:
+class PythonCommand:
     """`cwd` None is that of the host."""
 
     argv: tuple[str, ...]
@@ -49,7 +49,7 @@ class LaunchCommand:
 
 def launch_command(
     start: InstanceLaunch, environments: Path, parent_pid: int | None = None, python: str = ""
-) -> LaunchCommand:
+) -> PythonCommand:
     """The command of an instance. `python` is the interpreter for models that bring none along, by default this one. An
     environment that a model brings along is unpacked below `environments`, which may take long: call it in a thread.
     Raises ExecutionEnvironmentError.
@@ -61,14 +61,14 @@ def launch_command(
     env = {**os.environ, **start.environment, SETTINGS_VARIABLE: settings_text(start, parent_pid or os.getpid())}
     wanted = start.parameters.get(ENVIRONMENT_PARAMETER)
     if not wanted:
-        return LaunchCommand((python or sys.executable, *program), env)
+        return PythonCommand((python or sys.executable, *program), env)
     folder = unpacked_environment(Path(wanted.replace(MODEL_DIRECTORY, str(start.folder))), environments)
     for name in ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV"):
         env.pop(name, None)
     if (folder / "bin" / "activate").exists():
-        return LaunchCommand(("bash", "-c", ACTIVATE, "bash", str(folder), *program), env)
+        return PythonCommand(("bash", "-c", ACTIVATE, "bash", str(folder), *program), env)
     env["PATH"] = f"{folder / 'bin'}{os.pathsep}{env.get('PATH', os.defpath)}"
-    return LaunchCommand((str(folder / "bin" / "python"), *program), env)
+    return PythonCommand((str(folder / "bin" / "python"), *program), env)
 
 
 def settings_text(start: InstanceLaunch, parent_pid: int) -> str:

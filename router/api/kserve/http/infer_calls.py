@@ -13,7 +13,7 @@ from slipstream.router.api.kserve.http.bodies.infer_body import InferBodyReader
 from slipstream.router.api.kserve.http.bodies.output_form import OutputForm
 from slipstream.router.api.kserve.http.call_target import CallTarget
 from slipstream.router.api.kserve.http.infer_limits import InferLimits
-from slipstream.router.api.kserve.http.large_bodies import HEAD_LENGTH, body_of
+from slipstream.router.api.kserve.http.large_bodies import RAW_HEAD_LENGTH, body_of
 from slipstream.router.api.kserve.http.response_waiter import ResponseWaiter, release
 from slipstream.router.api.kserve.kserve_server import KServeServer
 from slipstream.router.api.kserve.request_parameters import RESERVED_PREFIX
@@ -160,7 +160,7 @@ class InferCalls:
         lease: RegionLease | None,
         spec: ModelSpec,
     ) -> OutputForm:
-        head_bytes = head_length(request.headers.get(HEAD_LENGTH), len(body))
+        head_bytes = head_length(request.headers.get(RAW_HEAD_LENGTH), len(body))
         if head_bytes == 0:
             return self._reader.read_raw(infer, body, places, lease, spec)
         return self._reader.read(infer, body, head_bytes, places, lease)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -21,8 +22,8 @@ from slipstream.router.api.kserve.http.kserve_error import (
 )
 from slipstream.router.api.kserve.http.large_bodies import LargeBodies
 from slipstream.router.api.kserve.http.memory_calls import MemoryCalls
-from slipstream.router.api.kserve.http.model_pages import ModelPages
 from slipstream.router.api.kserve.http.repository_calls import RepositoryCalls
+from slipstream.router.api.kserve.http.server_pages import ServerPages
 from slipstream.router.api.kserve.http.setting_calls import SettingCalls
 from slipstream.router.api.kserve.kserve_server import KServeServer
 from slipstream.router.config.kserve_config import KServeHttpConfig, RestrictedApis, RestrictedName
@@ -61,7 +62,7 @@ class KServeApi:
         maker, limits = RequestMaker(config.forward_headers), InferLimits(access or Access())
         infer = InferCalls(server, pool, config, maker, limits)
         generate = GenerateCalls(server, pool, config, maker, limits)
-        pages, repository = ModelPages(server), RepositoryCalls(server)
+        pages, repository = ServerPages(server), RepositoryCalls(server)
         memory, settings = MemoryCalls(server), SettingCalls(server)
         self.body_places = LargeBodies(pool, config.max_input_bytes) if pool is not None else None
         self._loaded = server.loaded
@@ -118,7 +119,8 @@ class KServeApi:
     def _check(self, call: Call, request: Request, exchange: ApiExchange) -> None:
         """Raises HttpError."""
         for restricted in self._restricted.get(call.group, ()):
-            if request.headers.get(restricted.header.lower().encode()) != restricted.value.encode():
+            value = request.headers.get(restricted.header.lower().encode(), b"")
+            if not hmac.compare_digest(value, restricted.value.encode()):
                 raise HttpError(
                     403, f"This API is restricted, expecting header '{restricted.header}'", code="restricted"
                 )

@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 
 class BackgroundLoop:
-    """`log_failure` gets the text of a coroutine's exception that nobody waits for."""
+    """`log_failure` gets the text of a coroutine's exception that no one awaits."""
 
     def __init__(self, log_failure: Callable[[str], None]) -> None:
         self._log_failure = log_failure

@@ -43,10 +43,10 @@ class LoopCalls:
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
-            """The loop is closed, and with it whoever waited."""
+            """The loop is closed, and no task of it waits."""
 
     def _read(self) -> None:
-        """Takes in what has come; then reads on when there is more, unless a thread reads or nobody waits."""
+        """Takes in what has come; then reads on when there is more, unless a thread reads or no task waits."""
         if not self._waiting:
             return
         self._link.poll()

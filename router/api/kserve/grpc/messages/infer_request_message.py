@@ -12,7 +12,7 @@ from slipstream.router.api.kserve.grpc.messages.infer_parameters import MemoryRe
 from slipstream.router.api.kserve.grpc.messages.requested_outputs import OutputRequest, output_request
 from slipstream.router.api.kserve.grpc.messages.wire_fields import UnknownField, length_delimited_fields
 from slipstream.router.tensor_memory.client_regions import ClientRegions
-from slipstream.router.tensor_memory.region_pool import RegionLease, RegionPool, RegionPoolFull
+from slipstream.router.tensor_memory.region_pool import ALIGNMENT_BYTES, RegionLease, RegionPool, RegionPoolFull
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_request import InferRequest, RequestedOutput
 from slipstream.router.tensors.tensor import RegionSlice, Tensor, TensorData
@@ -20,7 +20,6 @@ from slipstream.router.tensors.tensor import RegionSlice, Tensor, TensorData
 MODEL, VERSION, ID, PARAMETERS, INPUTS, OUTPUTS, RAW_CONTENTS = range(1, 8)  # the numbers of the message's fields
 
 UNPARSABLE_TEXT = "Unable to parse request"
-ALIGNMENT_BYTES = 64  # of large inputs in shared memory
 
 
 @dataclass(slots=True)
@@ -97,8 +96,6 @@ class InferRequestReader:
                 request.requested = tuple(self._requested(output_request(bytes(part))) for part in message.outputs)
         except DecodeError:
             raise InferError(UNPARSABLE_TEXT, InferErrorCode.INTERNAL) from None
-        if len({each.name for each in inputs}) < len(inputs):
-            raise InferError(_given_twice(inputs, message.id))
         data = self._data_of(inputs, message)
         self._keep_large(data, request)
         request.inputs = [
@@ -154,12 +151,6 @@ class InferRequestReader:
             return self._pool.allocate(num_bytes)
         except RegionPoolFull as error:
             raise InferError(str(error), InferErrorCode.UNAVAILABLE) from None
-
-
-def _given_twice(inputs: list[InferInput], request_id: str) -> str:
-    names = [each.name for each in inputs]
-    twice = next(name for index, name in enumerate(names) if name in names[:index])
-    return f"[request id: {request_id or '<id_unknown>'}] input '{twice}' already exists in request"
 
 
 def _aligned(num_bytes: int) -> int:

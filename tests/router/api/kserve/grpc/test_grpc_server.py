@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import hashlib
 import logging
 import random
 import uuid
@@ -20,12 +19,20 @@ from tritonclient.grpc import service_pb2 as pb
 from slipstream.router.access.access import Access
 from slipstream.router.api.kserve.grpc.grpc_server import GrpcServer
 from slipstream.router.api.kserve.kserve_server import KServeServer
-from slipstream.router.config.access_config import AccessConfig
 from slipstream.router.config.kserve_config import GrpcTlsConfig, KServeGrpcConfig, RestrictedApis
 from slipstream.router.tensor_memory.region_pool import RegionPool
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
+from slipstream.router.tensors.tensor import Tensor
 from tests.support.router.fake_tensor_service import fake_models
-from tests.support.router.grpc_lab import SERVICE, VECTOR, grpc_lab, infer_request, refused, repeat_request
+from tests.support.router.grpc_lab import (
+    SERVICE,
+    VECTOR,
+    access_with_keys,
+    grpc_lab,
+    infer_request,
+    refused,
+    repeat_request,
+)
 from tests.support.router.hub_server import own_certificate
 from tests.support.router.in_loop import in_loop
 from tests.support.router.until import until
@@ -107,6 +114,18 @@ async def test_errors_have_the_status_of_their_code() -> None:
 
 
 @in_loop
+@pytest.mark.parametrize("letter", ["x", "\n", "é", "\U0001f600", "\udc80"])
+async def test_of_a_long_error_as_much_arrives_as_a_status_can_carry(letter: str) -> None:
+    async with grpc_lab() as lab:
+        error = InferError("begin %41 " + letter * 50_000, InferErrorCode.INTERNAL)
+        lab.service.answers["add_sub"] = lambda each: each.fail(error)
+        async with refused(
+            grpc.StatusCode.INTERNAL, "begin %41 " + letter.encode("utf-8", "backslashreplace").decode()
+        ):
+            await lab.infer(infer_request())
+
+
+@in_loop
 async def test_a_cancelled_rpc_cancels_its_request() -> None:
     async with grpc_lab() as lab:
         call = asyncio.create_task(lab.infer(infer_request("kept")))
@@ -146,6 +165,21 @@ async def test_classes_are_given_instead_of_an_output() -> None:
         response = await lab.infer(request)
     assert (response.outputs[0].datatype, list(response.outputs[0].shape)) == ("BYTES", [1, 2])
     assert response.raw_output_contents[0] == b"\n\x00\x00\x006.000000:3\n\x00\x00\x004.000000:2"
+
+
+@in_loop
+async def test_classes_of_an_output_that_does_not_fit_its_shape_are_an_error_of_its_request() -> None:
+    request = infer_request("kept")
+    request.outputs.add(name="SUM").parameters["classification"].int64_param = 2
+    async with grpc_lab() as lab:
+        call = asyncio.create_task(lab.infer(request))
+        await until(lambda: bool(lab.service.running))
+        [submission] = lab.service.running
+        response = submission.response({})
+        response.outputs = [Tensor("SUM", "FP32", (1, 4), b"abc")]
+        submission.respond_with(response)
+        async with refused(grpc.StatusCode.INTERNAL, "output 'SUM': its shape does not match its size"):
+            await call
 
 
 @in_loop
@@ -294,17 +328,6 @@ async def test_a_restricted_protocol_needs_its_header() -> None:
         await lab.infer(infer_request())
 
 
-def access_with_keys(folder: Path) -> Access:
-    def entry(name: str, more: str) -> str:
-        return f"  - {{name: {name}, sha256: {hashlib.sha256(name.encode()).hexdigest()}, {more}}}\n"
-
-    keys = folder / "keys.yaml"
-    text = entry("user", "models: [add_sub], requests_per_minute: 2, tenant: lab") + entry("boss", "admin: true")
-    keys.write_text(f"keys:\n{text}")
-    keys.chmod(0o600)
-    return Access(AccessConfig(keys_file=str(keys)))
-
-
 @in_loop
 async def test_with_keys_a_caller_needs_one_that_allows_what_it_asks_for(tmp_path: Path) -> None:
     access = access_with_keys(tmp_path)
@@ -335,7 +358,7 @@ async def test_with_keys_a_caller_needs_one_that_allows_what_it_asks_for(tmp_pat
 async def test_ids_traces_and_chosen_headers_come_with_the_metadata() -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     metadata = [("x-request-id", "mine"), ("traceparent", trace), ("my-header", "v"), ("other", "w")]
-    async with grpc_lab(KServeGrpcConfig(port=0, forward_headers="my-.*")) as lab:
+    async with grpc_lab(KServeGrpcConfig(port=0, forward_headers="^my-")) as lab:
         await lab.infer(infer_request(), metadata=metadata)
         request = lab.service.submitted[0].request
     assert (request.request_id, request.trace_id) == ("mine", "0af7651916cd43dd8448eb211c80319c")
@@ -462,6 +485,8 @@ async def test_calls_leave_nothing_for_the_garbage_collector() -> None:
                 await failing
             async with refused(grpc.StatusCode.NOT_FOUND):
                 await lab.infer(infer_request("nope"))
+            async with refused(grpc.StatusCode.DEADLINE_EXCEEDED):
+                await lab.infer(infer_request("kept"), timeout=0.1)
             assert await lab.all_responses(repeat_request(1, 2), infer_request(), infer_request("nope"))
             lab.service.submitted.clear()
             await until(lambda: not left())

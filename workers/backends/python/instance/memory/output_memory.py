@@ -29,7 +29,7 @@ class Region:
     def __init__(self, key: str, num_bytes: int) -> None:
         self.key = key
         self._file = os.open(SHM + key, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._file, fcntl.LOCK_EX)  # files that nobody has locked are removed by instance hosts
+        fcntl.flock(self._file, fcntl.LOCK_EX)  # files without a lock are removed by instance hosts
         os.ftruncate(self._file, num_bytes)
         self._map = mmap.mmap(self._file, num_bytes)
         self.view = memoryview(self._map)

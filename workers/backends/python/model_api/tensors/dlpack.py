@@ -74,7 +74,7 @@ def end_loan(managed: Any) -> None:
 
 
 def end_capsule(capsule: int) -> None:
-    """A capsule that nobody consumed takes its loan with it."""
+    """A capsule without a consumer takes its loan with it."""
     if dying_is_valid(capsule, NAME):
         LENT.pop(dying_pointer(capsule, NAME), None)
 

@@ -25,7 +25,7 @@ from slipstream.router.tensors.infer_service import (
 NO_TYPE = "text/plain"  # of an empty body
 
 
-class ModelPages:
+class ServerPages:
     def __init__(self, server: KServeServer) -> None:
         self._service = server.service
         self._repository = server.repository
