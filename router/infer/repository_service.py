@@ -33,6 +33,7 @@ from slipstream.router.model_repository.repository_error import (
     load_failure,
 )
 from slipstream.router.model_repository.repository_watch import ModelStamp, changes_between
+from slipstream.router.process.gc_tuning import RareCollection
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_service import IndexEntry
 from slipstream.router.tensors.model_spec import ModelPhase
@@ -75,6 +76,7 @@ class RepositoryService:
         self._num_loading = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: set[VersionRuntime] = set()
+        self._garbage = RareCollection()  # of versions that have ended
 
     @property
     def num_running(self) -> int:
@@ -332,6 +334,7 @@ class RepositoryService:
         self._forget_responses(draft.name, (runtime.version,))
         self._service.models[draft.name].ended(runtime.version, runtime)
         self._running.discard(runtime)
+        self._garbage.soon()
         if draft.is_temporary and all(other.draft is not draft for other in self._running):
             self._files.submit(draft.remove)
 

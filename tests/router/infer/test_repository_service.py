@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 from itertools import pairwise
@@ -11,9 +12,11 @@ from pathlib import Path
 import orjson
 import pytest
 
+from slipstream.router.infer.version_runtime import VersionRuntime
 from slipstream.router.model_repository.model_draft import ModelDraft
 from slipstream.router.model_repository.model_repository import ModelRepository
 from slipstream.router.model_repository.repository_watch import ModelStamp
+from slipstream.router.process import gc_tuning
 from slipstream.router.status.repository_status import repository_status
 from slipstream.router.tensors.infer_error import InferError, InferErrorCode
 from slipstream.router.tensors.infer_service import IndexEntry
@@ -124,6 +127,23 @@ async def test_models_load_serve_and_unload(tmp_path: Path) -> None:
             IndexEntry("count", "1", ModelPhase.READY),
             IndexEntry("double", "1", ModelPhase.UNAVAILABLE, "unloaded"),
         ]
+
+
+@in_loop
+async def test_a_version_that_has_ended_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def left() -> int:
+        return sum(isinstance(each, VersionRuntime) for each in gc.get_objects())
+
+    monkeypatch.setattr(gc_tuning, "COLLECTION_PAUSE_S", 0.01)
+    gc.collect()
+    gc.disable()
+    try:
+        async with repository_lab(tmp_path, {"double": (PLAIN, DOUBLE)}) as lab:
+            before = left()
+            await lab.repository.unload("double")
+            await until(lambda: left() == before - 1)
+    finally:
+        gc.enable()
 
 
 @in_loop
